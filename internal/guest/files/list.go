@@ -1,0 +1,126 @@
+//go:build linux
+
+package files
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ListOptions say what List lists.
+type ListOptions struct {
+	Recursive bool
+	Depth     int    // with Recursive: levels to list; 0: all
+	Max       int    // entries of this page; 0: 10,000
+	After     string // the Next of the page before
+}
+
+// ListResult says how a listing ended.
+type ListResult struct {
+	Next       string // not empty if there is more: the After of the next page
+	Unreadable int    // entries that could not be looked at and directories that could not be entered
+}
+
+// List calls fn for the entries of a directory, sorted by name (as bytes), each directory before its content. A link as
+// path is followed, links below it are not.
+//
+// Memory is bounded, whatever the directory: of a very large one the smallest 8192 names are held, and it is read again
+// for the next ones. Pages are cut by name, so entries made or removed between two pages neither repeat nor hide others.
+func (f *FS) List(ctx context.Context, root, path string, opts ListOptions, fn func(Info) error) (ListResult, error) {
+	res, err := f.list(ctx, root, path, opts, fn)
+	return res, fail("list", path, err)
+}
+
+func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn func(Info) error) (ListResult, error) {
+	var res ListResult
+	if opts.Depth < 0 || opts.Max < 0 {
+		return res, unix.EINVAL
+	}
+	var after []string // compared only, never opened as a path: it may be longer than one
+	if opts.After != "" {
+		after = strings.Split(opts.After, "/")
+	}
+	if opts.Max == 0 {
+		opts.Max = defaultListEntries
+	}
+	if path == "" {
+		path = "/"
+	}
+	var w *walk
+	var base string
+	err := f.asUser(func() error {
+		p, err := locate(root, path, true)
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		dir, err := openDirAt(p.dir, p.base)
+		if err != nil {
+			return err
+		}
+		if base = p.path(); base == "/" {
+			base = ""
+		}
+		w, err = newWalk(ctx, dir, nil, after)
+		return err
+	})
+	if err != nil {
+		return res, err
+	}
+	defer w.close()
+	w.onError = func(_ string, err error) {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) { // gone or replaced meanwhile
+			res.Unreadable++
+		}
+	}
+	w.deepest = 1
+	if opts.Recursive {
+		w.deepest = opts.Depth
+	}
+
+	const batch = 256 // entries per switch of the user
+	given, last := 0, ""
+	infos := make([]Info, 0, batch)
+	for {
+		infos = infos[:0]
+		end := false
+		err := f.asUser(func() error {
+			for len(infos) < batch && given+len(infos) <= opts.Max { // one more than Max: is there a next page?
+				e, err := w.next()
+				if err != nil {
+					return err
+				}
+				if e == nil {
+					end = true
+					return nil
+				}
+				info := newInfo(base+"/"+e.path, e.st)
+				if isLink(e.st) {
+					info.LinkTarget, _ = readlinkAt(w.top().dir, e.name)
+				}
+				infos = append(infos, info)
+			}
+			return nil
+		})
+		if err != nil {
+			return res, err
+		}
+		for _, info := range infos {
+			if given == opts.Max {
+				res.Next = last
+				return res, nil
+			}
+			if err := fn(info); err != nil {
+				return res, err
+			}
+			given++
+			last = info.Path[len(base)+1:]
+		}
+		if end {
+			return res, nil
+		}
+	}
+}

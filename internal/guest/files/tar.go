@@ -1,0 +1,551 @@
+//go:build linux
+
+package files
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	linksHeld = 65_536   // files of several names that TarOut remembers; further ones are stored once per name
+	smallFile = 64 << 10 // files up to here are read before they are made, which saves a switch of the user
+)
+
+// TarOptions bound a tar stream in either direction.
+type TarOptions struct {
+	MaxBytes   int64 // of file data, holes included; 0: Options.MaxBytes
+	MaxEntries int64 // also skipped ones; 0: Options.MaxEntries
+
+	// For TarIn only.
+	MkdirParents bool // make the directory to unpack into
+	Exclusive    bool // never replace anything but directories by directories: Kind Exists
+}
+
+// Note names an entry and says why it was not taken.
+type Note struct{ Path, Reason string }
+
+// Stats say what a tar stream did. Of Skipped and Changed at most 1000 are named.
+type Stats struct {
+	Entries      int64 // taken
+	Bytes        int64 // of file data
+	Skipped      []Note
+	SkippedCount int64
+	Changed      []string // TarOut: files that shrank or grew while they were read
+	ChangedCount int64
+	Stripped     int64 // TarIn: entries that lost setuid, setgid or sticky bits
+}
+
+func (s *Stats) skip(path, reason string) {
+	if s.SkippedCount++; len(s.Skipped) < maxReports {
+		s.Skipped = append(s.Skipped, Note{path, reason})
+	}
+}
+
+func (s *Stats) change(path string) {
+	if s.ChangedCount++; len(s.Changed) < maxReports {
+		s.Changed = append(s.Changed, path)
+	}
+}
+
+func (f *FS) tarLimits(opts TarOptions) TarOptions {
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = f.opts.MaxBytes
+	}
+	if opts.MaxEntries <= 0 {
+		opts.MaxEntries = f.opts.MaxEntries
+	}
+	return opts
+}
+
+// TarOut writes an archive of paths and all below them to w. Entries are named by their path below the root; none is
+// given for the root itself. Links are stored as links, hard links as such.
+//
+// FIFOs, sockets, devices, unreadable files and files that vanish are passed over and noted in Stats. A file that grows
+// meanwhile is stored with the size it had at its opening, one that shrinks is filled up with zeros; both are noted. A
+// path of paths that does not exist is Kind NotFound.
+func (f *FS) TarOut(ctx context.Context, root string, paths []string, w io.Writer, opts TarOptions) (Stats, error) {
+	a := f.newArchiver(ctx, w, opts)
+	for _, p := range paths {
+		if err := a.addPath(root, p); err != nil {
+			return a.stats, fail("tar", p, err)
+		}
+	}
+	return a.stats, fail("tar", root, a.tw.Close())
+}
+
+type archiver struct {
+	f     *FS
+	ctx   context.Context
+	tw    *tar.Writer
+	opts  TarOptions
+	stats Stats
+	seen  int64
+	links map[inode]string
+}
+
+func (f *FS) newArchiver(ctx context.Context, w io.Writer, opts TarOptions) *archiver {
+	return &archiver{f: f, ctx: ctx, tw: tar.NewWriter(w), opts: f.tarLimits(opts), links: map[inode]string{}}
+}
+
+func (a *archiver) addPath(root, p string) error {
+	if p == "" {
+		p = "/"
+	}
+	var at *place
+	err := a.f.asUser(func() (err error) {
+		if at, err = locate(root, p, false); err != nil {
+			return err
+		}
+		if _, err = lstatAt(at.dir, at.base); err != nil {
+			at.close()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	prefix := ""
+	if n := len(at.names); n > 1 {
+		prefix = join(at.names[:n-1]) + "/"
+	}
+	return a.add(at, func(base string) string { return prefix + base })
+}
+
+// add archives one place and all below it; name gives its name in the archive from the last one of its path.
+func (a *archiver) add(at *place, name func(string) string) error {
+	var w *walk
+	err := a.f.asUser(func() error {
+		dir, err := openAt(at.dir, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
+		only := []string{at.base}
+		if err == nil && at.isRoot() {
+			_ = dir.Close()
+			only = nil
+			dir, err = openDirAt(at.dir, ".")
+		}
+		if err != nil {
+			return err
+		}
+		w, err = newWalk(a.ctx, dir, only, nil)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	rename := func(p string) string {
+		if at.isRoot() {
+			return p
+		}
+		return name(at.base) + p[len(at.base):]
+	}
+	w.onError = func(p string, err error) { a.stats.skip(rename(p), cause(err).Error()) }
+	for {
+		var e *entry
+		var file *os.File
+		var target string
+		err := a.f.asUser(func() (err error) {
+			if e, err = w.next(); err != nil || e == nil {
+				return err
+			}
+			var ferr error
+			switch {
+			case isRegular(e.st):
+				var st *stat
+				if file, st, ferr = openRegularAt(w.top().dir, e.name, unix.O_RDONLY); ferr == nil {
+					e.st = st
+				}
+			case isLink(e.st):
+				target, ferr = readlinkAt(w.top().dir, e.name)
+			}
+			if ferr != nil {
+				w.onError(e.path, ferr)
+				e.st = nil
+			}
+			return nil
+		})
+		if err != nil || e == nil {
+			return err
+		}
+		if a.seen++; a.seen > a.opts.MaxEntries {
+			err = errMaxEntries
+		} else if e.st != nil {
+			err = a.put(rename(e.path), e.st, file, target)
+		}
+		if file != nil {
+			_ = file.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// put writes one entry. file is open for regular ones.
+func (a *archiver) put(name string, st *stat, file *os.File, target string) error {
+	info := newInfo(name, st)
+	h := &tar.Header{
+		Name: name, Mode: int64(st.Mode & 0o7777), Uid: info.UID, Gid: info.GID, ModTime: info.ModTime, Format: tar.FormatPAX,
+	}
+	switch info.Kind {
+	case "dir":
+		h.Typeflag = tar.TypeDir
+		h.Name += "/"
+	case "symlink":
+		h.Typeflag = tar.TypeSymlink
+		h.Linkname = target
+	case "file":
+		h.Typeflag = tar.TypeReg
+		h.Size = st.Size
+		if st.Nlink > 1 {
+			if first, ok := a.links[inodeOf(st)]; ok {
+				h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
+			} else if len(a.links) < linksHeld {
+				a.links[inodeOf(st)] = name
+			}
+		}
+	default:
+		a.stats.skip(name, info.Kind)
+		return nil
+	}
+	if h.Size > a.opts.MaxBytes-a.stats.Bytes {
+		return errMaxBytes
+	}
+	if err := a.tw.WriteHeader(h); err != nil {
+		return err
+	}
+	a.stats.Entries++
+	if h.Typeflag != tar.TypeReg {
+		return nil
+	}
+	n, err := copyN(a.ctx, a.tw, file, h.Size)
+	a.stats.Bytes += h.Size
+	if err != nil {
+		return err
+	}
+	changed := n < h.Size
+	if changed {
+		if _, err := copyN(a.ctx, a.tw, zeros{}, h.Size-n); err != nil {
+			return err
+		}
+	} else if now, err := fstat(file); err != nil || now.Size != st.Size {
+		changed = true
+	}
+	if changed {
+		a.stats.change(name)
+	}
+	return nil
+}
+
+// zeros is an endless reader of zero bytes.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// TarIn unpacks an archive below path, a directory. Nothing of it can leave that directory: names with ".." are Kind
+// Escapes, a leading slash means the directory, and links that lead out of it (absolute ones do) are made but never
+// followed on the way, whoever made them; [os.Root] sees to that.
+//
+// Files replace what is there rather than write into it, so neither links nor hard links are written through. setuid,
+// setgid and sticky bits and owners are dropped. FIFOs, devices and unknown entries are passed over and noted in Stats.
+// It stops at the first bad entry or exceeded limit; what is unpacked by then stays, except for a file begun.
+func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts TarOptions) (Stats, error) {
+	if path == "" {
+		path = "/"
+	}
+	var dir *os.File
+	err := f.asUser(func() error {
+		if opts.MkdirParents {
+			if err := mkdir(root, path, MkdirOptions{Parents: true}); err != nil {
+				return err
+			}
+		}
+		p, err := locate(root, path, true)
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		dir, err = openAt(p.dir, p.base, unix.O_PATH|unix.O_DIRECTORY, 0)
+		return err
+	})
+	if err != nil {
+		return Stats{}, fail("untar", path, err)
+	}
+	defer func() { _ = dir.Close() }()
+	dest, err := rootOf(dir)
+	if err != nil {
+		return Stats{}, fail("untar", path, err)
+	}
+	defer func() { _ = dest.Close() }()
+	e := f.newExtractor(ctx, dest, r, opts)
+	err = e.run()
+	return e.stats, fail("untar", path, err)
+}
+
+// rootOf makes an os.Root of an open directory. The handle is the guest's, what is done through it is done as the user.
+func rootOf(dir *os.File) (*os.Root, error) {
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/.")
+}
+
+type dirMeta struct {
+	name string
+	mode fs.FileMode
+	time time.Time
+}
+
+type extractor struct {
+	f     *FS
+	ctx   context.Context
+	dest  *os.Root
+	tr    *tar.Reader
+	opts  TarOptions
+	stats Stats
+	dirs  []dirMeta // modes and times to set at the end, when nothing is put into them any more
+	buf   []byte
+}
+
+func (f *FS) newExtractor(ctx context.Context, dest *os.Root, r io.Reader, opts TarOptions) *extractor {
+	return &extractor{f: f, ctx: ctx, dest: dest, tr: tar.NewReader(r), opts: f.tarLimits(opts)}
+}
+
+func (e *extractor) run() error {
+	var seen int64
+	for {
+		if err := e.ctx.Err(); err != nil {
+			return err
+		}
+		h, err := e.tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
+			return err
+		}
+		if seen++; seen > e.opts.MaxEntries {
+			return errMaxEntries
+		}
+		if err := e.entry(h); err != nil {
+			return fail("untar", h.Name, err)
+		}
+	}
+	return e.f.asUser(func() error {
+		for i := len(e.dirs) - 1; i >= 0; i-- {
+			d := e.dirs[i]
+			if fi, err := e.dest.Lstat(d.name); err != nil || !fi.IsDir() {
+				continue // replaced by a later entry, or by the user
+			}
+			if err := e.dest.Chmod(d.name, d.mode); err != nil {
+				return fail("untar", d.name, err)
+			}
+			_ = e.dest.Chtimes(d.name, d.time, d.time) // a time the file system can't hold is no reason to fail
+		}
+		return nil
+	})
+}
+
+// entryName judges a name of the archive.
+func entryName(name string) (string, error) {
+	if name == "" {
+		return "", errEmpty
+	}
+	names, err := split(name)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range names {
+		if n == ".." {
+			return "", errEscapes
+		}
+	}
+	return join(names), nil
+}
+
+func (e *extractor) entry(h *tar.Header) error {
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	name, err := entryName(h.Name)
+	if err != nil {
+		return err
+	}
+	mode := fs.FileMode(h.Mode & 0o777)
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeDir:
+		if h.Mode&0o7000 != 0 {
+			e.stats.Stripped++
+		}
+	}
+	if name == "." && h.Typeflag != tar.TypeDir {
+		return errRootItself
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		if name == "." {
+			return nil // the directory we unpack into is not the archive's to change
+		}
+		if err := e.f.asUser(func() error { return e.mkdir(name, mode) }); err != nil {
+			return err
+		}
+		e.dirs = append(e.dirs, dirMeta{name, mode, h.ModTime})
+	case tar.TypeReg, tar.TypeGNUSparse:
+		if h.Size > e.opts.MaxBytes-e.stats.Bytes {
+			return errMaxBytes
+		}
+		if err := e.file(name, mode, h); err != nil {
+			return err
+		}
+		e.stats.Bytes += h.Size
+	case tar.TypeSymlink:
+		if h.Linkname == "" || strings.IndexByte(h.Linkname, 0) >= 0 {
+			return unix.EINVAL
+		}
+		if len(h.Linkname) > maxPath {
+			return unix.ENAMETOOLONG
+		}
+		err := e.f.asUser(func() error {
+			return e.place(name, func() error { return e.dest.Symlink(h.Linkname, name) })
+		})
+		if err != nil {
+			return err
+		}
+	case tar.TypeLink:
+		old, err := entryName(h.Linkname)
+		if err != nil {
+			return err
+		}
+		err = e.f.asUser(func() error {
+			if old == name { // place would remove it first
+				_, err := e.dest.Lstat(name)
+				return err
+			}
+			fi, err := e.dest.Lstat(old)
+			if err != nil {
+				return err
+			}
+			if fi.IsDir() {
+				return unix.EISDIR
+			}
+			return e.place(name, func() error { return e.dest.Link(old, name) })
+		})
+		if err != nil {
+			return err
+		}
+	default:
+		e.stats.skip(h.Name, typeName(h.Typeflag))
+		return nil
+	}
+	e.stats.Entries++
+	return nil
+}
+
+func typeName(flag byte) string {
+	switch flag {
+	case tar.TypeFifo:
+		return "fifo"
+	case tar.TypeChar, tar.TypeBlock:
+		return "device"
+	}
+	return "entry of type " + strconv.QuoteRune(rune(flag))
+}
+
+// place makes a name with create, after making its parents and removing what is there as far as needed.
+func (e *extractor) place(name string, create func() error) error {
+	var err error
+	for range 4 { // missing parents, a name in the way, and somebody who interferes
+		err = create()
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			if merr := e.dest.MkdirAll(path.Dir(name), 0o755); merr != nil {
+				return merr
+			}
+		case errors.Is(err, unix.EEXIST):
+			if e.opts.Exclusive {
+				return err
+			}
+			if rerr := e.dest.Remove(name); rerr != nil && !errors.Is(rerr, unix.ENOENT) {
+				return rerr
+			}
+		default:
+			return err
+		}
+	}
+	return err
+}
+
+// mkdir makes a directory that we can fill; its own mode comes at the end.
+func (e *extractor) mkdir(name string, mode fs.FileMode) error {
+	return e.place(name, func() error {
+		err := e.dest.Mkdir(name, mode|0o700)
+		if errors.Is(err, unix.EEXIST) {
+			if fi, serr := e.dest.Stat(name); serr == nil && fi.IsDir() {
+				return nil
+			}
+		}
+		return err
+	})
+}
+
+func (e *extractor) file(name string, mode fs.FileMode, h *tar.Header) error {
+	var file *os.File
+	create := func() error {
+		return e.place(name, func() (err error) {
+			file, err = e.dest.OpenFile(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
+			return err
+		})
+	}
+	finish := func(err error) error {
+		if err == nil {
+			err = unix.Fchmod(int(file.Fd()), uint32(mode))
+		}
+		if cerr := file.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			_ = e.dest.Remove(name)
+			return err
+		}
+		_ = e.dest.Chtimes(name, h.ModTime, h.ModTime)
+		return nil
+	}
+	if h.Size <= smallFile {
+		if e.buf == nil {
+			e.buf = make([]byte, smallFile)
+		}
+		data := e.buf[:h.Size]
+		if _, err := io.ReadFull(e.tr, data); err != nil {
+			if err == io.EOF { // of a file that has none of its bytes
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		return e.f.asUser(func() error {
+			if err := create(); err != nil {
+				return err
+			}
+			_, err := file.Write(data)
+			return finish(err)
+		})
+	}
+	if err := e.f.asUser(create); err != nil {
+		return err
+	}
+	n, err := copyN(e.ctx, file, e.tr, h.Size)
+	if err == nil && n < h.Size {
+		err = io.ErrUnexpectedEOF
+	}
+	return e.f.asUser(func() error { return finish(err) })
+}

@@ -1,0 +1,278 @@
+//go:build linux
+
+package files
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// WriteOptions say how Write writes. In the zero value Size is 0, an empty file: set it to -1 where it is not known.
+type WriteOptions struct {
+	Mode         fs.FileMode // permission bits; 0: those of the file that is replaced, or else 0644. Other bits are dropped
+	MkdirParents bool
+	Exclusive    bool  // never overwrite: Kind Exists, also for a link
+	Append       bool  // add to the end, in place; see Write
+	Size         int64 // announced bytes; any other number is Kind Invalid. Negative: not known
+	Sync         bool  // flush to the disk before the file appears
+}
+
+// Write puts all of r into a file, atomically: the data goes to a new file of unguessable name in the same directory,
+// which takes the place of the old one at the end. On any error, a cancelled ctx or input of another length than
+// announced, the old file is untouched and the new one removed. ctx is looked at between reads of r; whoever cancels it
+// should make r return, too.
+//
+// A link is written through if it leads to a regular file below the root; one that leads nowhere is Kind NotFound, one
+// that leads out is Kind Escapes. Whatever takes the place of the file in the meantime is replaced, not followed. The old file must be
+// writable for the user, as it would have to be for a shell. Its other hard links keep the old content.
+//
+// Append is not atomic for those who read the file meanwhile. On an error what was added is cut off again, unless
+// somebody else has written by then; a file that the failed append has made stays, empty.
+func (f *FS) Write(ctx context.Context, root, path string, r io.Reader, opts WriteOptions) (Info, error) {
+	var info Info
+	var err error
+	switch {
+	case strings.HasSuffix(path, "/"):
+		err = errDirName
+	case opts.Append && opts.Exclusive:
+		err = unix.EINVAL
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case opts.Append:
+		info, err = f.appendTo(ctx, root, path, r, opts)
+	default:
+		info, err = f.replace(ctx, root, path, r, opts)
+	}
+	return info, fail("write", path, err)
+}
+
+// tempName returns a name that nobody can guess, recognisable for those who find one after a crash.
+func tempName() string { return ".recluse-" + rand.Text() + ".tmp" }
+
+// locateForWrite is locate with parents made on request.
+func locateForWrite(root, path string, mkdir bool) (*place, error) {
+	if path == "" {
+		return nil, errEmpty
+	}
+	names, err := split(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, errRootItself
+	}
+	t, err := openTree(root)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	if mkdir && len(names) > 1 {
+		if err := t.mkdirAll(names[:len(names)-1], 0o755); err != nil {
+			return nil, err
+		}
+	}
+	p, err := t.locate(names, false)
+	if err != nil {
+		return nil, err
+	}
+	if p.isRoot() {
+		p.close()
+		return nil, errRootItself
+	}
+	return p, nil
+}
+
+// followExisting returns the place a link leads to; a dangling one is ENOENT. Other places are returned as they are.
+func followExisting(root string, p *place) (*place, *stat, error) {
+	st, err := lstatAt(p.dir, p.base)
+	if errors.Is(err, unix.ENOENT) {
+		return p, nil, nil
+	}
+	if err != nil || !isLink(st) {
+		return p, st, err
+	}
+	target, err := locate(root, p.path(), true)
+	if err != nil {
+		return p, nil, err
+	}
+	p.close()
+	st, err = lstatAt(target.dir, target.base)
+	return target, st, err
+}
+
+func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts WriteOptions) (Info, error) {
+	mode := uint32(opts.Mode.Perm())
+	temp := tempName()
+	var p *place
+	var file *os.File
+	err := f.asUser(func() (err error) {
+		if p, err = locateForWrite(root, path, opts.MkdirParents); err != nil {
+			return err
+		}
+		var old *stat
+		if opts.Exclusive {
+			if old, err = lstatAt(p.dir, p.base); err == nil {
+				return unix.EEXIST
+			}
+			old = nil
+		} else if p, old, err = followExisting(root, p); err != nil {
+			return err
+		}
+		if old != nil {
+			// Opening it says whether the user may write to it. A program that runs may be replaced, though not written to.
+			file, _, err := openRegularAt(p.dir, p.base, unix.O_WRONLY)
+			if err != nil && !errors.Is(err, unix.ETXTBSY) {
+				return err
+			}
+			if err == nil {
+				_ = file.Close()
+			}
+		}
+		if mode == 0 {
+			mode = 0o644
+			if old != nil {
+				mode = old.Mode & 0o777
+			}
+		}
+		file, err = openAt(p.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+		return err
+	})
+	if p != nil {
+		defer p.close()
+	}
+	if err != nil {
+		return Info{}, err
+	}
+
+	_, err = fill(ctx, file, r, opts.Size)
+	var info Info
+	uerr := f.asUser(func() error {
+		if err == nil {
+			err = unix.Fchmod(int(file.Fd()), mode)
+		}
+		if err == nil && opts.Sync {
+			err = file.Sync()
+		}
+		if err == nil {
+			var st *stat
+			if st, err = fstat(file); err == nil {
+				info = newInfo(p.path(), st)
+			}
+		}
+		if cerr := file.Close(); err == nil {
+			err = cerr
+		}
+		if err == nil {
+			err = rename(p.dir, temp, p.dir, p.base, opts.Exclusive)
+		}
+		if err != nil {
+			_ = unix.Unlinkat(int(p.dir.Fd()), temp, 0)
+		}
+		return err
+	})
+	if uerr != nil {
+		_ = file.Close()
+		return Info{}, uerr
+	}
+	return info, nil
+}
+
+// fill copies r to w and holds it to its announced size.
+func fill(ctx context.Context, w io.Writer, r io.Reader, size int64) (int64, error) {
+	most := int64(math.MaxInt64)
+	if size >= 0 && size < most {
+		most = size + 1 // one more, to see that the end is there
+	}
+	n, err := copyN(ctx, w, r, most)
+	switch {
+	case err != nil:
+		return n, err
+	case size >= 0 && n < size:
+		return n, errShort
+	case size >= 0 && n > size:
+		return n, errLong
+	}
+	return n, ctx.Err()
+}
+
+// rename moves a name; with exclusive it never replaces one. File systems that can't promise that get a hard link instead,
+// which can't replace anything either.
+func rename(from *os.File, old string, to *os.File, name string, exclusive bool) error {
+	if !exclusive {
+		return unix.Renameat(int(from.Fd()), old, int(to.Fd()), name)
+	}
+	err := unix.Renameat2(int(from.Fd()), old, int(to.Fd()), name, unix.RENAME_NOREPLACE)
+	if err != unix.EINVAL && err != unix.ENOSYS {
+		return err
+	}
+	if lerr := unix.Linkat(int(from.Fd()), old, int(to.Fd()), name, 0); lerr != nil {
+		if lerr == unix.EPERM { // a directory
+			return err
+		}
+		return lerr
+	}
+	return unix.Unlinkat(int(from.Fd()), old, 0)
+}
+
+func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts WriteOptions) (Info, error) {
+	mode := uint32(opts.Mode.Perm())
+	if mode == 0 {
+		mode = 0o644
+	}
+	var file *os.File
+	var st *stat
+	var where string
+	err := f.asUser(func() error {
+		p, err := locateForWrite(root, path, opts.MkdirParents)
+		if err != nil {
+			return err
+		}
+		p, st, err = followExisting(root, p)
+		defer func() { p.close() }()
+		if err != nil {
+			return err
+		}
+		where = p.path()
+		if st == nil {
+			if file, err = openAt(p.dir, p.base, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL, 0o600); err == nil {
+				if st, err = fstat(file); err == nil {
+					return unix.Fchmod(int(file.Fd()), mode)
+				}
+			}
+			return err
+		}
+		file, st, err = openRegularAt(p.dir, p.base, unix.O_WRONLY|unix.O_APPEND)
+		return err
+	})
+	if file != nil {
+		defer func() { _ = file.Close() }()
+	}
+	if err != nil {
+		return Info{}, err
+	}
+
+	n, err := fill(ctx, file, r, opts.Size)
+	if err != nil {
+		if now, serr := fstat(file); serr == nil && now.Size == st.Size+n {
+			_ = file.Truncate(st.Size)
+		}
+		return Info{}, err
+	}
+	if opts.Sync {
+		if err := file.Sync(); err != nil {
+			return Info{}, err
+		}
+	}
+	if st, err = fstat(file); err != nil {
+		return Info{}, err
+	}
+	return newInfo(where, st), nil
+}

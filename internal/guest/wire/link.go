@@ -1,0 +1,289 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// TokenSize is the length of the marker that begins an attachment. It is random and
+// known only to host and guest, so ordinary traffic does not contain it.
+const TokenSize = 32
+
+// maxHello bounds the message behind a token.
+const maxHello = 1 << 20
+
+// ErrFenced is what an attachment gets when a newer one has taken its place.
+var ErrFenced = errors.New("a newer attachment has taken over")
+
+// scanner reads a stream and notices the token in it. Bytes are handed on at once,
+// even if they might be the beginning of a token: whoever gets them is about to be
+// cut off anyway, and holding them back would stall an ordinary message that happens to
+// end like one.
+type scanner struct {
+	r       io.Reader
+	token   []byte
+	tail    []byte // the last bytes handed on, fewer than a token
+	pending []byte // read but not handed on; begins behind a token
+
+	// pendingToken says that a reader has met a token and nobody has taken it up yet.
+	pendingToken bool
+}
+
+// read fills p with bytes of the current attachment. When it meets a token it gives
+// found, keeps what follows for the next read, and p is to be forgotten.
+func (s *scanner) read(p []byte) (n int, found bool, err error) {
+	if len(s.pending) > 0 {
+		n = copy(p, s.pending)
+		s.pending = s.pending[n:]
+	} else if n, err = s.r.Read(p); n == 0 {
+		return 0, false, err
+	}
+	got := p[:n]
+	if end := s.crossing(got); end >= 0 {
+		s.keep(got[end:])
+		return 0, true, nil
+	}
+	if i := bytes.Index(got, s.token); i >= 0 {
+		s.keep(got[i+len(s.token):])
+		return 0, true, nil
+	}
+	if n >= len(s.token)-1 {
+		s.tail = append(s.tail[:0], got[n-len(s.token)+1:]...)
+	} else {
+		s.tail = append(s.tail, got...)
+		if over := len(s.tail) - len(s.token) + 1; over > 0 {
+			s.tail = append(s.tail[:0], s.tail[over:]...)
+		}
+	}
+	return n, false, err
+}
+
+// crossing gives where in got a token ends that began in earlier reads, or -1.
+func (s *scanner) crossing(got []byte) int {
+	if len(s.tail) == 0 {
+		return -1
+	}
+	join := append(append(make([]byte, 0, 2*len(s.token)), s.tail...), got[:min(len(got), len(s.token)-1)]...)
+	if i := bytes.Index(join, s.token); i >= 0 {
+		return i + len(s.token) - len(s.tail)
+	}
+	return -1
+}
+
+func (s *scanner) keep(rest []byte) {
+	s.tail = s.tail[:0]
+	s.pending = append(append([]byte(nil), rest...), s.pending...)
+}
+
+// message reads the message that follows a token. Another token in the middle
+// restarts it, because whoever wrote the first was cut off.
+func (s *scanner) message(m proto.Message) error {
+restart:
+	var buf []byte
+	need := 4
+	for len(buf) < need {
+		chunk := make([]byte, need-len(buf))
+		n, found, err := s.read(chunk)
+		if found {
+			goto restart
+		}
+		buf = append(buf, chunk[:n]...)
+		if n == 0 && err != nil {
+			return err
+		}
+		if need == 4 && len(buf) == 4 {
+			size := binary.BigEndian.Uint32(buf)
+			if size > maxHello {
+				return fmt.Errorf("hello of %d bytes", size)
+			}
+			need += int(size)
+		}
+	}
+	return proto.Unmarshal(buf[4:], m)
+}
+
+// seek reads until behind the next token.
+func (s *scanner) seek() error {
+	junk := make([]byte, 64<<10)
+	for {
+		n, found, err := s.read(junk)
+		if found {
+			return nil
+		}
+		if n == 0 && err != nil {
+			return err
+		}
+	}
+}
+
+func tokenMessage(token []byte, m proto.Message) ([]byte, error) {
+	b := append([]byte(nil), token...)
+	b = append(b, 0, 0, 0, 0)
+	b, err := proto.MarshalOptions{}.MarshalAppend(b, m)
+	if err != nil {
+		return nil, err
+	}
+	binary.BigEndian.PutUint32(b[len(token):], uint32(len(b)-len(token)-4))
+	return b, nil
+}
+
+// Link is the guest's end of a stream on which hosts attach one after the other.
+type Link struct {
+	w io.Writer
+
+	readMu sync.Mutex
+	scan   scanner     // guarded by readMu
+	reader *Attachment // guarded by readMu; whose bytes come next
+
+	writeMu sync.Mutex
+	current *Attachment // guarded by writeMu
+	epoch   uint64      // guarded by writeMu
+}
+
+// NewLink makes the guest's end over a stream that no host's death ends.
+func NewLink(r io.Reader, w io.Writer, token []byte) *Link {
+	return &Link{w: w, scan: scanner{r: r, token: token}}
+}
+
+// Accept waits for the next host that attaches and fences out the one before.
+// decide sees the Hello and gives the Welcome, whose nonce and epoch Accept fills in.
+func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
+	hello := &Hello{}
+	a := &Attachment{link: l, Hello: hello}
+	l.readMu.Lock()
+	err := l.awaitToken()
+	if err == nil {
+		l.reader = a
+		err = l.scan.message(hello)
+	}
+	l.readMu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+
+	l.writeMu.Lock()
+	defer l.writeMu.Unlock()
+	l.epoch++
+	w := decide(hello)
+	w.Nonce, w.Epoch = hello.Nonce, l.epoch
+	a.Epoch = l.epoch
+	l.current = a
+	b, err := tokenMessage(l.scan.token, w)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.w.Write(b); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// awaitToken reads until behind a token, unless the last reader has met one already.
+//
+// Preconditions: readMu is held.
+func (l *Link) awaitToken() error {
+	if l.scan.pendingToken {
+		l.scan.pendingToken = false
+		return nil
+	}
+	return l.scan.seek()
+}
+
+// Attachment is one host's use of a Link. It ends when the next host attaches.
+type Attachment struct {
+	Epoch uint64
+	Hello *Hello
+	link  *Link
+
+	closeMu sync.Mutex
+	closed  bool // guarded by closeMu
+}
+
+// Read implements io.Reader. It gives io.EOF once a newer host has attached.
+func (a *Attachment) Read(p []byte) (int, error) {
+	a.link.readMu.Lock()
+	defer a.link.readMu.Unlock()
+	for {
+		if a.link.scan.pendingToken || a.link.reader != a {
+			return 0, io.EOF
+		}
+		n, found, err := a.link.scan.read(p)
+		if found {
+			a.link.scan.pendingToken = true
+			return 0, io.EOF
+		}
+		if a.isClosed() && err == nil {
+			continue // bytes for a session that has ended: nobody wants them
+		}
+		return n, err
+	}
+}
+
+// Write implements io.Writer.
+func (a *Attachment) Write(p []byte) (int, error) {
+	a.link.writeMu.Lock()
+	defer a.link.writeMu.Unlock()
+	if a.link.current != a || a.isClosed() {
+		return 0, ErrFenced
+	}
+	return a.link.w.Write(p)
+}
+
+// Close gives the attachment up; the link lives on.
+func (a *Attachment) Close() error {
+	a.closeMu.Lock()
+	defer a.closeMu.Unlock()
+	a.closed = true
+	return nil
+}
+
+func (a *Attachment) isClosed() bool {
+	a.closeMu.Lock()
+	defer a.closeMu.Unlock()
+	return a.closed
+}
+
+// Attach is the host's side of Accept: it writes the token and the hello, drops what
+// the guest had sent before, and gives the guest's answer. The stream is then ready
+// for a Session.
+func Attach(rw io.ReadWriter, token []byte, hello *Hello) (*Welcome, io.ReadWriter, error) {
+	b, err := tokenMessage(token, hello)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The guest may be blocked on a full pipe, so reading must not wait for the write.
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := rw.Write(b)
+		wrote <- err
+	}()
+	s := &scanner{r: rw, token: token}
+	for {
+		if err := s.seek(); err != nil {
+			return nil, nil, err
+		}
+		w := &Welcome{}
+		if err := s.message(w); err != nil {
+			return nil, nil, fmt.Errorf("read the guest's welcome: %w", err)
+		}
+		if !bytes.Equal(w.Nonce, hello.Nonce) {
+			continue // an answer to somebody before us
+		}
+		if err := <-wrote; err != nil {
+			return nil, nil, err
+		}
+		if len(s.pending) == 0 {
+			return w, rw, nil
+		}
+		return w, struct {
+			io.Reader
+			io.Writer
+		}{io.MultiReader(bytes.NewReader(s.pending), rw), rw}, nil
+	}
+}

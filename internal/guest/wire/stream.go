@@ -1,0 +1,116 @@
+package wire
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Stream carries calls as length-prefixed messages. One goroutine may read while
+// others write.
+type Stream struct {
+	conn net.Conn
+	r    *bufio.Reader
+	in   []byte // reused between reads
+	home *Session
+
+	mu  sync.Mutex
+	out []byte // guarded by mu; reused between writes
+}
+
+func newStream(c net.Conn, home *Session) *Stream {
+	return &Stream{conn: c, r: bufio.NewReaderSize(c, 4<<10), home: home}
+}
+
+// Send writes one message.
+func (s *Stream) Send(m proto.Message) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, err := AppendFrame(s.out[:0], m)
+	if err != nil {
+		return err
+	}
+	if cap(b) <= 2*Chunk {
+		s.out = b
+	}
+	_, err = s.conn.Write(b)
+	return err
+}
+
+// Receive reads one message into m. What m holds is a copy and may be kept.
+func (s *Stream) Receive(m proto.Message) error {
+	b, err := readFrame(s.r, s.in)
+	if err != nil {
+		return err
+	}
+	if cap(b) <= 2*Chunk {
+		s.in = b
+	}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("read message: %w", err)
+	}
+	return nil
+}
+
+// Release ends a call whose last frame has been read; the stream serves the next one.
+func (s *Stream) Release() {
+	if s.home != nil && s.r.Buffered() == 0 {
+		s.home.mu.Lock()
+		defer s.home.mu.Unlock()
+		if len(s.home.idle) < maxIdle {
+			s.home.idle = append(s.home.idle, s)
+			return
+		}
+	}
+	s.Close()
+}
+
+// Close gives the stream up, whatever the state of its call.
+func (s *Stream) Close() { _ = s.conn.Close() }
+
+// AppendFrame appends the length-prefixed message to b.
+func AppendFrame(b []byte, m proto.Message) ([]byte, error) {
+	start := len(b)
+	b = append(b, 0, 0, 0, 0)
+	b, err := proto.MarshalOptions{}.MarshalAppend(b, m)
+	if err != nil {
+		return nil, fmt.Errorf("write message: %w", err)
+	}
+	size := len(b) - start - 4
+	if size > MaxFrame {
+		return nil, fmt.Errorf("write message: %d bytes exceed the frame limit of %d", size, MaxFrame)
+	}
+	binary.BigEndian.PutUint32(b[start:], uint32(size))
+	return b, nil
+}
+
+// readFrame reads one length-prefixed message, into buf if it is large enough.
+func readFrame(r io.Reader, buf []byte) ([]byte, error) {
+	if cap(buf) < 4 {
+		buf = make([]byte, 0, 512)
+	}
+	head := buf[:4]
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(head)
+	if size > MaxFrame {
+		return nil, fmt.Errorf("read message: %d bytes exceed the frame limit of %d", size, MaxFrame)
+	}
+	if uint32(cap(buf)) < size {
+		buf = make([]byte, size)
+	}
+	buf = buf[:size]
+	if _, err := io.ReadFull(r, buf); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return buf, nil
+}

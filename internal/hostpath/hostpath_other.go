@@ -1,0 +1,38 @@
+//go:build !linux
+
+package hostpath
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Judge resolves path and judges it. It returns the resolved path, or a *[RefusedError].
+//
+// Outside of Linux there is no handle to hold on to, and nothing of ours mounts there: the answer is advice.
+func (p *Policy) Judge(path string) (string, error) {
+	if err := checkSyntax(path); err != nil {
+		return "", err
+	}
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", missing(path, err)
+	}
+	info, err := os.Lstat(resolved)
+	if err != nil {
+		return "", missing(path, err)
+	}
+	if err := p.judge(path, resolved, info); err != nil {
+		return "", err
+	}
+	return resolved, nil
+}
+
+// mountTable is empty outside of Linux, where names and inodes have to do.
+type mountTable struct{}
+
+func (p *Policy) mounts() (mountTable, error) { return mountTable{}, nil }
+
+func (mountTable) judge(string, []tree, func(rule, format string, args ...any) error) error {
+	return nil
+}

@@ -1,0 +1,163 @@
+package hostpath
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// systemTrees are refused on every host, whether they exist or not.
+var systemTrees = []Rule{
+	{"/etc", "the host's configuration and password hashes"},
+	{"/root", "the administrator's files"},
+	{"/proc", "the host's processes"},
+	{"/sys", "the host's kernel settings"},
+	{"/dev", "the host's devices"},
+	{"/boot", "the host's kernel"},
+	{"/efi", "the host's boot loader"},
+	{"/run", "the sockets of the host's services"},
+	{"/var/run", "the sockets of the host's services"},
+	{"/var/lib/docker", containerState},
+	{"/var/lib/containerd", containerState},
+	{"/var/lib/containers", containerState},
+	{"/var/lib/crio", containerState},
+	{"/var/lib/kubelet", containerState},
+	{"/var/lib/rancher", containerState},
+	{"/var/lib/k0s", containerState},
+	{"/var/lib/lxc", containerState},
+	{"/var/lib/lxd", containerState},
+	{"/var/lib/incus", containerState},
+	{"/var/lib/machines", containerState},
+	{"/var/lib/libvirt", containerState},
+	{"/var/lib/nomad", containerState},
+	{"/var/lib/buildkit", containerState},
+	{"/var/lib/cni", containerState},
+	{"/var/lib/etcd", containerState},
+	{"/var/lib/cloud", "the instance's start-up secrets"},
+	{"/var/lib/sss", "cached log-in data"},
+	{"/var/snap/microk8s", containerState},
+	{"/var/snap/docker", containerState},
+	{"/var/snap/lxd", containerState},
+	{"/var/spool/cron", "commands that the host runs by itself"},
+}
+
+// darwinTrees come on top on macOS, where /etc and /var lie below /private (found by resolving) and root's home is elsewhere.
+var darwinTrees = []Rule{
+	{"/System", "the operating system"},
+	{"/Library", "the host's configuration and keychains"},
+	{"/private/var/root", "the administrator's files"},
+	{"/private/var/db", "the host's accounts and secrets"},
+}
+
+const containerState = "the state of other containers"
+
+// keyFolders hold credentials, relative to a home directory.
+var keyFolders = []string{
+	".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".minikube", ".helm", ".oci", ".ibmcloud",
+	".config/gcloud", ".config/gh", ".config/hub", ".config/op", ".config/rclone", ".config/doctl", ".config/containers",
+	".config/helm", ".config/sops", ".config/age", ".config/git/credentials", ".config/google-chrome", ".config/chromium",
+	".config/autostart", ".config/systemd",
+	".local/share/keyrings", ".local/share/containers", ".local/share/docker", ".terraform.d", ".mozilla", ".thunderbird",
+	".netrc", ".git-credentials", ".pgpass", ".my.cnf", ".npmrc", ".pypirc", ".vault-token", ".s3cfg", ".boto",
+	".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml",
+	"Library/Keychains", "Library/Cookies",
+}
+
+// keyNames are refused as a part of any path: backups and unusual home directories have them too.
+var keyNames = map[string]bool{
+	".ssh": true, ".gnupg": true, ".aws": true, ".azure": true, ".kube": true, ".docker": true, ".password-store": true,
+}
+
+// socketNames are looked for inside a directory that is to be mounted; whoever reaches one of them owns the host.
+var socketNames = []string{
+	"docker.sock", "containerd.sock", "crio.sock", "podman.sock", "buildkitd.sock", "cri-dockerd.sock", "dockershim.sock",
+	"kubelet.sock", "lxd.socket", "unix.socket", "libvirt-sock", "nerdctl.sock", "rootlesskit.sock",
+}
+
+// socketVariables name places in the environment where a socket of the user's may lie.
+var socketVariables = []string{
+	"DOCKER_HOST", "CONTAINER_HOST", "CONTAINERD_ADDRESS", "BUILDKIT_HOST", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
+}
+
+// Default returns this host's policy: the system's trees, the homes in /etc/passwd, $HOME and all below /home, and sockets
+// that the environment names. It reads /etc/passwd and the environment anew each time, since users come and go.
+func Default() *Policy {
+	p := &Policy{Trees: append([]Rule(nil), systemTrees...), HomeBases: []string{"/home", "/var/home", "/export/home"}}
+	switch runtime.GOOS {
+	case "darwin":
+		p.Trees = append(p.Trees, darwinTrees...)
+		p.HomeBases = append(p.HomeBases, "/Users")
+	case "windows":
+		p.Trees = windowsTrees()
+		p.HomeBases = nil
+		if profile := os.Getenv("USERPROFILE"); profile != "" {
+			p.HomeBases = []string{filepath.Dir(profile)}
+		}
+	}
+	p.Homes = passwdHomes("/etc/passwd")
+	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
+		p.Homes = append(p.Homes, home)
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		p.Refuse(dir, "the sockets of the user's services")
+	}
+	for _, name := range socketVariables {
+		if path := socketPath(os.Getenv(name)); path != "" {
+			p.Refuse(path, "the socket that $"+name+" names")
+		}
+	}
+	for name, reason := range map[string]string{"KUBECONFIG": "cluster credentials", "DOCKER_CONFIG": "registry credentials"} {
+		for _, path := range filepath.SplitList(os.Getenv(name)) {
+			if filepath.IsAbs(path) {
+				p.Refuse(path, reason)
+			}
+		}
+	}
+	return p
+}
+
+func windowsTrees() []Rule {
+	var trees []Rule
+	for _, name := range []string{"SystemRoot", "ProgramData"} {
+		if dir := os.Getenv(name); dir != "" {
+			trees = append(trees, Rule{dir, "the operating system's files"})
+		}
+	}
+	return trees
+}
+
+// socketPath takes the path out of an address such as unix:///run/docker.sock or unix:path=/run/bus,guid=1.
+func socketPath(address string) string {
+	for _, prefix := range []string{"unix://", "unix:path=", "unix:"} {
+		if rest, ok := strings.CutPrefix(address, prefix); ok {
+			address = rest
+			break
+		}
+	}
+	address, _, _ = strings.Cut(address, ",")
+	if !filepath.IsAbs(address) || strings.ContainsRune(address, 0) {
+		return ""
+	}
+	return filepath.Clean(address)
+}
+
+// passwdHomes lists the home directories in a passwd file. Homes such as "/" and "/bin" are kept: their key folders cost
+// nothing, and a service that has keys keeps them there.
+func passwdHomes(file string) []string {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var homes []string
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		fields := strings.Split(sc.Text(), ":")
+		if len(fields) < 6 || !filepath.IsAbs(fields[5]) {
+			continue
+		}
+		homes = append(homes, filepath.Clean(fields[5]))
+	}
+	return homes
+}

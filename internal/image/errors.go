@@ -1,0 +1,94 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+)
+
+// Kind says what sort of trouble an [Error] is. A Kind is itself an error, so that errors.Is(err, image.NotFound) works.
+type Kind string
+
+// The kinds of trouble. The sandbox package maps them to its codes.
+const (
+	NotFound    Kind = "not_found"   // no such image, tag, file, or no permission to see it
+	Corrupt     Kind = "corrupt"     // what was read is not what its digest promises, or breaks the rules of the format
+	Arch        Kind = "arch"        // made for another architecture or operating system
+	Unreachable Kind = "unreachable" // the registry does not answer, or not now; a retry may help
+	TooLarge    Kind = "too_large"   // more bytes or entries than the caps allow
+	Invalid     Kind = "invalid"     // a reference nobody can understand, or something that is no image
+	NoSpace     Kind = "no_space"    // the disk with the cache is full
+	InUse       Kind = "in_use"      // a sandbox holds the image
+	Cache       Kind = "cache"       // the cache directory cannot be used
+)
+
+func (k Kind) Error() string { return "image: " + string(k) }
+
+// Error is what every function of this package returns when it fails, except for a cancelled context, which is returned
+// as it is (wrapped).
+type Error struct {
+	Kind   Kind
+	Ref    string // as the caller gave it
+	Err    error  // what went wrong
+	Remedy string // what to do about it, when something can be said
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("image %q: %v", e.Ref, e.Err)
+	if e.Remedy != "" {
+		s += "; " + e.Remedy
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is makes an Error equal to its Kind.
+func (e *Error) Is(target error) bool {
+	k, ok := target.(Kind)
+	return ok && k == e.Kind
+}
+
+// errorf makes an Error without a reference; Get fills it in.
+func errorf(kind Kind, remedy, format string, args ...any) *Error {
+	return &Error{Kind: kind, Err: fmt.Errorf(format, args...), Remedy: remedy}
+}
+
+const (
+	remedyCorrupt = "fetch or export the image again"
+	remedyLarge   = "use a smaller image or raise the cap"
+	remedySpace   = "free some space, prune the image cache, or move the cache to another disk"
+)
+
+// asError gives err a kind when it has none yet: first by what the system says, else the given one.
+func asError(kind Kind, remedy string, err error) error {
+	var e *Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &e):
+		return err
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return &Error{Kind: NoSpace, Err: err, Remedy: remedySpace}
+	}
+	return &Error{Kind: kind, Err: err, Remedy: remedy}
+}
+
+// cacheError is for failures of our own files.
+func cacheError(err error) error {
+	return asError(Cache, "check that the cache directory exists and belongs to this user", err)
+}
+
+// extractError sorts failures while writing a layer's entries: what the host cannot do is the cache's fault, what the
+// layer asks for and cannot be done is the layer's.
+func extractError(entry string, err error) error {
+	err = fmt.Errorf("entry %q: %w", entry, err)
+	for _, host := range []error{fs.ErrPermission, syscall.EIO, syscall.EROFS, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(err, host) {
+			return cacheError(err)
+		}
+	}
+	return asError(Corrupt, remedyCorrupt, err)
+}

@@ -1,0 +1,98 @@
+package image
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// reference is an understood image reference: either a path with an optional name inside it, or a registry reference.
+type reference struct {
+	path     string // absolute, of a layout or archive; empty for a registry
+	isDir    bool
+	inside   string // tag or name inside the layout or archive
+	registry name.Reference
+}
+
+// key names the reference in the index: the same for each way of writing it.
+func (r reference) key() string {
+	if r.registry != nil {
+		return r.registry.Name()
+	}
+	key := r.path
+	if r.inside != "" {
+		key += ":" + r.inside
+	}
+	return "file:" + key
+}
+
+// schemes in front of a path. Which of them is given does not matter: what lies there says itself what it is.
+var pathSchemes = []string{"oci:", "oci-archive:", "docker-archive:", "tar:"}
+
+// parseReference understands what a caller writes. A plain word is a registry reference, as in docker; a path must look like
+// one (begin with "/", "./" or "../", or end in ".tar" and exist), so that a directory in the working directory that happens
+// to be called "python" cannot take the place of the image of that name.
+func parseReference(ref string, insecure bool) (reference, error) {
+	if ref == "" || strings.ContainsAny(ref, "\x00\n") {
+		return reference{}, errorf(Invalid, "give a registry reference such as python:3.12-slim, or the path of an image archive or OCI layout", "it is empty or contains a line break or zero byte")
+	}
+	for _, scheme := range pathSchemes {
+		if rest, ok := strings.CutPrefix(ref, scheme); ok && (scheme != "oci:" || !strings.HasPrefix(rest, "//")) {
+			return parsePath(rest)
+		}
+	}
+	if strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") || filepath.IsAbs(ref) {
+		return parsePath(ref)
+	}
+	if strings.HasSuffix(ref, ".tar") {
+		if st, err := os.Stat(ref); err == nil && st.Mode().IsRegular() {
+			return parsePath(ref)
+		}
+	}
+	ref = strings.TrimPrefix(ref, "docker://")
+	var opts []name.Option
+	if insecure {
+		opts = append(opts, name.Insecure)
+	}
+	parsed, err := name.ParseReference(ref, opts...)
+	if err != nil {
+		return reference{}, &Error{Kind: Invalid, Err: err, Remedy: "write it as registry/name:tag, name:tag or name@sha256:…, or as the path of an image archive or OCI layout"}
+	}
+	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
+		return reference{}, errorf(Invalid, "use a sha256 digest", "its digest %q is of a kind that is not supported", d.DigestStr())
+	}
+	return reference{registry: parsed}, nil
+}
+
+// parsePath splits path[:name]. Colons are legal in file names, so the longest prefix that exists is the path.
+func parsePath(s string) (reference, error) {
+	if s == "" {
+		return reference{}, errorf(Invalid, "write the path after the colon", "it names no path")
+	}
+	p, inside := s, ""
+	for {
+		st, err := os.Stat(p)
+		if err == nil {
+			abs, err := filepath.Abs(p)
+			if err != nil {
+				return reference{}, cacheError(err)
+			}
+			if !st.IsDir() && !st.Mode().IsRegular() { // a pipe would block us
+				return reference{}, errorf(Invalid, "give an image archive or an OCI layout directory", "%s is neither a file nor a directory", p)
+			}
+			return reference{path: abs, isDir: st.IsDir(), inside: inside}, nil
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return reference{}, &Error{Kind: NotFound, Err: err, Remedy: "give this user access to it"}
+		}
+		i := strings.LastIndexByte(p, ':')
+		if i <= 0 {
+			return reference{}, errorf(NotFound, "check the path", "there is no file or directory %q", s)
+		}
+		p, inside = p[:i], s[i+1:]
+	}
+}

@@ -1,0 +1,75 @@
+package sandbox
+
+import "time"
+
+// Isolation is what stands between the code and the host, weakest first, so that
+// levels can be compared.
+type Isolation int
+
+// The levels of isolation.
+const (
+	IsolationNone      Isolation = iota // a plain process of the host
+	IsolationContainer                  // namespaces and seccomp over the host's kernel
+	IsolationKernel                     // a user-space kernel answers the system calls
+	IsolationVM                         // a virtual machine
+)
+
+// String gives the name that is used in flags, config and reports.
+func (i Isolation) String() string {
+	switch i {
+	case IsolationNone:
+		return "none"
+	case IsolationContainer:
+		return "container"
+	case IsolationKernel:
+		return "user-space kernel"
+	case IsolationVM:
+		return "virtual machine"
+	}
+	return "unknown"
+}
+
+// MarshalText writes the level by its name.
+func (i Isolation) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// Snapshots is how much of a sandbox a snapshot holds.
+type Snapshots string
+
+// What a snapshot can hold.
+const (
+	SnapshotsNone   Snapshots = "none"
+	SnapshotsFiles  Snapshots = "files"
+	SnapshotsMemory Snapshots = "memory" // files, processes and their memory
+)
+
+// Capabilities is what a backend can do on this machine, for this user. What is
+// false here is refused when asked for, never half done.
+type Capabilities struct {
+	Isolation     Isolation     `json:"isolation"`
+	Snapshots     Snapshots     `json:"snapshots"`
+	NetworkOff    bool          `json:"network_off"`    // code can be kept off every network
+	NetworkPolicy bool          `json:"network_policy"` // an allow-list can be enforced
+	MemoryLimit   bool          `json:"memory_limit"`
+	CPULimit      bool          `json:"cpu_limit"`
+	ProcessLimit  bool          `json:"process_limit"`
+	DiskLimit     bool          `json:"disk_limit"`
+	OpenFileLimit bool          `json:"open_file_limit"`
+	Images        bool          `json:"images"`
+	Mounts        bool          `json:"mounts"`
+	Python        bool          `json:"python"` // in the default root file system
+	Bash          bool          `json:"bash"`
+	Files         bool          `json:"files"`
+	PTY           bool          `json:"pty"`
+	MaxLifetime   time.Duration `json:"max_lifetime_ns"` // 0: none
+	ColdStart     time.Duration `json:"cold_start_ns"`   // to expect, without a template or pool
+	Notes         []string      `json:"notes,omitempty"` // why something above is false
+}
+
+// Health is a backend's answer to a real probe.
+type Health struct {
+	OK      bool          `json:"ok"`
+	Reason  string        `json:"reason,omitempty"` // why not, or what is worth knowing
+	Remedy  string        `json:"remedy,omitempty"`
+	Version string        `json:"version,omitempty"`
+	Took    time.Duration `json:"took_ns"`
+}

@@ -1,0 +1,33 @@
+package sandbox
+
+import "time"
+
+// The defaults of every sandbox. They stand here and nowhere else; each can be
+// set in a Spec, a Command or a Cell.
+const (
+	DefaultTimeout     = 30 * time.Second       // cells and commands started through the library
+	DefaultKillGrace   = 300 * time.Millisecond // between the polite signal and SIGKILL
+	DefaultMemory      = 512 << 20
+	DefaultCPUs        = 1.0
+	DefaultProcesses   = 256
+	DefaultOpenFiles   = 4096
+	DefaultInlineBytes = 64 << 10 // output kept in a verdict, head and tail together, per stream
+	DefaultSpoolBytes  = 10 << 20 // output kept in a file in the sandbox, per stream
+	DefaultUID         = 1000
+	DefaultHome        = "/home/user"
+
+	// MinMemory is the least with which a sandbox boots and runs Python.
+	MinMemory = 64 << 20
+	// MemoryReserve is what files in memory must leave for processes.
+	MemoryReserve = 32 << 20
+	// MinProcesses leaves room for an interpreter and a shell with a pipeline.
+	MinProcesses = 8
+	MinOpenFiles = 32
+	MinCPUs      = 0.05
+
+	// ProbeTimeout bounds one backend's answer during selection.
+	ProbeTimeout = 2 * time.Second
+)
+
+// NoTimeout lets a command or cell run until it ends.
+const NoTimeout time.Duration = -1

@@ -1,0 +1,153 @@
+package sandbox
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Spec says what sandbox to make. The zero Spec is the default sandbox: the
+// host's /usr read-only, no network, the default limits.
+type Spec struct {
+	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). Empty, with
+	// RootFS empty too: the default root file system.
+	Image string `json:"image,omitempty"`
+	// RootFS is a directory of the host to use as the root, read-only.
+	RootFS string `json:"rootfs,omitempty"`
+	// Limits bounds the sandbox; zero fields take their defaults.
+	Limits Limits `json:"limits"`
+	// Mounts are host directories to show inside; none by default.
+	Mounts []Mount `json:"mounts,omitempty"`
+	// Env is the environment of everything that runs inside.
+	Env map[string]string `json:"env,omitempty"`
+	// Dir is where commands start; empty: the home directory, or the image's own.
+	Dir string `json:"dir,omitempty"`
+	// Hostname inside; empty: the sandbox's id.
+	Hostname string `json:"hostname,omitempty"`
+	// Labels are kept with the sandbox and given back by List.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Cold makes the backend boot instead of restoring its template.
+	Cold bool `json:"cold,omitempty"`
+}
+
+// Limits bounds what a sandbox may use. Zero means the default; hitting a limit
+// costs the process that hit it, not the sandbox.
+type Limits struct {
+	Memory    int64   `json:"memory,omitempty"`     // bytes
+	CPUs      float64 `json:"cpus,omitempty"`       // of one core's time, e.g. 0.5
+	Processes int     `json:"processes,omitempty"`  // and threads
+	Disk      int64   `json:"disk,omitempty"`       // bytes of files in the sandbox; counts as memory where files are kept there
+	OpenFiles int     `json:"open_files,omitempty"` // per process
+}
+
+// Mount shows a directory of the host inside the sandbox.
+type Mount struct {
+	Host     string `json:"host"`               // absolute; judged after resolving it
+	Path     string `json:"path"`               // absolute, inside
+	Writable bool   `json:"writable,omitempty"` // read-only otherwise
+}
+
+// WithDefaults fills what is zero.
+func (l Limits) WithDefaults() Limits {
+	if l.Memory == 0 {
+		l.Memory = DefaultMemory
+	}
+	if l.CPUs == 0 {
+		l.CPUs = DefaultCPUs
+	}
+	if l.Processes == 0 {
+		l.Processes = DefaultProcesses
+	}
+	if l.OpenFiles == 0 {
+		l.OpenFiles = DefaultOpenFiles
+	}
+	if l.Disk == 0 {
+		l.Disk = l.Memory / 2
+	}
+	return l
+}
+
+// Check refuses limits with which nothing would boot. It expects defaults to be filled in.
+func (l Limits) Check() error {
+	bad := func(format string, args ...any) error {
+		return &Error{Code: CodeInvalidSpec, Op: "check limits", Message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case l.Memory < MinMemory:
+		return bad("memory of %d bytes is below the %d MiB a sandbox needs to boot", l.Memory, int64(MinMemory)>>20)
+	case math.IsNaN(l.CPUs) || math.IsInf(l.CPUs, 0) || l.CPUs < MinCPUs:
+		return bad("%v cpus are below the least, %v", l.CPUs, MinCPUs)
+	case l.Processes < MinProcesses:
+		return bad("%d processes are below the least, %d", l.Processes, MinProcesses)
+	case l.OpenFiles < MinOpenFiles:
+		return bad("%d open files are below the least, %d", l.OpenFiles, MinOpenFiles)
+	case l.Disk < 1<<20:
+		return bad("a disk of %d bytes is below the least, 1 MiB", l.Disk)
+	case l.Disk > l.Memory-MemoryReserve:
+		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve)>>20, l.Memory)
+	}
+	return nil
+}
+
+// WithDefaults gives the spec with its zero fields filled in, sharing nothing
+// with the receiver.
+func (s Spec) WithDefaults() Spec {
+	s.Limits = s.Limits.WithDefaults()
+	s.Mounts = slices.Clone(s.Mounts)
+	s.Env = maps.Clone(s.Env)
+	s.Labels = maps.Clone(s.Labels)
+	return s
+}
+
+// Check refuses what no backend could make. It expects defaults to be filled in.
+// Whether a mount's host path may be shown is judged by the backend, which
+// resolves it.
+func (s Spec) Check() error {
+	bad := func(format string, args ...any) error {
+		return &Error{Code: CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf(format, args...)}
+	}
+	if s.Image != "" && s.RootFS != "" {
+		return bad("image and rootfs exclude each other")
+	}
+	if strings.ContainsRune(s.RootFS, 0) || strings.ContainsRune(s.Image, 0) {
+		return bad("NUL in image or rootfs")
+	}
+	for k, v := range s.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return bad("environment variable %q is not one", k)
+		}
+	}
+	if s.Dir != "" && (!path.IsAbs(s.Dir) || strings.ContainsRune(s.Dir, 0)) {
+		return bad("working directory %q is not absolute", s.Dir)
+	}
+	if len(s.Hostname) > 63 || strings.ContainsAny(s.Hostname, "/\x00 \n\t") {
+		return bad("hostname %q is not one", s.Hostname)
+	}
+	seen := map[string]bool{}
+	for _, m := range s.Mounts {
+		p := path.Clean(m.Path)
+		switch {
+		case !path.IsAbs(m.Path) || strings.ContainsRune(m.Path, 0):
+			return bad("mount path %q is not absolute", m.Path)
+		case p == "/" || reserved(p):
+			return bad("mount path %q would hide the sandbox's own", m.Path)
+		case seen[p]:
+			return bad("two mounts at %q", p)
+		}
+		seen[p] = true
+	}
+	return s.Limits.Check()
+}
+
+// reserved reports whether p is, or lies below, a path that the sandbox itself needs.
+func reserved(p string) bool {
+	for _, r := range []string{"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run/recluse", "/.recluse"} {
+		if p == r || strings.HasPrefix(p, r+"/") {
+			return true
+		}
+	}
+	return p == "/run" || p == "/tmp" || p == "/home" || p == DefaultHome
+}
