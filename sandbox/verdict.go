@@ -23,8 +23,8 @@ const (
 
 // Verdict is everything that is known about how a cell or command ended.
 type Verdict struct {
-	ID     string `json:"id"`
-	Ended  Ending `json:"ended"`
+	ID    string `json:"id"`
+	Ended Ending `json:"ended"`
 	// ExitCode is the process's own with EndedExit and EndedStart, else -1. For a cell
 	// it is 0, 1 after an exception, or what the code gave to exit.
 	ExitCode int            `json:"exit_code"`
@@ -37,6 +37,8 @@ type Verdict struct {
 	// PeakMemory is the largest resident set seen of one process. For a cell it is
 	// the interpreter's since it started.
 	PeakMemory int64 `json:"peak_memory"`
+	// MemoryKills counts processes of it that were killed for memory, its main one or not.
+	MemoryKills int `json:"memory_kills,omitempty"`
 	// Survivors are processes the cell or command left alive; those with Killed set
 	// were ended by us. At most 64 are listed, SurvivorsTotal counts them all.
 	Survivors      []Process `json:"survivors,omitempty"`
@@ -109,9 +111,9 @@ func (v *Verdict) MarshalJSON() ([]byte, error) {
 
 // Output is one stream of a cell or command.
 type Output struct {
-	Produced int64  `json:"produced"` // bytes written by the code
-	Head     []byte `json:"-"`        // the first bytes
-	Tail     []byte `json:"-"`        // the last bytes, empty when Head holds everything
+	Produced int64  `json:"produced"`             // bytes written by the code
+	Head     []byte `json:"-"`                    // the first bytes
+	Tail     []byte `json:"-"`                    // the last bytes, empty when Head holds everything
 	File     string `json:"file,omitempty"`       // the output in the sandbox, when there was more than was kept here
 	InFile   int64  `json:"file_bytes,omitempty"` // bytes of it
 }

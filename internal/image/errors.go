@@ -76,6 +76,17 @@ func asError(kind Kind, remedy string, err error) error {
 	return &Error{Kind: kind, Err: err, Remedy: remedy}
 }
 
+// inside says where an error happened, and keeps its kind on top.
+func inside(where string, err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return fmt.Errorf("%s: %w", where, err)
+	}
+	out := *e
+	out.Err = fmt.Errorf("%s: %w", where, e.Err)
+	return &out
+}
+
 // cacheError is for failures of our own files.
 func cacheError(err error) error {
 	return asError(Cache, "check that the cache directory exists and belongs to this user", err)
@@ -84,7 +95,7 @@ func cacheError(err error) error {
 // extractError sorts failures while writing a layer's entries: what the host cannot do is the cache's fault, what the
 // layer asks for and cannot be done is the layer's.
 func extractError(entry string, err error) error {
-	err = fmt.Errorf("entry %q: %w", entry, err)
+	err = inside(fmt.Sprintf("entry %q", entry), err)
 	for _, host := range []error{fs.ErrPermission, syscall.EIO, syscall.EROFS, syscall.EMFILE, syscall.ENFILE} {
 		if errors.Is(err, host) {
 			return cacheError(err)

@@ -206,8 +206,8 @@ func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	if resolved != "." && create {
-		if err := x.root.MkdirAll(resolved, 0o755); err != nil {
+	if create {
+		if err := x.mkdirAll(resolved); err != nil {
 			return nil, "", err
 		}
 	}
@@ -226,6 +226,30 @@ func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 		}
 	}
 	return root, resolved, nil
+}
+
+// mkdirAll makes directories that no layer has described. Everybody may enter them, whatever our umask says.
+func (x *extractor) mkdirAll(name string) error {
+	info, err := x.root.Lstat(name)
+	if err == nil {
+		if !info.IsDir() {
+			return &fs.PathError{Op: "mkdir", Path: name, Err: syscall.ENOTDIR}
+		}
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if x.entries++; x.entries > x.maxEntries { // one long name may ask for hundreds
+		return errorf(TooLarge, remedyLarge, "it has more than %d files and directories", x.maxEntries)
+	}
+	if err := x.mkdirAll(path.Dir(name)); err != nil {
+		return err
+	}
+	if err := x.root.Mkdir(name, 0o755); err != nil {
+		return err
+	}
+	return x.root.Chmod(name, 0o755)
 }
 
 // whiteout hides what lower layers have put there.

@@ -136,41 +136,18 @@ func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, erro
 		return img, nil
 	}
 	var e *Error
-	if !errors.As(err, &e) {
-		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return nil, fmt.Errorf("image %q: %w", ref, err)
-		}
-		err = cacheError(err)
-		errors.As(err, &e)
+	known := errors.As(err, &e)
+	// What a cancelled read looks like to those above it says nothing. A registry that used up the time is worth telling.
+	if ctxErr := ctx.Err(); ctxErr != nil && !(known && e.Kind == Unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
+		return nil, fmt.Errorf("image %q: %w", ref, ctxErr)
+	}
+	if !known {
+		errors.As(cacheError(err), &e)
 	}
 	out := *e
 	out.Ref = ref
-	if err != error(e) { // words were wrapped around it
-		out.Err = rewrap(err, e)
-	}
 	return nil, &out
 }
-
-// rewrap keeps the words around e without saying e's own twice.
-func rewrap(err error, e *Error) error {
-	if w, ok := err.(interface{ Unwrap() error }); ok && w.Unwrap() == error(e) {
-		if p, ok := err.(*layerError); ok {
-			return &layerError{p.layer, p.layers, e.Err}
-		}
-	}
-	return e.Err
-}
-
-// layerError says in which layer something went wrong.
-type layerError struct {
-	layer, layers int
-	err           error
-}
-
-func (e *layerError) Error() string {
-	return fmt.Sprintf("layer %d of %d: %v", e.layer, e.layers, e.err)
-}
-func (e *layerError) Unwrap() error { return e.err }
 
 func (o Options) withDefaults() Options {
 	if o.Pull == "" {
@@ -287,6 +264,7 @@ func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image
 		return img, err
 	}
 	s.sweep(f.digest.Hex)
+	s.sweepAll()
 	// What open did not accept is damaged.
 	if err := s.discard(f.digest.Hex); err != nil {
 		return nil, err
@@ -323,7 +301,7 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(tmp))
+			os.RemoveAll(tmp) // what stays is swept the next time
 		}
 	}()
 	rootfs := filepath.Join(tmp, "rootfs")
@@ -344,10 +322,7 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 	for i, desc := range m.Layers {
 		u.progress.Layer = i + 1
 		if err := u.layer(ctx, f, desc, cfg.RootFS.DiffIDs[i]); err != nil {
-			if ctxErr := ctx.Err(); ctxErr != nil && errors.Is(err, ctxErr) {
-				return err
-			}
-			return &layerError{i + 1, len(m.Layers), err}
+			return inside(fmt.Sprintf("layer %d of %d", i+1, len(m.Layers)), err)
 		}
 	}
 	u.x.finish()

@@ -211,6 +211,9 @@ func (s *Store) sweepAll() {
 		}
 		if l, err := s.tryLock(hex); l != nil && err == nil {
 			s.sweep(hex)
+			if _, err := os.Lstat(s.imageDir(hex)); err != nil {
+				os.Remove(s.path("locks", hex)) // while it is held: see tryLock
+			}
 			l.unlock()
 		}
 	}

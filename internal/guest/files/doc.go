@@ -4,13 +4,13 @@
 // # Confinement
 //
 // Every operation takes a root, a directory ("" means "/"), and a path that is always taken below it: a leading slash
-// means the root, not the machine's. Below a root other than "/" the parents of a path are opened with [os.Root], which
-// follows relative links as long as they stay inside and refuses absolute ones and every way out (Kind Escapes). The last
-// name is then used with single-name *at calls that follow nothing, relative to the opened directory, so that a link
-// swapped in meanwhile leads nowhere.
+// means the root, not the machine's. Paths are walked name by name, and nothing is followed by the kernel: links are read,
+// and their text is walked in turn (so the magic links of /proc are names like any other, not doors). Below a root other
+// than "/" a link that stays inside is followed, and absolute ones and every way out are refused (Kind Escapes). The last
+// name is used with single-name *at calls that follow nothing, relative to the opened directory, so that a link swapped in
+// meanwhile leads nowhere. With root "/" the confinement is the sandbox itself, and absolute links work.
 //
-// With root "/" the confinement is the sandbox itself, and absolute links must work: the path is resolved in text first
-// (so that the magic links of /proc are names like any other, not doors) and then opened with RESOLVE_NO_SYMLINKS.
+// [os.Root] is not used, because it does not hold inside gVisor; path.go tells why.
 //
 // # Whose permissions
 //

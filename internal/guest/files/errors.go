@@ -94,15 +94,18 @@ func fail(op, path string, err error) error {
 
 // cause drops the wrappers of package os: they repeat the operation and the path, and name inner ones.
 func cause(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
+	for {
+		var pe *fs.PathError
+		var le *os.LinkError
+		switch {
+		case errors.As(err, &pe):
+			err = pe.Err
+		case errors.As(err, &le):
+			err = le.Err
+		default:
+			return err
+		}
 	}
-	var le *os.LinkError
-	if errors.As(err, &le) {
-		return le.Err
-	}
-	return err
 }
 
 // classify is the one place where causes become kinds.
@@ -110,8 +113,8 @@ func classify(err error) Kind {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return Cancelled
-	case errors.Is(err, errEscapes), errors.Is(err, unix.EXDEV):
-		return Escapes // EXDEV: openat2's word for it; Move handles the other meaning itself
+	case errors.Is(err, errEscapes):
+		return Escapes
 	case errors.Is(err, errNotRegular), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return NotRegular
 	case errors.Is(err, errMaxBytes), errors.Is(err, unix.EFBIG):
@@ -139,13 +142,6 @@ func classify(err error) Kind {
 		return NotDir
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return NoSpace
-	}
-	// Package os has no exported names for these two; TestOSErrorTexts fails if their texts change.
-	switch cause(err).Error() {
-	case "path escapes from parent":
-		return Escapes
-	case "not a directory":
-		return NotDir
 	}
 	return Internal
 }

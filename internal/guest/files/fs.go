@@ -25,6 +25,7 @@ const (
 	maxName    = 255
 	maxPath    = 4095
 	maxLinks   = 40      // symbolic links in one path, as in Linux
+	maxUps     = 255     // ".." in one path, links included: each one costs a walk from the root
 	maxPseudo  = 4 << 20 // read from a file of /proc or /sys, which do not tell their size
 	chunk      = 128 << 10
 	maxReports = 1000 // entries of a tar's Skipped and Changed that are named; the rest is counted
@@ -164,7 +165,7 @@ func readlinkAt(dir *os.File, name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// openAt opens name, a single one, and never follows it.
+// openAt opens name, a single one, and never follows it. In gVisor that fails if flags hold O_DIRECTORY: see openPathAt.
 func openAt(dir *os.File, name string, flags int, perm uint32) (*os.File, error) {
 	var fd int
 	err := retry(func() (err error) {
@@ -177,17 +178,36 @@ func openAt(dir *os.File, name string, flags int, perm uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openDirAt opens a directory for reading its names. Without O_DIRECTORY a FIFO put in its place would block us.
-func openDirAt(dir *os.File, name string) (*os.File, error) {
-	sub, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+// openPathAt opens a directory with O_PATH, which takes no read permission. It does not say O_DIRECTORY, for with that
+// gVisor follows links in spite of O_NOFOLLOW, but looks at what it has opened; O_PATH neither blocks nor acts on a FIFO or device.
+func openPathAt(dir *os.File, name string) (*os.File, error) {
+	sub, err := openAt(dir, name, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
 	st, err := fstat(sub)
-	if err == nil {
-		err = refuseOwn(sub, st)
+	if err == nil && !isDir(st) {
+		err = unix.ENOTDIR
 	}
 	if err != nil {
+		_ = sub.Close()
+		return nil, err
+	}
+	return sub, nil
+}
+
+// openDirAt opens a directory for reading its names.
+func openDirAt(dir *os.File, name string) (*os.File, error) {
+	at, err := openPathAt(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = at.Close() }()
+	sub, err := openAt(at, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseOwn(sub); err != nil {
 		_ = sub.Close()
 		return nil, err
 	}
@@ -212,7 +232,7 @@ func openRegularAt(dir *os.File, name string, flags int) (*os.File, *stat, error
 		err = wantRegular(st)
 	}
 	if err == nil {
-		err = refuseOwn(file, st)
+		err = refuseOwn(file)
 	}
 	if err != nil {
 		_ = file.Close()
@@ -238,10 +258,7 @@ func pseudo(file *os.File) (yes, proc bool) {
 
 // refuseOwn refuses what belongs to this very process in /proc (mem, environ, fd, …). The kernel lets a process look at
 // itself whatever its ids are, so the user switch alone would not do.
-func refuseOwn(file *os.File, st *stat) error {
-	if st.Size != 0 { // all of /proc has size 0: spares the others two system calls
-		return nil
-	}
+func refuseOwn(file *os.File) error {
 	if _, proc := pseudo(file); !proc {
 		return nil
 	}

@@ -52,7 +52,7 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 	var w *walk
 	var base string
 	err := f.asUser(func() error {
-		p, err := locate(root, path, true)
+		p, err := locate(root, path, how{follow: true})
 		if err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ func (f *FS) Stat(ctx context.Context, root, path string) (Info, error) {
 	err := ctx.Err()
 	if err == nil {
 		err = f.asUser(func() error {
-			p, err := locate(root, path, false)
+			p, err := locate(root, path, how{})
 			if err != nil {
 				return err
 			}
@@ -70,7 +70,7 @@ func mkdir(root, path string, opts MkdirOptions) error {
 	defer p.close()
 	err = unix.Mkdirat(int(p.dir.Fd()), p.base, 0o700)
 	if errors.Is(err, unix.EEXIST) && opts.Parents {
-		target, err := locate(root, p.path(), true)
+		target, err := locate(root, p.path(), how{follow: true})
 		if err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func mkdir(root, path string, opts MkdirOptions) error {
 	}
 	// The mode is set on the directory that was made, whatever the umask and whoever swaps the name. Not finding it
 	// any more is no failure: it was made.
-	dir, err := openAt(p.dir, p.base, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	dir, err := openDirAt(p.dir, p.base)
 	if err != nil {
 		return nil
 	}
@@ -142,12 +142,6 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 			return err
 		})
 	}()
-	dest, err := rootOf(dst.dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dest.Close() }()
-
 	pr, pw := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
@@ -166,8 +160,8 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 		_ = pw.CloseWithError(err)
 		sent <- err
 	}()
-	in := f.newExtractor(ctx, dest, pr, TarOptions{})
-	err = in.run()
+	in := f.newExtractor(ctx, dst.dir, pr, TarOptions{})
+	err := in.run()
 	_ = pr.CloseWithError(err) // ends the sender if we gave up first
 	if serr := <-sent; err == nil {
 		err = serr

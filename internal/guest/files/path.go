@@ -41,10 +41,15 @@ func join(names []string) string {
 
 // tree is an opened root.
 //
+// Its paths are walked name by name, each opened with O_PATH and O_NOFOLLOW and looked at; links are read and their text
+// walked in turn. os.Root does much the same, but opens parents with O_NOFOLLOW and O_DIRECTORY together, and gVisor
+// (as of release 20260905) follows links then: in a sandbox os.Root lets them lead out. Besides, it needs read permission
+// on directories that the user may only pass through. openat2 with RESOLVE_BENEATH refuses absolute links in the whole tree.
+//
 // Its methods are called as the user.
 type tree struct {
-	root  *os.Root
-	whole bool // the root is "/"
+	dir   *os.File // opened with O_PATH
+	whole bool     // the root is "/"
 }
 
 func openTree(root string) (*tree, error) {
@@ -58,20 +63,20 @@ func openTree(root string) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := os.OpenRoot(root + "/.") // "/." makes a FIFO an error instead of a wait
+	dir, err := os.OpenFile(root+"/.", unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &tree{root: r, whole: len(names) == 0}, nil
+	return &tree{dir: dir, whole: len(names) == 0}, nil
 }
 
-func (t *tree) close() { _ = t.root.Close() }
+func (t *tree) close() { _ = t.dir.Close() }
 
 // place is a name in an opened directory.
 type place struct {
 	dir   *os.File // opened with O_PATH: for *at calls only
 	base  string   // a single name; "." if the place is the root itself
-	names []string // from the root; without links only where they had to be resolved
+	names []string // from the root, without links; the last one may be one
 }
 
 func (p *place) close() { _ = p.dir.Close() }
@@ -81,136 +86,148 @@ func (p *place) isRoot() bool { return p.base == "." }
 // path is the place below the root as Info.Path gives it.
 func (p *place) path() string { return "/" + strings.Join(p.names, "/") }
 
-// locate opens the directory that holds the last of names. With follow, a link of that name is resolved first; otherwise
-// the place is the link itself.
-func (t *tree) locate(names []string, follow bool) (*place, error) {
-	var err error
-	if slices.Contains(names, "..") {
-		if names, err = t.resolve(names, false); err != nil {
-			return nil, err
-		}
-	}
-	p, err := t.at(names)
-	if t.whole && errors.Is(err, unix.ELOOP) {
-		if names, err = t.resolve(names, follow); err != nil {
-			return nil, err
-		}
-		p, err = t.at(names)
-	}
-	if err != nil || !follow || p.isRoot() {
-		return p, err
-	}
-	if st, err := lstatAt(p.dir, p.base); err != nil || !isLink(st) {
-		return p, nil // a missing name is the caller's business
-	}
-	p.close()
-	if names, err = t.resolve(names, true); err != nil {
+// how says how a path is walked.
+type how struct {
+	follow bool // a link as last name is followed; otherwise the place is the link itself
+	mkdir  bool // missing parents are made
+}
+
+// locate opens the directory that holds the last of names.
+func (t *tree) locate(names []string, how how) (*place, error) {
+	at, err := openPathAt(t.dir, ".")
+	if err != nil {
 		return nil, err
 	}
-	return t.at(names)
-}
-
-// at opens the parent of names. Parents that are links are followed below an ordinary root and are ELOOP in the whole tree.
-func (t *tree) at(names []string) (*place, error) {
-	p := &place{base: ".", names: names}
-	parent := "."
-	if n := len(names); n > 0 {
-		parent, p.base = join(names[:n-1]), names[n-1]
-	}
-	var err error
-	p.dir, err = t.openPath(parent)
-	return p, err
-}
-
-// openPath opens a directory with O_PATH, which takes no read permission on it.
-func (t *tree) openPath(name string) (*os.File, error) {
-	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
-	if t.whole {
-		how := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_SYMLINKS}
-		var fd int
-		err := retry(func() (err error) {
-			fd, err = unix.Openat2(unix.AT_FDCWD, "/"+name, &how)
-			return err
-		})
-		if err == nil {
-			return os.NewFile(uintptr(fd), name), nil
-		}
-		if err != unix.ENOSYS && err != unix.EPERM { // EPERM: seccomp filters that do not know the call
-			return nil, err
-		}
-		if resolved, err := t.resolve(strings.Split(name, "/"), true); err != nil {
-			return nil, err
-		} else if resolved := join(resolved); name != "." && resolved != name {
-			return nil, unix.ELOOP
-		}
-	}
-	return t.root.OpenFile(name, flags, 0)
-}
-
-// resolve replaces links by where they lead, in text; the last name only with follow. What does not exist is kept as it is.
-// The result is only a name: it is opened with the same care as any other.
-func (t *tree) resolve(names []string, follow bool) ([]string, error) {
-	var done []string
-	links, missing := 0, false
+	p := &place{dir: at}
 	rest := slices.Clone(names)
+	links, ups := 0, 0
 	for len(rest) > 0 {
 		name := rest[0]
 		rest = rest[1:]
-		switch name {
-		case ".", "":
-			continue
-		case "..":
-			if missing {
-				return nil, unix.ENOENT
-			}
-			if len(done) > 0 {
-				done = done[:len(done)-1]
+		if name == ".." {
+			// Going up is going down again from the root: the directory may have been moved since we came through it.
+			if ups++; ups > maxUps {
+				err = unix.ELOOP
+			} else if n := len(p.names); n > 0 {
+				p.names = p.names[:n-1]
+				err = t.reopen(p)
 			} else if !t.whole {
-				return nil, errEscapes
+				err = errEscapes
+			}
+			if err != nil {
+				break
 			}
 			continue
 		}
-		done = append(done, name)
-		if missing || (len(rest) == 0 && !follow) {
-			continue
+		last := len(rest) == 0
+		if last && !how.follow {
+			p.base = name
+			break
 		}
-		var target string
-		var err error
-		if t.whole {
-			target, err = os.Readlink("/" + join(done))
-		} else {
-			target, err = t.root.Readlink(join(done))
+		var st *stat
+		st, err = lstatAt(p.dir, name)
+		if errors.Is(err, unix.ENOENT) && last {
+			p.base, err = name, nil // a missing name is the caller's business
+			break
 		}
-		switch {
-		case errors.Is(err, unix.EINVAL): // not a link
-			continue
-		case errors.Is(err, unix.ENOENT):
-			missing = true
-			continue
-		case err != nil:
-			return nil, err
-		}
-		if links++; links > maxLinks {
-			return nil, unix.ELOOP
-		}
-		done = done[:len(done)-1]
-		if strings.HasPrefix(target, "/") {
-			if !t.whole {
-				return nil, errEscapes
+		if errors.Is(err, unix.ENOENT) && how.mkdir {
+			if err = unix.Mkdirat(int(p.dir.Fd()), name, 0o755); err == nil || err == unix.EEXIST {
+				st, err = lstatAt(p.dir, name)
 			}
-			done = done[:0]
 		}
-		next, err := split(target)
 		if err != nil {
+			break
+		}
+		if isLink(st) {
+			var target string
+			if target, err = readlinkAt(p.dir, name); err != nil {
+				break
+			}
+			if links++; links > maxLinks {
+				err = unix.ELOOP
+				break
+			}
+			var next []string
+			if next, err = split(target); err != nil {
+				break
+			}
+			if strings.HasPrefix(target, "/") {
+				if !t.whole {
+					err = errEscapes
+					break
+				}
+				p.names = nil
+				if err = t.reopen(p); err != nil {
+					break
+				}
+			}
+			rest = append(next, rest...)
+			continue
+		}
+		if last {
+			p.base = name
+			break
+		}
+		if err = p.enter(name); err != nil {
+			break
+		}
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	if p.base != "" {
+		p.names = append(p.names, p.base)
+		return p, nil
+	}
+	// The path ended in the root, in "..", or in a link to a place of that kind: name it by its parent.
+	if n := len(p.names); n > 0 {
+		p.base = p.names[n-1]
+		full := p.names
+		p.names = p.names[:n-1]
+		if err := t.reopen(p); err != nil {
+			p.close()
 			return nil, err
 		}
-		rest = append(next, rest...)
+		p.names = full
+		return p, nil
 	}
-	return done, nil
+	p.base = "."
+	return p, nil
+}
+
+// enter goes down into a directory, which must not be a link.
+func (p *place) enter(name string) error {
+	sub, err := openPathAt(p.dir, name)
+	if err != nil {
+		return err
+	}
+	_ = p.dir.Close()
+	p.dir = sub
+	p.names = append(p.names, name)
+	return nil
+}
+
+// reopen goes down from the root again along p.names, which were no links a moment ago and must be none.
+func (t *tree) reopen(p *place) error {
+	dir, err := openPathAt(t.dir, ".")
+	if err != nil {
+		return err
+	}
+	again := &place{dir: dir}
+	for _, name := range p.names {
+		if err := again.enter(name); err != nil {
+			again.close()
+			return err
+		}
+	}
+	_ = p.dir.Close()
+	p.dir, p.names = again.dir, again.names
+	return nil
 }
 
 // locate is the beginning of most operations: it opens root and finds path in it. It must be called as the user.
-func locate(root, path string, follow bool) (*place, error) {
+func locate(root, path string, how how) (*place, error) {
 	if path == "" {
 		return nil, errEmpty
 	}
@@ -223,19 +240,5 @@ func locate(root, path string, follow bool) (*place, error) {
 		return nil, err
 	}
 	defer t.close()
-	return t.locate(names, follow)
-}
-
-// mkdirAll makes the missing directories of names. In the whole tree they are resolved first, so that absolute links work.
-func (t *tree) mkdirAll(names []string, perm os.FileMode) error {
-	if t.whole || slices.Contains(names, "..") {
-		var err error
-		if names, err = t.resolve(names, true); err != nil {
-			return err
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return t.root.MkdirAll(join(names), perm)
+	return t.locate(names, how)
 }

@@ -31,7 +31,7 @@ func (f *FS) read(ctx context.Context, root, path string, offset, limit int64, w
 	var info Info
 	var file *os.File
 	err := f.asUser(func() error {
-		p, err := locate(root, path, true)
+		p, err := locate(root, path, how{follow: true})
 		if err != nil {
 			return err
 		}

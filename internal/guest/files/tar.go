@@ -7,9 +7,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
-	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,7 +103,7 @@ func (a *archiver) addPath(root, p string) error {
 	}
 	var at *place
 	err := a.f.asUser(func() (err error) {
-		if at, err = locate(root, p, false); err != nil {
+		if at, err = locate(root, p, how{}); err != nil {
 			return err
 		}
 		if _, err = lstatAt(at.dir, at.base); err != nil {
@@ -127,7 +126,7 @@ func (a *archiver) addPath(root, p string) error {
 func (a *archiver) add(at *place, name func(string) string) error {
 	var w *walk
 	err := a.f.asUser(func() error {
-		dir, err := openAt(at.dir, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
+		dir, err := openPathAt(at.dir, ".")
 		only := []string{at.base}
 		if err == nil && at.isRoot() {
 			_ = dir.Close()
@@ -258,7 +257,7 @@ func (zeros) Read(p []byte) (int, error) {
 
 // TarIn unpacks an archive below path, a directory. Nothing of it can leave that directory: names with ".." are Kind
 // Escapes, a leading slash means the directory, and links that lead out of it (absolute ones do) are made but never
-// followed on the way, whoever made them; [os.Root] sees to that.
+// followed on the way, whoever made them.
 //
 // Files replace what is there rather than write into it, so neither links nor hard links are written through. setuid,
 // setgid and sticky bits and owners are dropped. FIFOs, devices and unknown entries are passed over and noted in Stats.
@@ -274,43 +273,33 @@ func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts Tar
 				return err
 			}
 		}
-		p, err := locate(root, path, true)
+		p, err := locate(root, path, how{follow: true})
 		if err != nil {
 			return err
 		}
 		defer p.close()
-		dir, err = openAt(p.dir, p.base, unix.O_PATH|unix.O_DIRECTORY, 0)
+		dir, err = openPathAt(p.dir, p.base)
 		return err
 	})
 	if err != nil {
 		return Stats{}, fail("untar", path, err)
 	}
 	defer func() { _ = dir.Close() }()
-	dest, err := rootOf(dir)
-	if err != nil {
-		return Stats{}, fail("untar", path, err)
-	}
-	defer func() { _ = dest.Close() }()
-	e := f.newExtractor(ctx, dest, r, opts)
+	e := f.newExtractor(ctx, dir, r, opts)
 	err = e.run()
 	return e.stats, fail("untar", path, err)
 }
 
-// rootOf makes an os.Root of an open directory. The handle is the guest's, what is done through it is done as the user.
-func rootOf(dir *os.File) (*os.Root, error) {
-	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/.")
-}
-
 type dirMeta struct {
-	name string
-	mode fs.FileMode
-	time time.Time
+	names []string
+	mode  uint32
+	time  time.Time
 }
 
 type extractor struct {
 	f     *FS
 	ctx   context.Context
-	dest  *os.Root
+	dest  tree
 	tr    *tar.Reader
 	opts  TarOptions
 	stats Stats
@@ -318,8 +307,8 @@ type extractor struct {
 	buf   []byte
 }
 
-func (f *FS) newExtractor(ctx context.Context, dest *os.Root, r io.Reader, opts TarOptions) *extractor {
-	return &extractor{f: f, ctx: ctx, dest: dest, tr: tar.NewReader(r), opts: f.tarLimits(opts)}
+func (f *FS) newExtractor(ctx context.Context, dest *os.File, r io.Reader, opts TarOptions) *extractor {
+	return &extractor{f: f, ctx: ctx, dest: tree{dir: dest}, tr: tar.NewReader(r), opts: f.tarLimits(opts)}
 }
 
 func (e *extractor) run() error {
@@ -345,67 +334,77 @@ func (e *extractor) run() error {
 	return e.f.asUser(func() error {
 		for i := len(e.dirs) - 1; i >= 0; i-- {
 			d := e.dirs[i]
-			if fi, err := e.dest.Lstat(d.name); err != nil || !fi.IsDir() {
+			p, err := e.dest.locate(d.names, how{})
+			if err != nil {
 				continue // replaced by a later entry, or by the user
 			}
-			if err := e.dest.Chmod(d.name, d.mode); err != nil {
-				return fail("untar", d.name, err)
+			dir, err := openDirAt(p.dir, p.base)
+			if err == nil {
+				err = unix.Fchmod(int(dir.Fd()), d.mode)
+				setTime(p, d.time)
+				_ = dir.Close()
 			}
-			_ = e.dest.Chtimes(d.name, d.time, d.time) // a time the file system can't hold is no reason to fail
+			p.close()
+			if err != nil && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ENOENT) {
+				return fail("untar", join(d.names), err)
+			}
 		}
 		return nil
 	})
 }
 
+// setTime sets the time of modification. One that the file system can't hold is no reason to fail.
+func setTime(p *place, t time.Time) {
+	ts, err := unix.TimeToTimespec(t)
+	if err == nil {
+		_ = unix.UtimesNanoAt(int(p.dir.Fd()), p.base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+	}
+}
+
 // entryName judges a name of the archive.
-func entryName(name string) (string, error) {
+func entryName(name string) ([]string, error) {
 	if name == "" {
-		return "", errEmpty
+		return nil, errEmpty
 	}
 	names, err := split(name)
-	if err != nil {
-		return "", err
+	if err == nil && slices.Contains(names, "..") {
+		err = errEscapes
 	}
-	for _, n := range names {
-		if n == ".." {
-			return "", errEscapes
-		}
-	}
-	return join(names), nil
+	return names, err
 }
 
 func (e *extractor) entry(h *tar.Header) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
-	name, err := entryName(h.Name)
+	names, err := entryName(h.Name)
 	if err != nil {
 		return err
 	}
-	mode := fs.FileMode(h.Mode & 0o777)
+	mode := uint32(h.Mode & 0o777)
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeDir:
 		if h.Mode&0o7000 != 0 {
 			e.stats.Stripped++
 		}
 	}
-	if name == "." && h.Typeflag != tar.TypeDir {
+	if len(names) == 0 && h.Typeflag != tar.TypeDir {
 		return errRootItself
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
-		if name == "." {
+		if len(names) == 0 {
 			return nil // the directory we unpack into is not the archive's to change
 		}
-		if err := e.f.asUser(func() error { return e.mkdir(name, mode) }); err != nil {
+		if err := e.put(names, e.mkdir); err != nil {
 			return err
 		}
-		e.dirs = append(e.dirs, dirMeta{name, mode, h.ModTime})
+		e.dirs = append(e.dirs, dirMeta{names, mode, h.ModTime})
 	case tar.TypeReg, tar.TypeGNUSparse:
 		if h.Size > e.opts.MaxBytes-e.stats.Bytes {
 			return errMaxBytes
 		}
-		if err := e.file(name, mode, h); err != nil {
+		if err := e.file(names, mode, h); err != nil {
 			return err
 		}
 		e.stats.Bytes += h.Size
@@ -416,32 +415,12 @@ func (e *extractor) entry(h *tar.Header) error {
 		if len(h.Linkname) > maxPath {
 			return unix.ENAMETOOLONG
 		}
-		err := e.f.asUser(func() error {
-			return e.place(name, func() error { return e.dest.Symlink(h.Linkname, name) })
-		})
+		err := e.put(names, func(p *place) error { return unix.Symlinkat(h.Linkname, int(p.dir.Fd()), p.base) })
 		if err != nil {
 			return err
 		}
 	case tar.TypeLink:
-		old, err := entryName(h.Linkname)
-		if err != nil {
-			return err
-		}
-		err = e.f.asUser(func() error {
-			if old == name { // place would remove it first
-				_, err := e.dest.Lstat(name)
-				return err
-			}
-			fi, err := e.dest.Lstat(old)
-			if err != nil {
-				return err
-			}
-			if fi.IsDir() {
-				return unix.EISDIR
-			}
-			return e.place(name, func() error { return e.dest.Link(old, name) })
-		})
-		if err != nil {
+		if err := e.link(names, h.Linkname); err != nil {
 			return err
 		}
 	default:
@@ -462,63 +441,101 @@ func typeName(flag byte) string {
 	return "entry of type " + strconv.QuoteRune(rune(flag))
 }
 
-// place makes a name with create, after making its parents and removing what is there as far as needed.
-func (e *extractor) place(name string, create func() error) error {
-	var err error
-	for range 4 { // missing parents, a name in the way, and somebody who interferes
-		err = create()
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			if merr := e.dest.MkdirAll(path.Dir(name), 0o755); merr != nil {
-				return merr
-			}
-		case errors.Is(err, unix.EEXIST):
-			if e.opts.Exclusive {
-				return err
-			}
-			if rerr := e.dest.Remove(name); rerr != nil && !errors.Is(rerr, unix.ENOENT) {
-				return rerr
-			}
-		default:
+// put makes a name with create, as the user, after making its parents and removing what is there as far as needed.
+func (e *extractor) put(names []string, create func(*place) error) error {
+	return e.f.asUser(func() error { return e.place(names, create) })
+}
+
+func (e *extractor) place(names []string, create func(*place) error) error {
+	p, err := e.dest.locate(names, how{mkdir: true})
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	for range 4 { // a name in the way, and somebody who interferes
+		if err = create(p); !errors.Is(err, unix.EEXIST) || e.opts.Exclusive {
 			return err
+		}
+		if rerr := unlink(p.dir, p.base); rerr != nil && rerr != unix.ENOENT {
+			return rerr
 		}
 	}
 	return err
 }
 
 // mkdir makes a directory that we can fill; its own mode comes at the end.
-func (e *extractor) mkdir(name string, mode fs.FileMode) error {
-	return e.place(name, func() error {
-		err := e.dest.Mkdir(name, mode|0o700)
-		if errors.Is(err, unix.EEXIST) {
-			if fi, serr := e.dest.Stat(name); serr == nil && fi.IsDir() {
-				return nil
-			}
+func (e *extractor) mkdir(p *place) error {
+	err := unix.Mkdirat(int(p.dir.Fd()), p.base, 0o700)
+	if err == unix.EEXIST {
+		if st, serr := lstatAt(p.dir, p.base); serr == nil && isDir(st) {
+			return nil
 		}
+	}
+	return err
+}
+
+// link makes a hard link to something unpacked before, or to something that is there; a link as target is linked itself.
+func (e *extractor) link(names []string, target string) error {
+	old, err := entryName(target)
+	if err != nil {
 		return err
+	}
+	return e.f.asUser(func() error {
+		from, err := e.dest.locate(old, how{})
+		if err != nil {
+			return err
+		}
+		defer from.close()
+		st, err := lstatAt(from.dir, from.base)
+		if err != nil {
+			return err
+		}
+		if isDir(st) {
+			return unix.EISDIR
+		}
+		return e.place(names, func(p *place) error {
+			if there, err := lstatAt(p.dir, p.base); err == nil && inodeOf(there) == inodeOf(st) {
+				return nil // is that link already; removing it first could remove the only one
+			}
+			return unix.Linkat(int(from.dir.Fd()), from.base, int(p.dir.Fd()), p.base, 0)
+		})
 	})
 }
 
-func (e *extractor) file(name string, mode fs.FileMode, h *tar.Header) error {
+func (e *extractor) file(names []string, mode uint32, h *tar.Header) error {
+	var p *place
 	var file *os.File
+	defer func() {
+		if p != nil {
+			p.close()
+		}
+	}()
 	create := func() error {
-		return e.place(name, func() (err error) {
-			file, err = e.dest.OpenFile(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
-			return err
+		return e.place(names, func(at *place) (err error) {
+			if file, err = openAt(at.dir, at.base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600); err != nil {
+				return err
+			}
+			dir, err := openPathAt(at.dir, ".") // place closes its own
+			if err != nil {
+				_ = file.Close()
+				return err
+			}
+			p = &place{dir: dir, base: at.base}
+			return nil
 		})
 	}
 	finish := func(err error) error {
 		if err == nil {
-			err = unix.Fchmod(int(file.Fd()), uint32(mode))
+			err = unix.Fchmod(int(file.Fd()), mode)
 		}
 		if cerr := file.Close(); err == nil {
 			err = cerr
 		}
 		if err != nil {
-			_ = e.dest.Remove(name)
+			_ = unix.Unlinkat(int(p.dir.Fd()), p.base, 0)
 			return err
 		}
-		_ = e.dest.Chtimes(name, h.ModTime, h.ModTime)
+		setTime(p, h.ModTime)
 		return nil
 	}
 	if h.Size <= smallFile {

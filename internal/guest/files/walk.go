@@ -210,7 +210,7 @@ func (w *walk) next() (*entry, error) {
 		name := l.names[0]
 		l.names, l.last = l.names[1:], name
 		w.held--
-		if resume := l.resume; resume != nil {
+		if resume := l.resume; len(resume) > 0 {
 			l.resume = nil
 			if resume[0] == name {
 				if err := w.descend(name, joinPath(l.path, name), resume[1:]); err != nil {

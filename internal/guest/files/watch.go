@@ -69,7 +69,8 @@ type watcher struct {
 	file      *os.File // of inotify
 	fd        int      // the same; its File must stay non-blocking, which Fd would change
 	recursive bool
-	dir       *os.File // the top directory
+	root      string // the top directory, by which it is found again. Holding it open would keep its removal from being told
+	id        inode
 	only      string // the name watched, if it is a file: of the top directory, only this is told
 	top       int32
 	paths     map[int32]string // by watch descriptor; used by the reader alone once it runs
@@ -98,11 +99,7 @@ func (f *FS) watch(ctx context.Context, root, p string, opts WatchOptions, fn fu
 		f: f, ctx: ctx, file: os.NewFile(uintptr(fd), "inotify"), fd: fd, recursive: opts.Recursive,
 		paths: map[int32]string{}, events: make(chan Event, watchQueue), lost: make(chan struct{}, 1),
 	}
-	err = w.start(root, p)
-	if w.dir != nil {
-		defer func() { _ = w.dir.Close() }()
-	}
-	if err != nil {
+	if err := w.start(root, p); err != nil {
 		_ = w.file.Close()
 		return err
 	}
@@ -146,9 +143,10 @@ func (w *watcher) deliver(top string, fn func(Event) error) error {
 }
 
 func (w *watcher) start(root, p string) error {
+	var dir *os.File
 	var at string
 	err := w.f.asUser(func() error {
-		place, err := locate(root, p, true)
+		place, err := locate(root, p, how{follow: true})
 		if err != nil {
 			return err
 		}
@@ -164,17 +162,24 @@ func (w *watcher) start(root, p string) error {
 			w.only, name, at = place.base, ".", path.Dir(at)
 			w.recursive = false
 		}
-		w.dir, err = openDirAt(place.dir, name)
+		if dir, err = openDirAt(place.dir, name); err != nil {
+			return err
+		}
+		st, err = fstat(dir)
+		w.root, w.id = root, inodeOf(st)
 		return err
 	})
+	if dir != nil {
+		defer func() { _ = dir.Close() }()
+	}
 	if err != nil {
 		return err
 	}
-	w.top, err = w.add(w.dir, at)
+	w.top, err = w.add(dir, at)
 	if err != nil || !w.recursive {
 		return err
 	}
-	return w.addBelow(w.dir, at, false)
+	return w.addBelow(dir, at, false)
 }
 
 // add watches one directory. That the user may read it was seen when it was opened as the user.
@@ -331,7 +336,7 @@ func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		w.tell(Event{Op: EventOverflow})
 		if w.recursive { // directories made meanwhile; one too many is covered by the event
-			_ = w.addBelow(w.dir, w.paths[w.top], false)
+			w.enter(w.paths[w.top], false)
 		}
 		return
 	}
@@ -383,20 +388,30 @@ func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 	}
 	w.tell(ev)
 	if ev.Op == EventCreate && ev.Dir && w.recursive {
-		w.enter(ev.Path)
+		w.enter(ev.Path, true)
 	}
 }
 
-// enter watches a new directory and tells what is in it already. One that is gone again, or unreadable, is passed over.
-func (w *watcher) enter(at string) {
+// enter watches a directory and those below it, and with tell tells what is in them already. One that is gone again, or
+// unreadable, is passed over.
+func (w *watcher) enter(at string, tell bool) {
 	var dir *os.File
-	err := w.f.asUser(func() (err error) {
-		dir, err = openBelow(w.dir, strings.TrimPrefix(at, strings.TrimSuffix(w.paths[w.top], "/")+"/"))
+	err := w.f.asUser(func() error {
+		top := w.paths[w.top]
+		p, err := locate(w.root, top, how{})
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		if st, err := lstatAt(p.dir, p.base); err != nil || inodeOf(st) != w.id {
+			return errChanged
+		}
+		dir, err = openBelow(p.dir, p.base+strings.TrimPrefix(at, strings.TrimSuffix(top, "/")))
 		return err
 	})
 	if err == nil {
 		if _, err = w.add(dir, at); err == nil {
-			err = w.addBelow(dir, at, true)
+			err = w.addBelow(dir, at, tell)
 		}
 		_ = dir.Close()
 	}
@@ -408,7 +423,7 @@ func (w *watcher) enter(at string) {
 // openBelow opens a directory name by name and follows no links.
 func openBelow(top *os.File, rel string) (*os.File, error) {
 	dir := top
-	for name := range strings.SplitSeq(rel, "/") {
+	for name := range strings.SplitSeq(strings.TrimSuffix(rel, "/"), "/") {
 		sub, err := openDirAt(dir, name)
 		if dir != top {
 			_ = dir.Close()

@@ -74,12 +74,7 @@ func locateForWrite(root, path string, mkdir bool) (*place, error) {
 		return nil, err
 	}
 	defer t.close()
-	if mkdir && len(names) > 1 {
-		if err := t.mkdirAll(names[:len(names)-1], 0o755); err != nil {
-			return nil, err
-		}
-	}
-	p, err := t.locate(names, false)
+	p, err := t.locate(names, how{mkdir: mkdir})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +94,7 @@ func followExisting(root string, p *place) (*place, *stat, error) {
 	if err != nil || !isLink(st) {
 		return p, st, err
 	}
-	target, err := locate(root, p.path(), true)
+	target, err := locate(root, p.path(), how{follow: true})
 	if err != nil {
 		return p, nil, err
 	}

@@ -519,6 +519,8 @@ type Frame struct {
 	//	*Frame_Input
 	//	*Frame_Contexts
 	//	*Frame_Count
+	//	*Frame_Listed
+	//	*Frame_Ready
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	Last          bool         `protobuf:"varint,16,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -697,6 +699,24 @@ func (x *Frame) GetCount() int64 {
 	return 0
 }
 
+func (x *Frame) GetListed() *ListEnd {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Listed); ok {
+			return x.Listed
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetReady() *Ready {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Ready); ok {
+			return x.Ready
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetLast() bool {
 	if x != nil {
 		return x.Last
@@ -768,6 +788,14 @@ type Frame_Count struct {
 	Count int64 `protobuf:"varint,15,opt,name=count,proto3,oneof"`
 }
 
+type Frame_Listed struct {
+	Listed *ListEnd `protobuf:"bytes,17,opt,name=listed,proto3,oneof"`
+}
+
+type Frame_Ready struct {
+	Ready *Ready `protobuf:"bytes,18,opt,name=ready,proto3,oneof"`
+}
+
 func (*Frame_Error) isFrame_Body() {}
 
 func (*Frame_Info) isFrame_Body() {}
@@ -797,6 +825,10 @@ func (*Frame_Input) isFrame_Body() {}
 func (*Frame_Contexts) isFrame_Body() {}
 
 func (*Frame_Count) isFrame_Body() {}
+
+func (*Frame_Listed) isFrame_Body() {}
+
+func (*Frame_Ready) isFrame_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2496,6 +2528,7 @@ type Verdict struct {
 	StartedUnixNs   int64                  `protobuf:"varint,17,opt,name=started_unix_ns,json=startedUnixNs,proto3" json:"started_unix_ns,omitempty"`
 	DisplaysDropped int64                  `protobuf:"varint,18,opt,name=displays_dropped,json=displaysDropped,proto3" json:"displays_dropped,omitempty"`
 	SurvivorsTotal  int64                  `protobuf:"varint,19,opt,name=survivors_total,json=survivorsTotal,proto3" json:"survivors_total,omitempty"`
+	MemoryKills     int64                  `protobuf:"varint,20,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"` // processes of this operation that were killed for memory
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2659,6 +2692,13 @@ func (x *Verdict) GetDisplaysDropped() int64 {
 func (x *Verdict) GetSurvivorsTotal() int64 {
 	if x != nil {
 		return x.SurvivorsTotal
+	}
+	return 0
+}
+
+func (x *Verdict) GetMemoryKills() int64 {
+	if x != nil {
+		return x.MemoryKills
 	}
 	return 0
 }
@@ -3313,6 +3353,7 @@ type FileMove struct {
 	From          []byte                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
 	To            []byte                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
 	Exclusive     bool                   `protobuf:"varint,4,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
+	Parents       bool                   `protobuf:"varint,5,opt,name=parents,proto3" json:"parents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3375,11 +3416,19 @@ func (x *FileMove) GetExclusive() bool {
 	return false
 }
 
+func (x *FileMove) GetParents() bool {
+	if x != nil {
+		return x.Parents
+	}
+	return false
+}
+
 type FileRemove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Root          []byte                 `protobuf:"bytes,1,opt,name=root,proto3" json:"root,omitempty"`
 	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	MissingOk     bool                   `protobuf:"varint,4,opt,name=missing_ok,json=missingOk,proto3" json:"missing_ok,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3431,6 +3480,13 @@ func (x *FileRemove) GetPath() []byte {
 func (x *FileRemove) GetRecursive() bool {
 	if x != nil {
 		return x.Recursive
+	}
+	return false
+}
+
+func (x *FileRemove) GetMissingOk() bool {
+	if x != nil {
+		return x.MissingOk
 	}
 	return false
 }
@@ -3501,6 +3557,8 @@ type TarIn struct {
 	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	MaxBytes      int64                  `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	MaxEntries    int64                  `protobuf:"varint,4,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	Parents       bool                   `protobuf:"varint,5,opt,name=parents,proto3" json:"parents,omitempty"`
+	Exclusive     bool                   `protobuf:"varint,6,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3561,6 +3619,20 @@ func (x *TarIn) GetMaxEntries() int64 {
 		return x.MaxEntries
 	}
 	return 0
+}
+
+func (x *TarIn) GetParents() bool {
+	if x != nil {
+		return x.Parents
+	}
+	return false
+}
+
+func (x *TarIn) GetExclusive() bool {
+	if x != nil {
+		return x.Exclusive
+	}
+	return false
 }
 
 type TarOut struct {
@@ -3777,12 +3849,13 @@ func (x *FileEvent) GetFrom() []byte {
 
 type TarStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Files         int64                  `protobuf:"varint,1,opt,name=files,proto3" json:"files,omitempty"`
-	Dirs          int64                  `protobuf:"varint,2,opt,name=dirs,proto3" json:"dirs,omitempty"`
-	Links         int64                  `protobuf:"varint,3,opt,name=links,proto3" json:"links,omitempty"`
-	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Skipped       [][]byte               `protobuf:"bytes,5,rep,name=skipped,proto3" json:"skipped,omitempty"`
-	Changed       [][]byte               `protobuf:"bytes,6,rep,name=changed,proto3" json:"changed,omitempty"`
+	Entries       int64                  `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Skipped       []*TarNote             `protobuf:"bytes,3,rep,name=skipped,proto3" json:"skipped,omitempty"`
+	SkippedCount  int64                  `protobuf:"varint,4,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	Changed       [][]byte               `protobuf:"bytes,5,rep,name=changed,proto3" json:"changed,omitempty"`
+	ChangedCount  int64                  `protobuf:"varint,6,opt,name=changed_count,json=changedCount,proto3" json:"changed_count,omitempty"`
+	Stripped      int64                  `protobuf:"varint,7,opt,name=stripped,proto3" json:"stripped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3817,23 +3890,9 @@ func (*TarStats) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{42}
 }
 
-func (x *TarStats) GetFiles() int64 {
+func (x *TarStats) GetEntries() int64 {
 	if x != nil {
-		return x.Files
-	}
-	return 0
-}
-
-func (x *TarStats) GetDirs() int64 {
-	if x != nil {
-		return x.Dirs
-	}
-	return 0
-}
-
-func (x *TarStats) GetLinks() int64 {
-	if x != nil {
-		return x.Links
+		return x.Entries
 	}
 	return 0
 }
@@ -3845,11 +3904,18 @@ func (x *TarStats) GetBytes() int64 {
 	return 0
 }
 
-func (x *TarStats) GetSkipped() [][]byte {
+func (x *TarStats) GetSkipped() []*TarNote {
 	if x != nil {
 		return x.Skipped
 	}
 	return nil
+}
+
+func (x *TarStats) GetSkippedCount() int64 {
+	if x != nil {
+		return x.SkippedCount
+	}
+	return 0
 }
 
 func (x *TarStats) GetChanged() [][]byte {
@@ -3857,6 +3923,160 @@ func (x *TarStats) GetChanged() [][]byte {
 		return x.Changed
 	}
 	return nil
+}
+
+func (x *TarStats) GetChangedCount() int64 {
+	if x != nil {
+		return x.ChangedCount
+	}
+	return 0
+}
+
+func (x *TarStats) GetStripped() int64 {
+	if x != nil {
+		return x.Stripped
+	}
+	return 0
+}
+
+type TarNote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TarNote) Reset() {
+	*x = TarNote{}
+	mi := &file_wire_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TarNote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TarNote) ProtoMessage() {}
+
+func (x *TarNote) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TarNote.ProtoReflect.Descriptor instead.
+func (*TarNote) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *TarNote) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *TarNote) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ListEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Next          []byte                 `protobuf:"bytes,1,opt,name=next,proto3" json:"next,omitempty"`
+	Unreadable    int64                  `protobuf:"varint,2,opt,name=unreadable,proto3" json:"unreadable,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEnd) Reset() {
+	*x = ListEnd{}
+	mi := &file_wire_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEnd) ProtoMessage() {}
+
+func (x *ListEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEnd.ProtoReflect.Descriptor instead.
+func (*ListEnd) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListEnd) GetNext() []byte {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *ListEnd) GetUnreadable() int64 {
+	if x != nil {
+		return x.Unreadable
+	}
+	return 0
+}
+
+type Ready struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ready) Reset() {
+	*x = Ready{}
+	mi := &file_wire_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ready) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ready) ProtoMessage() {}
+
+func (x *Ready) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ready.ProtoReflect.Descriptor instead.
+func (*Ready) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{45}
 }
 
 // HostCall is code in the sandbox calling a function of the host. Its payload
@@ -3872,7 +4092,7 @@ type HostCall struct {
 
 func (x *HostCall) Reset() {
 	*x = HostCall{}
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4104,7 @@ func (x *HostCall) String() string {
 func (*HostCall) ProtoMessage() {}
 
 func (x *HostCall) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4117,7 @@ func (x *HostCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostCall.ProtoReflect.Descriptor instead.
 func (*HostCall) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{43}
+	return file_wire_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostCall) GetOp() string {
@@ -3955,7 +4175,7 @@ const file_wire_proto_rawDesc = "" +
 	"\bcontexts\x18\x15 \x01(\v2\x1a.recluse.guest.v1.ContextsH\x00R\bcontexts\x125\n" +
 	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x129\n" +
 	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCallB\x06\n" +
-	"\x04call\"\xce\x05\n" +
+	"\x04call\"\xb4\x06\n" +
 	"\x05Frame\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x17.recluse.guest.v1.ErrorH\x00R\x05error\x12-\n" +
 	"\x04info\x18\x02 \x01(\v2\x17.recluse.guest.v1.GuestH\x00R\x04info\x125\n" +
@@ -3972,7 +4192,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x03tar\x18\f \x01(\v2\x1a.recluse.guest.v1.TarStatsH\x00R\x03tar\x12/\n" +
 	"\x05input\x18\r \x01(\v2\x17.recluse.guest.v1.InputH\x00R\x05input\x12;\n" +
 	"\bcontexts\x18\x0e \x01(\v2\x1d.recluse.guest.v1.ContextListH\x00R\bcontexts\x12\x16\n" +
-	"\x05count\x18\x0f \x01(\x03H\x00R\x05count\x12\x12\n" +
+	"\x05count\x18\x0f \x01(\x03H\x00R\x05count\x123\n" +
+	"\x06listed\x18\x11 \x01(\v2\x19.recluse.guest.v1.ListEndH\x00R\x06listed\x12/\n" +
+	"\x05ready\x18\x12 \x01(\v2\x17.recluse.guest.v1.ReadyH\x00R\x05ready\x12\x12\n" +
 	"\x04last\x18\x10 \x01(\bR\x04lastB\x06\n" +
 	"\x04body\"I\n" +
 	"\x05Error\x12\x12\n" +
@@ -4130,7 +4352,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1c\n" +
 	"\ttraceback\x18\x03 \x01(\tR\ttraceback\x12\x12\n" +
-	"\x04line\x18\x04 \x01(\x05R\x04line\"\x9f\x06\n" +
+	"\x04line\x18\x04 \x01(\x05R\x04line\"\xc2\x06\n" +
 	"\aVerdict\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x120\n" +
 	"\x06ending\x18\x02 \x01(\x0e2\x18.recluse.guest.v1.EndingR\x06ending\x12\x1b\n" +
@@ -4156,7 +4378,8 @@ const file_wire_proto_rawDesc = "" +
 	"has_result\x18\x10 \x01(\bR\thasResult\x12&\n" +
 	"\x0fstarted_unix_ns\x18\x11 \x01(\x03R\rstartedUnixNs\x12)\n" +
 	"\x10displays_dropped\x18\x12 \x01(\x03R\x0fdisplaysDropped\x12'\n" +
-	"\x0fsurvivors_total\x18\x13 \x01(\x03R\x0esurvivorsTotal\x1a;\n" +
+	"\x0fsurvivors_total\x18\x13 \x01(\x03R\x0esurvivorsTotal\x12!\n" +
+	"\fmemory_kills\x18\x14 \x01(\x03R\vmemoryKills\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
@@ -4209,27 +4432,32 @@ const file_wire_proto_rawDesc = "" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x18\n" +
 	"\aparents\x18\x03 \x01(\bR\aparents\x12\x12\n" +
-	"\x04mode\x18\x04 \x01(\rR\x04mode\"`\n" +
+	"\x04mode\x18\x04 \x01(\rR\x04mode\"z\n" +
 	"\bFileMove\x12\x12\n" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\fR\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\fR\x02to\x12\x1c\n" +
-	"\texclusive\x18\x04 \x01(\bR\texclusive\"R\n" +
+	"\texclusive\x18\x04 \x01(\bR\texclusive\x12\x18\n" +
+	"\aparents\x18\x05 \x01(\bR\aparents\"q\n" +
 	"\n" +
 	"FileRemove\x12\x12\n" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x1c\n" +
-	"\trecursive\x18\x03 \x01(\bR\trecursive\"Q\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\x12\x1d\n" +
+	"\n" +
+	"missing_ok\x18\x04 \x01(\bR\tmissingOk\"Q\n" +
 	"\tFileWatch\x12\x12\n" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x1c\n" +
-	"\trecursive\x18\x03 \x01(\bR\trecursive\"m\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\"\xa5\x01\n" +
 	"\x05TarIn\x12\x12\n" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x1b\n" +
 	"\tmax_bytes\x18\x03 \x01(\x03R\bmaxBytes\x12\x1f\n" +
 	"\vmax_entries\x18\x04 \x01(\x03R\n" +
-	"maxEntries\"2\n" +
+	"maxEntries\x12\x18\n" +
+	"\aparents\x18\x05 \x01(\bR\aparents\x12\x1c\n" +
+	"\texclusive\x18\x06 \x01(\bR\texclusive\"2\n" +
 	"\x06TarOut\x12\x12\n" +
 	"\x04root\x18\x01 \x01(\fR\x04root\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\fR\x05paths\"\xad\x01\n" +
@@ -4245,14 +4473,24 @@ const file_wire_proto_rawDesc = "" +
 	"\tFileEvent\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
-	"\x04from\x18\x03 \x01(\fR\x04from\"\x94\x01\n" +
-	"\bTarStats\x12\x14\n" +
-	"\x05files\x18\x01 \x01(\x03R\x05files\x12\x12\n" +
-	"\x04dirs\x18\x02 \x01(\x03R\x04dirs\x12\x14\n" +
-	"\x05links\x18\x03 \x01(\x03R\x05links\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x18\n" +
-	"\askipped\x18\x05 \x03(\fR\askipped\x12\x18\n" +
-	"\achanged\x18\x06 \x03(\fR\achanged\"H\n" +
+	"\x04from\x18\x03 \x01(\fR\x04from\"\xef\x01\n" +
+	"\bTarStats\x12\x18\n" +
+	"\aentries\x18\x01 \x01(\x03R\aentries\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x123\n" +
+	"\askipped\x18\x03 \x03(\v2\x19.recluse.guest.v1.TarNoteR\askipped\x12#\n" +
+	"\rskipped_count\x18\x04 \x01(\x03R\fskippedCount\x12\x18\n" +
+	"\achanged\x18\x05 \x03(\fR\achanged\x12#\n" +
+	"\rchanged_count\x18\x06 \x01(\x03R\fchangedCount\x12\x1a\n" +
+	"\bstripped\x18\a \x01(\x03R\bstripped\"5\n" +
+	"\aTarNote\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"=\n" +
+	"\aListEnd\x12\x12\n" +
+	"\x04next\x18\x01 \x01(\fR\x04next\x12\x1e\n" +
+	"\n" +
+	"unreadable\x18\x02 \x01(\x03R\n" +
+	"unreadable\"\a\n" +
+	"\x05Ready\"H\n" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
@@ -4280,7 +4518,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_wire_proto_goTypes = []any{
 	(Ending)(0),         // 0: recluse.guest.v1.Ending
 	(*Request)(nil),     // 1: recluse.guest.v1.Request
@@ -4326,12 +4564,15 @@ var file_wire_proto_goTypes = []any{
 	(*FileInfo)(nil),    // 41: recluse.guest.v1.FileInfo
 	(*FileEvent)(nil),   // 42: recluse.guest.v1.FileEvent
 	(*TarStats)(nil),    // 43: recluse.guest.v1.TarStats
-	(*HostCall)(nil),    // 44: recluse.guest.v1.HostCall
-	nil,                 // 45: recluse.guest.v1.Identity.EnvEntry
-	nil,                 // 46: recluse.guest.v1.Exec.MetadataEntry
-	nil,                 // 47: recluse.guest.v1.Cell.MetadataEntry
-	nil,                 // 48: recluse.guest.v1.Cell.EnvEntry
-	nil,                 // 49: recluse.guest.v1.Verdict.MetadataEntry
+	(*TarNote)(nil),     // 44: recluse.guest.v1.TarNote
+	(*ListEnd)(nil),     // 45: recluse.guest.v1.ListEnd
+	(*Ready)(nil),       // 46: recluse.guest.v1.Ready
+	(*HostCall)(nil),    // 47: recluse.guest.v1.HostCall
+	nil,                 // 48: recluse.guest.v1.Identity.EnvEntry
+	nil,                 // 49: recluse.guest.v1.Exec.MetadataEntry
+	nil,                 // 50: recluse.guest.v1.Cell.MetadataEntry
+	nil,                 // 51: recluse.guest.v1.Cell.EnvEntry
+	nil,                 // 52: recluse.guest.v1.Verdict.MetadataEntry
 }
 var file_wire_proto_depIdxs = []int32{
 	7,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
@@ -4355,7 +4596,7 @@ var file_wire_proto_depIdxs = []int32{
 	11, // 18: recluse.guest.v1.Request.warm:type_name -> recluse.guest.v1.Warm
 	10, // 19: recluse.guest.v1.Request.contexts:type_name -> recluse.guest.v1.Contexts
 	12, // 20: recluse.guest.v1.Request.quiesce:type_name -> recluse.guest.v1.Quiesce
-	44, // 21: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
+	47, // 21: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
 	3,  // 22: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
 	13, // 23: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
 	20, // 24: recluse.guest.v1.Frame.started:type_name -> recluse.guest.v1.Started
@@ -4368,25 +4609,28 @@ var file_wire_proto_depIdxs = []int32{
 	43, // 31: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
 	19, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
 	30, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
-	5,  // 34: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
-	45, // 35: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
-	46, // 36: recluse.guest.v1.Exec.metadata:type_name -> recluse.guest.v1.Exec.MetadataEntry
-	47, // 37: recluse.guest.v1.Cell.metadata:type_name -> recluse.guest.v1.Cell.MetadataEntry
-	48, // 38: recluse.guest.v1.Cell.env:type_name -> recluse.guest.v1.Cell.EnvEntry
-	0,  // 39: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
-	23, // 40: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
-	23, // 41: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
-	24, // 42: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
-	25, // 43: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
-	49, // 44: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
-	26, // 45: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
-	27, // 46: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
-	29, // 47: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	45, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
+	46, // 35: recluse.guest.v1.Frame.ready:type_name -> recluse.guest.v1.Ready
+	5,  // 36: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
+	48, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
+	49, // 38: recluse.guest.v1.Exec.metadata:type_name -> recluse.guest.v1.Exec.MetadataEntry
+	50, // 39: recluse.guest.v1.Cell.metadata:type_name -> recluse.guest.v1.Cell.MetadataEntry
+	51, // 40: recluse.guest.v1.Cell.env:type_name -> recluse.guest.v1.Cell.EnvEntry
+	0,  // 41: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
+	23, // 42: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
+	23, // 43: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
+	24, // 44: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
+	25, // 45: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
+	52, // 46: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
+	26, // 47: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
+	27, // 48: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
+	29, // 49: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
+	44, // 50: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -4434,6 +4678,8 @@ func file_wire_proto_init() {
 		(*Frame_Input)(nil),
 		(*Frame_Contexts)(nil),
 		(*Frame_Count)(nil),
+		(*Frame_Listed)(nil),
+		(*Frame_Ready)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4441,7 +4687,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

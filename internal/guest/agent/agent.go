@@ -1,0 +1,218 @@
+//go:build linux
+
+// Package agent is the guest: our one process inside a sandbox. It runs commands and
+// interpreters for the host, keeps their output, and reads and writes files, all over
+// the one stream it was born with (package wire).
+//
+// The guest runs as root of the sandbox where it can; what it starts never does. It
+// trusts the host and nothing else.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/files"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// Version is set by the linker.
+var Version = "dev"
+
+// Agent is the guest's state.
+type Agent struct {
+	cfg   Config
+	self  string // our own binary, for nannies
+	files *files.FS
+	ops   *table
+	born  time.Time
+
+	mu       sync.Mutex
+	session  *wire.Session           // guarded by mu; the attachment of now, nil without one
+	identity *wire.Identity          // guarded by mu
+	idle     []*nanny.Nanny          // guarded by mu; nannies without a tree
+	interps  map[string]*interpreter // guarded by mu
+	trees    map[int]*op             // guarded by mu; by nanny pid, whose tree it is
+	closed   bool                    // guarded by mu
+}
+
+// maxIdleNannies is how many are kept for the next commands; each costs a few MB.
+const maxIdleNannies = 2
+
+// Main runs the guest until its stream ends.
+func Main() int {
+	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
+		return nanny.Main(os.Args[2])
+	}
+	cfg, token, err := configFromEnv()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
+		return 2
+	}
+	if err := run(cfg, token, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
+		return 1
+	}
+	return 0
+}
+
+func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
+	debug.SetGCPercent(50)
+	if n := runtime.GOMAXPROCS(0); n > 4 {
+		runtime.GOMAXPROCS(4)
+	}
+	// Nothing that runs here may trace us or read our memory and environment.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("become unreadable: %w", err)
+	}
+	// Orphans whose nanny has died come to us rather than to a stranger.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become a subreaper: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	for _, t := range cfg.Tmpfs {
+		if err := t.mount(); err != nil {
+			return err
+		}
+	}
+	if err := prepareState(cfg.State); err != nil {
+		return fmt.Errorf("prepare %s: %w", cfg.State, err)
+	}
+	a := &Agent{
+		cfg: cfg, self: self, born: time.Now(),
+		files:   files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: os.Getuid() == 0 && cfg.UID > 0}),
+		ops:     &table{dir: cfg.State, ops: map[string]*op{}},
+		interps: map[string]*interpreter{},
+		trees:   map[int]*op{},
+	}
+	if cfg.Memory > 0 {
+		go a.police()
+	}
+	return a.attachments(wire.NewLink(in, out, token))
+}
+
+// attachments serves one host after the other.
+func (a *Agent) attachments(link *wire.Link) error {
+	for {
+		at, err := link.Accept(func(h *wire.Hello) *wire.Welcome {
+			a.adopt(h.Identity)
+			return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
+		})
+		if err != nil {
+			return fmt.Errorf("await a host: %w", err)
+		}
+		s, err := wire.NewSession(at, at, false)
+		if err != nil {
+			return err
+		}
+		a.mu.Lock()
+		a.session = s
+		a.mu.Unlock()
+		a.serve(s, at.Epoch)
+		_ = s.Close() // it has ended already, or a stranger broke it
+		a.mu.Lock()
+		if a.session == s {
+			a.session = nil
+		}
+		a.mu.Unlock()
+		a.ops.cut(at.Epoch)
+	}
+}
+
+func (a *Agent) serve(s *wire.Session, epoch uint64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for {
+		st, err := s.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer st.Close()
+			for {
+				req := &wire.Request{}
+				if err := st.Receive(req); err != nil {
+					return
+				}
+				if !a.handle(ctx, st, req, epoch) {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// takeNanny gives a nanny without a tree.
+func (a *Agent) takeNanny() (*nanny.Nanny, error) {
+	a.mu.Lock()
+	if n := len(a.idle); n > 0 {
+		got := a.idle[n-1]
+		a.idle = a.idle[:n-1]
+		a.mu.Unlock()
+		return got, nil
+	}
+	a.mu.Unlock()
+	return nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles})
+}
+
+// giveNanny takes back one whose tree has ended.
+func (a *Agent) giveNanny(n *nanny.Nanny) {
+	a.mu.Lock()
+	delete(a.trees, n.PID())
+	if len(a.idle) < maxIdleNannies {
+		a.idle = append(a.idle, n)
+		a.mu.Unlock()
+		return
+	}
+	a.mu.Unlock()
+	n.Close()
+}
+
+// own notes whose tree a nanny looks after.
+func (a *Agent) own(n *nanny.Nanny, o *op) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.trees[n.PID()] = o
+}
+
+func (a *Agent) disown(n *nanny.Nanny) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.trees, n.PID())
+}
+
+// lookPython finds the interpreter of the sandbox, or "".
+func (a *Agent) lookPython() string {
+	if a.cfg.Python != "" {
+		return a.cfg.Python
+	}
+	for _, name := range []string{"python3", "python"} {
+		if p, err := exec.LookPath(name); err == nil {
+			return p
+		}
+	}
+	return ""
+}
+
+// lookShell finds bash, or sh, or "".
+func lookShell() string {
+	for _, p := range []string{"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh"} {
+		if unix.Access(p, unix.X_OK) == nil {
+			return p
+		}
+	}
+	return ""
+}

@@ -1,0 +1,596 @@
+//go:build linux
+
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/kernel"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+const (
+	// maxDisplays bounds the shown values of one cell that are kept for its verdict.
+	maxDisplays     = 256
+	maxDisplayBytes = 2 << 20
+	// interruptWait is how long an interrupted cell may take to give up when the caller
+	// has set no grace of its own.
+	interruptWait = 2 * time.Second
+	// deathWait is how long a dead interpreter's exit status is waited for.
+	deathWait = 5 * time.Second
+)
+
+// cellEnd is the interpreter's last word on a cell.
+type cellEnd struct {
+	ID       uint32 `json:"id"`
+	Status   string `json:"status"`
+	ExitCode *int   `json:"exit_code"`
+	Error    *struct {
+		Name      string `json:"name"`
+		Value     string `json:"value"`
+		Traceback string `json:"traceback"`
+		Line      *int   `json:"line"`
+	} `json:"error"`
+	CPUNanos int64 `json:"cpu_ns"`
+	MaxRSS   int64 `json:"maxrss"`
+	Result   bool  `json:"result"`
+	Spawned  int   `json:"spawned"`
+}
+
+// cell runs one Cell and answers with its verdict.
+func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bool) {
+	code := req.Code
+	if req.CodeFollows {
+		var bad *wire.Error
+		if code, bad = receiveCode(st, code); bad != nil {
+			if bad.Code == "" {
+				return false
+			}
+			return answer(st, bad) && false // the rest of the code is still on its way
+		}
+	}
+	name := req.Context
+	if name == "" {
+		name = "default"
+	}
+	if !goodID.MatchString(name) {
+		return answer(st, failure("invalid_request", "context %q is not a name: letters, digits, dot, dash and underscore, at most 64", clip(name, 80)))
+	}
+	o, bad := a.ops.add(newOp{
+		id: req.Id, kind: "cell", command: firstLine(code), context: name, inline: req.InlineBytes, spool: req.SpoolBytes,
+		detach: req.Detach, epoch: epoch, meta: req.Metadata,
+	})
+	if bad != nil {
+		return answer(st, bad)
+	}
+	if req.Stream {
+		o.live = func(stream int, at int64, p []byte) error {
+			return st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: p}}})
+		}
+	}
+	r := &cellRun{agent: a, op: o, req: req, stream: st}
+	v, bad := r.run(name, code)
+	for _, s := range o.out {
+		s.end()
+	}
+	if bad != nil {
+		o.finish(&wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: 126, StartError: bad.Message})
+		return answer(st, bad) && !req.Stdin
+	}
+	o.finish(v)
+	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil && !req.Stdin
+}
+
+func receiveCode(st *wire.Stream, code []byte) ([]byte, *wire.Error) {
+	for {
+		f := &wire.Frame{}
+		if err := st.Receive(f); err != nil {
+			return nil, &wire.Error{}
+		}
+		if f.GetEof() {
+			return code, nil
+		}
+		if len(code)+len(f.GetData()) > wire.MaxCode {
+			return nil, failure("too_large", "code of more than %d bytes", wire.MaxCode)
+		}
+		code = append(code, f.GetData()...)
+	}
+}
+
+func firstLine(code []byte) string {
+	for i, c := range code {
+		if c == '\n' || i > 200 {
+			return string(code[:i])
+		}
+	}
+	return string(code)
+}
+
+// cellRun is a cell under way.
+type cellRun struct {
+	agent  *Agent
+	op     *op
+	req    *wire.Cell
+	stream *wire.Stream
+	interp *interpreter
+
+	displays  [][]byte
+	shown     int
+	dropped   int64
+	hasResult bool
+}
+
+func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
+	o := r.op
+	// The time counts from here, so that a cell that waits behind another one or for the
+	// interpreter's start is still answered in time.
+	var timeout *time.Timer
+	if r.req.TimeoutNs > 0 {
+		timeout = time.AfterFunc(time.Duration(r.req.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) })
+		defer timeout.Stop()
+	}
+	gaveUp := make(chan struct{})
+	o.armed(func() { close(gaveUp) })
+
+	var i *interpreter
+	for {
+		var bad *wire.Error
+		if i, bad = r.agent.interpreterFor(name); bad != nil {
+			return nil, bad
+		}
+		select {
+		case <-i.turn:
+		case <-gaveUp:
+			return &wire.Verdict{Ending: o.ending(), ExitCode: -1, StateKept: true}, nil
+		}
+		i.mu.Lock()
+		dead := i.dead
+		i.mu.Unlock()
+		if !dead {
+			break
+		}
+		i.turn <- struct{}{} // for the next in the queue to find out
+	}
+	r.interp = i
+	defer func() { i.turn <- struct{}{} }()
+	i.freshen()
+	r.agent.own(i.nanny, o)
+	defer r.agent.disown(i.nanny)
+
+	i.seq++
+	header := map[string]any{"id": i.seq}
+	if len(r.req.Argv) > 0 {
+		argv := make([]string, len(r.req.Argv))
+		for k, s := range r.req.Argv {
+			argv[k] = string(s)
+		}
+		header["argv"] = argv
+	}
+	if len(r.req.Env) > 0 {
+		header["env"] = r.req.Env
+	}
+	if r.req.Stdin {
+		path, done, err := r.stdin()
+		if err != nil {
+			return nil, failure("internal", "no pipe for the cell's input: %v", err)
+		}
+		defer done()
+		header["stdin"] = path
+	}
+	payload, err := headed(header, code)
+	if err != nil {
+		return nil, failure("internal", "%v", err)
+	}
+	i.emitMu.Lock()
+	i.op = o
+	i.emitMu.Unlock()
+	o.mu.Lock()
+	o.pid = i.pid
+	o.signal = r.signal
+	o.mu.Unlock()
+	o.armed(r.interrupt) // from now on there is something to interrupt
+	end, err := r.converse(payload)
+	return r.verdict(end, err), nil
+}
+
+// interrupt asks the cell to stop, and ends the interpreter if it does not.
+func (r *cellRun) interrupt() {
+	_ = r.interp.nanny.Signal(syscall.SIGINT, false)
+	grace := time.Duration(r.req.GraceNs)
+	if grace <= 0 {
+		grace = interruptWait
+	}
+	go func() {
+		again := time.NewTicker(grace / 4)
+		defer again.Stop()
+		last := time.NewTimer(grace)
+		defer last.Stop()
+		for {
+			select {
+			case <-r.op.done:
+				return
+			case <-again.C:
+				// Code may swallow one interrupt; a stopped interpreter hears none.
+				_ = r.interp.nanny.Signal(syscall.SIGCONT, false)
+				_ = r.interp.nanny.Signal(syscall.SIGINT, false)
+			case <-last.C:
+				_ = r.interp.nanny.SignalTree(syscall.SIGKILL)
+				return
+			}
+		}
+	}()
+}
+
+func (r *cellRun) signal(s int32, tree bool) error {
+	r.op.mu.Lock()
+	r.op.asked = s
+	r.op.mu.Unlock()
+	if tree {
+		return r.interp.nanny.SignalTree(syscall.Signal(s))
+	}
+	return r.interp.nanny.Signal(syscall.Signal(s), false)
+}
+
+// converse sends the cell and listens until its end. An error means that the
+// interpreter has gone.
+func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
+	i := r.interp
+	// Large code must not wait for an interpreter that is busy telling us something.
+	sent := make(chan error, 1)
+	if size := len(payload[len(payload)-1]); size > 32<<10 {
+		go func() { sent <- i.send(kernel.TypeExecute, payload...) }()
+	} else if err := i.send(kernel.TypeExecute, payload...); err != nil {
+		return nil, err
+	}
+	for {
+		typ, p, err := i.read()
+		if err != nil {
+			return nil, err
+		}
+		switch typ {
+		case kernel.TypeOutput:
+			if len(p) < 5 {
+				return nil, fmt.Errorf("output frame of %d bytes", len(p))
+			}
+			stream := int(p[4])
+			if stream != 1 && stream != 2 {
+				return nil, fmt.Errorf("output on stream %d", stream)
+			}
+			i.emitMu.Lock()
+			i.deliver(stream, p[5:])
+			i.emitMu.Unlock()
+		case kernel.TypeDisplay:
+			if err := r.display(p); err != nil {
+				return nil, err
+			}
+		case kernel.TypeCall:
+			if err := r.hostCall(p); err != nil {
+				return nil, err
+			}
+		case kernel.TypeEnd:
+			end := &cellEnd{}
+			if err := json.Unmarshal(p, end); err != nil {
+				return nil, err
+			}
+			if end.ID != i.seq {
+				continue // of a cell before; ours is still to come
+			}
+			i.emitMu.Lock()
+			i.drain()
+			i.emitMu.Unlock()
+			return end, nil
+		}
+	}
+}
+
+func (r *cellRun) display(p []byte) error {
+	h, body, err := kernel.Header(p)
+	if err != nil {
+		return err
+	}
+	var head struct {
+		Kind string `json:"kind"`
+	}
+	if err := json.Unmarshal(h, &head); err != nil {
+		return err
+	}
+	if len(r.displays) >= maxDisplays || r.shown+len(body) > maxDisplayBytes {
+		r.dropped++
+		return nil
+	}
+	bundle := append([]byte(nil), body...)
+	r.shown += len(bundle)
+	r.displays = append(r.displays, bundle)
+	r.hasResult = head.Kind == "result"
+	if r.req.Stream && !r.hasResult {
+		_ = r.stream.Send(&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: bundle}}}) // the verdict has it too
+	}
+	return nil
+}
+
+func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
+	o, i := r.op, r.interp
+	v := &wire.Verdict{Displays: r.displays, HasResult: r.hasResult, DisplaysDropped: r.dropped, ExitCode: -1}
+	if err != nil {
+		return r.obituary(v)
+	}
+	i.cells++
+	v.StateKept = true
+	v.CpuNs, v.PeakMemory = end.CPUNanos, end.MaxRSS
+	why := o.ending()
+	switch {
+	case why != wire.Ending_ENDING_UNKNOWN && end.Status != "ok":
+		v.Ending = why
+	default:
+		v.Ending = wire.Ending_ENDING_EXIT
+		v.ExitCode = 0
+		if end.ExitCode != nil {
+			v.ExitCode = int32(*end.ExitCode)
+		} else if end.Status != "ok" {
+			v.ExitCode = 1
+		}
+	}
+	if end.Error != nil {
+		v.CellError = &wire.CellError{Name: clip(end.Error.Name, 200), Value: clip(end.Error.Value, 64<<10), Traceback: clip(end.Error.Traceback, 256<<10)}
+		if end.Error.Line != nil {
+			v.CellError.Line = int32(*end.Error.Line)
+		}
+	}
+	kill := v.Ending == why && why != wire.Ending_ENDING_UNKNOWN || r.req.KillSurvivors
+	if kill || end.Spawned > 0 || len(i.known) > 0 {
+		r.survivors(v, kill)
+	}
+	i.emitMu.Lock()
+	i.op = nil
+	i.emitMu.Unlock()
+	return v
+}
+
+// survivors lists what this cell left alive, and ends it if asked.
+func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
+	i := r.interp
+	all, ok := i.list()
+	fresh := i.fresh(all)
+	for k, p := range fresh {
+		if k < 64 {
+			v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
+		}
+	}
+	v.SurvivorsTotal = int64(len(fresh))
+	deadline := time.Now().Add(killWait)
+	for kill && ok && len(fresh) > 0 && time.Now().Before(deadline) {
+		_ = i.nanny.Kill(fresh)
+		time.Sleep(time.Millisecond)
+		all, ok = i.list()
+		fresh = i.fresh(all)
+	}
+	if ok {
+		i.remember(all)
+	}
+}
+
+// obituary says how the interpreter died.
+func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
+	o, i := r.op, r.interp
+	// It may have closed its end and live on; it is of no use any more.
+	_ = i.nanny.Signal(syscall.SIGKILL, false)
+	exited := r.awaitDeath()
+	i.emitMu.Lock()
+	i.drain()
+	i.op = nil
+	i.emitMu.Unlock()
+	o.mu.Lock()
+	why, asked, oom := o.why, o.asked, o.oom
+	o.mu.Unlock()
+	v.Ending = wire.Ending_ENDING_SIGNAL
+	if exited != nil {
+		ws := syscall.WaitStatus(exited.Status)
+		v.CpuNs, v.PeakMemory = exited.Usage.CPUNanos, exited.Usage.MaxRSS
+		if ws.Signaled() {
+			v.Signal = int32(ws.Signal())
+		} else {
+			v.Ending, v.ExitCode = wire.Ending_ENDING_EXIT, int32(ws.ExitStatus())
+		}
+		for k, p := range exited.Survivors {
+			if k < 64 {
+				v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: true})
+			}
+		}
+		v.SurvivorsTotal = int64(exited.Total)
+	}
+	switch {
+	case why != wire.Ending_ENDING_UNKNOWN:
+		v.Ending, v.ExitCode = why, -1
+	case oom:
+		v.Ending, v.ExitCode = wire.Ending_ENDING_MEMORY, -1
+	case asked != 0 && asked == v.Signal:
+		v.Ending = wire.Ending_ENDING_KILLED
+	}
+	i.discard()
+	return v
+}
+
+func (r *cellRun) awaitDeath() *nanny.Event {
+	late := time.NewTimer(deathWait)
+	defer late.Stop()
+	for {
+		select {
+		case e, ok := <-r.interp.events:
+			if !ok {
+				return nil
+			}
+			if e.Exited {
+				return e
+			}
+		case <-late.C:
+			return nil
+		}
+	}
+}
+
+// stdin makes a FIFO for the cell's input. The interpreter opens it by name, because
+// its descriptors were settled at its birth.
+func (r *cellRun) stdin() (path string, done func(), err error) {
+	path = filepath.Join(r.agent.cfg.State, r.op.id+".stdin")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return "", nil, err
+	}
+	if r.agent.cfg.UID > 0 {
+		if err := os.Chown(path, r.agent.cfg.UID, r.agent.cfg.GID); err != nil {
+			_ = os.Remove(path)
+			return "", nil, err
+		}
+	}
+	// Opened for both, so that neither side waits for the other and closing unblocks a write.
+	hold, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		_ = os.Remove(path)
+		return "", nil, err
+	}
+	w, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		_ = hold.Close()
+		_ = os.Remove(path)
+		return "", nil, err
+	}
+	go func() {
+		defer w.Close()
+		for {
+			f := &wire.Frame{}
+			if err := r.stream.Receive(f); err != nil {
+				if !r.req.Detach {
+					r.op.end(wire.Ending_ENDING_CANCELLED)
+				}
+				break
+			}
+			in := f.GetInput()
+			if len(in.GetStdin()) > 0 {
+				if _, err := w.Write(in.Stdin); err != nil {
+					continue // nobody reads it any more
+				}
+			}
+			if in.GetCancel() {
+				r.op.end(wire.Ending_ENDING_CANCELLED)
+			}
+			if in.GetCloseStdin() {
+				r.awaitReader(hold)
+				_ = hold.Close()
+				_ = w.Close()
+			}
+		}
+	}()
+	return path, func() {
+		_ = w.Close()
+		_ = hold.Close()
+		_ = os.Remove(path)
+	}, nil
+}
+
+// awaitReader keeps the FIFO open until the interpreter has opened it too: what was
+// written to a FIFO that nobody has open is lost.
+func (r *cellRun) awaitReader(hold *os.File) {
+	for range 2000 {
+		if r.op.finished() {
+			return
+		}
+		links, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.interp.pid))
+		if err == nil {
+			for _, l := range links {
+				if t, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", r.interp.pid, l.Name())); err == nil && t == hold.Name() {
+					return
+				}
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// callHeader is the interpreter's wish to call the host.
+type callHeader struct {
+	Call int    `json:"call"`
+	Name string `json:"name"`
+}
+
+// hostCall carries one call to the host and its reply back, beside the cell.
+func (r *cellRun) hostCall(p []byte) error {
+	h, body, err := kernel.Header(p)
+	if err != nil {
+		return err
+	}
+	var head callHeader
+	if err := json.Unmarshal(h, &head); err != nil {
+		return err
+	}
+	payload := append([]byte(nil), body...)
+	go func() {
+		reply, bad := r.agent.callHost(r.op, head.Name, payload)
+		header := map[string]any{"call": head.Call, "ok": bad == nil}
+		if bad != nil {
+			header["error"] = map[string]string{"code": bad.Code, "message": bad.Message}
+		}
+		if hd, err := headed(header, reply); err == nil {
+			_ = r.interp.send(kernel.TypeReply, hd...) // a dead interpreter needs no reply
+		}
+	}()
+	return nil
+}
+
+// callHost asks the host that is attached now.
+func (a *Agent) callHost(o *op, name string, payload []byte) ([]byte, *wire.Error) {
+	a.mu.Lock()
+	s := a.session
+	a.mu.Unlock()
+	gone := func(err error) *wire.Error { return failure("sandbox_detached", "the host is not there: %v", err) }
+	if s == nil {
+		return nil, gone(os.ErrClosed)
+	}
+	st, err := s.Open()
+	if err != nil {
+		return nil, gone(err)
+	}
+	defer st.Close()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-o.done: // a cell that has ended takes its calls along
+			st.Close()
+		case <-stop:
+		}
+	}()
+	if err := st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Op: o.id, Context: o.context, Name: name}}}); err != nil {
+		return nil, gone(err)
+	}
+	for len(payload) > 0 {
+		n := min(len(payload), wire.Chunk)
+		if err := st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: payload[:n]}}); err != nil {
+			return nil, gone(err)
+		}
+		payload = payload[n:]
+	}
+	if err := st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}}); err != nil {
+		return nil, gone(err)
+	}
+	var reply []byte
+	for {
+		f := &wire.Frame{}
+		if err := st.Receive(f); err != nil {
+			return nil, gone(err)
+		}
+		if e := f.GetError(); e != nil {
+			return nil, e
+		}
+		reply = append(reply, f.GetData()...)
+		if f.Last {
+			return reply, nil
+		}
+	}
+}

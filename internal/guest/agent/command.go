@@ -1,0 +1,523 @@
+//go:build linux
+
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+const (
+	// follow is how long output is waited for after the main process has ended, when
+	// something it left behind still holds the pipe.
+	follow = 200 * time.Millisecond
+	// killWait is how long a killed tree may take to vanish before the verdict says that it has not.
+	killWait = 10 * time.Second
+	// ptyDrain is how long the rest of a terminal's output is waited for.
+	ptyDrain = 500 * time.Millisecond
+)
+
+// command runs one Exec and answers with its verdict. It reports whether the stream
+// can carry another call.
+func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
+	argv := req.Argv
+	if len(req.Shell) > 0 {
+		sh := lookShell()
+		if sh == "" {
+			return answer(st, failure("no_shell", "this sandbox has neither bash nor sh"))
+		}
+		argv = [][]byte{[]byte(sh), []byte("-c"), req.Shell}
+	}
+	if len(argv) == 0 || len(argv[0]) == 0 {
+		return answer(st, failure("invalid_request", "no command"))
+	}
+	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Env...) {
+		if strings.IndexByte(string(s), 0) >= 0 {
+			return answer(st, failure("invalid_request", "NUL in the command, its environment or its directory"))
+		}
+	}
+	line := make([]string, len(argv))
+	for i, s := range argv {
+		line[i] = string(s)
+	}
+	o, bad := a.ops.add(newOp{
+		id: req.Id, kind: "command", command: strings.Join(line, " "), inline: req.InlineBytes, spool: req.SpoolBytes,
+		detach: req.Detach || req.Background, epoch: epoch, meta: req.Metadata,
+	})
+	if bad != nil {
+		return answer(st, bad)
+	}
+	c := &running{agent: a, op: o, req: req, argv: argv}
+	if req.Stream && !req.Background {
+		o.live = func(stream int, at int64, p []byte) error {
+			return st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: p}}})
+		}
+	}
+	if v := c.start(); v != nil {
+		o.finish(v)
+		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
+	}
+	started := &wire.Frame{Body: &wire.Frame_Started{Started: &wire.Started{Id: o.id, Pid: int32(c.pid)}}, Last: req.Background}
+	if req.Background {
+		go c.supervise()
+		return st.Send(started) == nil
+	}
+	interactive := req.Stdin || req.Pty
+	if req.Stream || interactive {
+		// A host that cannot be told has gone; then the attachment's end decides.
+		_ = st.Send(started)
+	}
+	if interactive {
+		go c.inputs(st)
+	}
+	v := c.supervise()
+	err := st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true})
+	// With input the other side may still be sending, so this stream's calls are over.
+	return err == nil && !interactive
+}
+
+// running is a command under way.
+type running struct {
+	agent *Agent
+	op    *op
+	req   *wire.Exec
+	argv  [][]byte
+	nanny *nanny.Nanny
+	pid   int
+
+	stdin *os.File // nil without
+	tty   *os.File // nil without
+	pumps sync.WaitGroup
+	flown chan struct{} // closed when all output has been read
+}
+
+// start gives a verdict when the command could not be started.
+func (c *running) start() *wire.Verdict {
+	refused := func(code int, text string) *wire.Verdict {
+		return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
+	}
+	env := c.agent.environment(c.req.Env)
+	dir := string(c.req.Dir)
+	if dir == "" {
+		dir = c.agent.cfg.Dir
+	}
+	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+		return refused(126, "working directory "+dir+": not a directory")
+	}
+	path, err := lookPath(string(c.argv[0]), dir, env)
+	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			return refused(126, string(c.argv[0])+": permission denied")
+		}
+		return refused(127, string(c.argv[0])+": not found")
+	}
+	plumbing, err := c.plumb()
+	if err != nil {
+		return refused(126, "no pipes for the command: "+err.Error())
+	}
+	n, err := c.agent.takeNanny()
+	if err == nil {
+		c.nanny = n
+		c.agent.own(n, c.op)
+		var e *nanny.Event
+		e, err = n.Start(&nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty}, plumbing.theirs)
+		if err == nil && e.PID == 0 {
+			plumbing.close()
+			c.closeInput()
+			c.agent.giveNanny(n)
+			code, text := nanny.Describe(string(c.argv[0]), e.Errno)
+			return refused(code, text)
+		}
+		if err == nil {
+			c.pid = e.PID
+		} else {
+			c.agent.disown(n)
+			n.Close()
+		}
+	}
+	if err != nil {
+		plumbing.close()
+		c.closeInput()
+		return refused(126, "the command could not be started: "+err.Error())
+	}
+	for _, f := range plumbing.theirs {
+		_ = f.Close() // the child has its own
+	}
+	c.flown = make(chan struct{})
+	for i, fd := range plumbing.outputs {
+		c.pumps.Add(1)
+		go func() {
+			defer c.pumps.Done()
+			pump(c.op, i+1, fd)
+			c.op.out[i].end()
+		}()
+	}
+	if len(plumbing.outputs) == 1 {
+		c.op.out[1].end()
+	}
+	go func() {
+		c.pumps.Wait()
+		close(c.flown)
+	}()
+	c.op.mu.Lock()
+	c.op.pid = c.pid
+	c.op.signal = c.signal
+	c.op.resize = c.resize
+	c.op.mu.Unlock()
+	return nil
+}
+
+type plumbing struct {
+	theirs  []*os.File
+	outputs []int // blocking descriptors: stdout, stderr
+}
+
+func (p *plumbing) close() {
+	for _, f := range p.theirs {
+		_ = f.Close()
+	}
+	for _, fd := range p.outputs {
+		_ = unix.Close(fd)
+	}
+}
+
+// plumb makes the pipes, or the terminal.
+func (c *running) plumb() (*plumbing, error) {
+	p := &plumbing{}
+	if c.req.Pty {
+		master, slave, err := pty.Open()
+		if err != nil {
+			return nil, err
+		}
+		if c.agent.cfg.UID > 0 {
+			if err := slave.Chown(c.agent.cfg.UID, c.agent.cfg.GID); err != nil {
+				_ = master.Close()
+				_ = slave.Close()
+				return nil, err
+			}
+		}
+		c.tty, c.stdin = master, master
+		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // a size nobody likes is no reason not to run
+		// The pump reads through its own blocking descriptor.
+		fd, err := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			_ = master.Close()
+			_ = slave.Close()
+			return nil, err
+		}
+		p.theirs = []*os.File{slave, slave, slave}
+		p.outputs = []int{fd}
+		return p, nil
+	}
+	if c.req.Stdin {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		c.stdin = w
+		p.theirs = append(p.theirs, r)
+	} else {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			return nil, err
+		}
+		p.theirs = append(p.theirs, f)
+	}
+	for range 2 {
+		var fds [2]int
+		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+			p.close()
+			c.closeInput()
+			return nil, err
+		}
+		p.outputs = append(p.outputs, fds[0])
+		p.theirs = append(p.theirs, os.NewFile(uintptr(fds[1]), "output"))
+	}
+	return p, nil
+}
+
+// pump reads a pipe to its end.
+func pump(o *op, stream, fd int) {
+	defer unix.Close(fd)
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := unix.Read(fd, buf)
+		if n > 0 {
+			o.emit(stream, buf[:n])
+			if n == len(buf) && len(buf) < wire.Chunk {
+				// A stream that fills the buffer is a flood: fewer, larger reads.
+				buf = make([]byte, min(8*len(buf), wire.Chunk))
+				if len(buf) >= wire.Chunk {
+					_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
+				}
+			}
+			continue
+		}
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
+			continue
+		}
+		return // the end; for a terminal that is EIO
+	}
+}
+
+// inputs carries what the host sends while the command runs.
+func (c *running) inputs(st *wire.Stream) {
+	for {
+		f := &wire.Frame{}
+		if err := st.Receive(f); err != nil {
+			// The host has gone. Whether the command goes on is decided by who cuts the
+			// attachment; its input is over in any case.
+			if !c.req.Detach {
+				c.op.end(wire.Ending_ENDING_CANCELLED)
+			}
+			c.closeInput()
+			return
+		}
+		in := f.GetInput()
+		if in == nil {
+			continue
+		}
+		if len(in.Stdin) > 0 && c.stdin != nil {
+			if _, err := c.stdin.Write(in.Stdin); err != nil {
+				continue // it no longer reads: as in a pipeline, that is its own affair
+			}
+		}
+		switch {
+		case in.CloseStdin && c.tty == nil:
+			c.closeInput()
+		case in.CloseStdin && c.tty != nil:
+			_, _ = c.tty.Write([]byte{4}) // end of file, as a terminal says it
+		case in.Rows > 0 && in.Cols > 0:
+			_ = c.resize(in.Rows, in.Cols)
+		case in.Signal != 0:
+			_ = c.signal(in.Signal, false)
+		case in.Cancel:
+			c.op.end(wire.Ending_ENDING_CANCELLED)
+		}
+	}
+}
+
+func (c *running) closeInput() {
+	if c.stdin != nil {
+		_ = c.stdin.Close()
+	}
+}
+
+func (c *running) signal(s int32, tree bool) error {
+	c.op.mu.Lock()
+	c.op.asked = s
+	c.op.mu.Unlock()
+	if tree {
+		return c.nanny.SignalTree(syscall.Signal(s))
+	}
+	return c.nanny.Signal(syscall.Signal(s), true)
+}
+
+func (c *running) resize(rows, cols uint32) error {
+	if c.tty == nil {
+		return errors.New("not a terminal")
+	}
+	return pty.Setsize(c.tty, &pty.Winsize{Rows: uint16(min(rows, 1<<15)), Cols: uint16(min(cols, 1<<15))})
+}
+
+// supervise waits for the command and gives its verdict.
+func (c *running) supervise() *wire.Verdict {
+	o := c.op
+	var timers []*time.Timer
+	defer func() {
+		for _, t := range timers {
+			t.Stop()
+		}
+	}()
+	if c.req.TimeoutNs > 0 {
+		timers = append(timers, time.AfterFunc(time.Duration(c.req.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) }))
+	}
+	var killMu sync.Mutex
+	var killTimer *time.Timer
+	o.armed(func() {
+		_ = c.nanny.SignalTree(syscall.SIGTERM)
+		_ = c.nanny.SignalTree(syscall.SIGCONT) // one that is stopped could not even hear it
+		killMu.Lock()
+		defer killMu.Unlock()
+		killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = c.nanny.SignalTree(syscall.SIGKILL) })
+	})
+
+	v := &wire.Verdict{}
+	e, err := c.nanny.Next()
+	if err != nil {
+		// The nanny itself is gone: the kernel killed it, and its tree has come to us.
+		c.agent.disown(c.nanny)
+		c.agent.endStrays()
+		v.Ending, v.Signal = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL)
+		c.settle(v, nil)
+		c.nanny.Close()
+		return v
+	}
+	c.settle(v, e)
+	killMu.Lock()
+	if killTimer != nil {
+		timers = append(timers, killTimer)
+	}
+	killMu.Unlock()
+	return v
+}
+
+// settle turns the end of the main process into a verdict and sees to what it left behind.
+func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
+	o := c.op
+	if e == nil {
+		c.drain(follow)
+		c.closeInput()
+		o.finish(v)
+		return
+	}
+	ws := syscall.WaitStatus(e.Status)
+	o.mu.Lock()
+	why, asked, oom := o.why, o.asked, o.oom
+	o.mu.Unlock()
+	switch {
+	case why != wire.Ending_ENDING_UNKNOWN:
+		v.Ending = why
+	case oom && ws.Signaled():
+		v.Ending = wire.Ending_ENDING_MEMORY
+	case ws.Signaled() && asked == int32(ws.Signal()):
+		v.Ending = wire.Ending_ENDING_KILLED
+	case ws.Signaled():
+		v.Ending = wire.Ending_ENDING_SIGNAL
+	default:
+		v.Ending = wire.Ending_ENDING_EXIT
+	}
+	v.ExitCode = -1
+	if ws.Signaled() {
+		v.Signal = int32(ws.Signal())
+	} else if v.Ending == wire.Ending_ENDING_EXIT {
+		v.ExitCode = int32(ws.ExitStatus())
+	}
+	usage := e.Usage
+	gone := e.Empty
+	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.KillSurvivors
+	for _, p := range e.Survivors {
+		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
+	}
+	v.SurvivorsTotal = int64(e.Total)
+	if !gone && kill {
+		if c.req.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
+			_ = c.nanny.SignalTree(syscall.SIGKILL)
+		}
+		gone, usage = c.awaitEmpty(usage)
+		if !gone {
+			for _, p := range v.Survivors {
+				p.Killed = false
+			}
+		}
+	}
+	wait := follow
+	if c.tty != nil {
+		wait = ptyDrain
+	}
+	c.drain(wait)
+	c.closeInput()
+	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
+	n := c.nanny
+	if gone {
+		c.agent.giveNanny(n)
+	} else {
+		// Its tree lives on; it comes back when the last of them has gone.
+		go func() {
+			for {
+				e, err := n.Next()
+				if err != nil {
+					c.agent.disown(n)
+					n.Close()
+					return
+				}
+				if e.Empty {
+					c.agent.giveNanny(n)
+					return
+				}
+			}
+		}()
+	}
+	o.finish(v)
+}
+
+// awaitEmpty waits until nothing of a tree that is being killed is left.
+func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
+	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // wakes Next with an answer
+	defer late.Stop()
+	for {
+		e, err := c.nanny.Next()
+		switch {
+		case err != nil:
+			return false, u
+		case e.Empty:
+			return true, e.Usage
+		case e.Listed:
+			return false, u
+		}
+	}
+}
+
+// drain waits for the rest of the output, but not for ever.
+func (c *running) drain(limit time.Duration) {
+	select {
+	case <-c.flown:
+		return
+	default:
+	}
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-c.flown:
+	case <-t.C:
+	}
+}
+
+// lookPath finds a program as a shell would, by the PATH that the program will have.
+func lookPath(name, dir string, env [][]byte) (string, error) {
+	if strings.ContainsRune(name, '/') {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(dir, name)
+		}
+		return name, nil // exec says what is wrong with it
+	}
+	path := ""
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(string(e), "PATH="); ok {
+			path = v
+		}
+	}
+	var denied bool
+	for _, d := range filepath.SplitList(path) {
+		if d == "" {
+			d = dir
+		} else if !filepath.IsAbs(d) {
+			d = filepath.Join(dir, d)
+		}
+		p := filepath.Join(d, name)
+		fi, err := os.Stat(p)
+		if err != nil || fi.IsDir() {
+			continue
+		}
+		if fi.Mode()&0o111 == 0 {
+			denied = true
+			continue
+		}
+		return p, nil
+	}
+	if denied {
+		return "", os.ErrPermission
+	}
+	return "", os.ErrNotExist
+}

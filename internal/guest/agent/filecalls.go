@@ -1,0 +1,194 @@
+//go:build linux
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"strings"
+
+	"github.com/recluse-dev/recluse/internal/guest/files"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// fileCall answers the calls about files. known is false for any other call.
+func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request) (reusable, known bool) {
+	fsys := a.files
+	switch c := req.Call.(type) {
+	case *wire.Request_FileRead:
+		r := c.FileRead
+		info, _, err := fsys.Read(ctx, a.root(r.Root), string(r.Path), r.Offset, r.Limit, dataWriter{st})
+		return a.fileEnd(st, info, err), true
+	case *wire.Request_FileWrite:
+		w := c.FileWrite
+		in := &dataReader{st: st}
+		info, err := fsys.Write(ctx, a.root(w.Root), string(w.Path), in, files.WriteOptions{
+			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append, Size: w.Size,
+		})
+		return a.fileEnd(st, info, err) && in.over, true
+	case *wire.Request_FileStat:
+		info, err := fsys.Stat(ctx, a.root(c.FileStat.Root), string(c.FileStat.Path))
+		return a.fileEnd(st, info, err), true
+	case *wire.Request_FileList:
+		l := c.FileList
+		res, err := fsys.List(ctx, a.root(l.Root), string(l.Path), files.ListOptions{
+			Recursive: l.Recursive, Depth: int(l.Depth), Max: int(l.Max), After: string(l.After),
+		}, func(i files.Info) error { return st.Send(&wire.Frame{Body: &wire.Frame_File{File: fileInfo(i)}}) })
+		if err != nil {
+			return answer(st, fileFailure(err)), true
+		}
+		return last(st, &wire.Frame{Body: &wire.Frame_Listed{Listed: &wire.ListEnd{Next: []byte(res.Next), Unreadable: int64(res.Unreadable)}}}), true
+	case *wire.Request_FileMkdir:
+		m := c.FileMkdir
+		return answer(st, fileFailure(fsys.Mkdir(ctx, a.root(m.Root), string(m.Path), files.MkdirOptions{Mode: fs.FileMode(m.Mode), Parents: m.Parents}))), true
+	case *wire.Request_FileMove:
+		m := c.FileMove
+		return answer(st, fileFailure(fsys.Move(ctx, a.root(m.Root), string(m.From), string(m.To), files.MoveOptions{Exclusive: m.Exclusive, MkdirParents: m.Parents}))), true
+	case *wire.Request_FileRemove:
+		r := c.FileRemove
+		n, err := fsys.Remove(ctx, a.root(r.Root), string(r.Path), files.RemoveOptions{Recursive: r.Recursive, MissingOK: r.MissingOk})
+		if err != nil {
+			return answer(st, fileFailure(err)), true
+		}
+		return last(st, &wire.Frame{Body: &wire.Frame_Count{Count: n}}), true
+	case *wire.Request_FileWatch:
+		a.watch(ctx, st, c.FileWatch)
+		return false, true
+	case *wire.Request_TarIn:
+		t := c.TarIn
+		in := &dataReader{st: st}
+		stats, err := fsys.TarIn(ctx, a.root(t.Root), string(t.Path), in, files.TarOptions{
+			MaxBytes: t.MaxBytes, MaxEntries: t.MaxEntries, MkdirParents: t.Parents, Exclusive: t.Exclusive,
+		})
+		if err == nil {
+			_, err = io.Copy(io.Discard, in) // padding behind the archive's end
+		}
+		return a.tarEnd(st, stats, err) && in.over, true
+	case *wire.Request_TarOut:
+		paths := make([]string, len(c.TarOut.Paths))
+		for i, p := range c.TarOut.Paths {
+			paths[i] = string(p)
+		}
+		stats, err := fsys.TarOut(ctx, a.root(c.TarOut.Root), paths, dataWriter{st}, files.TarOptions{})
+		return a.tarEnd(st, stats, err), true
+	}
+	return false, false
+}
+
+// root gives the directory that a call is confined to.
+func (a *Agent) root(asked []byte) string {
+	base := a.cfg.Root
+	if base == "" {
+		base = "/"
+	}
+	if len(asked) == 0 || string(asked) == "/" {
+		return base
+	}
+	if base == "/" {
+		return string(asked)
+	}
+	return base + "/" + strings.Trim(string(asked), "/")
+}
+
+func (a *Agent) fileEnd(st *wire.Stream, i files.Info, err error) bool {
+	if err != nil {
+		return answer(st, fileFailure(err))
+	}
+	return last(st, &wire.Frame{Body: &wire.Frame_File{File: fileInfo(i)}})
+}
+
+func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
+	if err != nil {
+		return answer(st, fileFailure(err))
+	}
+	t := &wire.TarStats{Entries: s.Entries, Bytes: s.Bytes, SkippedCount: s.SkippedCount, ChangedCount: s.ChangedCount, Stripped: s.Stripped}
+	for _, n := range s.Skipped {
+		t.Skipped = append(t.Skipped, &wire.TarNote{Path: []byte(n.Path), Reason: n.Reason})
+	}
+	for _, c := range s.Changed {
+		t.Changed = append(t.Changed, []byte(c))
+	}
+	return last(st, &wire.Frame{Body: &wire.Frame_Tar{Tar: t}})
+}
+
+// watch tells of changes until the host closes the stream.
+func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		_ = st.Receive(&wire.Frame{}) // nothing comes but the end
+	}()
+	err := a.files.Watch(ctx, a.root(w.Root), string(w.Path), files.WatchOptions{Recursive: w.Recursive}, func(e files.Event) error {
+		return st.Send(&wire.Frame{Body: &wire.Frame_Event{Event: &wire.FileEvent{Op: string(e.Op), Path: []byte(e.Path), From: []byte(e.From)}}})
+	})
+	answer(st, fileFailure(err))
+}
+
+func fileInfo(i files.Info) *wire.FileInfo {
+	return &wire.FileInfo{
+		Path: []byte(i.Path), Size: i.Size, Mode: uint32(i.Mode), MtimeNs: i.ModTime.UnixNano(), Uid: uint32(i.UID), Gid: uint32(i.GID),
+		Link: []byte(i.LinkTarget), Kind: i.Kind,
+	}
+}
+
+// fileFailure gives the wire's form of an error of package files, nil for nil.
+func fileFailure(err error) *wire.Error {
+	if err == nil {
+		return nil
+	}
+	f := failure("file_"+string(files.KindOf(err)), "%v", err)
+	if e, ok := errors.AsType[*files.Error](err); ok {
+		f.Message = strings.ToValidUTF8(e.Err.Error(), "?")
+		f.Path = []byte(e.Path)
+	}
+	return f
+}
+
+// dataWriter sends what is written as data frames.
+type dataWriter struct{ st *wire.Stream }
+
+func (w dataWriter) Write(p []byte) (int, error) {
+	total := len(p)
+	for len(p) > 0 {
+		n := min(len(p), wire.Chunk)
+		if err := w.st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: p[:n]}}); err != nil {
+			return total - len(p), err
+		}
+		p = p[n:]
+	}
+	return total, nil
+}
+
+// dataReader reads data frames up to their end. A stream that breaks off, or that the
+// host gives up with an error frame, is not an end.
+type dataReader struct {
+	st   *wire.Stream
+	rest []byte
+	over bool
+}
+
+var errGivenUp = errors.New("the host gave the transfer up")
+
+func (r *dataReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.over {
+			return 0, io.EOF
+		}
+		f := &wire.Frame{}
+		if err := r.st.Receive(f); err != nil {
+			return 0, io.ErrUnexpectedEOF
+		}
+		if f.GetError() != nil {
+			r.over = true
+			return 0, errGivenUp
+		}
+		r.over = f.GetEof()
+		r.rest = f.GetData()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}

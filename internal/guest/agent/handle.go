@@ -1,0 +1,203 @@
+//go:build linux
+
+package agent
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// handle answers one call and reports whether the stream can carry another.
+func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, epoch uint64) bool {
+	switch c := req.Call.(type) {
+	case *wire.Request_Ping:
+		return last(st, &wire.Frame{Body: &wire.Frame_Data{Data: c.Ping.Payload}})
+	case *wire.Request_Cell:
+		return a.cell(st, c.Cell, epoch)
+	case *wire.Request_Exec:
+		return a.command(st, c.Exec, epoch)
+	case *wire.Request_Info:
+		return last(st, &wire.Frame{Body: &wire.Frame_Info{Info: a.info(epoch)}})
+	case *wire.Request_ListOps:
+		ops := &wire.Ops{}
+		for _, o := range a.ops.all() {
+			ops.Ops = append(ops.Ops, o.describe())
+		}
+		return last(st, &wire.Frame{Body: &wire.Frame_Ops{Ops: ops}})
+	case *wire.Request_Follow:
+		return a.follow(st, c.Follow)
+	case *wire.Request_Signal:
+		return answer(st, a.signal(c.Signal))
+	case *wire.Request_Forget:
+		return answer(st, a.ops.forget(c.Forget.Id))
+	case *wire.Request_Warm:
+		return answer(st, a.warm(c.Warm))
+	case *wire.Request_Contexts:
+		return a.contexts(st, c.Contexts)
+	case *wire.Request_Quiesce:
+		runtime.GC()
+		return answer(st, nil)
+	}
+	if reusable, known := a.fileCall(ctx, st, req); known {
+		return reusable
+	}
+	return answer(st, failure("not_supported", "this guest (protocol %d) does not know the call; it is older than the host", wire.Protocol))
+}
+
+// last sends the closing frame of a call.
+func last(st *wire.Stream, f *wire.Frame) bool {
+	f.Last = true
+	return st.Send(f) == nil
+}
+
+// answer closes a call that gives nothing but success or an error.
+func answer(st *wire.Stream, bad *wire.Error) bool {
+	if bad != nil {
+		return last(st, &wire.Frame{Body: &wire.Frame_Error{Error: bad}})
+	}
+	return last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+}
+
+func (a *Agent) info(epoch uint64) *wire.Guest {
+	g := &wire.Guest{
+		Protocol: wire.Protocol, Version: Version, Python: a.lookPython(), Shell: lookShell(),
+		Uid: uint32(max(a.cfg.UID, 0)), Gid: uint32(max(a.cfg.GID, 0)), Home: a.cfg.Home, Epoch: epoch,
+		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()),
+	}
+	if a.cfg.UID < 0 {
+		g.Uid, g.Gid = uint32(unix.Getuid()), uint32(unix.Getgid())
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		g.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
+	}
+	if total, _, ok := meminfo(); ok {
+		g.Memory = total
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.identity != nil {
+		g.SandboxId = a.identity.SandboxId
+	}
+	if i := a.interps["default"]; i != nil {
+		g.PythonVersion = i.hello.Python
+	}
+	return g
+}
+
+func (a *Agent) signal(s *wire.Signal) *wire.Error {
+	o, bad := a.ops.get(s.Id)
+	if bad != nil {
+		return bad
+	}
+	if s.Cancel {
+		o.end(wire.Ending_ENDING_CANCELLED)
+		return nil
+	}
+	o.mu.Lock()
+	send, resize, over := o.signal, o.resize, o.verdict != nil
+	o.mu.Unlock()
+	var err error
+	switch {
+	case s.Rows > 0 && s.Cols > 0 && resize != nil:
+		err = resize(s.Rows, s.Cols)
+	case over && !s.Tree:
+		return failure("not_found", "operation %s has ended", s.Id)
+	case send == nil:
+		return failure("busy", "operation %s has not started yet", s.Id)
+	case s.Signal <= 0 || s.Signal > 64:
+		return failure("invalid_request", "%d is not a signal", s.Signal)
+	default:
+		err = send(s.Signal, s.Tree)
+	}
+	if err != nil {
+		return failure("not_found", "operation %s: %v", s.Id, err)
+	}
+	return nil
+}
+
+// follow sends an operation's output from absolute offsets on, then its verdict.
+func (a *Agent) follow(st *wire.Stream, req *wire.Follow) bool {
+	o, bad := a.ops.get(req.Id)
+	if bad != nil {
+		return answer(st, bad)
+	}
+	offsets := [2]int64{max(0, req.StdoutOffset), max(0, req.StderrOffset)}
+	errs := make(chan error, 2)
+	for s := range offsets {
+		go func() {
+			buf := make([]byte, wire.Chunk)
+			for {
+				n, skipped := o.out[s].read(buf, offsets[s], !req.NoWait)
+				if n == 0 {
+					errs <- nil
+					return
+				}
+				offsets[s] += skipped
+				err := st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{
+					Stream: uint32(s + 1), Offset: offsets[s], Data: buf[:n], Skipped: skipped,
+				}}})
+				if err != nil {
+					errs <- err
+					return
+				}
+				offsets[s] += int64(n)
+			}
+		}()
+	}
+	for range offsets {
+		if err := <-errs; err != nil {
+			return false
+		}
+	}
+	if req.NoWait && !o.finished() {
+		return last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+	}
+	<-o.done
+	o.mu.Lock()
+	v := o.verdict
+	o.mu.Unlock()
+	return last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}})
+}
+
+// warm starts what the first calls would otherwise wait for.
+func (a *Agent) warm(w *wire.Warm) *wire.Error {
+	if w.Python {
+		if _, bad := a.interpreterFor("default"); bad != nil {
+			return bad
+		}
+	}
+	if w.Command {
+		n, err := a.takeNanny()
+		if err != nil {
+			return failure("internal", "%v", err)
+		}
+		a.giveNanny(n)
+	}
+	return nil
+}
+
+func (a *Agent) contexts(st *wire.Stream, req *wire.Contexts) bool {
+	if req.Close != "" {
+		a.mu.Lock()
+		i := a.interps[req.Close]
+		a.mu.Unlock()
+		if i == nil {
+			return answer(st, failure("not_found", "no context %q", clip(req.Close, 80)))
+		}
+		i.discard()
+		return answer(st, nil)
+	}
+	list := &wire.ContextList{}
+	a.mu.Lock()
+	for name, i := range a.interps {
+		list.Contexts = append(list.Contexts, &wire.ContextInfo{Name: name, Pid: int32(i.pid), Python: i.hello.Python, Busy: len(i.turn) == 0})
+	}
+	a.mu.Unlock()
+	return last(st, &wire.Frame{Body: &wire.Frame_Contexts{Contexts: list}})
+}

@@ -1,0 +1,92 @@
+//go:build linux
+
+package agent
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// adopt makes this sandbox the one that the host says it is. After a restore or a
+// fork that is another one than before, and what two copies must not share is renewed:
+// name, environment, and the seeds of every live interpreter.
+func (a *Agent) adopt(id *wire.Identity) {
+	if id == nil {
+		return
+	}
+	a.mu.Lock()
+	old := a.identity
+	a.identity = id
+	interps := slices.Collect(maps.Values(a.interps))
+	a.mu.Unlock()
+	if old != nil && old.Generation == id.Generation {
+		return
+	}
+	if a.cfg.UID >= 0 && id.Hostname != "" {
+		// Needs a capability that not every backend gives; the name is then what it was.
+		_ = unix.Sethostname([]byte(id.Hostname))
+	}
+	for _, i := range interps {
+		i.personalise(a.envMap(old), a.envMap(id))
+	}
+}
+
+// environment is what everything here starts with.
+func (a *Agent) environment(extra [][]byte) [][]byte {
+	a.mu.Lock()
+	env := a.envMap(a.identity)
+	a.mu.Unlock()
+	out := make([][]byte, 0, len(env)+len(extra))
+	set := map[string]bool{}
+	for _, e := range extra {
+		k, _, _ := strings.Cut(string(e), "=")
+		set[k] = true
+	}
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		if !set[k] {
+			out = append(out, []byte(k+"="+env[k]))
+		}
+	}
+	return append(out, extra...)
+}
+
+// envMap joins the defaults, the image's environment and the caller's, the later ones winning.
+func (a *Agent) envMap(id *wire.Identity) map[string]string {
+	env := map[string]string{
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user", "SHELL": lookShell(),
+		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
+		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
+	}
+	if a.cfg.CPUs > 0 {
+		// Libraries size their thread pools by the cores they see; these show the quota.
+		n := strconv.Itoa(a.cfg.CPUs)
+		for _, k := range []string{"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "GOMAXPROCS", "RAYON_NUM_THREADS", "PYTHON_CPU_COUNT"} {
+			env[k] = n
+		}
+	}
+	if a.cfg.UID < 0 {
+		if u := os.Getenv("USER"); u != "" {
+			env["USER"], env["LOGNAME"] = u, u
+		}
+		if t := os.Getenv("TMPDIR"); t != "" {
+			env["TMPDIR"] = t
+		}
+	}
+	for _, kv := range a.cfg.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			env[k] = v
+		}
+	}
+	if id != nil {
+		maps.Copy(env, id.Env)
+	}
+	return env
+}

@@ -1,0 +1,453 @@
+//go:build linux
+
+package agent
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/kernel"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// maxKernelFrame bounds what an interpreter may send at once. It is not to be trusted:
+// model-written code lives in it.
+const maxKernelFrame = 64 << 20
+
+// startWait is how long an interpreter may take to say hello.
+const startWait = 60 * time.Second
+
+// interpreter is one live Python process, the state of one context.
+type interpreter struct {
+	agent   *Agent
+	context string
+	nanny   *nanny.Nanny
+	pid     int
+	hello   kernelHello
+	born    time.Time
+
+	turn chan struct{} // holds one token: whoever has it may run a cell
+
+	in     int           // control, to the interpreter; blocking
+	out    int           // control, from the interpreter; blocking
+	frames *bufio.Reader // over out; used by the holder of the turn
+	frame  []byte        // reused between frames
+	sendMu sync.Mutex    // guards writes to in
+
+	// emitMu orders what comes over the control pipe and over fds 1 and 2.
+	emitMu sync.Mutex
+	pipes  [2]int // fds 1 and 2 of the interpreter, -1 once ended; guarded by emitMu
+	op     *op    // guarded by emitMu; whose output it is now
+
+	seq    uint32                 // of the cell; used by the holder of the turn
+	cells  int64                  // finished; used by the holder of the turn
+	known  map[nanny.Process]bool // left by earlier cells; used by the holder of the turn
+	events chan *nanny.Event      // from the nanny
+
+	mu    sync.Mutex
+	stale func() // guarded by mu; what must be said to it before the next cell
+	dead  bool   // guarded by mu
+}
+
+type kernelHello struct {
+	Python     string `json:"python"`
+	PID        int    `json:"pid"`
+	Executable string `json:"executable"`
+}
+
+// blockingReader reads with plain blocking calls, which wake up faster here than
+// through the runtime's poller.
+type blockingReader int
+
+func (fd blockingReader) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(fd), p)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		if n == 0 {
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
+// interpreterFor gives the context's interpreter and starts it if there is none.
+func (a *Agent) interpreterFor(name string) (*interpreter, *wire.Error) {
+	a.mu.Lock()
+	i := a.interps[name]
+	a.mu.Unlock()
+	if i != nil {
+		return i, nil
+	}
+	return a.startInterpreter(name)
+}
+
+func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
+	python := a.lookPython()
+	if python == "" {
+		return nil, failure("no_python", "this sandbox has no Python")
+	}
+	lost := func(what string, err error) *wire.Error {
+		return failure("no_python", "the Python interpreter %s: %s: %v", python, what, err)
+	}
+	var fds [4][2]int // stdout, stderr, control in, control out
+	var made []int
+	fail := func() {
+		for _, fd := range made {
+			_ = unix.Close(fd)
+		}
+	}
+	for i := range fds {
+		if err := unix.Pipe2(fds[i][:], unix.O_CLOEXEC); err != nil {
+			fail()
+			return nil, lost("no pipes", err)
+		}
+		made = append(made, fds[i][0], fds[i][1])
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		fail()
+		return nil, lost("no /dev/null", err)
+	}
+	theirs := []*os.File{
+		null, os.NewFile(uintptr(fds[0][1]), "stdout"), os.NewFile(uintptr(fds[1][1]), "stderr"),
+		os.NewFile(uintptr(fds[2][0]), "control"), os.NewFile(uintptr(fds[3][1]), "control"),
+	}
+	i := &interpreter{
+		agent: a, context: name, born: time.Now(), turn: make(chan struct{}, 1),
+		in: fds[2][1], out: fds[3][0], pipes: [2]int{fds[0][0], fds[1][0]},
+		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4),
+	}
+	i.frames = bufio.NewReaderSize(blockingReader(i.out), 32<<10)
+	n, err := a.takeNanny()
+	if err == nil {
+		i.nanny = n
+		var e *nanny.Event
+		e, err = n.Start(&nanny.Start{
+			Path: []byte(python), Argv: [][]byte{[]byte(python), []byte("-c"), []byte(kernel.Bootstrap)},
+			Env: a.environment(nil), Dir: []byte(a.cfg.Dir),
+		}, theirs)
+		if err == nil && e.PID == 0 {
+			a.giveNanny(n)
+			err = errors.New(e.Error)
+		} else if err == nil {
+			i.pid = e.PID
+		} else {
+			n.Close()
+		}
+	}
+	for _, f := range theirs {
+		_ = f.Close() // the child has its own
+	}
+	if err != nil {
+		for _, fd := range []int{i.in, i.out, i.pipes[0], i.pipes[1]} {
+			_ = unix.Close(fd)
+		}
+		return nil, lost("did not start", err)
+	}
+	go i.listen()
+	for s := range i.pipes {
+		go i.pump(s)
+	}
+	late := time.AfterFunc(startWait, func() { _ = i.nanny.SignalTree(syscall.SIGKILL) })
+	err = i.send(kernel.TypeSource, kernel.Source)
+	if err == nil {
+		err = i.awaitHello()
+	}
+	late.Stop()
+	if err != nil {
+		i.discard()
+		return nil, lost("did not answer", err)
+	}
+	i.turn <- struct{}{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if other := a.interps[name]; other != nil {
+		go i.discard() // two calls were first; one is enough
+		return other, nil
+	}
+	a.interps[name] = i
+	return i, nil
+}
+
+func (i *interpreter) awaitHello() error {
+	typ, payload, err := i.read()
+	if err != nil {
+		return err
+	}
+	if typ != kernel.TypeHello {
+		return fmt.Errorf("said %q instead of hello", typ)
+	}
+	return json.Unmarshal(payload, &i.hello)
+}
+
+func (i *interpreter) read() (byte, []byte, error) {
+	typ, payload, err := kernel.ReadFrame(i.frames, i.frame, maxKernelFrame)
+	if cap(payload) > cap(i.frame) && cap(payload) <= 1<<20 {
+		i.frame = payload[:0]
+	}
+	return typ, payload, err
+}
+
+// send writes one frame to the interpreter.
+func (i *interpreter) send(typ byte, payload ...[]byte) error {
+	b := kernel.AppendFrame(nil, typ, payload...)
+	i.sendMu.Lock()
+	defer i.sendMu.Unlock()
+	if i.in < 0 {
+		return os.ErrClosed
+	}
+	for len(b) > 0 {
+		n, err := unix.Write(i.in, b)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func headed(header any, body []byte) ([][]byte, error) {
+	h, err := json.Marshal(header)
+	if err != nil {
+		return nil, err
+	}
+	n := len(h)
+	return [][]byte{{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, h, body}, nil
+}
+
+// listen hands the nanny's words on. Lists are answers that the holder of the turn
+// waits for; the rest tells that the interpreter has ended.
+func (i *interpreter) listen() {
+	defer close(i.events)
+	for {
+		e, err := i.nanny.Next()
+		if err != nil {
+			return
+		}
+		i.events <- e
+		if e.Empty {
+			return
+		}
+	}
+}
+
+// pump carries what is written to fd 1 or 2 past Python: by C code and by children.
+// What Python itself wrote before comes first.
+func (i *interpreter) pump(s int) {
+	fd := i.pipes[s]
+	buf := make([]byte, 4<<10)
+	for {
+		if err := waitReadable(fd); err != nil {
+			break
+		}
+		for range 100 {
+			if !readable(i.out) {
+				break
+			}
+			time.Sleep(50 * time.Microsecond) // whoever reads the control pipe is about to
+		}
+		i.emitMu.Lock()
+		if !readable(fd) {
+			i.emitMu.Unlock()
+			continue // taken by the end of a cell
+		}
+		n, err := unix.Read(fd, buf)
+		if n > 0 {
+			i.deliver(s+1, buf[:n])
+			if n == len(buf) && len(buf) < wire.Chunk {
+				buf = make([]byte, min(8*len(buf), wire.Chunk))
+			}
+		}
+		if n == 0 && err == nil {
+			break
+		}
+		i.emitMu.Unlock()
+		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			i.emitMu.Lock()
+			break
+		}
+	}
+	i.pipes[s] = -1
+	_ = unix.Close(fd)
+	i.emitMu.Unlock()
+}
+
+// deliver hands output to the cell of now. Between cells there is nobody to hear it.
+//
+// Preconditions: emitMu is held.
+func (i *interpreter) deliver(stream int, p []byte) {
+	if i.op != nil {
+		i.op.emit(stream, p)
+	}
+}
+
+// drain takes what has been written to fds 1 and 2 so far.
+//
+// Preconditions: emitMu is held.
+func (i *interpreter) drain() {
+	buf := make([]byte, 0)
+	for s, fd := range i.pipes {
+		for fd >= 0 && readable(fd) {
+			if len(buf) == 0 {
+				buf = make([]byte, 64<<10)
+			}
+			n, _ := unix.Read(fd, buf)
+			if n <= 0 {
+				break
+			}
+			i.deliver(s+1, buf[:n])
+		}
+	}
+}
+
+func readable(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0 && p[0].Revents&unix.POLLIN != 0
+}
+
+// waitReadable blocks until fd has data or has ended.
+func waitReadable(fd int) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(p, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return err
+	}
+}
+
+// list asks the nanny what lives below it besides the interpreter.
+func (i *interpreter) list() ([]nanny.Process, bool) {
+	if i.nanny.RequestList() != nil {
+		return nil, false
+	}
+	for e := range i.events {
+		if e.Listed {
+			return e.Survivors, true
+		}
+		if e.Exited || e.Empty {
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// fresh gives what lives now and was not left by an earlier cell, nor started by such a one.
+func (i *interpreter) fresh(all []nanny.Process) []nanny.Process {
+	byPID := map[int]nanny.Process{}
+	for _, p := range all {
+		byPID[p.PID] = p
+	}
+	old := func(p nanny.Process) bool { return i.known[nanny.Process{PID: p.PID, Start: p.Start}] }
+	var out []nanny.Process
+	for _, p := range all {
+		inherited := false
+		for q, ok := p, true; ok && !inherited; q, ok = byPID[q.PPID] {
+			inherited = old(q)
+		}
+		if !inherited {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (i *interpreter) remember(all []nanny.Process) {
+	clear(i.known)
+	for _, p := range all {
+		i.known[nanny.Process{PID: p.PID, Start: p.Start}] = true
+	}
+}
+
+// personalise renews what two copies of an interpreter must not share. If a cell
+// runs now, it is done before the next one: the interpreter listens only between cells.
+func (i *interpreter) personalise(old, env map[string]string) {
+	var unset []string
+	for k := range old {
+		if _, ok := env[k]; !ok {
+			unset = append(unset, k)
+		}
+	}
+	entropy := make([]byte, 32)
+	_, _ = rand.Read(entropy) // never fails
+	renew := func() {
+		h, err := headed(map[string]any{"env": env, "unset": unset, "reseed": true, "entropy": hex.EncodeToString(entropy)}, nil)
+		if err != nil || i.send(kernel.TypePersonalise, h...) != nil {
+			return
+		}
+		for {
+			typ, _, err := i.read()
+			if err != nil || typ == kernel.TypeAck {
+				return
+			}
+		}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stale = renew
+}
+
+// freshen does what personalise has left to do.
+//
+// Preconditions: the caller holds the turn.
+func (i *interpreter) freshen() {
+	i.mu.Lock()
+	renew := i.stale
+	i.stale = nil
+	i.mu.Unlock()
+	if renew != nil {
+		renew()
+	}
+}
+
+// discard ends the interpreter and everything below it.
+func (i *interpreter) discard() {
+	i.mu.Lock()
+	if i.dead {
+		i.mu.Unlock()
+		return
+	}
+	i.dead = true
+	i.mu.Unlock()
+	a := i.agent
+	a.mu.Lock()
+	if a.interps[i.context] == i {
+		delete(a.interps, i.context)
+	}
+	a.mu.Unlock()
+	_ = i.nanny.SignalTree(syscall.SIGKILL)
+	for e := range i.events {
+		if e.Empty {
+			break
+		}
+	}
+	a.disown(i.nanny)
+	i.nanny.Close()
+	i.sendMu.Lock()
+	_ = unix.Close(i.in)
+	i.in = -1
+	i.sendMu.Unlock()
+	_ = unix.Close(i.out)
+}

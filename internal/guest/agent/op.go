@@ -1,0 +1,262 @@
+//go:build linux
+
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// op is one cell or command, from its request until it is forgotten. It lives apart
+// from the attachment that asked for it.
+type op struct {
+	id      string
+	kind    string // "command" or "cell"
+	command string // for people
+	context string
+	detach  bool
+	epoch   uint64
+	began   time.Time
+	meta    map[string]string
+	out     [2]*sink // stdout, stderr
+	dir     string   // of spooled output
+
+	mu      sync.Mutex
+	pid     int                            // guarded by mu
+	why     wire.Ending                    // guarded by mu; set once we have decided to end it
+	stop    func()                         // guarded by mu; begins to end it; nil before it runs
+	signal  func(s int32, tree bool) error // guarded by mu
+	resize  func(rows, cols uint32) error  // guarded by mu
+	verdict *wire.Verdict                  // guarded by mu
+	asked   int32                          // guarded by mu; a signal that the caller asked for
+	oom     bool                           // guarded by mu; its main process was killed for memory
+	kills   int64                          // guarded by mu; processes of it that were
+	live    liveSink                       // guarded by mu; where output goes while it comes
+	done    chan struct{}
+}
+
+// liveSink is who hears output while it comes.
+type liveSink func(stream int, offset int64, p []byte) error
+
+// emit takes output of stream 1 or 2.
+func (o *op) emit(stream int, p []byte) {
+	at := o.out[stream-1].write(p)
+	o.mu.Lock()
+	live := o.live
+	o.mu.Unlock()
+	if live == nil {
+		return
+	}
+	if err := live(stream, at, p); err != nil {
+		o.mu.Lock()
+		o.live = nil
+		o.mu.Unlock()
+	}
+}
+
+// end begins to end the operation for a reason of ours. The first reason counts.
+func (o *op) end(why wire.Ending) {
+	o.mu.Lock()
+	if o.why != wire.Ending_ENDING_UNKNOWN || o.verdict != nil {
+		o.mu.Unlock()
+		return
+	}
+	o.why = why
+	stop := o.stop
+	o.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
+// armed sets how the operation is ended, and ends it at once when that was asked for before.
+func (o *op) armed(stop func()) {
+	o.mu.Lock()
+	o.stop = stop
+	due := o.why != wire.Ending_ENDING_UNKNOWN
+	o.mu.Unlock()
+	if due {
+		stop()
+	}
+}
+
+func (o *op) ending() wire.Ending {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.why
+}
+
+// finish records the verdict.
+func (o *op) finish(v *wire.Verdict) {
+	v.Id = o.id
+	v.Metadata = o.meta
+	v.StartedUnixNs = o.began.UnixNano()
+	v.WallNs = time.Since(o.began).Nanoseconds()
+	v.Stdout, v.Stderr = o.out[0].kept(), o.out[1].kept()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v.MemoryKills = o.kills
+	o.verdict = v
+	o.live = nil
+	close(o.done)
+}
+
+func (o *op) describe() *wire.Op {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return &wire.Op{
+		Id: o.id, Kind: o.kind, Command: o.command, Context: o.context, Running: o.verdict == nil, Pid: int32(o.pid),
+		Stdout: o.out[0].size(), Stderr: o.out[1].size(), StartedUnixNs: o.began.UnixNano(), Verdict: o.verdict,
+	}
+}
+
+// table holds the operations. Finished ones stay for a while, so that a host that was
+// cut off can still learn how they ended.
+type table struct {
+	dir string
+
+	mu    sync.Mutex
+	ops   map[string]*op // guarded by mu
+	order []*op          // guarded by mu; oldest first
+}
+
+// keepFinished is how many ended operations are remembered.
+const keepFinished = 64
+
+var goodID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+type newOp struct {
+	id, kind, command, context string
+	inline, spool              int64
+	detach                     bool
+	epoch                      uint64
+	meta                       map[string]string
+}
+
+func (t *table) add(n newOp) (*op, *wire.Error) {
+	if !goodID.MatchString(n.id) {
+		return nil, failure("invalid_request", "operation id %q is not one", n.id)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ops[n.id] != nil {
+		return nil, failure("invalid_request", "operation %s exists already", n.id)
+	}
+	o := &op{
+		id: n.id, kind: n.kind, command: clip(n.command, 200), context: n.context, detach: n.detach, epoch: n.epoch,
+		began: time.Now(), meta: n.meta, done: make(chan struct{}),
+	}
+	for i, name := range []string{"stdout", "stderr"} {
+		o.out[i] = newSink(n.inline, n.spool, filepath.Join(t.dir, n.id+"."+name))
+	}
+	t.ops[n.id] = o
+	t.order = append(t.order, o)
+	t.evict()
+	return o, nil
+}
+
+// evict forgets the oldest finished operations.
+//
+// Preconditions: mu is held.
+func (t *table) evict() {
+	finished := 0
+	for i := len(t.order) - 1; i >= 0; i-- {
+		o := t.order[i]
+		if !o.finished() {
+			continue
+		}
+		if finished++; finished > keepFinished {
+			t.drop(o)
+		}
+	}
+}
+
+func (o *op) finished() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// drop forgets one.
+//
+// Preconditions: mu is held.
+func (t *table) drop(o *op) {
+	delete(t.ops, o.id)
+	for i, x := range t.order {
+		if x == o {
+			t.order = append(t.order[:i:i], t.order[i+1:]...)
+			break
+		}
+	}
+	for _, s := range o.out {
+		s.remove()
+	}
+}
+
+func (t *table) get(id string) (*op, *wire.Error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if o := t.ops[id]; o != nil {
+		return o, nil
+	}
+	return nil, failure("not_found", "no operation %q", clip(id, 80))
+}
+
+func (t *table) forget(id string) *wire.Error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := t.ops[id]
+	if o == nil {
+		return failure("not_found", "no operation %q", clip(id, 80))
+	}
+	if !o.finished() {
+		return failure("busy", "operation %s is still running", id)
+	}
+	t.drop(o)
+	return nil
+}
+
+func (t *table) all() []*op {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]*op(nil), t.order...)
+}
+
+// cut ends what an attachment asked for and did not want to go on without it.
+func (t *table) cut(epoch uint64) {
+	for _, o := range t.all() {
+		if o.epoch == epoch && !o.detach && !o.finished() {
+			o.end(wire.Ending_ENDING_CANCELLED)
+		}
+	}
+}
+
+func failure(code, format string, args ...any) *wire.Error {
+	return &wire.Error{Code: code, Message: strings.ToValidUTF8(fmt.Sprintf(format, args...), "?")}
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n] + "…"
+	}
+	return strings.ToValidUTF8(s, "?")
+}
+
+// prepareState makes the guest's directory. What runs in the sandbox may read spooled
+// output, and nothing else.
+func prepareState(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755) //nolint:gosec // the user must be able to read spooled output
+}

@@ -1,0 +1,252 @@
+// Package host is the host's end of the conversation with a guest: it attaches, calls,
+// and answers the calls that code in the sandbox makes.
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// Error is a failure that the guest has told, by its stable code.
+type Error struct {
+	Code    string
+	Message string
+	Path    string
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Message }
+
+// ErrDetached says that the attachment has ended before the call did.
+var ErrDetached = errors.New("the connection to the guest has ended")
+
+// Call is what code in the sandbox asks of the host.
+type Call struct {
+	Op      string
+	Context string
+	Name    string
+	Payload []byte
+}
+
+// Handler answers calls from the sandbox; its error is told there. ctx ends with the
+// cell that asked.
+type Handler func(ctx context.Context, c Call) ([]byte, error)
+
+// maxCallPayload bounds one call from the sandbox.
+const maxCallPayload = 512 << 20
+
+// Client is one attachment to a guest.
+type Client struct {
+	Welcome *wire.Welcome
+
+	stream  io.ReadWriteCloser
+	session *wire.Session
+	handler func() Handler
+	calls   sync.WaitGroup
+}
+
+// Options says how to attach.
+type Options struct {
+	Token    []byte
+	Identity *wire.Identity
+	Version  string
+	Handler  func() Handler // gives the handler of the moment; may give nil
+}
+
+// Attach takes the stream over. When ctx ends first the stream is closed.
+func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Client, error) {
+	nonce := make([]byte, 16)
+	if _, err := rand.Read(nonce); err != nil {
+		return nil, err
+	}
+	if opts.Identity != nil {
+		opts.Identity.UnixNanos = time.Now().UnixNano()
+		opts.Identity.Entropy = make([]byte, 32)
+		if _, err := rand.Read(opts.Identity.Entropy); err != nil {
+			return nil, err
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
+	w, rw, err := wire.Attach(stream, opts.Token, &wire.Hello{Protocol: wire.Protocol, Nonce: nonce, HostVersion: opts.Version, Identity: opts.Identity})
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = stream.Close()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, err
+	}
+	if w.Protocol < wire.OldestProtocol {
+		_ = stream.Close()
+		return nil, fmt.Errorf("the guest speaks protocol %d, this host %d to %d", w.Protocol, wire.OldestProtocol, wire.Protocol)
+	}
+	s, err := wire.NewSession(rw, stream, true)
+	if err != nil {
+		_ = stream.Close()
+		return nil, err
+	}
+	c := &Client{Welcome: w, stream: stream, session: s, handler: opts.Handler}
+	c.calls.Go(c.serve)
+	return c, nil
+}
+
+// Done is closed when the attachment has ended.
+func (c *Client) Done() <-chan struct{} { return c.session.Done() }
+
+// Close gives the attachment up. What runs in the sandbox detached goes on.
+func (c *Client) Close() {
+	_ = c.session.Close() // whatever it says, it is closed
+	_ = c.stream.Close()
+	c.calls.Wait()
+}
+
+// Open begins a call.
+func (c *Client) Open(req *wire.Request) (*wire.Stream, error) {
+	st, err := c.session.Open()
+	if err != nil {
+		return nil, detached(err)
+	}
+	if err := st.Send(req); err != nil {
+		st.Close()
+		return nil, detached(err)
+	}
+	return st, nil
+}
+
+// Receive reads the next frame of a call; an error frame is given as *Error. After an
+// error the stream has been dealt with.
+func Receive(st *wire.Stream) (*wire.Frame, error) {
+	f := &wire.Frame{}
+	if err := st.Receive(f); err != nil {
+		st.Close()
+		return nil, detached(err)
+	}
+	if e := f.GetError(); e != nil {
+		if f.Last {
+			st.Release()
+		} else {
+			st.Close()
+		}
+		return nil, &Error{Code: e.Code, Message: e.Message, Path: string(e.Path)}
+	}
+	return f, nil
+}
+
+// Call makes a call that has one answer. When ctx ends the call is abandoned.
+func (c *Client) Call(ctx context.Context, req *wire.Request) (*wire.Frame, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	st, err := c.Open(req)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, st.Close)
+	f, err := Receive(st)
+	if !stop() {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	st.Release()
+	return f, nil
+}
+
+// Ping measures a round trip through the guest.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Ping{Ping: &wire.Ping{}}})
+	return err
+}
+
+func detached(err error) error {
+	if wire.IsClosed(err) {
+		return fmt.Errorf("%w: %w", ErrDetached, err)
+	}
+	return err
+}
+
+// serve answers what the sandbox calls.
+func (c *Client) serve() {
+	for {
+		st, err := c.session.Accept()
+		if err != nil {
+			return
+		}
+		c.calls.Go(func() {
+			defer st.Close()
+			for {
+				req := &wire.Request{}
+				if st.Receive(req) != nil {
+					return
+				}
+				if !c.answer(st, req) {
+					return
+				}
+			}
+		})
+	}
+}
+
+func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
+	refuse := func(code, text string) bool {
+		return st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: text}}, Last: true}) == nil
+	}
+	hc := req.GetHostCall()
+	if hc == nil {
+		return refuse("not_supported", "the host does not know this call")
+	}
+	call := Call{Op: hc.Op, Context: hc.Context, Name: hc.Name}
+	for {
+		f := &wire.Frame{}
+		if st.Receive(f) != nil {
+			return false
+		}
+		if f.GetEof() {
+			break
+		}
+		if len(call.Payload)+len(f.GetData()) > maxCallPayload {
+			return refuse("too_large", "the payload exceeds the host's limit") && false
+		}
+		call.Payload = append(call.Payload, f.GetData()...)
+	}
+	var h Handler
+	if c.handler != nil {
+		h = c.handler()
+	}
+	if h == nil {
+		return refuse("host_call_undefined", "the host offers no function "+call.Name)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c.calls.Go(func() {
+		defer cancel() // the guest closes the stream when the cell has gone
+		_ = st.Receive(&wire.Frame{})
+	})
+	reply, err := h(ctx, call)
+	if err != nil {
+		code := "failed"
+		if e, ok := errors.AsType[*Error](err); ok {
+			code = e.Code
+		}
+		return refuse(code, err.Error()) && false
+	}
+	for len(reply) > 0 {
+		n := min(len(reply), wire.Chunk)
+		if st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: reply[:n]}}) != nil {
+			return false
+		}
+		reply = reply[n:]
+	}
+	_ = st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}, Last: true})
+	return false // its reader waits for the end
+}

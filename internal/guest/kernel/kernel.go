@@ -1,0 +1,107 @@
+// Package kernel is the live Python interpreter of a sandbox: kernel.py, which runs
+// there, and the frames in which the guest talks with it.
+//
+// The guest starts Python with Bootstrap and five descriptors: 0 is /dev/null, 1 and 2 are
+// pipes that carry what C code and child processes write, 3 and 4 are the control
+// pipes, to and from the interpreter. The first frame on 3 is the kernel's own
+// source; from then on frames are as listed below.
+package kernel
+
+import (
+	_ "embed" // for Source
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// Source is the interpreter's program.
+//
+//go:embed kernel.py
+var Source []byte
+
+// Bootstrap is what Python is started with: it reads Source and runs it.
+const Bootstrap = `import os
+def _r(n):
+    b = b""
+    while len(b) < n:
+        c = os.read(3, n - len(b))
+        if not c: os._exit(70)
+        b += c
+    return b
+_n = int.from_bytes(_r(4), "little")
+exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__"})`
+
+// The types of frames. Those with a header are [u32 length][JSON header][body].
+const (
+	// To the interpreter.
+	TypeSource      = 'K' // the kernel's source
+	TypeExecute     = 'X' // header: id, stdin, argv, env; body: the code
+	TypeReply       = 'R' // header: call, ok, error; body: the reply to a call
+	TypePersonalise = 'P' // header: env, unset, reseed, entropy
+
+	// From the interpreter.
+	TypeHello   = 'H' // JSON: python, executable, pid, ipython, protocol
+	TypeOutput  = 'O' // [u32 cell][u8 stream][bytes]
+	TypeDisplay = 'D' // header: id, kind; body: a MIME bundle
+	TypeCall    = 'C' // header: id, call, name; body: the payload
+	TypeEnd     = 'E' // JSON: how the cell ended
+	TypeAck     = 'A' // JSON: answer to a personalise
+)
+
+// AppendFrame appends a frame to b: the length of what follows, the type, the payload.
+func AppendFrame(b []byte, typ byte, payload ...[]byte) []byte {
+	size := 1
+	for _, p := range payload {
+		size += len(p)
+	}
+	if cap(b)-len(b) < size+4 {
+		b = append(make([]byte, 0, len(b)+size+4), b...)
+	}
+	b = binary.LittleEndian.AppendUint32(b, uint32(size))
+	b = append(b, typ)
+	for _, p := range payload {
+		b = append(b, p...)
+	}
+	return b
+}
+
+// ReadFrame reads a frame of at most limit bytes. The payload lies in buf if it fits
+// there, and is then valid until buf is used again.
+func ReadFrame(r io.Reader, buf []byte, limit int) (typ byte, payload []byte, err error) {
+	if cap(buf) < 5 {
+		buf = make([]byte, 4<<10)
+	}
+	head := buf[:5]
+	if _, err := io.ReadFull(r, head); err != nil {
+		return 0, nil, err
+	}
+	size := binary.LittleEndian.Uint32(head)
+	typ = head[4]
+	if size == 0 || uint64(size) > uint64(limit) {
+		return 0, nil, fmt.Errorf("frame of %d bytes", size)
+	}
+	size--
+	if uint32(cap(buf)) < size {
+		buf = make([]byte, size)
+	}
+	payload = buf[:size]
+	if _, err := io.ReadFull(r, payload); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, nil, err
+	}
+	return typ, payload, nil
+}
+
+// Header splits a payload with a header.
+func Header(payload []byte) (header, body []byte, err error) {
+	if len(payload) < 4 {
+		return nil, nil, fmt.Errorf("frame of %d bytes has no header", len(payload))
+	}
+	n := binary.LittleEndian.Uint32(payload)
+	if uint64(n) > uint64(len(payload)-4) {
+		return nil, nil, fmt.Errorf("header of %d bytes in a frame of %d", n, len(payload))
+	}
+	return payload[4 : 4+n], payload[4+n:], nil
+}

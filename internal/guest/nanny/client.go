@@ -1,0 +1,123 @@
+//go:build linux
+
+package nanny
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Nanny is the guest's hold on a nanny process. Start, Wait and List are for the one
+// goroutine that owns it; signals may come from any.
+type Nanny struct {
+	conn conn
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has been reaped
+
+	sendMu sync.Mutex
+	closed bool // guarded by sendMu
+}
+
+// Spawn starts a nanny from the guest's own binary.
+func Spawn(self string, cfg Config) (*Nanny, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start a nanny: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "nanny")
+	defer theirs.Close()
+	config, err := json.Marshal(cfg)
+	if err != nil {
+		unix.Close(fds[0])
+		return nil, err
+	}
+	cmd := exec.Command(self, Arg, string(config))
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		unix.Close(fds[0])
+		return nil, fmt.Errorf("start a nanny: %w", err)
+	}
+	n := &Nanny{conn: conn{fd: fds[0]}, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		defer close(n.done)
+		_ = cmd.Wait() // however it ended, the socket tells the owner
+	}()
+	return n, nil
+}
+
+// PID is the nanny's own.
+func (n *Nanny) PID() int { return n.cmd.Process.Pid }
+
+func (n *Nanny) send(r *request, files []*os.File) error {
+	n.sendMu.Lock()
+	defer n.sendMu.Unlock()
+	if n.closed {
+		return os.ErrClosed
+	}
+	return n.conn.send(r, files)
+}
+
+// Next waits for the nanny's next word.
+func (n *Nanny) Next() (*Event, error) {
+	e := &Event{}
+	if _, err := n.conn.receive(e); err != nil {
+		return nil, fmt.Errorf("nanny: %w", err)
+	}
+	return e, nil
+}
+
+// Start runs a process; its files become fds 0, 1, 2, … The event has its PID, or Errno.
+func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
+	if err := n.send(&request{Start: s}, files); err != nil {
+		return nil, fmt.Errorf("nanny: %w", err)
+	}
+	return n.Next()
+}
+
+// List gives what lives below the nanny but the main process. Events that come in
+// between are handed to other.
+func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
+
+// Signal sends to the main process, and to its process group if asked.
+func (n *Nanny) Signal(s syscall.Signal, group bool) error {
+	return n.send(&request{Signal: int(s), Group: group}, nil)
+}
+
+// SignalTree sends to everything below the nanny. SIGKILL goes on until nothing is left.
+func (n *Nanny) SignalTree(s syscall.Signal) error {
+	return n.send(&request{Signal: int(s), Tree: true}, nil)
+}
+
+// Kill ends exactly these.
+func (n *Nanny) Kill(these []Process) error {
+	if len(these) == 0 {
+		return nil
+	}
+	return n.send(&request{Kill: these}, nil)
+}
+
+// Close ends the nanny and whatever it has started.
+func (n *Nanny) Close() {
+	n.sendMu.Lock()
+	if !n.closed {
+		n.closed = true
+		_ = unix.Shutdown(n.conn.fd, unix.SHUT_RDWR)
+	}
+	n.sendMu.Unlock()
+	<-n.done
+	n.sendMu.Lock()
+	defer n.sendMu.Unlock()
+	if n.conn.fd >= 0 {
+		unix.Close(n.conn.fd)
+		n.conn.fd = -1
+	}
+}

@@ -1,0 +1,350 @@
+//go:build linux
+
+package nanny
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+)
+
+// Arg is the first argument that turns the guest's binary into a nanny; the second is its Config.
+const Arg = "nanny"
+
+// socketFD is where the nanny finds the guest.
+const socketFD = 3
+
+// Main is a nanny's whole life: it ends when the guest closes the socket, and takes
+// whatever it has started along.
+func Main(config string) int {
+	var cfg Config
+	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "nanny:", err)
+		return 2
+	}
+	// A process whose only work is to wait needs no second thread for the collector.
+	debug.SetGCPercent(400)
+	runtime.GOMAXPROCS(2)
+	if err := secure(cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "nanny:", err)
+		return 2
+	}
+	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
+	n.serve()
+	n.killTree()
+	return 0
+}
+
+// secure gives this process, and so everything it starts, what it may not get rid of.
+func secure(cfg Config) error {
+	unix.CloseOnExec(socketFD)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become a subreaper: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("become unreadable: %w", err)
+	}
+	// These two belong to a thread and are inherited by fork, and Go forks from any.
+	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
+		return fmt.Errorf("set no_new_privs: %w", e)
+	}
+	if os.Getuid() == 0 && cfg.UID > 0 {
+		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+			_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
+			if e == syscall.EINVAL {
+				break // the kernel knows no capability of this number
+			}
+			if e != 0 {
+				return fmt.Errorf("drop capability %d from the bounding set: %w", c, e)
+			}
+		}
+	}
+	limits := map[int]uint64{unix.RLIMIT_CORE: 0}
+	if cfg.Processes > 0 {
+		limits[unix.RLIMIT_NPROC] = uint64(cfg.Processes)
+	}
+	if cfg.OpenFiles > 0 {
+		limits[unix.RLIMIT_NOFILE] = uint64(cfg.OpenFiles)
+	}
+	for what, n := range limits {
+		// syscall's, not x/sys's: this one tells the runtime not to put its own back on exec.
+		if err := syscall.Setrlimit(what, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
+			return fmt.Errorf("set resource limit %d: %w", what, err)
+		}
+	}
+	return nil
+}
+
+type nannyProcess struct {
+	cfg  Config
+	conn conn
+
+	sendMu sync.Mutex
+
+	mu      sync.Mutex
+	main    int  // guarded by mu; pid of the main process, 0 before and after
+	running bool // guarded by mu; something of the tree is alive
+}
+
+func (n *nannyProcess) send(e *Event) {
+	n.sendMu.Lock()
+	defer n.sendMu.Unlock()
+	if err := n.conn.send(e, nil); err != nil {
+		// The guest has gone. Main's loop sees the same and ends us.
+		return
+	}
+}
+
+func (n *nannyProcess) serve() {
+	for {
+		var req request
+		fds, err := n.conn.receive(&req)
+		if err != nil {
+			return
+		}
+		switch {
+		case req.Start != nil:
+			n.start(req.Start, fds)
+		case req.List:
+			n.list()
+		case len(req.Kill) > 0:
+			n.killThese(req.Kill)
+		case req.Signal != 0 && req.Tree && req.Signal == int(unix.SIGKILL):
+			go n.killTree() // may last as long as a fork bomb resists; other requests go on
+		case req.Signal != 0 && req.Tree:
+			n.signalTree(unix.Signal(req.Signal))
+		case req.Signal != 0:
+			n.signalMain(unix.Signal(req.Signal), req.Group)
+		}
+	}
+}
+
+func (n *nannyProcess) start(s *Start, fds []int) {
+	attr := &syscall.ProcAttr{Dir: string(s.Dir), Sys: &syscall.SysProcAttr{Setsid: true}}
+	for _, e := range s.Env {
+		attr.Env = append(attr.Env, string(e))
+	}
+	for _, fd := range fds {
+		attr.Files = append(attr.Files, uintptr(fd))
+		defer unix.Close(fd)
+	}
+	if s.TTY {
+		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
+	}
+	if n.cfg.UID >= 0 {
+		groups := make([]uint32, len(n.cfg.Groups))
+		for i, g := range n.cfg.Groups {
+			groups[i] = uint32(g)
+		}
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(n.cfg.UID), Gid: uint32(n.cfg.GID), Groups: groups}
+	}
+	argv := make([]string, len(s.Argv))
+	for i, a := range s.Argv {
+		argv[i] = string(a)
+	}
+	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
+	if err != nil {
+		e := &Event{Error: err.Error(), Errno: int(syscall.EINVAL)}
+		if no, ok := errors.AsType[syscall.Errno](err); ok {
+			e.Errno = int(no)
+		}
+		n.send(e)
+		return
+	}
+	n.mu.Lock()
+	n.main, n.running = pid, true
+	n.mu.Unlock()
+	n.send(&Event{PID: pid})
+	go n.reap(pid)
+}
+
+// reap waits for the whole tree.
+func (n *nannyProcess) reap(main int) {
+	var sofar, peak int64
+	for {
+		var ws unix.WaitStatus
+		var ru unix.Rusage
+		pid, err := unix.Wait4(-1, &ws, unix.WALL, &ru)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil { // ECHILD: nobody is left
+			break
+		}
+		sofar += ru.Utime.Nano() + ru.Stime.Nano()
+		peak = max(peak, ru.Maxrss<<10)
+		if pid != main {
+			continue
+		}
+		n.mu.Lock()
+		n.main = 0
+		n.mu.Unlock()
+		e := &Event{Exited: true, Status: int(ws)}
+		empty := n.reapDead(&sofar, &peak)
+		if empty {
+			e.Empty = true
+			n.mu.Lock()
+			n.running = false
+			n.mu.Unlock()
+		} else {
+			e.Survivors, e.Total = survivors()
+		}
+		e.Usage = Usage{CPUNanos: sofar, MaxRSS: peak}
+		n.send(e)
+		if empty {
+			return
+		}
+	}
+	n.mu.Lock()
+	n.running = false
+	n.mu.Unlock()
+	n.send(&Event{Empty: true, Usage: Usage{CPUNanos: sofar, MaxRSS: peak}})
+}
+
+// reapDead takes the children that have ended already and reports whether none is left.
+func (n *nannyProcess) reapDead(cpu, peak *int64) (none bool) {
+	for {
+		var ws unix.WaitStatus
+		var ru unix.Rusage
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG|unix.WALL, &ru)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return true
+		}
+		if pid == 0 {
+			return false
+		}
+		*cpu += ru.Utime.Nano() + ru.Stime.Nano()
+		*peak = max(*peak, ru.Maxrss<<10)
+	}
+}
+
+func survivors() ([]Process, int) {
+	all, err := proc.Descendants(os.Getpid())
+	if err != nil {
+		return nil, 0
+	}
+	total := len(all)
+	out := make([]Process, 0, min(total, maxListed))
+	for _, p := range all[:min(total, maxListed)] {
+		out = append(out, Process{PID: p.PID, PPID: p.PPID, Start: p.Start, Command: proc.Command(p)})
+	}
+	return out, total
+}
+
+// list tells everything below us but the main process itself.
+func (n *nannyProcess) list() {
+	n.mu.Lock()
+	main := n.main
+	n.mu.Unlock()
+	e := &Event{Listed: true}
+	all, err := proc.Descendants(os.Getpid())
+	if err != nil {
+		e.Error = err.Error()
+	}
+	all = slices.DeleteFunc(all, func(p proc.Process) bool { return p.PID == main })
+	e.Total = len(all)
+	for i, p := range all {
+		row := Process{PID: p.PID, PPID: p.PPID, Start: p.Start}
+		if i < maxListed {
+			row.Command = proc.Command(p)
+		}
+		e.Survivors = append(e.Survivors, row)
+	}
+	n.send(e)
+}
+
+func (n *nannyProcess) killThese(these []Process) {
+	for _, k := range these {
+		if p, ok := proc.Get(k.PID); ok && p.Start == k.Start {
+			signal(k.PID, unix.SIGKILL)
+		}
+	}
+}
+
+func (n *nannyProcess) signalMain(s unix.Signal, group bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock() // held while signalling: reap cannot free the pid meanwhile
+	if n.main == 0 {
+		return
+	}
+	if group {
+		signal(-n.main, s)
+	}
+	signal(n.main, s)
+}
+
+func (n *nannyProcess) signalTree(s unix.Signal) {
+	all, err := proc.Descendants(os.Getpid())
+	if err != nil {
+		n.signalMain(s, true)
+		return
+	}
+	for _, p := range all {
+		signal(p.PID, s)
+	}
+}
+
+// Between two looks at the table while a tree is being ended.
+const killPause = time.Millisecond
+
+// killTree ends everything below us; see the package comment.
+func (n *nannyProcess) killTree() {
+	stopped := map[Process]bool{}
+	for range 50 {
+		all, err := proc.Descendants(os.Getpid())
+		if err != nil {
+			break
+		}
+		fresh := false
+		for _, p := range all {
+			key := Process{PID: p.PID, Start: p.Start}
+			if !stopped[key] {
+				stopped[key], fresh = true, true
+				signal(p.PID, unix.SIGSTOP)
+			}
+		}
+		if !fresh {
+			break
+		}
+	}
+	for {
+		all, err := proc.Descendants(os.Getpid())
+		if err != nil || len(all) == 0 {
+			return
+		}
+		for _, p := range all {
+			signal(p.PID, unix.SIGKILL)
+		}
+		time.Sleep(killPause)
+	}
+}
+
+// signal sends; that a process has gone in the meantime is what we want anyway.
+func signal(pid int, s unix.Signal) { _ = unix.Kill(pid, s) }
+
+// Describe names a start error the way a shell does, with its exit code.
+func Describe(name string, errno int) (code int, text string) {
+	e := syscall.Errno(errno)
+	switch e {
+	case syscall.ENOENT, syscall.ENOTDIR:
+		return 127, name + ": not found"
+	case syscall.EACCES, syscall.ENOEXEC, syscall.EPERM, syscall.EISDIR, syscall.ELOOP:
+		return 126, name + ": " + e.Error()
+	}
+	return 126, strings.TrimSpace(name + ": " + e.Error())
+}

@@ -1,0 +1,122 @@
+//go:build linux
+
+// Package proc reads the process table from /proc. The guest needs it to find
+// everything that a command started and whoever uses the most memory.
+package proc
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Process is one row of the table. A pid may be used again; pid and Start together are not.
+type Process struct {
+	PID    int
+	PPID   int
+	Start  uint64 // clock ticks since boot
+	State  byte
+	Name   string
+	Zombie bool
+}
+
+// List gives the processes that are visible, zombies included. One that vanishes
+// while the table is read is left out.
+func List() ([]Process, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var all []Process
+	for _, n := range names {
+		pid, err := strconv.Atoi(n)
+		if err != nil {
+			continue
+		}
+		if p, ok := Get(pid); ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// Get reads one row.
+func Get(pid int) (Process, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Process{}, false
+	}
+	// The name stands in brackets and may itself hold anything, so look for the last one.
+	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || shut < open {
+		return Process{}, false
+	}
+	f := bytes.Fields(b[shut+1:])
+	if len(f) < 20 {
+		return Process{}, false
+	}
+	p := Process{PID: pid, Name: strings.ToValidUTF8(string(b[open+1:shut]), "?"), State: f[0][0]}
+	p.PPID, _ = strconv.Atoi(string(f[1]))
+	p.Start, _ = strconv.ParseUint(string(f[19]), 10, 64)
+	p.Zombie = p.State == 'Z' || p.State == 'X'
+	return p, true
+}
+
+// Descendants gives every process below root, itself not among them, zombies left out.
+// A zombie's own children are found too.
+func Descendants(root int) ([]Process, error) {
+	all, err := List()
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]Process{}
+	for _, p := range all {
+		children[p.PPID] = append(children[p.PPID], p)
+	}
+	var out []Process
+	queue := []int{root}
+	for len(queue) > 0 {
+		for _, c := range children[queue[0]] {
+			queue = append(queue, c.PID)
+			if !c.Zombie {
+				out = append(out, c)
+			}
+		}
+		queue = queue[1:]
+	}
+	return out, nil
+}
+
+// Command gives the command line of a process, cut to a readable length, or its name.
+func Command(p Process) string {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/cmdline")
+	if err != nil || len(b) == 0 {
+		return "[" + p.Name + "]"
+	}
+	const longest = 200
+	s := strings.ToValidUTF8(string(bytes.TrimRight(bytes.ReplaceAll(b, []byte{0}, []byte{' '}), " ")), "?")
+	if len(s) > longest {
+		s = strings.ToValidUTF8(s[:longest], "") + "…"
+	}
+	return s
+}
+
+// Resident gives the resident bytes of a process, 0 when it has gone.
+func Resident(pid int) int64 {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
+	if err != nil {
+		return 0
+	}
+	f := bytes.Fields(b)
+	if len(f) < 2 {
+		return 0
+	}
+	n, _ := strconv.ParseInt(string(f[1]), 10, 64)
+	return n * int64(os.Getpagesize())
+}

@@ -1,0 +1,385 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/host"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// Command is one command to run in a sandbox.
+type Command struct {
+	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
+	Args  []string
+	Shell string
+	Env   map[string]string // on top of the sandbox's
+	Dir   string            // empty: the sandbox's
+
+	Stdin  io.Reader // nil: none
+	Stdout io.Writer // nil: only what the verdict keeps
+	Stderr io.Writer
+
+	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
+	PTY *Size
+	// Resize changes the terminal's size.
+	Resize <-chan Size
+
+	Timeout   time.Duration // 0: DefaultTimeout; NoTimeout: none
+	KillGrace time.Duration // 0: DefaultKillGrace
+	// KillSurvivors ends what the command leaves running.
+	KillSurvivors bool
+	// Detach lets it go on when this program's connection is lost.
+	Detach bool
+
+	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
+	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
+
+	ID       string // names the operation; empty: chosen for you
+	Metadata map[string]string
+}
+
+// Size is a terminal's.
+type Size struct{ Rows, Cols int }
+
+// maxInline keeps a verdict well below one frame, two streams of it together.
+const maxInline = 1 << 20
+
+// Run runs a command to its end. When ctx ends, the command is cancelled, with
+// everything it started, and the verdict says so; err is not nil only when there is
+// no verdict to give.
+func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
+	req, err := s.exec(c)
+	if err != nil {
+		return nil, err
+	}
+	return s.converse(ctx, conversation{
+		op: "run command", id: req.Id, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}},
+		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, grace: time.Duration(req.GraceNs), input: req.Stdin || req.Pty,
+	})
+}
+
+// Start runs a command in the background and gives its id as soon as it runs. It goes on when
+// this program ends; Follow, Signal and Operations find it. Stdin is not read.
+func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
+	if c.Stdin != nil || c.PTY != nil {
+		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = NoTimeout
+	}
+	req, err := s.exec(c)
+	if err != nil {
+		return "", err
+	}
+	req.Background, req.Detach, req.Stream = true, true, false
+	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Exec{Exec: req}})
+	if err != nil {
+		return "", s.explain("start command", err)
+	}
+	if v := f.GetVerdict(); v != nil {
+		return "", &Error{Code: CodeStartFailed, Op: "start command", Message: v.StartError}
+	}
+	return req.Id, nil
+}
+
+func (s *Sandbox) exec(c Command) (*wire.Exec, error) {
+	if len(c.Args) > 0 == (c.Shell != "") {
+		return nil, &Error{Code: CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
+	}
+	l, err := common(c.Timeout, c.KillGrace, DefaultKillGrace, c.InlineBytes, c.SpoolBytes)
+	if err != nil {
+		return nil, err
+	}
+	req := &wire.Exec{
+		Id: c.ID, Shell: []byte(c.Shell), Dir: []byte(c.Dir), Stdin: c.Stdin != nil, TimeoutNs: l.timeout, GraceNs: l.grace,
+		Stream: c.Stdout != nil || c.Stderr != nil, Detach: c.Detach, KillSurvivors: c.KillSurvivors,
+		InlineBytes: l.inline, SpoolBytes: l.spool, Metadata: c.Metadata,
+	}
+	if req.Id == "" {
+		req.Id = s.newID("c")
+	}
+	for _, a := range c.Args {
+		req.Argv = append(req.Argv, []byte(a))
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		req.Env = append(req.Env, []byte(k+"="+c.Env[k]))
+	}
+	if c.PTY != nil {
+		req.Pty, req.Rows, req.Cols = true, uint32(max(1, c.PTY.Rows)), uint32(max(1, c.PTY.Cols))
+	}
+	return req, nil
+}
+
+type commonLimits struct{ timeout, grace, inline, spool int64 }
+
+func common(timeout, grace, defaultGrace time.Duration, inline, spool int64) (commonLimits, error) {
+	l := commonLimits{timeout: int64(timeout), grace: int64(grace), inline: inline, spool: spool}
+	switch {
+	case timeout == NoTimeout:
+		l.timeout = 0
+	case timeout == 0:
+		l.timeout = int64(DefaultTimeout)
+	case timeout < 0:
+		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("a timeout of %s", timeout)}
+	}
+	if grace == 0 {
+		l.grace = int64(defaultGrace)
+	}
+	if grace < 0 || inline < 0 || inline > maxInline {
+		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", grace, inline)}
+	}
+	if inline == 0 {
+		l.inline = DefaultInlineBytes
+	}
+	if spool == 0 {
+		l.spool = DefaultSpoolBytes
+	}
+	l.spool = max(0, l.spool)
+	return l, nil
+}
+
+// conversation is one cell or command while it runs, seen from the host.
+type conversation struct {
+	op, id         string
+	req            *wire.Request
+	more           func(st *wire.Stream) error // sends what did not fit into the request
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	display        func(Bundle)
+	resize         <-chan Size
+	grace          time.Duration
+	input          bool
+}
+
+// converse sends the request and listens until the verdict.
+func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
+	}
+	client := s.guest()
+	kills, counted := s.machine.MemoryKills()
+	st, err := client.Open(c.req)
+	if err != nil {
+		return nil, s.explain(c.op, err)
+	}
+	// A cancel travels on a stream of its own: this one may be full of output.
+	stop := context.AfterFunc(ctx, func() {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+c.grace)
+		defer cancel()
+		_, err := client.Call(cctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.id, Cancel: true}}})
+		if e, ok := errors.AsType[*host.Error](err); err == nil || ok && e.Code == "not_found" {
+			return
+		}
+		st.Close()
+	})
+	defer stop()
+	if c.more != nil {
+		if err := c.more(st); err != nil {
+			st.Close()
+			return nil, s.explain(c.op, err)
+		}
+	}
+	if c.input {
+		defer feed(st, c.stdin, c.resize)()
+	}
+	var writeErr error
+	for {
+		f, err := host.Receive(st)
+		if err != nil {
+			if ctx.Err() != nil && errors.Is(err, host.ErrDetached) {
+				return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up, and the guest did not tell how it ended", Err: ctx.Err()}
+			}
+			return nil, s.explain(c.op, err)
+		}
+		switch b := f.Body.(type) {
+		case *wire.Frame_Output:
+			w := c.stdout
+			if b.Output.Stream == 2 {
+				w = c.stderr
+			}
+			if w != nil && writeErr == nil {
+				_, writeErr = w.Write(b.Output.Data)
+			}
+		case *wire.Frame_Display:
+			if c.display != nil {
+				if bundle, err := decodeBundle(b.Display.Bundle); err == nil {
+					c.display(bundle)
+				}
+			}
+		case *wire.Frame_Verdict:
+			if c.input {
+				st.Close()
+			} else {
+				st.Release()
+			}
+			v := verdict(b.Verdict)
+			if v.Ended == EndedSignal && v.Signal == syscall.SIGKILL && counted {
+				if now, ok := s.machine.MemoryKills(); ok && now > kills {
+					v.Ended, v.MemoryKills = EndedMemory, max(1, v.MemoryKills)
+				}
+			}
+			if writeErr != nil {
+				return v, &Error{Code: CodeInternal, Op: c.op, Message: "the output could not be handed on", Err: writeErr}
+			}
+			return v, nil
+		}
+	}
+}
+
+// feed carries input and sizes to the guest until the returned function is called. A
+// reader that blocks for ever is left behind: Go cannot interrupt it.
+func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
+	done := make(chan struct{})
+	if stdin != nil {
+		go func() {
+			buf := make([]byte, wire.Chunk)
+			for {
+				n, err := stdin.Read(buf)
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if n > 0 && st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{Stdin: buf[:n]}}}) != nil {
+					return
+				}
+				if err != nil {
+					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}}) // it has ended otherwise
+					return
+				}
+			}
+		}()
+	}
+	if resize != nil {
+		go func() {
+			for {
+				select {
+				case <-done:
+					return
+				case z, ok := <-resize:
+					if !ok {
+						return
+					}
+					in := &wire.Input{Rows: uint32(max(1, z.Rows)), Cols: uint32(max(1, z.Cols))}
+					if st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: in}}) != nil {
+						return
+					}
+				}
+			}
+		}()
+	}
+	return func() { close(done) }
+}
+
+// Operation is a cell or command that the sandbox remembers.
+type Operation struct {
+	ID      string    `json:"id"`
+	Kind    string    `json:"kind"` // "command" or "cell"
+	Command string    `json:"command"`
+	Context string    `json:"context,omitempty"`
+	Running bool      `json:"running"`
+	PID     int       `json:"pid,omitempty"`
+	Stdout  int64     `json:"stdout"` // bytes produced so far
+	Stderr  int64     `json:"stderr"`
+	Started time.Time `json:"started"`
+	Verdict *Verdict  `json:"verdict,omitempty"` // nil while it runs
+}
+
+// Operations lists what runs and what has ended lately, oldest first.
+func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
+	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_ListOps{ListOps: &wire.ListOps{}}})
+	if err != nil {
+		return nil, s.explain("list operations", err)
+	}
+	var out []Operation
+	for _, o := range f.GetOps().GetOps() {
+		op := Operation{
+			ID: o.Id, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, PID: int(o.Pid),
+			Stdout: o.Stdout, Stderr: o.Stderr, Started: time.Unix(0, o.StartedUnixNs),
+		}
+		if o.Verdict != nil {
+			op.Verdict = verdict(o.Verdict)
+		}
+		out = append(out, op)
+	}
+	return out, nil
+}
+
+// FollowOptions says what to follow.
+type FollowOptions struct {
+	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
+	Stdout, Stderr             io.Writer
+	// NoWait gives what is there now. The verdict is nil if the operation still runs.
+	NoWait bool
+	// Skipped hears of bytes that are no longer kept.
+	Skipped func(stream int, bytes int64)
+}
+
+// Follow gives an operation's output from absolute offsets on, and its verdict once it
+// has ended. It may be called again and again, also after Attach. When ctx ends the operation goes on.
+func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
+	st, err := s.guest().Open(&wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
+		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,
+	}}})
+	if err != nil {
+		return nil, s.explain("follow", err)
+	}
+	stop := context.AfterFunc(ctx, st.Close)
+	defer stop()
+	for {
+		f, err := host.Receive(st)
+		if err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return nil, s.explain("follow", err)
+		}
+		if o := f.GetOutput(); o != nil {
+			if o.Skipped > 0 && opts.Skipped != nil {
+				opts.Skipped(int(o.Stream), o.Skipped)
+			}
+			w := opts.Stdout
+			if o.Stream == 2 {
+				w = opts.Stderr
+			}
+			if w != nil {
+				if _, err := w.Write(o.Data); err != nil {
+					st.Close()
+					return nil, &Error{Code: CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+				}
+			}
+		}
+		if f.Last {
+			st.Release()
+			if v := f.GetVerdict(); v != nil {
+				return verdict(v), nil
+			}
+			return nil, nil
+		}
+	}
+}
+
+// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
+func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: tree}}})
+	return s.explain("signal", err)
+}
+
+// Cancel ends an operation and everything it started, as a cancelled ctx does.
+func (s *Sandbox) Cancel(ctx context.Context, id string) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Cancel: true}}})
+	return s.explain("cancel", err)
+}
+
+// Forget drops an ended operation and its spooled output.
+func (s *Sandbox) Forget(ctx context.Context, id string) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Forget{Forget: &wire.Forget{Id: id}}})
+	return s.explain("forget", err)
+}

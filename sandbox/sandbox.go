@@ -1,0 +1,354 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/host"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// Timing of a sandbox's life, all in one place.
+const (
+	attachTimeout = 30 * time.Second       // for the guest to answer a hello
+	stopTimeout   = 30 * time.Second       // for a backend to end a sandbox
+	lostWait      = 500 * time.Millisecond // for the backend to tell why, once the stream has ended
+	verdictWait   = 15 * time.Second       // for a verdict after a cancel
+)
+
+// Sandbox is a running sandbox with our guest in it. Its methods may be called from
+// several goroutines.
+type Sandbox struct {
+	backend Backend
+	machine Machine
+
+	mu      sync.Mutex
+	client  *host.Client // guarded by mu
+	handler HostFunc     // guarded by mu
+	stopped bool         // guarded by mu
+	nextID  uint64       // guarded by mu
+	epoch   string       // makes operation ids of this attachment differ from earlier ones
+}
+
+// HostFunc answers a call that code in the sandbox makes with recluse.call. Its error
+// is raised there as an exception. ctx ends when the cell that called has ended.
+type HostFunc func(ctx context.Context, call HostCall) ([]byte, error)
+
+// HostCall is one such call.
+type HostCall struct {
+	Op      string // the cell it comes from
+	Context string
+	Name    string
+	Payload []byte
+}
+
+// Open makes a sandbox and waits until its guest answers. The caller must Close it.
+func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
+	spec = spec.WithDefaults()
+	if err := spec.Check(); err != nil {
+		return nil, err
+	}
+	m, err := b.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return adopt(ctx, b, m, true)
+}
+
+// Attach takes over a sandbox that runs already, e.g. after the program that made it
+// has died. State, interpreters and detached operations are as they were.
+func Attach(ctx context.Context, b Backend, id string) (*Sandbox, error) {
+	m, err := b.Attach(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return adopt(ctx, b, m, false)
+}
+
+// Restore makes a new sandbox from a snapshot: same memory, processes and files, but
+// its own identity, clock and random numbers.
+func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions) (*Sandbox, error) {
+	m, err := b.Restore(ctx, snap, opts)
+	if err != nil {
+		return nil, err
+	}
+	return adopt(ctx, b, m, true)
+}
+
+// adopt connects to the guest. A sandbox that is new and does not answer is ended.
+func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, error) {
+	s := &Sandbox{backend: b, machine: m, epoch: randomID(3)}
+	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	go func() {
+		select {
+		case <-m.Gone():
+			cancel()
+		case <-attachCtx.Done():
+		}
+	}()
+	c, err := host.Attach(attachCtx, m.Stream(), host.Options{Token: m.Token(), Identity: identity(m), Handler: s.hostHandler})
+	if err == nil {
+		s.client = c
+		return s, nil
+	}
+	cause := m.Cause()
+	if ours {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		err = errors.Join(err, b.Stop(stopCtx, m.ID()))
+	} else {
+		err = errors.Join(err, m.Stream().Close())
+	}
+	if ctx.Err() != nil {
+		return nil, &Error{Code: CodeCancelled, Op: "connect to the guest", Message: "given up before the guest answered", Err: ctx.Err()}
+	}
+	if cause != nil {
+		return nil, cause
+	}
+	return nil, &Error{Code: CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
+}
+
+func identity(m Machine) *wire.Identity {
+	spec := m.Spec()
+	id := &wire.Identity{SandboxId: m.ID(), Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation()}
+	if id.Hostname == "" {
+		id.Hostname = m.ID()
+	}
+	return id
+}
+
+func randomID(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// ID names the sandbox within its backend.
+func (s *Sandbox) ID() string { return s.machine.ID() }
+
+// Backend is what made it.
+func (s *Sandbox) Backend() Backend { return s.backend }
+
+// Spec is what it was made from.
+func (s *Sandbox) Spec() Spec { return s.machine.Spec() }
+
+// Gone is closed once the sandbox has ended, for whatever reason.
+func (s *Sandbox) Gone() <-chan struct{} { return s.machine.Gone() }
+
+// OnHostCall sets what answers recluse.call in the sandbox.
+func (s *Sandbox) OnHostCall(f HostFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handler = f
+}
+
+func (s *Sandbox) hostHandler() host.Handler {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.handler
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, c host.Call) ([]byte, error) {
+		b, err := f(ctx, HostCall{Op: c.Op, Context: c.Context, Name: c.Name, Payload: c.Payload})
+		if e, ok := errors.AsType[*Error](err); ok {
+			err = &host.Error{Code: string(e.Code), Message: e.Error()}
+		}
+		return b, err
+	}
+}
+
+// Close ends the sandbox and removes everything of it. A second Close does nothing.
+func (s *Sandbox) Close() error {
+	s.mu.Lock()
+	if s.stopped {
+		s.mu.Unlock()
+		return nil
+	}
+	s.stopped = true
+	c := s.client
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	err := s.backend.Stop(ctx, s.ID())
+	c.Close()
+	return err
+}
+
+// Detach gives the sandbox up without ending it: Attach finds it again by its ID.
+func (s *Sandbox) Detach() {
+	s.mu.Lock()
+	s.stopped = true
+	c := s.client
+	s.mu.Unlock()
+	c.Close()
+}
+
+// Ping makes a round trip through the guest.
+func (s *Sandbox) Ping(ctx context.Context) error {
+	return s.explain("ping", s.guest().Ping(ctx))
+}
+
+// Guest describes the inside of a sandbox.
+type Guest struct {
+	Version string        `json:"version"`
+	Kernel  string        `json:"kernel"`
+	Python  string        `json:"python,omitempty"` // path, empty when there is none
+	Shell   string        `json:"shell,omitempty"`
+	UID     int           `json:"uid"`
+	Home    string        `json:"home"`
+	CPUs    int           `json:"cpus"`
+	Memory  int64         `json:"memory"`
+	Uptime  time.Duration `json:"uptime_ns"`
+}
+
+// Guest asks the guest what it sees.
+func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
+	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Info{Info: &wire.Info{}}})
+	if err != nil {
+		return nil, s.explain("ask the guest", err)
+	}
+	g := f.GetInfo()
+	return &Guest{
+		Version: g.GetVersion(), Kernel: g.GetKernel(), Python: g.GetPython(), Shell: g.GetShell(), UID: int(g.GetUid()),
+		Home: g.GetHome(), CPUs: int(g.GetCpus()), Memory: g.GetMemory(), Uptime: time.Duration(g.GetUptimeNs()),
+	}, nil
+}
+
+// Warm starts an interpreter and whatever else the first calls would wait for.
+func (s *Sandbox) Warm(ctx context.Context) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: true, Command: true}}})
+	return s.explain("warm the sandbox", err)
+}
+
+func (s *Sandbox) guest() *host.Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.client
+}
+
+// newID names an operation that its caller has not named.
+func (s *Sandbox) newID(prefix string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nextID++
+	return fmt.Sprintf("%s%d-%s", prefix, s.nextID, s.epoch)
+}
+
+// Snapshot writes the sandbox to disk: memory, interpreters and files. It goes on
+// meanwhile, but for the moment of the writing itself.
+func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot, error) {
+	if _, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Quiesce{Quiesce: &wire.Quiesce{}}}); err != nil {
+		return nil, s.explain("snapshot", err)
+	}
+	snap, err := s.backend.Snapshot(ctx, s.ID(), opts)
+	if err != nil {
+		return nil, err
+	}
+	if opts.Stop {
+		s.Detach()
+	}
+	return snap, nil
+}
+
+// Fork makes n live copies. The copies that could be made are given even when
+// others could not; the caller must Close each.
+func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
+	if n < 1 {
+		return nil, &Error{Code: CodeInvalidRequest, Op: "fork", Message: fmt.Sprintf("%d copies", n)}
+	}
+	snap, err := s.Snapshot(ctx, SnapshotOptions{Labels: map[string]string{"recluse.fork-of": s.ID()}})
+	if err != nil {
+		return nil, err
+	}
+	copies := make([]*Sandbox, n)
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { copies[i], errs[i] = Restore(ctx, s.backend, snap, RestoreOptions{}) })
+	}
+	wg.Wait()
+	errs = append(errs, s.backend.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID))
+	var made []*Sandbox
+	for _, c := range copies {
+		if c != nil {
+			made = append(made, c)
+		}
+	}
+	return made, errors.Join(errs...)
+}
+
+// explain turns what went wrong on the way to the guest into an error of this package.
+func (s *Sandbox) explain(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*host.Error](err); ok {
+		return guestError(op, e)
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return &Error{Code: CodeCancelled, Op: op, Message: "given up", Err: err}
+	}
+	if errors.Is(err, host.ErrDetached) {
+		return s.lost(op, err)
+	}
+	return &Error{Code: CodeProtocol, Op: op, Message: "the conversation with the guest broke", Err: err}
+}
+
+// lost says why the guest can no longer be reached.
+func (s *Sandbox) lost(op string, err error) error {
+	s.mu.Lock()
+	stopped := s.stopped
+	s.mu.Unlock()
+	if stopped {
+		return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has been closed"}
+	}
+	t := time.NewTimer(lostWait)
+	defer t.Stop()
+	select {
+	case <-s.machine.Gone():
+		if cause := s.machine.Cause(); cause != nil {
+			if e, ok := errors.AsType[*Error](cause); ok {
+				return &Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
+			}
+			return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Err: cause}
+		}
+		return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot"}
+	case <-t.C:
+		return &Error{Code: CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
+	}
+}
+
+// fileCodes maps the guest's words for failures of files to ours.
+var fileCodes = map[string]Code{
+	"file_not_found": CodeFileNotFound, "file_exists": CodeFileExists, "file_permission": CodeFilePermission,
+	"file_not_regular": CodeFileNotRegular, "file_is_dir": CodeFileIsDirectory, "file_not_dir": CodeFileNotDirectory,
+	"file_escapes": CodePathEscapes, "file_invalid": CodePathInvalid, "file_too_large": CodeTooLarge, "file_too_many": CodeTooMany,
+	"file_no_space": CodeDiskFull, "file_not_empty": CodeFileNotEmpty, "file_cancelled": CodeCancelled, "file_internal": CodeInternal,
+}
+
+func guestError(op string, e *host.Error) error {
+	code := Code(e.Code)
+	if c, ok := fileCodes[e.Code]; ok {
+		code = c
+	}
+	out := &Error{Code: code, Op: op, Message: e.Message}
+	if e.Path != "" {
+		out.Message = fmt.Sprintf("%q: %s", e.Path, e.Message)
+	}
+	switch code {
+	case CodeNoPython:
+		out.Remedy = "use an image or root file system with Python 3; commands work without"
+	case CodeNoShell:
+		out.Remedy = "run a program directly, or use an image with a shell"
+	case CodeDiskFull:
+		out.Remedy = "remove files, or give the sandbox a larger disk limit"
+	}
+	return out
+}
