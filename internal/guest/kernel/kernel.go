@@ -29,7 +29,8 @@ def _r(n):
         b += c
     return b
 _n = int.from_bytes(_r(4), "little")
-exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__"})`
+import builtins
+exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__", "__builtins__": dict(vars(builtins))})`
 
 // The types of frames. Those with a header are [u32 length][JSON header][body].
 const (
