@@ -1,0 +1,17 @@
+package bundle
+
+import (
+	"fmt"
+	"io/fs"
+	"syscall"
+)
+
+// fingerprint tells one state of a file from another without reading it. The change time
+// is in it because a modification time can be set back.
+func fingerprint(fi fs.FileInfo) string {
+	id := fmt.Sprintf("%d:%d", fi.Size(), fi.ModTime().UnixNano())
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		id += fmt.Sprintf(":%d:%d:%d", st.Dev, st.Ino, st.Ctim.Nano())
+	}
+	return id
+}

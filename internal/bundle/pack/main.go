@@ -1,0 +1,60 @@
+// Command pack compresses the engine and the guest into the directory from which package
+// bundle embeds them, with a manifest of their hashes. make build calls it:
+//
+//	pack DIR ARCH PROGRAM...
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/recluse-dev/recluse/internal/bundle"
+)
+
+func main() {
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "usage: pack DIR ARCH PROGRAM...")
+		os.Exit(2)
+	}
+	if err := pack(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
+		fmt.Fprintln(os.Stderr, "pack:", err)
+		os.Exit(1)
+	}
+}
+
+func pack(dir, arch string, programs []string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	// Decoding is as fast at every level, so the best one that does not keep the builder waiting.
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression))
+	if err != nil {
+		return err
+	}
+	var manifest []bundle.Embedded
+	for _, path := range programs {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(raw)
+		e := bundle.Embedded{Name: filepath.Base(path), Arch: arch, Hash: hex.EncodeToString(sum[:]), Size: int64(len(raw))}
+		small := enc.EncodeAll(raw, nil)
+		if err := os.WriteFile(filepath.Join(dir, e.Name+"-"+arch+".zst"), small, 0o644); err != nil {
+			return err
+		}
+		fmt.Printf("    %s: %.1f MB, %.1f MB compressed\n", e.Name, float64(len(raw))/1e6, float64(len(small))/1e6)
+		manifest = append(manifest, e)
+	}
+	b, err := json.MarshalIndent(manifest, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "manifest.json"), append(b, '\n'), 0o644)
+}
