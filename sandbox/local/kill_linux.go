@@ -1,0 +1,117 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+)
+
+const (
+	// politely is how long nannies have, once the guest has gone, to end what they look after. They do it
+	// better than we could from outside: they stop a tree before they kill it.
+	politely = 2 * time.Second
+	// Between two looks at the process table, doubling from the first to the second.
+	firstLook = time.Millisecond
+	laterLook = 50 * time.Millisecond
+)
+
+type identity struct {
+	pid   int
+	start uint64
+}
+
+// endTree ends the guest and everything below it. The guest's end closes the sockets of its nannies, which then
+// kill what they have started; what is left after that is killed here.
+func endTree(ctx context.Context, st state) error {
+	tree := map[identity]bool{}
+	look := func() error {
+		if !alive(st.PID, st.Start) {
+			return nil
+		}
+		all, err := proc.Descendants(st.PID)
+		if err != nil {
+			return err
+		}
+		for _, p := range all {
+			tree[identity{p.PID, p.Start}] = true
+		}
+		return nil
+	}
+	if err := look(); err != nil {
+		return err
+	}
+	tree[identity{st.PID, st.Start}] = true
+	if alive(st.PID, st.Start) {
+		_ = unix.Kill(st.PID, syscall.SIGTERM)
+		_ = unix.Kill(st.PID, syscall.SIGCONT) // one that is stopped could not hear it
+	}
+	began := time.Now()
+	for pause := firstLook; ; pause = min(2*pause, laterLook) {
+		if time.Since(began) > politely/4 && alive(st.PID, st.Start) {
+			if err := look(); err != nil {
+				return err
+			}
+			_ = unix.Kill(st.PID, syscall.SIGKILL)
+		}
+		left := 0
+		for id := range tree {
+			if !alive(id.pid, id.start) {
+				delete(tree, id)
+				continue
+			}
+			left++
+			if time.Since(began) > politely {
+				_ = unix.Kill(id.pid, syscall.SIGKILL)
+			}
+		}
+		if left == 0 {
+			// Whoever had lost its parents before we looked.
+			for _, pid := range marked(st.ID) {
+				left++
+				_ = unix.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%d are left: %w", left, ctx.Err())
+		}
+	}
+}
+
+// marked gives the processes whose environment names the sandbox.
+func marked(id string) []int {
+	all, err := proc.List()
+	if err != nil {
+		return nil
+	}
+	want := []byte(marker + "=" + id)
+	var out []int
+	for _, p := range all {
+		if p.Zombie {
+			continue
+		}
+		env, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/environ")
+		if err != nil {
+			continue // it has gone, or is not ours
+		}
+		for v := range bytes.SplitSeq(env, []byte{0}) {
+			if bytes.Equal(v, want) {
+				out = append(out, p.PID)
+				break
+			}
+		}
+	}
+	return out
+}

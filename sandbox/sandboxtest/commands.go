@@ -1,0 +1,386 @@
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+var commands = []feature{
+	{"arguments reach the program as they are", func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Args: []string{"printf", "%s|", "a b", "$HOME", "", "'", "\xff\n", "*"}})
+		same(t, "stdout", v.Stdout.String(), "a b|$HOME||'|\xff\n|*|")
+	}},
+	{"a shell script runs in bash", func(t *testing.T, s *suite) {
+		if !s.caps.Bash {
+			t.Skip("SKIPPED: no bash here")
+		}
+		same(t, "stdout", shell(t, s.open(t), `a=(1 2 3); echo "${a[@]}" | tr 1 x; [[ -n $BASH_VERSION ]]`), "x 2 3\n")
+	}},
+	{"the environment is the sandbox's with the command's on top", func(t *testing.T, s *suite) {
+		spec := s.opts.Spec
+		spec.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"}
+		sb := s.openSpec(t, s.backend(t), spec)
+		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, Env: map[string]string{"B": "of the command", "C": "x=y\nz"}})
+		succeeded(t, v)
+		same(t, "stdout", v.Stdout.String(), "of the sandbox,of the command,x=y\nz\n")
+	}},
+	{"nothing of the host's environment is inside", func(t *testing.T, s *suite) {
+		if out := shell(t, s.open(t), "env"); strings.Contains(out, hostSecret) {
+			t.Errorf("the host's environment is inside:\n%s", out)
+		}
+	}},
+	{"a command starts in the home directory, or where it is told", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		same(t, "home", shell(t, sb, `test "$(pwd -P)" = "$(cd "$HOME"; pwd -P)" && echo yes`), "yes\n")
+		same(t, "dir", run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/usr/bin"}).Stdout.String(), "/usr/bin\n")
+		v := run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/nowhere"})
+		same(t, "ended", v.Ended, sandbox.EndedStart)
+		contains(t, "the reason", v.StartError, "/nowhere")
+	}},
+	{"stdin is streamed while the command runs, and closed", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		r, w := io.Pipe()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", Stdin: r, Stdout: &out})
+		})
+		for _, line := range []string{"one\n", "two\n"} {
+			_, err := io.WriteString(w, line)
+			noError(t, err)
+			out.await(t, line)
+		}
+		noError(t, w.Close())
+		succeeded(t, verdictOf(t, done))
+		same(t, "stdout", out.String(), "one\ntwo\nover\n")
+	}},
+	{"a large stdin arrives whole", func(t *testing.T, s *suite) {
+		data := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
+		v := run(t, s.open(t), sandbox.Command{Shell: "cksum; wc -c", Stdin: bytes.NewReader(data)})
+		same(t, "first word", strings.Fields(v.Stdout.String())[1], fmt.Sprint(len(data)))
+	}},
+	{"without stdin a command reads an end at once", func(t *testing.T, s *suite) {
+		same(t, "stdout", shell(t, s.open(t), "wc -c"), "0\n")
+	}},
+	{"a stdin that is never read holds nobody up", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless}))
+		ctx, cancel := context.WithCancel(t.Context())
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", Stdin: endless, Stdout: &out})
+		})
+		out.await(t, "ready")
+		cancel()
+		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
+	}},
+	{"a stdin that gives nothing holds nobody up", func(t *testing.T, s *suite) {
+		r, w := io.Pipe()
+		defer w.Close()
+		succeeded(t, run(t, s.open(t), sandbox.Command{Args: []string{"true"}, Stdin: r}))
+	}},
+	{"exit codes are the command's own", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for _, code := range []int{0, 1, 3, 126, 127, 255} {
+			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("exit %d", code)})
+			same(t, "ended", v.Ended, sandbox.EndedExit)
+			same(t, "exit code", v.ExitCode, code)
+			same(t, "status", v.Status(), code)
+		}
+	}},
+	{"what cannot run is 126, what is not there 127", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		shell(t, sb, "echo text > plain; chmod 644 plain; mkdir dir; printf '\\x7fELFnot' > broken; chmod 755 broken")
+		for _, c := range []struct {
+			name string
+			args []string
+			code int
+		}{
+			{"missing on PATH", []string{"no-such-program"}, 127},
+			{"missing by path", []string{"/no/such/program"}, 127},
+			{"not executable", []string{"./plain"}, 126},
+			{"a directory", []string{"./dir"}, 126},
+			{"not a program", []string{"./broken"}, 126},
+		} {
+			v := run(t, sb, sandbox.Command{Args: c.args})
+			same(t, c.name+": ended", v.Ended, sandbox.EndedStart)
+			same(t, c.name+": exit code", v.ExitCode, c.code)
+			if v.StartError == "" {
+				t.Errorf("%s: nothing says why", c.name)
+			}
+		}
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
+	}},
+	{"a signal that ended the command is named", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, syscall.SIGUSR1} {
+			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("kill -%d $$; sleep 10", int(sig))})
+			same(t, "ended", v.Ended, sandbox.EndedSignal)
+			same(t, "signal", v.Signal, sig)
+			same(t, "exit code", v.ExitCode, -1)
+			same(t, "status", v.Status(), 128+int(sig))
+		}
+	}},
+	{"a terminal has a size, and can be resized", func(t *testing.T, s *suite) {
+		if !s.caps.PTY {
+			t.Skip("SKIPPED: no terminals here")
+		}
+		sb := s.open(t)
+		var out recorder
+		resize := make(chan sandbox.Size)
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{
+				Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
+					until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized; echo to stderr >&2`,
+				PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, Stdout: &out,
+			})
+		})
+		out.await(t, "terminal")
+		out.await(t, "24 80")
+		resize <- sandbox.Size{Rows: 40, Cols: 100}
+		succeeded(t, verdictOf(t, done))
+		contains(t, "stdout", out.String(), "resized\r\n")
+		contains(t, "stdout", out.String(), "to stderr\r\n")
+	}},
+	{"Ctrl-C and Ctrl-D in a terminal mean what they mean", func(t *testing.T, s *suite) {
+		if !s.caps.PTY {
+			t.Skip("SKIPPED: no terminals here")
+		}
+		sb := s.open(t)
+		r, w := io.Pipe()
+		defer w.Close()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out})
+		})
+		out.await(t, "ready")
+		_, err := w.Write([]byte{3})
+		noError(t, err)
+		v := verdictOf(t, done)
+		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		same(t, "signal", v.Signal, syscall.SIGINT)
+
+		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: strings.NewReader("text\n")})
+		succeeded(t, v)
+		contains(t, "stdout", v.Stdout.String(), "end\r\n")
+	}},
+	{"a terminal that floods and ends loses nothing of its end", func(t *testing.T, s *suite) {
+		if !s.caps.PTY {
+			t.Skip("SKIPPED: no terminals here")
+		}
+		var out recorder
+		v := run(t, s.open(t), sandbox.Command{Shell: "seq 1 20000; echo the end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdout: &out})
+		succeeded(t, v)
+		if !strings.HasSuffix(out.String(), "20000\r\nthe end\r\n") {
+			t.Errorf("the end of %d bytes is %q", len(out.String()), out.String()[max(0, len(out.String())-60):])
+		}
+	}},
+	{"a background command is listed, followed, and ends by itself", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", Metadata: map[string]string{"k": "v"}})
+		noError(t, err)
+		var part recorder
+		eventually(t, "the first line", func() bool {
+			part = recorder{}
+			v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &part, NoWait: true})
+			noError(t, err)
+			if v != nil {
+				t.Fatalf("it has ended: %s", v)
+			}
+			return part.String() == "first\n"
+		})
+		o := operation(t, sb, id)
+		same(t, "running", o.Running, true)
+		same(t, "kind", o.Kind, "command")
+		same(t, "bytes so far", o.Stdout, 6)
+		if o.PID <= 0 || o.Started.IsZero() || !strings.Contains(o.Command, "echo first") {
+			t.Errorf("the operation is not described: %+v", o)
+		}
+		var out, errs recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Follow(t.Context(), id, sandbox.FollowOptions{StdoutOffset: 3, Stdout: &out, Stderr: &errs})
+		})
+		out.await(t, "st\n")
+		shell(t, sb, "touch go")
+		v := verdictOf(t, done)
+		same(t, "stdout from byte 3 on", out.String(), "st\nsecond\n")
+		same(t, "stderr", errs.String(), "wrong\n")
+		same(t, "exit code", v.ExitCode, 5)
+		same(t, "metadata", v.Metadata["k"], "v")
+
+		var again recorder
+		v, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{StdoutOffset: 6, Stdout: &again})
+		noError(t, err)
+		same(t, "followed again after its end", again.String(), "second\n")
+		same(t, "exit code", v.ExitCode, 5)
+		same(t, "running", operation(t, sb, id).Running, false)
+		noError(t, sb.Forget(t.Context(), id))
+		_, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{})
+		fails(t, "follow what is forgotten", err, sandbox.CodeNotFound)
+	}},
+	{"a background command can be signalled and killed", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `trap 'echo got it' USR1; echo ready; while :; do sleep 0.02; done`})
+		noError(t, err)
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &out})
+		})
+		out.await(t, "ready")
+		fails(t, "forget what runs", sb.Forget(t.Context(), id), sandbox.CodeBusy)
+		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
+		noError(t, sb.Signal(t.Context(), id, syscall.SIGUSR1, false))
+		out.await(t, "got it")
+		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, false))
+		v := verdictOf(t, done)
+		same(t, "ended", v.Ended, sandbox.EndedKilled)
+		same(t, "signal", v.Signal, syscall.SIGKILL)
+		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, false), sandbox.CodeNotFound)
+		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, false), sandbox.CodeNotFound)
+	}},
+	{"a background command can be cancelled with everything it started", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; trap '' TERM; while :; do sleep 0.05; done`})
+		noError(t, err)
+		pids := pidsIn(t, sb, "pids", 2)
+		noError(t, sb.Cancel(t.Context(), id))
+		v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{})
+		noError(t, err)
+		same(t, "ended", v.Ended, sandbox.EndedCancelled)
+		if alive := living(t, sb, pids); len(alive) > 0 {
+			t.Errorf("%v live on", alive)
+		}
+	}},
+	{"a background command that cannot start says so", func(t *testing.T, s *suite) {
+		_, err := s.open(t).Start(t.Context(), sandbox.Command{Args: []string{"no-such-program"}})
+		fails(t, "start", err, sandbox.CodeStartFailed)
+	}},
+	{"stdout and stderr are apart and come while the command runs", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		var out, errs recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", Stdout: &out, Stderr: &errs})
+		})
+		out.await(t, "out\n")
+		errs.await(t, "err\n")
+		select {
+		case <-done:
+			t.Fatal("it has ended before it was allowed to")
+		default:
+		}
+		shell(t, sb, "touch go")
+		v := verdictOf(t, done)
+		same(t, "stdout", out.String(), "out\nmore\n")
+		same(t, "stderr", errs.String(), "err\n")
+		same(t, "stdout of the verdict", v.Stdout.String(), "out\nmore\n")
+		same(t, "stderr of the verdict", v.Stderr.String(), "err\n")
+	}},
+	{"many commands run at once", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		var runs []<-chan outcome
+		for i := range 20 {
+			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
+				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo %d; sleep 0.05; exit %d", i, i)})
+			}))
+		}
+		for i, r := range runs {
+			v := verdictOf(t, r)
+			same(t, "exit code", v.ExitCode, i)
+			same(t, "stdout", v.Stdout.String(), fmt.Sprintln(i))
+		}
+	}},
+	{"a verdict is complete", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		before := time.Now()
+		v := run(t, sb, sandbox.Command{
+			Shell: `python3 -c 'x = bytearray(40 << 20); s = 0
+for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | tail -c 39000000 >/dev/null; }; echo hello`,
+			ID: "my-own", Metadata: map[string]string{"ticket": "42"},
+		})
+		took := time.Since(before)
+		same(t, "id", v.ID, "my-own")
+		same(t, "metadata", v.Metadata["ticket"], "42")
+		if v.Wall <= 0 || v.Wall > took {
+			t.Errorf("wall time %s, and it took %s", v.Wall, took)
+		}
+		if v.CPU <= 0 || v.CPU > 4*took {
+			t.Errorf("CPU time %s in %s", v.CPU, took)
+		}
+		if v.PeakMemory < 20<<20 || v.PeakMemory > 1<<30 {
+			t.Errorf("peak memory %d", v.PeakMemory)
+		}
+		if d := v.Started.Sub(before).Abs(); d > 5*time.Second {
+			t.Errorf("started %s away from the host's clock", d)
+		}
+		var got struct {
+			ID     string
+			Ended  string
+			Status int
+			Stdout struct {
+				Text     string
+				Produced int
+			}
+			Metadata map[string]string
+			Wall     int64 `json:"wall_ns"`
+		}
+		b, err := json.Marshal(v)
+		noError(t, err)
+		noError(t, json.Unmarshal(b, &got))
+		if got.ID != "my-own" || got.Ended != "exit" || got.Stdout.Text != "hello\n" || got.Stdout.Produced != 6 || got.Metadata["ticket"] != "42" || got.Wall <= 0 {
+			t.Errorf("as JSON: %s", b)
+		}
+	}},
+	{"a bad request is refused and harms nothing", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for _, c := range []struct {
+			name string
+			cmd  sandbox.Command
+		}{
+			{"nothing to run", sandbox.Command{}},
+			{"both arguments and a script", sandbox.Command{Args: []string{"true"}, Shell: "true"}},
+			{"an empty program", sandbox.Command{Args: []string{""}}},
+			{"NUL in an argument", sandbox.Command{Args: []string{"echo", "a\x00b"}}},
+			{"NUL in the environment", sandbox.Command{Args: []string{"true"}, Env: map[string]string{"A": "\x00"}}},
+			{"NUL in the directory", sandbox.Command{Args: []string{"true"}, Dir: "/\x00"}},
+			{"a negative timeout", sandbox.Command{Args: []string{"true"}, Timeout: -5}},
+			{"a negative grace", sandbox.Command{Args: []string{"true"}, KillGrace: -5}},
+			{"too much output inline", sandbox.Command{Args: []string{"true"}, InlineBytes: 1 << 30}},
+			{"an id like a path", sandbox.Command{Args: []string{"true"}, ID: "../../x"}},
+		} {
+			_, err := sb.Run(t.Context(), c.cmd)
+			fails(t, c.name, err, sandbox.CodeInvalidRequest)
+		}
+		run(t, sb, sandbox.Command{Args: []string{"true"}, ID: "twice"})
+		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, ID: "twice"})
+		fails(t, "an id used twice", err, sandbox.CodeInvalidRequest)
+		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
+		fails(t, "a context that is over", err, sandbox.CodeCancelled)
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
+	}},
+}
+
+func operation(t *testing.T, sb *sandbox.Sandbox, id string) sandbox.Operation {
+	t.Helper()
+	ops, err := sb.Operations(t.Context())
+	noError(t, err)
+	for _, o := range ops {
+		if o.ID == id {
+			return o
+		}
+	}
+	t.Fatalf("%s is not listed among %d operations", id, len(ops))
+	return sandbox.Operation{}
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

@@ -1,0 +1,202 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// escapes are ways in which a process tries to outlive its command. Each writes the pids of all it starts to
+// the file pids and then does not end by itself.
+var escapes = []struct {
+	name, script string
+	pids         int
+}{
+	{"plain children", `for i in 1 2 3; do sh -c 'echo $$ >> pids; exec sleep 1000' & done; echo $$ >> pids; wait`, 4},
+	{"a session of its own", `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000`, 2},
+	{"a double fork", `sh -c 'setsid sh -c "echo \$\$ >> pids; exec sleep 1000" </dev/null >/dev/null 2>&1 & exit 0'; echo $$ >> pids; sleep 1000`, 2},
+	{"trapped signals", `trap '' TERM INT HUP QUIT; echo $$ >> pids; while :; do sleep 0.05; done`, 1},
+	{"stopped processes", `sh -c 'echo $$ >> pids; kill -STOP $$; sleep 1000' & echo $$ >> pids; kill -STOP $$; sleep 1000`, 2},
+	{"a grandchild that holds stdout", `sh -c 'trap "" TERM; sh -c "trap \"\" TERM; echo \$\$ >> pids; exec sleep 1000" & wait' & echo $$ >> pids; sleep 1000`, 2},
+	{"all of it together", `trap '' TERM; sh -c 'setsid sh -c "trap \"\" TERM; echo \$\$ >> pids; kill -STOP \$\$; sleep 1000" & exit 0'; echo $$ >> pids; while :; do sleep 0.05; done`, 2},
+}
+
+// bystander is a command of before, which nothing here may touch.
+func bystander(t *testing.T, sb *sandbox.Sandbox) (check func()) {
+	t.Helper()
+	id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo $$ > bystander; sleep 1000"})
+	noError(t, err)
+	pids := pidsIn(t, sb, "bystander", 1)
+	return func() {
+		t.Helper()
+		if len(living(t, sb, pids)) != 1 || !operation(t, sb, id).Running {
+			t.Error("a command that had nothing to do with it was ended too")
+		}
+	}
+}
+
+var endings = []feature{
+	{"a timeout ends everything the command started and nothing else", func(t *testing.T, s *suite) {
+		for _, e := range escapes {
+			t.Run(e.name, func(t *testing.T) {
+				sb := s.open(t)
+				unharmed := bystander(t, sb)
+				began := time.Now()
+				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, Timeout: time.Second, KillGrace: 100 * time.Millisecond})
+				took := time.Since(began)
+				same(t, "ended", v.Ended, sandbox.EndedTimeout)
+				same(t, "exit code", v.ExitCode, -1)
+				same(t, "status", v.Status(), 124)
+				same(t, "output so far", v.Stdout.String(), "before\n")
+				if took < time.Second || took > 10*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
+					t.Errorf("%v live on", alive)
+				}
+				unharmed()
+			})
+		}
+	}},
+	{"a cancel ends everything the command started and keeps the output so far", func(t *testing.T, s *suite) {
+		for _, e := range escapes {
+			t.Run(e.name, func(t *testing.T) {
+				sb := s.open(t)
+				unharmed := bystander(t, sb)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				done := beside(func() (*sandbox.Verdict, error) {
+					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, KillGrace: 100 * time.Millisecond})
+				})
+				pids := pidsIn(t, sb, "pids", e.pids)
+				cancel()
+				v := verdictOf(t, done)
+				same(t, "ended", v.Ended, sandbox.EndedCancelled)
+				same(t, "status", v.Status(), 130)
+				same(t, "output so far", v.Stdout.String(), "before\n")
+				if alive := living(t, sb, pids); len(alive) > 0 {
+					t.Errorf("%v live on", alive)
+				}
+				unharmed()
+			})
+		}
+	}},
+	{"a command has time to tidy up before it is killed", func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "stdout", v.Stdout.String(), "tidied\n")
+		if v.Wall > 8*time.Second {
+			t.Errorf("the grace was waited for although nothing was left: %s", v.Wall)
+		}
+	}},
+	{"a command that spins is ended in time", func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, Timeout: 300 * time.Millisecond})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		if v.CPU <= 0 {
+			t.Errorf("CPU time %s", v.CPU)
+		}
+	}},
+	{"a fork storm is ended whole", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		// Bounded, because not every backend has a limit of its own.
+		v := run(t, sb, sandbox.Command{
+			Shell:   `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
+			Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond,
+		})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		if n := strings.TrimSpace(shell(t, sb, `n=0; for p in /proc/[0-9]*; do grep -qs '^Name:.sleep' $p/status && grep -qsz "^PWD=$PWD$" $p/environ && n=$((n+1)); done; echo $n`)); n != "0" {
+			t.Errorf("%s of them live on", n)
+		}
+	}},
+	{"what a command leaves behind is listed and lives on", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		began := time.Now()
+		v := run(t, sb, sandbox.Command{Shell: `sleep 1234 & echo $! > pids; echo done`})
+		succeeded(t, v)
+		same(t, "stdout", v.Stdout.String(), "done\n")
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the verdict waited %s for a process that holds stdout", took)
+		}
+		pids := pidsIn(t, sb, "pids", 1)
+		same(t, "survivors", v.SurvivorsTotal, 1)
+		if len(v.Survivors) != 1 || v.Survivors[0].PID != pids[0] || v.Survivors[0].Killed || !strings.Contains(v.Survivors[0].Command, "sleep 1234") {
+			t.Errorf("survivors %+v, want %v, sleep 1234, alive", v.Survivors, pids)
+		}
+		same(t, "alive", len(living(t, sb, pids)), 1)
+		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, true))
+		eventually(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
+	}},
+	{"what a survivor writes shortly after is kept too", func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
+		succeeded(t, v)
+		same(t, "stdout", v.Stdout.String(), "early\nlate\n")
+	}},
+	{"survivors are killed on request", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		unharmed := bystander(t, sb)
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, KillSurvivors: true})
+		same(t, "ended", v.Ended, sandbox.EndedExit)
+		same(t, "exit code", v.ExitCode, 7)
+		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
+			t.Errorf("survivors %+v, want one that was killed", v.Survivors)
+		}
+		if alive := living(t, sb, pidsIn(t, sb, "pids", 1)); len(alive) > 0 {
+			t.Errorf("%v live on", alive)
+		}
+		unharmed()
+	}},
+	{"a timeout that races a natural end is one or the other", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for range 10 {
+			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", Timeout: 105 * time.Millisecond})
+			switch {
+			case v.Ended == sandbox.EndedExit && v.ExitCode == 0:
+			case v.Ended == sandbox.EndedTimeout && v.ExitCode == -1:
+			default:
+				t.Errorf("%s, exit code %d", v.Ended, v.ExitCode)
+			}
+		}
+	}},
+	{"a nanny that is killed ends its command and nothing more", func(t *testing.T, s *suite) {
+		if s.caps.Isolation != sandbox.IsolationNone {
+			t.Skip("code in here cannot reach a nanny: it runs as somebody else")
+		}
+		sb := s.open(t)
+		unharmed := bystander(t, sb)
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, Timeout: 20 * time.Second})
+		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		same(t, "signal", v.Signal, syscall.SIGKILL)
+		pids := pidsIn(t, sb, "pids", 1)
+		eventually(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
+		unharmed()
+	}},
+	{"a command may end the process group it is in", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		v := run(t, sb, sandbox.Command{Shell: `kill -9 0; sleep 1000`})
+		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
+	}},
+	{"many timeouts at once", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		var runs []<-chan outcome
+		for i := range 10 {
+			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
+				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), Timeout: time.Second, KillGrace: 50 * time.Millisecond})
+			}))
+		}
+		for i, r := range runs {
+			v := verdictOf(t, r)
+			same(t, "ended", v.Ended, sandbox.EndedTimeout)
+			same(t, "stdout", v.Stdout.String(), fmt.Sprintln(i))
+		}
+		if alive := living(t, sb, slices.Compact(pidsIn(t, sb, "pids", 10))); len(alive) > 0 {
+			t.Errorf("%v live on", alive)
+		}
+	}},
+}

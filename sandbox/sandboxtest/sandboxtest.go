@@ -1,0 +1,350 @@
+// Package sandboxtest is the feature suite of a sandbox, written once against sandbox.Backend. A new
+// backend calls Run from a test of its own and has to pass; what it cannot do, its capabilities say, and the suite
+// then asks for the typed refusal instead.
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Options is what the suite cannot know by itself.
+type Options struct {
+	// Spec is the base of every sandbox of the suite.
+	Spec sandbox.Spec
+	// KillGuest kills the guest of a running sandbox, as the host's kernel might. Nil: that test is left out, loudly.
+	KillGuest func(t *testing.T, sb *sandbox.Sandbox)
+	// Leftovers names whatever the host still holds of sandboxes that have ended: processes, directories, mounts.
+	Leftovers func(t *testing.T, ids []string) []string
+	// Many is how many sandboxes are made at once; 0: 50.
+	Many int
+	// Only names the groups to run; empty: all.
+	Only []string
+	// Serial runs the tests one after the other.
+	Serial bool
+}
+
+// patience bounds every wait for something that must happen. It is long because machines are slow, not because
+// anything here may take that long.
+const patience = 30 * time.Second
+
+// hostSecret stands in this program's environment and must not be seen inside.
+const hostSecret = "do not tell anybody"
+
+type suite struct {
+	backend func(t *testing.T) sandbox.Backend
+	caps    sandbox.Capabilities
+	opts    Options
+}
+
+type feature struct {
+	name string
+	test func(t *testing.T, s *suite)
+}
+
+// Run runs the whole suite. newBackend is called for every test; it may give the same one each time.
+func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
+	if opts.Many == 0 {
+		opts.Many = 50
+	}
+	t.Setenv("RECLUSE_TEST_SECRET", hostSecret)
+	b := newBackend(t)
+	if h := b.Health(t.Context()); !h.OK {
+		t.Fatalf("the %s backend is not healthy: %s (%s)", b.Name(), h.Reason, h.Remedy)
+	}
+	s := &suite{backend: newBackend, caps: b.Capabilities(t.Context()), opts: opts}
+	for _, g := range []struct {
+		name     string
+		features []feature
+		serial   bool // it measures, or needs the machine for itself
+	}{
+		{"commands", commands, false},
+		{"endings", endings, false},
+		{"output", outputs, false},
+		{"files", fileFeatures, false},
+		{"cells", cells, false},
+		{"attachments", attachments, false},
+		{"limits", limits, false},
+		{"snapshots", snapshots, false},
+		{"life", life, true},
+	} {
+		if len(opts.Only) > 0 && !strings.Contains(" "+strings.Join(opts.Only, " ")+" ", " "+g.name+" ") {
+			continue
+		}
+		t.Run(g.name, func(t *testing.T) {
+			for _, f := range g.features {
+				t.Run(f.name, func(t *testing.T) {
+					if !g.serial && !opts.Serial {
+						t.Parallel()
+					}
+					f.test(t, s)
+				})
+			}
+		})
+	}
+}
+
+// open makes a sandbox that ends with the test.
+func (s *suite) open(t *testing.T) *sandbox.Sandbox {
+	t.Helper()
+	return s.openSpec(t, s.backend(t), s.opts.Spec)
+}
+
+func (s *suite) openSpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := sandbox.Open(t.Context(), b, spec)
+	if err != nil {
+		t.Fatalf("open a sandbox: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := sb.Close(); err != nil {
+			t.Errorf("close the sandbox: %v", err)
+		}
+	})
+	return sb
+}
+
+// python makes a sandbox for a test of cells.
+func (s *suite) python(t *testing.T) *sandbox.Sandbox {
+	t.Helper()
+	if !s.caps.Python {
+		t.Skip("SKIPPED: this backend has no Python in its default root file system")
+	}
+	return s.open(t)
+}
+
+// run runs a command that must give a verdict.
+func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict {
+	t.Helper()
+	v, err := sb.Run(t.Context(), c)
+	if err != nil {
+		t.Fatalf("run %s%q: %v", c.Shell, c.Args, err)
+	}
+	return v
+}
+
+// shell runs a script that must succeed and gives its output.
+func shell(t *testing.T, sb *sandbox.Sandbox, script string) string {
+	t.Helper()
+	v := run(t, sb, sandbox.Command{Shell: script})
+	if !v.OK() {
+		t.Fatalf("%s: %s\nstdout: %s\nstderr: %s", script, v, v.Stdout, v.Stderr)
+	}
+	return v.Stdout.String()
+}
+
+// cell runs code that must give a verdict.
+func cell(t *testing.T, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
+	t.Helper()
+	return runCell(t, sb, sandbox.Cell{Code: code})
+}
+
+func runCell(t *testing.T, sb *sandbox.Sandbox, c sandbox.Cell) *sandbox.Verdict {
+	t.Helper()
+	v, err := sb.Cell(t.Context(), c)
+	if err != nil {
+		t.Fatalf("cell %.200q: %v", c.Code, err)
+	}
+	return v
+}
+
+// okCell runs code that must succeed.
+func okCell(t *testing.T, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
+	t.Helper()
+	v := cell(t, sb, code)
+	succeeded(t, v)
+	return v
+}
+
+func succeeded(t *testing.T, v *sandbox.Verdict) {
+	t.Helper()
+	if !v.OK() {
+		t.Fatalf("%s\nstdout: %s\nstderr: %s\nerror: %s", v, v.Stdout, v.Stderr, explainError(v))
+	}
+}
+
+func explainError(v *sandbox.Verdict) string {
+	if v.Error == nil {
+		return "none"
+	}
+	return v.Error.Name + ": " + v.Error.Value + "\n" + v.Error.Traceback
+}
+
+func same[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %#v, want %#v", what, got, want)
+	}
+}
+
+func contains(t *testing.T, what, text, part string) {
+	t.Helper()
+	if !strings.Contains(text, part) {
+		t.Errorf("%s lacks %q:\n%s", what, part, text)
+	}
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fails asks for an error of a code.
+func fails(t *testing.T, what string, err error, code sandbox.Code) {
+	t.Helper()
+	if got := sandbox.CodeOf(err); got != code {
+		t.Errorf("%s: the error is %q (%v), want %q", what, got, err, code)
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); {
+		if time.Now().After(end) {
+			t.Fatalf("waited %s in vain: %s", patience, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// recorder keeps what is written and lets a test wait for a part of it.
+type recorder struct {
+	mu      sync.Mutex
+	buf     bytes.Buffer  // guarded by mu
+	changed chan struct{} // guarded by mu; closed at the next write
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
+	return r.buf.Write(p)
+}
+
+func (r *recorder) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.buf.String()
+}
+
+// await waits until the output holds part.
+func (r *recorder) await(t *testing.T, part string) {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		r.mu.Lock()
+		found := strings.Contains(r.buf.String(), part)
+		if r.changed == nil {
+			r.changed = make(chan struct{})
+		}
+		changed := r.changed
+		r.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			t.Fatalf("%q did not come; there is %.2000q", part, r.String())
+		}
+	}
+}
+
+// outcome is the end of something that runs beside the test.
+type outcome struct {
+	v   *sandbox.Verdict
+	err error
+}
+
+// beside runs f while the test goes on.
+func beside(f func() (*sandbox.Verdict, error)) <-chan outcome {
+	c := make(chan outcome, 1)
+	go func() {
+		v, err := f()
+		c <- outcome{v, err}
+	}()
+	return c
+}
+
+func await[T any](t *testing.T, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("waited %s in vain: %s", patience, what)
+		panic("unreachable")
+	}
+}
+
+// verdictOf waits for something beside the test that must give a verdict.
+func verdictOf(t *testing.T, c <-chan outcome) *sandbox.Verdict {
+	t.Helper()
+	o := await(t, "a verdict", c)
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	return o.v
+}
+
+// living gives those of the pids inside the sandbox that are alive, zombies not counted.
+func living(t *testing.T, sb *sandbox.Sandbox, pids []int) []int {
+	t.Helper()
+	var script strings.Builder
+	for _, p := range pids {
+		fmt.Fprintf(&script, "grep -qs '^State:.[^ZX]' /proc/%d/status && echo %d\n", p, p)
+	}
+	script.WriteString("true")
+	return numbers(t, shell(t, sb, script.String()))
+}
+
+func numbers(t *testing.T, text string) []int {
+	t.Helper()
+	var out []int
+	for _, w := range strings.Fields(text) {
+		n, err := strconv.Atoi(w)
+		if err != nil {
+			t.Fatalf("%q is not a number, in %q", w, text)
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// pidsIn reads the pids that processes of a test have written to a file.
+func pidsIn(t *testing.T, sb *sandbox.Sandbox, file string, want int) []int {
+	t.Helper()
+	var pids []int
+	eventually(t, fmt.Sprintf("%d pids in %s", want, file), func() bool {
+		pids = numbers(t, shell(t, sb, "cat "+file+" 2>/dev/null; true"))
+		return len(pids) >= want
+	})
+	return pids
+}
+
+// home is where commands start.
+func home(t *testing.T, sb *sandbox.Sandbox) string {
+	t.Helper()
+	return strings.TrimSuffix(shell(t, sb, "pwd"), "\n")
+}
+
+// cancelled gives a context that is over.
+func cancelled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

@@ -1,0 +1,2 @@
+package sandboxtest
+var fileFeatures, cells, attachments, limits, snapshots, life []feature
