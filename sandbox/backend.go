@@ -74,6 +74,10 @@ type SnapshotOptions struct {
 	Labels map[string]string
 	// Stop ends the sandbox once the snapshot is safe on disk.
 	Stop bool
+	// Held names the files inside that live processes have open or mapped. Sandbox.Snapshot
+	// fills it in from the guest; a backend notes those that lie on the host, because a
+	// snapshot does not hold their content.
+	Held []string
 }
 
 // Snapshot is a sandbox at rest: memory, processes and files.

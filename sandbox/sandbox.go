@@ -223,8 +223,7 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 
 // Warm starts an interpreter and whatever else the first calls would wait for.
 func (s *Sandbox) Warm(ctx context.Context) error {
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: true, Command: true}}})
-	return s.explain("warm the sandbox", err)
+	return s.explain("warm the sandbox", s.guest().Warm(ctx, true))
 }
 
 func (s *Sandbox) guest() *host.Client {
@@ -244,9 +243,11 @@ func (s *Sandbox) newID(prefix string) string {
 // Snapshot writes the sandbox to disk: memory, interpreters and files. It goes on
 // meanwhile, but for the moment of the writing itself.
 func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot, error) {
-	if _, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Quiesce{Quiesce: &wire.Quiesce{}}}); err != nil {
+	held, err := s.guest().Quiesce(ctx)
+	if err != nil {
 		return nil, s.explain("snapshot", err)
 	}
+	opts.Held = append(opts.Held, held...)
 	snap, err := s.backend.Snapshot(ctx, s.ID(), opts)
 	if err != nil {
 		return nil, err

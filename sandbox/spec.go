@@ -29,6 +29,9 @@ type Spec struct {
 	Hostname string `json:"hostname,omitempty"`
 	// Labels are kept with the sandbox and given back by List.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Persist keeps the sandbox when the program that made it ends without closing it.
+	// Otherwise whatever such a program left is ended by the next one that looks.
+	Persist bool `json:"persist,omitempty"`
 	// Cold makes the backend boot instead of restoring its template.
 	Cold bool `json:"cold,omitempty"`
 }
@@ -144,10 +147,10 @@ func (s Spec) Check() error {
 
 // reserved reports whether p is, or lies below, a path that the sandbox itself needs.
 func reserved(p string) bool {
-	for _, r := range []string{"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run/recluse", "/.recluse"} {
+	for _, r := range []string{"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run", "/tmp", "/var/tmp", "/.recluse", DefaultHome} {
 		if p == r || strings.HasPrefix(p, r+"/") {
 			return true
 		}
 	}
-	return p == "/run" || p == "/tmp" || p == "/home" || p == DefaultHome
+	return p == "/home" || p == "/var"
 }

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,7 +39,7 @@ import (
 // catches what the guest missed.
 //
 //	/recluse/<id>          the limits of the whole
-//	/recluse/<id>/engine   made by the engine: sentry, gofer, the guest's stub
+//	/recluse/<id>/engine   sentry, gofer, the guest's stub
 //	/recluse/<id>/app      all other stubs
 //
 // The same on cgroup v1 and v2; v2 wants processes in leaves only.
@@ -67,13 +69,16 @@ const (
 // needs to end it (30 to 60 MB were seen), and the engine's own memory (30 MB).
 func memoryReserve(limit int64) int64 { return max(128<<20, limit/4) }
 
+// controllers are those we use where they are; memory and cpu must be.
+var controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
 // errNoCgroups says why there are no cgroups to use.
 var errNoCgroups = errors.New("cgroup limits are not available")
 
 // cgroupHost is the host's cgroup file systems.
 type cgroupHost struct {
 	unified bool
-	// mounts is where each v1 hierarchy is mounted, by controller ("name=systemd" included); for v2 the one mount, by "".
+	// mounts is where the v1 hierarchies of the controllers we use are mounted, by controller; for v2 the one mount, by "".
 	mounts map[string]string
 }
 
@@ -86,11 +91,7 @@ type cgroupLimits struct {
 
 // findCgroups finds the host's cgroup file systems and tries whether we may use them. The error wraps errNoCgroups and says why not.
 func findCgroups() (*cgroupHost, error) {
-	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoCgroups, err)
-	}
-	h, err := parseCgroupMounts(string(mountinfo))
+	h, err := mountedCgroups()
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +101,17 @@ func findCgroups() (*cgroupHost, error) {
 	return h, nil
 }
 
-// parseCgroupMounts reads the cgroup mounts from the text of a mountinfo file. A host with any of the needed controllers on v1 is
-// driven as v1, like the engine does.
+// mountedCgroups finds the host's cgroup file systems.
+func mountedCgroups() (*cgroupHost, error) {
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoCgroups, err)
+	}
+	return parseCgroupMounts(string(mountinfo))
+}
+
+// parseCgroupMounts reads the cgroup mounts from the text of a mountinfo file. A host that has both needed controllers on v1 is
+// driven as v1.
 func parseCgroupMounts(mountinfo string) (*cgroupHost, error) {
 	v1, v2 := map[string]string{}, ""
 	lines := bufio.NewScanner(strings.NewReader(mountinfo))
@@ -117,7 +127,7 @@ func parseCgroupMounts(mountinfo string) (*cgroupHost, error) {
 			v2 = l[4]
 		case "cgroup":
 			for _, option := range strings.Split(r[2], ",") {
-				if option != "rw" && option != "ro" {
+				if slices.Contains(controllers, option) {
 					v1[option] = l[4]
 				}
 			}
@@ -171,7 +181,7 @@ type cgroup struct {
 // open returns the cgroups of a sandbox that exists.
 func (h *cgroupHost) open(id string) *cgroup { return &cgroup{host: h, id: id} }
 
-// create makes the cgroups of a new sandbox and sets the limits of the whole. The engine sets its own from the spec.
+// create makes the cgroups of a new sandbox and sets its limits.
 func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 	g := h.open(id)
 	defer func() {
@@ -181,8 +191,6 @@ func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 			err = errors.Join(err, g.remove(ctx))
 		}
 	}()
-	// In every v1 hierarchy, also those we set nothing in: the engine makes its cgroup in all of them, and one that it
-	// has to make parents for would leave them behind.
 	for _, tree := range h.trees() {
 		if err := makeCgroup(filepath.Join(tree, cgroupBase, id)); err != nil {
 			return nil, err
@@ -196,10 +204,58 @@ func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 			}
 		}
 	}
-	if err := os.Mkdir(g.dir("cpu", cgroupApp), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
+	for _, tree := range h.trees() {
+		for _, name := range []string{cgroupEngine, cgroupApp} {
+			err := os.Mkdir(filepath.Join(tree, cgroupBase, id, name), 0o755)
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil, err
+			}
+		}
 	}
 	return g, g.limit(l)
+}
+
+// start starts cmd inside the engine's cgroup.
+//
+// A process that is moved, or started and then moved, costs a grace period of the kernel (10 to 16 ms here). Started there at once it
+// costs nothing: with CLONE_INTO_CGROUP on v2, and on v1 by a thread of ours that moved only itself ("0" in
+// tasks), forks, and ends.
+func (g *cgroup) start(cmd *exec.Cmd) error {
+	if g.host.unified {
+		dir, err := os.Open(g.dir("", cgroupEngine))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = dir.Close() }()
+		cmd.SysProcAttr.UseCgroupFD = true
+		cmd.SysProcAttr.CgroupFD = int(dir.Fd())
+		return cmd.Start()
+	}
+	done := make(chan error, 1)
+	go g.startOnThread(cmd, done)
+	return <-done
+}
+
+// startOnThread moves the calling thread into the engine's cgroup, starts cmd from it, and ends the thread with the goroutine.
+func (g *cgroup) startOnThread(cmd *exec.Cmd, done chan<- error) {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread never ends, and would take the whole process along in the eyes of whoever looks. While it is
+		// locked here, the next goroutine gets another one.
+		defer runtime.UnlockOSThread()
+		next := make(chan error, 1)
+		go g.startOnThread(cmd, next)
+		done <- <-next
+		return
+	}
+	// Never unlocked: so the thread ends, and no other code of ours runs in the sandbox's cgroup.
+	for _, tree := range g.host.trees() {
+		if err := writeCgroup(filepath.Join(tree, cgroupBase, g.id, cgroupEngine), "tasks", "0"); err != nil {
+			done <- err
+			return
+		}
+	}
+	done <- cmd.Start()
 }
 
 // makeCgroup makes dir and its parent. Another process may remove the empty parent in between.
@@ -219,7 +275,7 @@ func makeCgroup(dir string) error {
 	return err
 }
 
-// path is the engine's cgroup as the OCI spec wants it.
+// path is the engine's cgroup as an OCI spec names it.
 func (g *cgroup) path() string { return "/" + filepath.Join(cgroupBase, g.id, cgroupEngine) }
 
 // dir is the sandbox's cgroup in the hierarchy that has the controller, or one below it.
@@ -268,12 +324,9 @@ func (g *cgroup) limit(l cgroupLimits) error {
 
 // adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
 // sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
-// answered, because only then is its program mapped, and before any command is started.
+// answered, because only then is its program mapped, and before much of what it runs is started. It takes 10 to 16 ms on v1
+// (a grace period), which need not be waited for.
 func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
-	// The engine has shown its limit inside by now; the whole's is the one that counts.
-	if err := g.liftEngineLimit(); err != nil {
-		return err
-	}
 	seen := map[int]bool{}
 	for range adoptRounds {
 		fresh := false
@@ -301,20 +354,9 @@ func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
 	return nil
 }
 
-func (g *cgroup) liftEngineLimit() error {
-	file, value := "memory.limit_in_bytes", "-1"
-	if g.host.unified {
-		file, value = "memory.max", "max"
-	} else {
-		// First of the two, for it may never be the smaller.
-		_ = writeCgroup(g.dir("memory", cgroupEngine), "memory.memsw.limit_in_bytes", value)
-	}
-	return writeCgroup(g.dir("memory", cgroupEngine), file, value)
-}
-
 func (g *cgroup) adoptStub(pid int) error {
 	text := strconv.Itoa(pid)
-	err := os.WriteFile(filepath.Join("/proc", text, "oom_score_adj"), []byte(stubScore), 0)
+	err := writeCgroup(filepath.Join("/proc", text), "oom_score_adj", stubScore)
 	if err == nil {
 		err = writeCgroup(g.dir("cpu", cgroupApp), "cgroup.procs", text)
 	}
@@ -327,45 +369,61 @@ func (g *cgroup) adoptStub(pid int) error {
 
 // descendants lists the processes below pid, parents before children. Empty when it is gone.
 func descendants(pid int) []int {
-	children := map[int][]int{}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		child, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if parent, ok := parentOf(child); ok {
-			children[parent] = append(children[parent], child)
-		}
-	}
 	var all []int
-	for next := children[pid]; len(next) > 0; {
+	for next := childrenOf(pid); len(next) > 0; {
 		all = append(all, next...)
 		var below []int
 		for _, p := range next {
-			below = append(below, children[p]...)
+			below = append(below, childrenOf(p)...)
 		}
 		next = below
 	}
 	return all
 }
 
-// parentOf reads the parent of a process from its stat file: "pid (name) state ppid ...", where the name may hold anything.
-func parentOf(pid int) (int, bool) {
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+// childrenOf lists the children of a process: those of each of its threads. Kernels with CONFIG_PROC_CHILDREN tell
+// them at once (all that can checkpoint, so every distribution's); on others all processes are looked through.
+func childrenOf(pid int) []int {
+	names, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children"))
+	var children []int
+	for _, name := range names {
+		data, _ := os.ReadFile(name)
+		for _, text := range strings.Fields(string(data)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				children = append(children, child)
+			}
+		}
+	}
+	if len(names) > 0 {
+		return children
+	}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, name := range stats {
+		child, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+		if err == nil && parentOf(name) == pid {
+			children = append(children, child)
+		}
+	}
+	return children
+}
+
+// parentOf reads the parent from a stat file: "pid (name) state ppid ...", where the name may hold anything. It is -1 when
+// there is none to read.
+func parentOf(stat string) int {
+	data, err := os.ReadFile(stat)
 	if err != nil {
-		return 0, false
+		return -1
 	}
 	text := string(data)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 2 {
-		return 0, false
+		return -1
 	}
 	parent, err := strconv.Atoi(fields[1])
-	return parent, err == nil
+	if err != nil {
+		return -1
+	}
+	return parent
 }
 
 // mapsFile reports whether the process has a file mapped whose path ends in suffix.
@@ -451,12 +509,7 @@ func removeCgroup(ctx context.Context, dir string) error {
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return fmt.Errorf("cgroup %s: %w", dir, err)
 		}
-		procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, text := range strings.Fields(string(procs)) {
-			if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
+		killMembers(dir)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("cgroup %s: %w", dir, context.Cause(ctx))
@@ -465,8 +518,39 @@ func removeCgroup(ctx context.Context, dir string) error {
 	}
 }
 
+// killMembers kills the processes in a cgroup. On v1 cgroup.procs also lists processes of which only a thread is there, and such
+// is a process of ours that has just started an engine (startOnThread): the main thread's place decides.
+func killMembers(dir string) {
+	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	place := "/" + filepath.Join(cgroupBase, cgroupOwner(dir)) + "/"
+	for _, text := range strings.Fields(string(procs)) {
+		pid, err := strconv.Atoi(text)
+		if err != nil || pid <= 1 || pid == os.Getpid() {
+			continue
+		}
+		places, _ := os.ReadFile(filepath.Join("/proc", text, "cgroup"))
+		if strings.Contains(string(places), place) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// cgroupOwner is the id of the sandbox whose cgroup, or one below it, dir is.
+func cgroupOwner(dir string) string {
+	if name := filepath.Base(dir); name != cgroupApp && name != cgroupEngine {
+		return name
+	}
+	return filepath.Base(filepath.Dir(dir))
+}
+
+// writeCgroup writes a kernel file, which must exist.
 func writeCgroup(dir, file, value string) error {
-	return os.WriteFile(filepath.Join(dir, file), []byte(value), 0)
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
 }
 
 func readCgroupInt(dir, file string) (int64, error) {
@@ -489,4 +573,10 @@ func readCgroupKey(dir, file, key string) (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("%s in %s: %w", key, dir, fs.ErrNotExist)
+}
+
+// oomKills counts the processes that the host's kernel killed at the memory limit.
+func (g *cgroup) oomKills() (int64, error) {
+	u, err := g.usage()
+	return u.oomKills, err
 }

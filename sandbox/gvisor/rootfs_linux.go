@@ -25,7 +25,7 @@ import (
 // and of /etc only what hostEtc lists.
 
 // hostRootVersion changes when this file builds something else from the same host.
-const hostRootVersion = "1"
+const hostRootVersion = "2"
 
 // The commands' user inside.
 const (
@@ -58,29 +58,36 @@ var hostEtc = []string{
 
 // skeletonDirs are made empty in every root: mount points and what programs expect to exist.
 var skeletonDirs = []string{
-	"dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "srv", "sys", "tmp", "usr", "var/lib", "var/log", "var/tmp",
+	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "srv", "sys", "tmp", "usr", "var/lib", "var/log", "var/tmp",
 }
 
 // hostRoot is a built root file system.
 type hostRoot struct {
 	dir   string // to be the sandbox's root, read-only
 	binds []bind // what belongs onto it
+
+	entries []hostEntry // what was copied
 }
 
 // buildHostRoot returns the root file system made from the host at source (normally "/"), below cache. It is built once per
 // state of the host; another state gets another directory, and sandboxes that run on an older one keep it. Any number of
 // processes may call it at once.
 func buildHostRoot(ctx context.Context, cache, source string) (*hostRoot, error) {
-	if err := os.MkdirAll(cache, 0o700); err != nil {
-		return nil, err
-	}
 	entries, binds, err := surveyHost(source)
 	if err != nil {
 		return nil, err
 	}
+	return buildRoot(ctx, cache, entries, binds)
+}
+
+// buildRoot makes a root of our skeleton, copies of the entries and mount points for the binds.
+func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []bind) (*hostRoot, error) {
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return nil, err
+	}
 	sum := fingerprint(entries, binds)
 	dir := filepath.Join(cache, hostRootName+sum)
-	root := &hostRoot{dir: dir, binds: binds}
+	root := &hostRoot{dir: dir, binds: binds, entries: entries}
 	if isDir(dir) {
 		return root, nil
 	}
@@ -99,7 +106,7 @@ func buildHostRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 	}
 	defer func() { _ = os.RemoveAll(temp) }()
 	if err := fillRoot(temp, entries, binds); err != nil {
-		return nil, fmt.Errorf("default root file system: %w", err)
+		return nil, fmt.Errorf("build root file system: %w", err)
 	}
 	if err := os.Chmod(temp, 0o755); err != nil {
 		return nil, err

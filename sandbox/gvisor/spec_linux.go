@@ -27,8 +27,8 @@ var guestCapabilities = []string{
 	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE",
 }
 
-// bundle is what a sandbox is made from; write turns it into an OCI bundle for the engine.
-type bundle struct {
+// bundleSpec is what a sandbox is made from; write turns it into an OCI bundle for the engine.
+type bundleSpec struct {
 	root         string   // directory of the root file system on the host
 	writable     bool     // whether the root file system may be changed
 	binds        []bind   // host directories and files visible inside
@@ -37,9 +37,9 @@ type bundle struct {
 	argv         []string // the guest
 	env          []string // its environment, KEY=value
 	openFiles    uint64   // RLIMIT_NOFILE of the guest, 0 for the engine's default
-	cgroup       string   // cgroup that the engine makes, "" for none
-	memory       int64    // bytes, 0 for no limit; shown inside as the machine's memory
-	cpus         float64  // 0 for no limit; the number of processors inside is this, rounded up, at least 2
+	cgroup       string   // the cgroup it is started in, for the record; "" for none
+	memory       int64    // bytes, shown inside as the machine's memory; 0 for the host's
+	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0 for the host's
 	capabilities []string // of the guest
 }
 
@@ -62,7 +62,7 @@ type tmpfs struct {
 }
 
 // spec builds the OCI runtime spec.
-func (b *bundle) spec() *specs.Spec {
+func (b *bundleSpec) spec() *specs.Spec {
 	caps := b.capabilities
 	s := &specs.Spec{
 		Version:  specs.Version,
@@ -109,23 +109,7 @@ func (b *bundle) spec() *specs.Spec {
 		}
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: t.target, Type: "tmpfs", Source: "tmpfs", Options: options})
 	}
-	if b.cgroup != "" {
-		s.Linux.Resources = b.resources()
-	}
 	return s
-}
-
-// resources are the limits the engine sets on its cgroup, and shows inside.
-func (b *bundle) resources() *specs.LinuxResources {
-	var r specs.LinuxResources
-	if b.memory > 0 {
-		r.Memory = &specs.LinuxMemory{Limit: &b.memory}
-	}
-	if b.cpus > 0 {
-		quota, period := cpuQuota(b.cpus), uint64(cpuPeriod)
-		r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
-	}
-	return &r
 }
 
 // cpuQuota is the number of microseconds per cpuPeriod for so many processors.
@@ -133,11 +117,36 @@ func cpuQuota(cpus float64) int64 {
 	return max(int64(math.Round(cpus*cpuPeriod)), minCPUQuota)
 }
 
-// write puts config.json into dir.
-func (b *bundle) write(dir string) error {
-	data, err := json.Marshal(b.spec())
-	if err != nil {
-		return fmt.Errorf("engine configuration: %w", err)
+// machineFile tells cmd/recluse-engine what size of machine to show inside. Runsc itself reads that from cgroups it made.
+const machineFile = "machine.json"
+
+// minCPUs is the least number of processors shown: with one, programs leave out locks that gVisor needs them to have.
+const minCPUs = 2
+
+// machineSize is the content of machineFile; zero is the host's own.
+type machineSize struct {
+	Memory int64 `json:"memory,omitempty"`
+	CPUs   int   `json:"cpus,omitempty"`
+}
+
+func (b *bundleSpec) size() machineSize {
+	m := machineSize{Memory: b.memory}
+	if b.cpus > 0 {
+		m.CPUs = max(int(math.Ceil(b.cpus)), minCPUs)
 	}
-	return os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)
+	return m
+}
+
+// write puts config.json and machineFile into dir.
+func (b *bundleSpec) write(dir string) error {
+	for name, content := range map[string]any{"config.json": b.spec(), machineFile: b.size()} {
+		data, err := json.Marshal(content)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -203,7 +203,7 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 
 // interrupt asks the cell to stop, and ends the interpreter if it does not.
 func (r *cellRun) interrupt() {
-	_ = r.interp.nanny.Signal(syscall.SIGINT, false)
+	_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGINT, false)
 	grace := time.Duration(r.req.GraceNs)
 	if grace <= 0 {
 		grace = interruptWait
@@ -219,10 +219,10 @@ func (r *cellRun) interrupt() {
 				return
 			case <-again.C:
 				// Code may swallow one interrupt; a stopped interpreter hears none.
-				_ = r.interp.nanny.Signal(syscall.SIGCONT, false)
-				_ = r.interp.nanny.Signal(syscall.SIGINT, false)
+				_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGCONT, false)
+				_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGINT, false)
 			case <-last.C:
-				_ = r.interp.nanny.SignalTree(syscall.SIGKILL)
+				_ = r.interp.nanny.SignalTree(r.interp.pid, syscall.SIGKILL)
 				return
 			}
 		}
@@ -234,9 +234,9 @@ func (r *cellRun) signal(s int32, tree bool) error {
 	r.op.asked = s
 	r.op.mu.Unlock()
 	if tree {
-		return r.interp.nanny.SignalTree(syscall.Signal(s))
+		return r.interp.nanny.SignalTree(r.interp.pid, syscall.Signal(s))
 	}
-	return r.interp.nanny.Signal(syscall.Signal(s), false)
+	return r.interp.nanny.Signal(r.interp.pid, syscall.Signal(s), false)
 }
 
 // converse sends the cell and listens until its end. An error means that the
@@ -381,7 +381,7 @@ func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
 func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	o, i := r.op, r.interp
 	// It may have closed its end and live on; it is of no use any more.
-	_ = i.nanny.Signal(syscall.SIGKILL, false)
+	_ = i.nanny.Signal(i.pid, syscall.SIGKILL, false)
 	exited := r.awaitDeath()
 	i.emitMu.Lock()
 	i.drain()

@@ -319,9 +319,9 @@ func (c *running) signal(s int32, tree bool) error {
 	c.op.asked = s
 	c.op.mu.Unlock()
 	if tree {
-		return c.nanny.SignalTree(syscall.Signal(s))
+		return c.nanny.SignalTree(c.pid, syscall.Signal(s))
 	}
-	return c.nanny.Signal(syscall.Signal(s), true)
+	return c.nanny.Signal(c.pid, syscall.Signal(s), true)
 }
 
 func (c *running) resize(rows, cols uint32) error {
@@ -346,15 +346,18 @@ func (c *running) supervise() *wire.Verdict {
 	var killMu sync.Mutex
 	var killTimer *time.Timer
 	o.armed(func() {
-		_ = c.nanny.SignalTree(syscall.SIGTERM)
-		_ = c.nanny.SignalTree(syscall.SIGCONT) // one that is stopped could not even hear it
+		_ = c.nanny.SignalTree(c.pid, syscall.SIGTERM)
+		_ = c.nanny.SignalTree(c.pid, syscall.SIGCONT) // one that is stopped could not even hear it
 		killMu.Lock()
 		defer killMu.Unlock()
-		killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = c.nanny.SignalTree(syscall.SIGKILL) })
+		killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = c.nanny.SignalTree(c.pid, syscall.SIGKILL) })
 	})
 
 	v := &wire.Verdict{}
 	e, err := c.nanny.Next()
+	for err == nil && !e.Exited {
+		e, err = c.nanny.Next() // a list that the last user of this nanny had asked for
+	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it, and its tree has come to us.
 		c.agent.disown(c.nanny)
@@ -413,7 +416,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	v.SurvivorsTotal = int64(e.Total)
 	if !gone && kill {
 		if c.req.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
-			_ = c.nanny.SignalTree(syscall.SIGKILL)
+			_ = c.nanny.SignalTree(c.pid, syscall.SIGKILL)
 		}
 		gone, usage = c.awaitEmpty(usage)
 		if !gone {

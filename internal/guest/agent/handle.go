@@ -5,10 +5,12 @@ package agent
 import (
 	"context"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -40,8 +42,12 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 	case *wire.Request_Contexts:
 		return a.contexts(st, c.Contexts)
 	case *wire.Request_Quiesce:
-		runtime.GC()
-		return answer(st, nil)
+		debug.FreeOSMemory()
+		h := &wire.Held{}
+		for _, p := range proc.HeldFiles() {
+			h.Paths = append(h.Paths, []byte(p))
+		}
+		return last(st, &wire.Frame{Body: &wire.Frame_Held{Held: h}})
 	}
 	if reusable, known := a.fileCall(ctx, st, req); known {
 		return reusable

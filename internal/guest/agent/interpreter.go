@@ -165,7 +165,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 	for s := range i.pipes {
 		go i.pump(s)
 	}
-	late := time.AfterFunc(startWait, func() { _ = i.nanny.SignalTree(syscall.SIGKILL) })
+	late := time.AfterFunc(startWait, func() { _ = i.nanny.SignalTree(i.pid, syscall.SIGKILL) })
 	err = i.send(kernel.TypeSource, kernel.Source)
 	if err == nil {
 		err = i.awaitHello()
@@ -437,7 +437,7 @@ func (i *interpreter) discard() {
 		delete(a.interps, i.context)
 	}
 	a.mu.Unlock()
-	_ = i.nanny.SignalTree(syscall.SIGKILL)
+	_ = i.nanny.SignalTree(i.pid, syscall.SIGKILL)
 	for e := range i.events {
 		if e.Empty {
 			break

@@ -168,6 +168,25 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
+// Quiesce readies the guest for a snapshot and gives the files that processes inside hold.
+func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
+	f, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Quiesce{Quiesce: &wire.Quiesce{}}})
+	if err != nil {
+		return nil, err
+	}
+	var held []string
+	for _, h := range f.GetHeld().GetPaths() {
+		held = append(held, string(h))
+	}
+	return held, nil
+}
+
+// Warm starts what the first calls would otherwise wait for.
+func (c *Client) Warm(ctx context.Context, python bool) error {
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: python, Command: true}}})
+	return err
+}
+
 func detached(err error) error {
 	if wire.IsClosed(err) {
 		return fmt.Errorf("%w: %w", ErrDetached, err)

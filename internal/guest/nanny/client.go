@@ -87,14 +87,16 @@ func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
 // between are handed to other.
 func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
 
-// Signal sends to the main process, and to its process group if asked.
-func (n *Nanny) Signal(s syscall.Signal, group bool) error {
-	return n.send(&request{Signal: int(s), Group: group}, nil)
+// Signal sends to the main process, and to its process group if asked. It does nothing once the
+// nanny looks after another one.
+func (n *Nanny) Signal(main int, s syscall.Signal, group bool) error {
+	return n.send(&request{Signal: int(s), Of: main, Group: group}, nil)
 }
 
-// SignalTree sends to everything below the nanny. SIGKILL goes on until nothing is left.
-func (n *Nanny) SignalTree(s syscall.Signal) error {
-	return n.send(&request{Signal: int(s), Tree: true}, nil)
+// SignalTree sends to everything that the main process has started, and to itself. SIGKILL goes on until
+// nothing is left. It does nothing once the nanny looks after another tree.
+func (n *Nanny) SignalTree(main int, s syscall.Signal) error {
+	return n.send(&request{Signal: int(s), Of: main, Tree: true}, nil)
 }
 
 // Kill ends exactly these.

@@ -43,7 +43,7 @@ func Main(config string) int {
 	}
 	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
 	n.serve()
-	n.killTree()
+	n.killTree(n.tree)
 	return 0
 }
 
@@ -93,6 +93,10 @@ type nannyProcess struct {
 
 	sendMu sync.Mutex
 
+	// treeMu is held while a tree is looked at and signalled, so that nothing is meant for one tree and hits the next.
+	treeMu sync.Mutex
+	tree   int // guarded by treeMu; main process of the tree of now, or of the last one; only serve changes it
+
 	mu      sync.Mutex
 	main    int  // guarded by mu; pid of the main process, 0 before and after
 	running bool // guarded by mu; something of the tree is alive
@@ -121,8 +125,10 @@ func (n *nannyProcess) serve() {
 			n.list()
 		case len(req.Kill) > 0:
 			n.killThese(req.Kill)
+		case req.Signal != 0 && req.Of != n.tree:
+			// Its tree has ended and this is the next one.
 		case req.Signal != 0 && req.Tree && req.Signal == int(unix.SIGKILL):
-			go n.killTree() // may last as long as a fork bomb resists; other requests go on
+			go n.killTree(n.tree) // may last as long as a fork bomb resists; other requests go on
 		case req.Signal != 0 && req.Tree:
 			n.signalTree(unix.Signal(req.Signal))
 		case req.Signal != 0:
@@ -154,7 +160,12 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	for i, a := range s.Argv {
 		argv[i] = string(a)
 	}
+	n.treeMu.Lock()
 	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
+	if err == nil {
+		n.tree = pid
+	}
+	n.treeMu.Unlock()
 	if err != nil {
 		e := &Event{Error: err.Error(), Errno: int(syscall.EINVAL)}
 		if no, ok := errors.AsType[syscall.Errno](err); ok {
@@ -302,36 +313,42 @@ func (n *nannyProcess) signalTree(s unix.Signal) {
 // Between two looks at the table while a tree is being ended.
 const killPause = time.Millisecond
 
-// killTree ends everything below us; see the package comment.
-func (n *nannyProcess) killTree() {
+// killTree ends everything below us, as long as that is the tree meant; see the package comment.
+func (n *nannyProcess) killTree(tree int) {
 	stopped := map[Process]bool{}
 	for range 50 {
-		all, err := proc.Descendants(os.Getpid())
-		if err != nil {
-			break
-		}
 		fresh := false
-		for _, p := range all {
+		n.each(tree, func(p proc.Process) {
 			key := Process{PID: p.PID, Start: p.Start}
 			if !stopped[key] {
 				stopped[key], fresh = true, true
 				signal(p.PID, unix.SIGSTOP)
 			}
-		}
+		})
 		if !fresh {
 			break
 		}
 	}
-	for {
-		all, err := proc.Descendants(os.Getpid())
-		if err != nil || len(all) == 0 {
-			return
-		}
-		for _, p := range all {
-			signal(p.PID, unix.SIGKILL)
-		}
+	for n.each(tree, func(p proc.Process) { signal(p.PID, unix.SIGKILL) }) {
 		time.Sleep(killPause)
 	}
+}
+
+// each calls f for everything of a tree and reports whether there was anything.
+func (n *nannyProcess) each(tree int, f func(proc.Process)) bool {
+	n.treeMu.Lock()
+	defer n.treeMu.Unlock()
+	if n.tree != tree {
+		return false
+	}
+	all, err := proc.Descendants(os.Getpid())
+	if err != nil {
+		return false
+	}
+	for _, p := range all {
+		f(p)
+	}
+	return len(all) > 0
 }
 
 // signal sends; that a process has gone in the meantime is what we want anyway.

@@ -16,7 +16,8 @@
 // cannot have been used again for a stranger.
 //
 // A nanny costs a start of our own binary, so it is kept and serves the next command as
-// soon as the last one has left nobody behind.
+// soon as the last one has left nobody behind. A signal may be under way at that moment, so each
+// names the tree it is for, and one for a tree of before is dropped.
 package nanny
 
 import (
@@ -67,6 +68,7 @@ type Usage struct {
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
 	Signal int       `json:"signal,omitempty"` // to the main process
+	Of     int       `json:"of,omitempty"`     // with Signal: the main process of the tree that is meant
 	Group  bool      `json:"group,omitempty"`  // with Signal: to its process group as well
 	Tree   bool      `json:"tree,omitempty"`   // with Signal: to everything; SIGKILL goes on until nothing is left
 	List   bool      `json:"list,omitempty"`

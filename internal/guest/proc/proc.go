@@ -6,7 +6,9 @@ package proc
 
 import (
 	"bytes"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -119,4 +121,42 @@ func Resident(pid int) int64 {
 	}
 	n, _ := strconv.ParseInt(string(f[1]), 10, 64)
 	return n * int64(os.Getpagesize())
+}
+
+// HeldFiles gives the absolute paths of the files that any process has mapped, open or
+// as its program, each once, sorted. Deleted and nameless ones are left out.
+func HeldFiles() []string {
+	held := map[string]bool{}
+	add := func(p string) {
+		if strings.HasPrefix(p, "/") && !strings.HasSuffix(p, " (deleted)") {
+			held[p] = true
+		}
+	}
+	all, err := List()
+	if err != nil {
+		return nil
+	}
+	for _, p := range all {
+		dir := "/proc/" + strconv.Itoa(p.PID)
+		if table, err := os.ReadFile(dir + "/maps"); err == nil {
+			for _, line := range strings.Split(string(table), "\n") {
+				if i := strings.IndexByte(line, '/'); i >= 0 {
+					add(line[i:])
+				}
+			}
+		}
+		if exe, err := os.Readlink(dir + "/exe"); err == nil {
+			add(exe)
+		}
+		fds, err := os.ReadDir(dir + "/fd")
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			if target, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil {
+				add(target)
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(held))
 }

@@ -520,7 +520,7 @@ type Frame struct {
 	//	*Frame_Contexts
 	//	*Frame_Count
 	//	*Frame_Listed
-	//	*Frame_Ready
+	//	*Frame_Held
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	Last          bool         `protobuf:"varint,16,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -708,10 +708,10 @@ func (x *Frame) GetListed() *ListEnd {
 	return nil
 }
 
-func (x *Frame) GetReady() *Ready {
+func (x *Frame) GetHeld() *Held {
 	if x != nil {
-		if x, ok := x.Body.(*Frame_Ready); ok {
-			return x.Ready
+		if x, ok := x.Body.(*Frame_Held); ok {
+			return x.Held
 		}
 	}
 	return nil
@@ -792,8 +792,8 @@ type Frame_Listed struct {
 	Listed *ListEnd `protobuf:"bytes,17,opt,name=listed,proto3,oneof"`
 }
 
-type Frame_Ready struct {
-	Ready *Ready `protobuf:"bytes,18,opt,name=ready,proto3,oneof"`
+type Frame_Held struct {
+	Held *Held `protobuf:"bytes,18,opt,name=held,proto3,oneof"`
 }
 
 func (*Frame_Error) isFrame_Body() {}
@@ -828,7 +828,7 @@ func (*Frame_Count) isFrame_Body() {}
 
 func (*Frame_Listed) isFrame_Body() {}
 
-func (*Frame_Ready) isFrame_Body() {}
+func (*Frame_Held) isFrame_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4043,26 +4043,28 @@ func (x *ListEnd) GetUnreadable() int64 {
 	return 0
 }
 
-type Ready struct {
+// Held names the files that processes in the sandbox have open or mapped.
+type Held struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Paths         [][]byte               `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Ready) Reset() {
-	*x = Ready{}
+func (x *Held) Reset() {
+	*x = Held{}
 	mi := &file_wire_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Ready) String() string {
+func (x *Held) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Ready) ProtoMessage() {}
+func (*Held) ProtoMessage() {}
 
-func (x *Ready) ProtoReflect() protoreflect.Message {
+func (x *Held) ProtoReflect() protoreflect.Message {
 	mi := &file_wire_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -4074,9 +4076,16 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Ready.ProtoReflect.Descriptor instead.
-func (*Ready) Descriptor() ([]byte, []int) {
+// Deprecated: Use Held.ProtoReflect.Descriptor instead.
+func (*Held) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *Held) GetPaths() [][]byte {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
 }
 
 // HostCall is code in the sandbox calling a function of the host. Its payload
@@ -4175,7 +4184,7 @@ const file_wire_proto_rawDesc = "" +
 	"\bcontexts\x18\x15 \x01(\v2\x1a.recluse.guest.v1.ContextsH\x00R\bcontexts\x125\n" +
 	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x129\n" +
 	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCallB\x06\n" +
-	"\x04call\"\xb4\x06\n" +
+	"\x04call\"\xb1\x06\n" +
 	"\x05Frame\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x17.recluse.guest.v1.ErrorH\x00R\x05error\x12-\n" +
 	"\x04info\x18\x02 \x01(\v2\x17.recluse.guest.v1.GuestH\x00R\x04info\x125\n" +
@@ -4193,8 +4202,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x05input\x18\r \x01(\v2\x17.recluse.guest.v1.InputH\x00R\x05input\x12;\n" +
 	"\bcontexts\x18\x0e \x01(\v2\x1d.recluse.guest.v1.ContextListH\x00R\bcontexts\x12\x16\n" +
 	"\x05count\x18\x0f \x01(\x03H\x00R\x05count\x123\n" +
-	"\x06listed\x18\x11 \x01(\v2\x19.recluse.guest.v1.ListEndH\x00R\x06listed\x12/\n" +
-	"\x05ready\x18\x12 \x01(\v2\x17.recluse.guest.v1.ReadyH\x00R\x05ready\x12\x12\n" +
+	"\x06listed\x18\x11 \x01(\v2\x19.recluse.guest.v1.ListEndH\x00R\x06listed\x12,\n" +
+	"\x04held\x18\x12 \x01(\v2\x16.recluse.guest.v1.HeldH\x00R\x04held\x12\x12\n" +
 	"\x04last\x18\x10 \x01(\bR\x04lastB\x06\n" +
 	"\x04body\"I\n" +
 	"\x05Error\x12\x12\n" +
@@ -4489,8 +4498,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x04next\x18\x01 \x01(\fR\x04next\x12\x1e\n" +
 	"\n" +
 	"unreadable\x18\x02 \x01(\x03R\n" +
-	"unreadable\"\a\n" +
-	"\x05Ready\"H\n" +
+	"unreadable\"\x1c\n" +
+	"\x04Held\x12\x14\n" +
+	"\x05paths\x18\x01 \x03(\fR\x05paths\"H\n" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
@@ -4566,7 +4576,7 @@ var file_wire_proto_goTypes = []any{
 	(*TarStats)(nil),    // 43: recluse.guest.v1.TarStats
 	(*TarNote)(nil),     // 44: recluse.guest.v1.TarNote
 	(*ListEnd)(nil),     // 45: recluse.guest.v1.ListEnd
-	(*Ready)(nil),       // 46: recluse.guest.v1.Ready
+	(*Held)(nil),        // 46: recluse.guest.v1.Held
 	(*HostCall)(nil),    // 47: recluse.guest.v1.HostCall
 	nil,                 // 48: recluse.guest.v1.Identity.EnvEntry
 	nil,                 // 49: recluse.guest.v1.Exec.MetadataEntry
@@ -4610,7 +4620,7 @@ var file_wire_proto_depIdxs = []int32{
 	19, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
 	30, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
 	45, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
-	46, // 35: recluse.guest.v1.Frame.ready:type_name -> recluse.guest.v1.Ready
+	46, // 35: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
 	5,  // 36: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
 	48, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
 	49, // 38: recluse.guest.v1.Exec.metadata:type_name -> recluse.guest.v1.Exec.MetadataEntry
@@ -4679,7 +4689,7 @@ func file_wire_proto_init() {
 		(*Frame_Contexts)(nil),
 		(*Frame_Count)(nil),
 		(*Frame_Listed)(nil),
-		(*Frame_Ready)(nil),
+		(*Frame_Held)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// backends gives every backend there is, those that cannot work here included: the report of a selection names them all.
+func (a *app) backends(ctx context.Context) []sandbox.Backend {
+	var list []sandbox.Backend
+	for _, b := range builtin {
+		made, err := b.make(ctx, a)
+		if err != nil {
+			made = broken{name: b.name, err: err}
+		}
+		list = append(list, made)
+	}
+	return list
+}
+
+// open chooses a backend and makes a sandbox. The caller must close it.
+func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) (*sandbox.Sandbox, error) {
+	b, _, err := sandbox.Select(ctx, a.backends(ctx), c.requirements(a))
+	if err != nil {
+		return nil, cause(ctx, err)
+	}
+	s, err := sandbox.Open(ctx, b, spec)
+	if err != nil {
+		return nil, cause(ctx, err)
+	}
+	w.guard(s)
+	return s, nil
+}
+
+// cause prefers the reason for which ctx ended over what that led to.
+func cause(ctx context.Context, err error) error {
+	if why := context.Cause(ctx); why != nil {
+		return why
+	}
+	return err
+}
+
+// close ends a sandbox and tells if that failed.
+func (a *app) close(s *sandbox.Sandbox) {
+	if err := s.Close(); err != nil {
+		a.report(err)
+	}
+}
+
+// broken is a backend that could not even be made. Selection asks it for its health and passes it over.
+type broken struct {
+	sandbox.Backend
+	name string
+	err  error
+}
+
+// Name is that of the backend it stands for.
+func (b broken) Name() string { return b.name }
+
+// Capabilities are none.
+func (broken) Capabilities(context.Context) sandbox.Capabilities { return sandbox.Capabilities{} }
+
+// Health says why it could not be made.
+func (b broken) Health(context.Context) sandbox.Health {
+	f := failureOf(b.err)
+	h := sandbox.Health{Reason: f.Message, Remedy: f.Remedy}
+	if f.Op != "" {
+		h.Reason = f.Op + ": " + h.Reason
+	}
+	if f.Cause != "" {
+		h.Reason += ": " + f.Cause
+	}
+	return h
+}

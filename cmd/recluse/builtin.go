@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/local"
+)
+
+// builtin are the backends that are linked in.
+var builtin = []struct {
+	name string
+	make func(context.Context, *app) (sandbox.Backend, error)
+}{
+	{gvisor.Name, newGVisor},
+	{local.Name, newLocal},
+}
+
+func newGVisor(_ context.Context, a *app) (sandbox.Backend, error) {
+	b, err := gvisor.New(gvisor.Options{Progress: a.progress()})
+	if err != nil {
+		return nil, err // not b: a nil *Backend in an interface is not nil
+	}
+	return b, nil
+}
+
+func newLocal(ctx context.Context, _ *app) (sandbox.Backend, error) {
+	if runtime.GOOS != "linux" {
+		return local.New(local.Options{}), nil
+	}
+	guest, err := bundle.Guest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return local.New(local.Options{GuestPath: guest.Path}), nil
+}

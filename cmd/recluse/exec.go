@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// jsonInline is the output kept per stream with --json: the largest there is, for the file with the rest ends with the sandbox.
+const jsonInline = 1 << 20
+
+type execOptions struct {
+	machine
+	python        string
+	pythonFile    string
+	timeout       patience
+	killSurvivors bool
+}
+
+func (a *app) execCommand() *cobra.Command {
+	var o execOptions
+	c := &cobra.Command{
+		Use:   "exec [flags] [--] COMMAND [ARG...]",
+		Short: "Run one command, or Python, in a new sandbox",
+		Long: `Run one command, or Python, in a new sandbox, and end the sandbox.
+
+Input, output and exit status are those of what runs. Python given by --python runs in a live
+interpreter: the value of a last expression is printed, and arguments are in sys.argv.
+A script given by --python-file runs as a program of its own, with its input free for data.
+
+What ends it other than by itself (time, memory, a signal) is told in one line on stderr.
+With --json the verdict, output included, is printed on stdout instead.`,
+		Example: `  recluse exec --python 'import platform; print(platform.release())'
+  recluse exec --python - < script.py
+  recluse exec --python-file script.py ARG... < data
+  recluse exec -- bash -c 'id; ls /'
+  echo data | recluse exec -- wc -c
+  recluse exec --timeout 5s --memory 256m --cpus 0.5 -- bash -c 'make -C /work'
+  recluse exec --mount "$PWD:/work" --dir /work -- python3 -m pytest`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
+				return usage("nothing to run: give a command, --python or --python-file; see recluse exec --help")
+			}
+			return a.exec(c.Context(), &o, c.Flags().Changed("python"), args)
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false) // what follows the command's name is the command's
+	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from the input")
+	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
+	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
+	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "end what it leaves running without a word")
+	o.register(f)
+	c.MarkFlagsMutuallyExclusive("python", "python-file")
+	return c
+}
+
+func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
+	spec, err := o.spec()
+	if err != nil {
+		return err
+	}
+	stdin := a.input()
+	code := o.python
+	if cell && code == "-" {
+		b, err := io.ReadAll(a.stdin)
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the code", Message: "the input cannot be read", Err: err}
+		}
+		code, stdin = string(b), nil
+	}
+	var script []byte
+	if o.pythonFile != "" {
+		if script, err = os.ReadFile(o.pythonFile); err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the script", Message: "it cannot be read", Err: err}
+		}
+	}
+
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	s, err := a.open(ctx, w, &o.choice, spec)
+	if err != nil {
+		return err
+	}
+	defer a.close(s)
+
+	out := &output{w: a.stdout, cancel: w.cancel}
+	errs := &output{w: a.stderr, cancel: w.cancel}
+	cmd := sandbox.Command{Args: args, Stdin: stdin, Stdout: out, Stderr: errs, Timeout: o.timeout.timeout(), KillSurvivors: o.killSurvivors}
+	if a.json {
+		cmd.Stdout, cmd.Stderr, cmd.InlineBytes = nil, nil, jsonInline
+	}
+	var v *sandbox.Verdict
+	switch {
+	case cell:
+		c := sandbox.Cell{
+			Code: code, Args: append([]string{"-c"}, args...), Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
+			Timeout: cmd.Timeout, KillSurvivors: cmd.KillSurvivors, InlineBytes: cmd.InlineBytes,
+		}
+		if !a.json {
+			c.Display = func(b sandbox.Bundle) { printText(out, &b) }
+		}
+		v, err = s.Cell(ctx, c)
+		if v != nil && !a.json {
+			printText(out, v.Result)
+			printTraceback(errs, v.Error)
+		}
+	case o.pythonFile != "":
+		if cmd.Args, err = upload(ctx, s, o.pythonFile, script, args); err == nil {
+			v, err = s.Run(ctx, cmd)
+		}
+	default:
+		v, err = s.Run(ctx, cmd)
+	}
+	return a.conclude(ctx, o, s, v, err)
+}
+
+// input gives what the command reads: ours, a terminal included, unless the shell runs us in the background of that
+// terminal, where reading would stop us.
+func (a *app) input() io.Reader {
+	if fd := int(a.stdin.Fd()); term.IsTerminal(fd) && inBackground(fd) {
+		return nil
+	}
+	return a.stdin
+}
+
+// upload puts a script into the sandbox and gives the command that runs it.
+func upload(ctx context.Context, s *sandbox.Sandbox, name string, script []byte, args []string) ([]string, error) {
+	g, err := s.Guest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if g.Python == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
+	}
+	dir := path.Join(g.Home, ".recluse-script")
+	if err := s.Files().Mkdir(ctx, dir, true); err != nil {
+		return nil, err
+	}
+	file := path.Join(dir, filepath.Base(name))
+	if err := s.Files().WriteAll(ctx, file, script, sandbox.WriteOptions{}); err != nil {
+		return nil, err
+	}
+	return append([]string{g.Python, file}, args...), nil
+}
+
+// conclude tells how it ended and gives that as an exit status.
+func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, v *sandbox.Verdict, err error) error {
+	why := context.Cause(ctx)
+	if errors.Is(why, errPipe) {
+		return exit(statusPipe)
+	}
+	if v == nil {
+		return cause(ctx, err)
+	}
+	if a.json {
+		if err := writeJSON(a.stdout, v); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	status := v.Status()
+	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == sandbox.EndedCancelled {
+		status = 128 + int(i.signal)
+		a.say("cancelled: %v", i)
+		return exit(status)
+	}
+	if line := epitaph(o, s, v); line != "" {
+		a.say("%s", line)
+	}
+	if status == 0 {
+		return nil
+	}
+	return exit(status)
+}
+
+// epitaph says in one line what ended it, where its status alone does not tell, or "".
+func epitaph(o *execOptions, s *sandbox.Sandbox, v *sandbox.Verdict) string {
+	var parts []string
+	switch v.Ended {
+	case sandbox.EndedExit:
+		if v.MemoryKills > 0 {
+			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), formatSize(s.Spec().Limits.Memory)))
+		}
+	case sandbox.EndedTimeout:
+		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))
+	case sandbox.EndedMemory:
+		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, formatSize(s.Spec().Limits.Memory)))
+	default:
+		parts = append(parts, v.String())
+	}
+	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == sandbox.EndedExit {
+		parts = append(parts, plural(n, "process was", "processes were")+" still running and ended with the sandbox")
+	}
+	return strings.Join(parts, "; ")
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// printText shows a value as text, as Python's prompt would.
+func printText(w io.Writer, b *sandbox.Bundle) {
+	if text := b.Text(); text != "" {
+		_, _ = io.WriteString(w, strings.TrimSuffix(text, "\n")+"\n") // output remembers
+	}
+}
+
+// printTraceback shows an exception as Python does.
+func printTraceback(w io.Writer, e *sandbox.CellError) {
+	if e != nil {
+		_, _ = io.WriteString(w, strings.TrimSuffix(e.Traceback, "\n")+"\n") // output remembers
+	}
+}
+
+// output is one of our own streams. Once nobody reads it any more, what runs is cancelled: there is nobody to run it for.
+type output struct {
+	w      io.Writer
+	cancel context.CancelCauseFunc
+}
+
+// Write hands on.
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.w.Write(p)
+	if err != nil {
+		if errors.Is(err, syscall.EPIPE) {
+			o.cancel(errPipe)
+		} else {
+			o.cancel(&sandbox.Error{Code: sandbox.CodeInternal, Op: "write the output", Message: "it cannot be written", Err: err})
+		}
+	}
+	return n, err
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// choice is what the user says about which backend to use.
+type choice struct {
+	backend   string
+	allowNone bool
+	min       isolation
+}
+
+func (c *choice) register(f *pflag.FlagSet) {
+	f.StringVar(&c.backend, "backend", "", "use this `backend`, or the first of several that works: gvisor,local")
+	f.BoolVar(&c.allowNone, "allow-no-isolation", false, "consent to a backend that isolates nothing")
+	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
+}
+
+func (c *choice) requirements(a *app) sandbox.Requirements {
+	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, Logger: a.logger()}
+	for name := range strings.SplitSeq(c.backend, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			req.Order = append(req.Order, name)
+		}
+	}
+	return req
+}
+
+// machine is what the user says about the sandbox.
+type machine struct {
+	choice
+	memory, disk  size
+	cpus          cpus
+	processes     count
+	image, rootfs string
+	mounts, env   []string
+	dir           string
+	cold          bool
+}
+
+func (m *machine) register(f *pflag.FlagSet) {
+	m.choice.register(f)
+	l := sandbox.Limits{}.WithDefaults()
+	f.Var(&m.memory, "memory", "memory `limit`, e.g. 256m or 2g (default "+formatSize(l.Memory)+")")
+	f.Var(&m.cpus, "cpus", fmt.Sprintf("processor time, in `cores`, e.g. 0.5 (default %v)", l.CPUs))
+	f.Var(&m.processes, "processes", fmt.Sprintf("`number` of processes and threads (default %d)", l.Processes))
+	f.Var(&m.disk, "disk", "`limit` for files in the sandbox (default half of the memory)")
+	f.StringVar(&m.image, "image", "", "root file system from an OCI `image`: a registry reference, oci:DIR or tar:FILE")
+	f.StringVar(&m.rootfs, "rootfs", "", "root file system from a `directory`, read-only")
+	f.StringArrayVar(&m.mounts, "mount", nil, "show a host directory inside, `host:path[:rw]`; read-only unless rw (repeatable)")
+	f.StringArrayVarP(&m.env, "env", "e", nil, "set an environment variable, `K=V`; K alone copies ours (repeatable)")
+	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
+	f.BoolVar(&m.cold, "cold", false, "boot the sandbox instead of restoring a warm template")
+}
+
+func (m *machine) spec() (sandbox.Spec, error) {
+	s := sandbox.Spec{
+		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Cold: m.cold,
+		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk)},
+	}
+	for _, arg := range m.mounts {
+		mount, err := parseMount(arg)
+		if err != nil {
+			return s, err
+		}
+		s.Mounts = append(s.Mounts, mount)
+	}
+	for _, arg := range m.env {
+		k, v, ok := strings.Cut(arg, "=")
+		if !ok {
+			if v, ok = os.LookupEnv(k); !ok {
+				return s, usage("--env %s: there is no such variable to copy", k)
+			}
+		}
+		if s.Env == nil {
+			s.Env = map[string]string{}
+		}
+		s.Env[k] = v
+	}
+	return s, nil
+}
+
+// parseMount reads host:path[:rw|:ro]. A host path with a colon in it cannot be said.
+func parseMount(s string) (sandbox.Mount, error) {
+	parts := strings.Split(s, ":")
+	if len(parts) == 3 && (parts[2] == "rw" || parts[2] == "ro") || len(parts) == 2 {
+		m := sandbox.Mount{Host: parts[0], Path: parts[1], Writable: len(parts) == 3 && parts[2] == "rw"}
+		if m.Host != "" && m.Path != "" {
+			return m, nil
+		}
+	}
+	return sandbox.Mount{}, usage("--mount %s: want host:path, or host:path:rw", s)
+}
+
+// size is a flag for a number of bytes.
+type size int64
+
+func (s *size) String() string { return formatSize(int64(*s)) }
+
+// Type names the flag's value in help texts.
+func (s *size) Type() string { return "size" }
+
+// Set reads 512, 64k, 256m, 1.5g, and the same with b or ib after the letter; all are powers of 1024.
+func (s *size) Set(v string) error {
+	digits := strings.ToLower(strings.TrimSpace(v))
+	digits = strings.TrimSuffix(strings.TrimSuffix(digits, "b"), "i")
+	unit := int64(1)
+	for i, letter := range []string{"k", "m", "g", "t"} {
+		if rest, ok := strings.CutSuffix(digits, letter); ok {
+			digits, unit = rest, 1<<(10*(i+1))
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(digits, 64)
+	if bytes := n * float64(unit); err != nil || math.IsNaN(bytes) || bytes < 1 || bytes >= math.MaxInt64 {
+		return fmt.Errorf("%q is not a size above zero, like 256m or 2g", v)
+	}
+	*s = size(n * float64(unit))
+	return nil
+}
+
+func formatSize(n int64) string {
+	for i, letter := range []string{"t", "g", "m", "k"} {
+		if unit := int64(1) << (10 * (4 - i)); n >= unit && n%unit == 0 {
+			return fmt.Sprintf("%d%s", n/unit, letter)
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// cpus is a flag for a share of processors. An explicit zero is refused: as a limit it would mean the default.
+type cpus float64
+
+func (c *cpus) String() string {
+	if *c == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(float64(*c), 'g', -1, 64)
+}
+
+// Type names the flag's value in help texts.
+func (c *cpus) Type() string { return "cores" }
+
+// Set reads a number above zero.
+func (c *cpus) Set(v string) error {
+	n, err := strconv.ParseFloat(v, 64)
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || n <= 0 {
+		return fmt.Errorf("%q is not a number above zero", v)
+	}
+	*c = cpus(n)
+	return nil
+}
+
+// count is a flag for a number of things, above zero for the same reason.
+type count int
+
+func (c *count) String() string {
+	if *c == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(*c))
+}
+
+// Type names the flag's value in help texts.
+func (c *count) Type() string { return "number" }
+
+// Set reads a number above zero.
+func (c *count) Set(v string) error {
+	n, err := strconv.Atoi(v)
+	if err != nil || n <= 0 {
+		return fmt.Errorf("%q is not a whole number above zero", v)
+	}
+	*c = count(n)
+	return nil
+}
+
+// patience is a flag for a time-out; zero, unless said, is none.
+type patience time.Duration
+
+func (p *patience) String() string {
+	if *p == 0 {
+		return ""
+	}
+	return time.Duration(*p).String()
+}
+
+// Type names the flag's value in help texts.
+func (p *patience) Type() string { return "duration" }
+
+// Set reads 5s, 1m30s, or a number of seconds.
+func (p *patience) Set(v string) error {
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		d, err = time.ParseDuration(v + "s")
+	}
+	if err != nil || d <= 0 {
+		return fmt.Errorf("%q is not a duration above zero, like 5s or 2m", v)
+	}
+	*p = patience(d)
+	return nil
+}
+
+func (p patience) timeout() time.Duration {
+	if p == 0 {
+		return sandbox.NoTimeout
+	}
+	return time.Duration(p)
+}
+
+// isolation is a flag for a level of isolation.
+type isolation struct{ level sandbox.Isolation }
+
+var isolations = map[string]sandbox.Isolation{
+	"none": sandbox.IsolationNone, "container": sandbox.IsolationContainer, "kernel": sandbox.IsolationKernel, "vm": sandbox.IsolationVM,
+}
+
+func (i *isolation) String() string {
+	for word, level := range isolations {
+		if level == i.level && level != sandbox.IsolationNone {
+			return word
+		}
+	}
+	return ""
+}
+
+// Type names the flag's value in help texts.
+func (i *isolation) Type() string { return "level" }
+
+// Set reads a level by its word.
+func (i *isolation) Set(v string) error {
+	level, ok := isolations[v]
+	if !ok {
+		return fmt.Errorf("%q is none of none, container, kernel, vm", v)
+	}
+	i.level = level
+	return nil
+}

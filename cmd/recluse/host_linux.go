@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostWait bounds one check of the host.
+const hostWait = 2 * time.Second
+
+func systemName() string {
+	name := "Linux"
+	if b, err := os.ReadFile("/etc/os-release"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); ok {
+				name = strings.Trim(v, `"`)
+			}
+		}
+	}
+	return name + ", kernel " + hostKernel()
+}
+
+func hostKernel() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func hostChecks(ctx context.Context) []fact {
+	return []fact{userNamespaces(ctx), cgroups(), python(), kvm()}
+}
+
+// userNamespaces makes one, as sandboxes of an ordinary user do.
+func userNamespaces(ctx context.Context) fact {
+	f := fact{Name: "user namespaces"}
+	ctx, cancel := context.WithTimeout(ctx, hostWait)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
+	}
+	err := cmd.Run()
+	if err == nil {
+		f.OK, f.Detail = true, "allowed"
+		return f
+	}
+	f.Detail = "not allowed: " + err.Error()
+	if os.Geteuid() == 0 {
+		f.Detail += "; root does without"
+	}
+	switch {
+	case sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+		f.Remedy = "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for the engine with userns"
+	case sysctl("kernel/unprivileged_userns_clone") == "0":
+		f.Remedy = "sysctl kernel.unprivileged_userns_clone=1"
+	case sysctl("user/max_user_namespaces") == "0":
+		f.Remedy = "sysctl user.max_user_namespaces=15000"
+	default:
+		f.Remedy = "in a container: start it with a seccomp profile that allows unshare, or run as root"
+	}
+	return f
+}
+
+func sysctl(name string) string {
+	b, err := os.ReadFile("/proc/sys/" + name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// cgroups says which there are, and whether we may make our own.
+func cgroups() fact {
+	f := fact{Name: "cgroups"}
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/cgroup", &fs); err != nil {
+		f.Detail, f.Remedy = "none: "+err.Error(), "mount them; without, memory and cpu limits do not hold"
+		return f
+	}
+	version, dir := "version 1", "/sys/fs/cgroup/memory"
+	if fs.Type == unix.CGROUP2_SUPER_MAGIC {
+		version, dir = "version 2", "/sys/fs/cgroup"
+	}
+	f.OK = unix.Access(dir, unix.W_OK) == nil
+	if f.OK {
+		f.Detail = version + ", ours to use"
+	} else {
+		f.Detail = version + ", not ours to write: memory and cpu limits rest on the guest alone"
+	}
+	return f
+}
+
+func python() fact {
+	for _, p := range []string{"/usr/bin/python3", "/bin/python3"} {
+		if _, err := os.Stat(p); err == nil {
+			return fact{Name: "python", OK: true, Detail: p + ", in the default root file system"}
+		}
+	}
+	return fact{Name: "python", Detail: "none below /usr, so none in the default root file system: commands only", Remedy: "apt-get install python3, or use --image"}
+}
+
+func kvm() fact {
+	f := fact{Name: "kvm", Detail: "/dev/kvm can be opened; nothing here needs it"}
+	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fact{Name: "kvm", OK: true, Detail: "no /dev/kvm; nothing here needs it"}
+	}
+	_ = unix.Close(fd)
+	f.OK = true
+	return f
+}
+
+// freeSpace says how much room there is.
+func freeSpace(path string) string {
+	var fs unix.Statfs_t
+	if unix.Statfs(path, &fs) != nil || fs.Bsize <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%.1f GB free)", float64(fs.Bavail)*float64(fs.Bsize)/1e9)
+}

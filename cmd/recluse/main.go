@@ -1,0 +1,13 @@
+// Command recluse runs code in sandboxes of its own: one file here for each verb, and no
+// logic that belongs in a package.
+package main
+
+import (
+	"context"
+	"os"
+)
+
+func main() {
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	os.Exit(a.main(context.Background(), os.Args[1:]))
+}

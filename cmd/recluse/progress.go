@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// The look of the progress bar.
+const (
+	barWidth = 30
+	barEvery = 100 * time.Millisecond
+)
+
+// progress gives what draws long work on stderr when that is a terminal; elsewhere a bar is only noise in a log.
+func (a *app) progress() func(what string, done, total int64) {
+	f, ok := a.stderr.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	var (
+		mu   sync.Mutex
+		last time.Time // guarded by mu
+	)
+	return func(what string, done, total int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		if total > 0 && done >= total {
+			fmt.Fprint(f, "\r\x1b[K")
+			return
+		}
+		if time.Since(last) < barEvery {
+			return
+		}
+		last = time.Now()
+		if total <= 0 {
+			fmt.Fprintf(f, "\r\x1b[K%s  %.1f MB", what, float64(done)/1e6)
+			return
+		}
+		full := int(done * barWidth / total)
+		fmt.Fprintf(f, "\r\x1b[K%s  [%s%s] %d%% of %.1f MB", what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), done*100/total, float64(total)/1e6)
+	}
+}

@@ -1,0 +1,26 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// endingSignals are those that ask the program to end.
+var endingSignals = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
+
+// ignorePipe makes a write to a closed pipe an error. As a signal it would end us with a sandbox still running.
+func ignorePipe() { signal.Ignore(syscall.SIGPIPE) }
+
+// notifyResize has a value sent whenever the terminal's size changes.
+func notifyResize(c chan<- os.Signal) { signal.Notify(c, syscall.SIGWINCH) }
+
+// inBackground reports whether the shell runs us in the background of the terminal fd. Reading from it would stop us.
+func inBackground(fd int) bool {
+	foreground, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+	return err == nil && foreground != unix.Getpgrp()
+}

@@ -1,0 +1,547 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/image"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// guestMount is where the directory of the guest's program appears inside.
+const guestMount = "/.recluse"
+
+// guestState is the guest's own directory inside.
+const guestState = "/run/recluse"
+
+// bootWait bounds how long a sandbox may take to show its guest's process.
+const bootWait = 10 * time.Second
+
+// Backend makes sandboxes with the embedded engine.
+type Backend struct {
+	opts   Options
+	dir    string // data, private to this user
+	engine programs.Program
+	guest  programs.Program
+	images *image.Store
+
+	cgroupOnce sync.Once
+	cgroups    *cgroupHost // nil: none; see cgroupErr
+	cgroupErr  error
+
+	sweepOnce sync.Once
+
+	mu       sync.Mutex
+	machines map[string]*machine // guarded by mu; attached by us
+}
+
+// New gives the backend. It finds engine and guest, and starts nothing.
+func New(opts Options) (*Backend, error) {
+	ctx := context.Background()
+	b := &Backend{opts: opts, dir: opts.DataDir, engine: opts.Engine, guest: opts.Guest, machines: map[string]*machine{}}
+	cache := opts.CacheDir
+	var err error
+	if b.dir == "" {
+		if b.dir, err = xdg.Data(); err != nil {
+			return nil, err
+		}
+	}
+	if cache == "" {
+		if cache, err = xdg.Cache(); err != nil {
+			return nil, err
+		}
+	}
+	b.dir = filepath.Join(b.dir, Name)
+	for _, d := range []string{"sandboxes", "snapshots", "templates", "roots", "engine"} {
+		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+		}
+	}
+	store, err := programs.Open(cache)
+	if err != nil {
+		return nil, err
+	}
+	if b.engine.Path == "" {
+		if b.engine, err = store.Engine(ctx); err != nil {
+			return nil, engineMissing(err)
+		}
+	}
+	if b.guest.Path == "" {
+		if b.guest, err = store.Guest(ctx); err != nil {
+			return nil, engineMissing(err)
+		}
+	}
+	b.images = &image.Store{Dir: cache}
+	return b, nil
+}
+
+func engineMissing(err error) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeEngineMissing, Op: "find engine and guest", Err: err,
+		Remedy: "run make build, or go install github.com/recluse-dev/recluse/cmd/...",
+	}
+}
+
+// Name implements sandbox.Backend.
+func (b *Backend) Name() string { return Name }
+
+// asUser reports whether sandboxes run in a user namespace of their own.
+func (b *Backend) asUser() bool { return b.opts.AsUser || os.Geteuid() != 0 }
+
+// limits gives the cgroups to use, or nil and why there are none.
+func (b *Backend) limits() (*cgroupHost, error) {
+	b.cgroupOnce.Do(func() {
+		if b.asUser() {
+			b.cgroupErr = errors.New("memory and CPU limits need root, because an ordinary user may not make cgroups")
+			return
+		}
+		b.cgroups, b.cgroupErr = findCgroups()
+	})
+	return b.cgroups, b.cgroupErr
+}
+
+// Capabilities implements sandbox.Backend.
+func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
+	_, err := b.limits()
+	c := sandbox.Capabilities{
+		Isolation: sandbox.IsolationKernel, Snapshots: sandbox.SnapshotsMemory, NetworkOff: true,
+		MemoryLimit: err == nil, CPULimit: err == nil, ProcessLimit: true, DiskLimit: true, OpenFileLimit: true,
+		Images: true, Mounts: true, Python: hostHas("python3"), Bash: hostHas("bash"), Files: true, PTY: true,
+		ColdStart: 250 * time.Millisecond,
+	}
+	if err != nil {
+		c.Notes = append(c.Notes, err.Error())
+	}
+	return c
+}
+
+func hostHas(name string) bool {
+	for _, d := range []string{"/usr/bin", "/bin", "/usr/local/bin"} {
+		if unix.Access(filepath.Join(d, name), unix.X_OK) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Health implements sandbox.Backend: it asks the engine, and tries the namespace that an ordinary user needs.
+func (b *Backend) Health(ctx context.Context) sandbox.Health {
+	began := time.Now()
+	e := b.driver(b.engine.Path, false)
+	out, err := e.call(ctx, "--version")
+	h := sandbox.Health{OK: err == nil, Took: time.Since(began)}
+	if line, _, ok := strings.Cut(string(out), "\n"); ok {
+		h.Version = strings.TrimPrefix(line, "runsc version ")
+	}
+	if err == nil {
+		return h
+	}
+	h.Reason = err.Error()
+	if b.asUser() && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
+		h.Reason = "this system does not let ordinary users make user namespaces: " + err.Error()
+		h.Remedy = "as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
+	}
+	return h
+}
+
+// driver gives the engine, used by this backend's way.
+func (b *Backend) driver(path string, cgroups bool) *engine {
+	return &engine{path: path, root: filepath.Join(b.dir, "engine"), userns: b.asUser(), cgroups: cgroups, debug: b.opts.Debug}
+}
+
+// record is what is kept about a sandbox in its directory; with it any program can drive the sandbox.
+type record struct {
+	ID         string       `json:"id"`
+	Created    time.Time    `json:"created"`
+	Spec       sandbox.Spec `json:"spec"`
+	Token      string       `json:"token"`
+	Generation string       `json:"generation"`
+	Engine     string       `json:"engine"` // hashes
+	Guest      string       `json:"guest"`
+	Cgroup     bool         `json:"cgroup"`
+	Root       string       `json:"root"`  // directory on the host
+	Binds      []bind       `json:"binds"` // onto it, without the guest's and the caller's own
+	Owner      owner        `json:"owner"` // the program that must end it
+	Config     agent.Config `json:"config"`
+}
+
+// owner is a process, told from later ones of the same pid by its start.
+type owner struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
+}
+
+const recordFile = "sandbox.json"
+
+func (b *Backend) sandboxDir(id string) string { return filepath.Join(b.dir, "sandboxes", id) }
+
+// validID keeps path-like ids out of our directories.
+func validID(id string) bool {
+	return len(id) > 0 && len(id) <= 64 && strings.IndexFunc(id, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9')
+	}) < 0
+}
+
+func (b *Backend) load(id string) (*record, error) {
+	notFound := &sandbox.Error{Code: sandbox.CodeNotFound, Op: "find sandbox", Message: fmt.Sprintf("no sandbox %q", id)}
+	if !validID(id) {
+		return nil, notFound
+	}
+	r := &record{}
+	err := readJSON(filepath.Join(b.sandboxDir(id), recordFile), r)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, notFound
+	}
+	return r, err
+}
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	b.sweepOnce.Do(func() { b.sweepOrphans(ctx) })
+	p, err := b.prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if !spec.Cold && !b.opts.NoTemplates && len(spec.Mounts) == 0 {
+		m, err := b.startFromTemplate(ctx, p)
+		if err == nil || ctx.Err() != nil {
+			return m, err
+		}
+		if code := sandbox.CodeOf(err); code != sandbox.CodeSnapshotStale && code != sandbox.CodeSnapshotCorrupt && code != codeNoTemplate {
+			return nil, err
+		}
+	}
+	return b.boot(ctx, p)
+}
+
+// plan is a sandbox that is decided on and not yet made.
+type plan struct {
+	spec  sandbox.Spec
+	root  string
+	binds []bind
+	// entries are what the root was built from besides the binds.
+	entries []hostEntry
+	img     *image.Image // nil without
+}
+
+// prepare finds the root file system and judges the mounts.
+func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
+	p := &plan{spec: spec}
+	roots := filepath.Join(b.dir, "roots")
+	switch {
+	case spec.Image != "":
+		img, err := b.image(ctx, spec.Image)
+		if err != nil {
+			return nil, err
+		}
+		p.img = img
+		r, err := buildTreeRoot(ctx, roots, img.RootFS)
+		if err != nil {
+			return nil, rootError(spec.Image, err)
+		}
+		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
+	case spec.RootFS != "":
+		dir, err := filepath.EvalSymlinks(spec.RootFS)
+		if err != nil {
+			return nil, rootError(spec.RootFS, err)
+		}
+		if dir, err = filepath.Abs(dir); err != nil {
+			return nil, rootError(spec.RootFS, err)
+		}
+		r, err := buildTreeRoot(ctx, roots, dir)
+		if err != nil {
+			return nil, rootError(spec.RootFS, err)
+		}
+		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
+	default:
+		r, err := buildHostRoot(ctx, roots, "/")
+		if err != nil {
+			return nil, rootError("the host's /usr", err)
+		}
+		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
+	}
+	return p, b.judgeMounts(ctx, p)
+}
+
+func rootError(what string, err error) error {
+	return &sandbox.Error{Code: sandbox.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Err: err}
+}
+
+// boot makes a sandbox the long way.
+func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
+	r := &record{
+		ID: newID(), Created: time.Now().UTC(), Spec: p.spec, Token: randomHex(32), Generation: randomHex(8),
+		Engine: b.engine.Hash, Guest: b.guest.Hash, Root: p.root, Binds: p.binds, Owner: self(),
+	}
+	r.Config = b.guestConfig(r, p)
+	return b.launch(ctx, r, b.engine, b.guest, "")
+}
+
+// guestConfig is what the guest is told at its birth.
+func (b *Backend) guestConfig(r *record, p *plan) agent.Config {
+	l := p.spec.Limits
+	c := agent.Config{
+		Token: r.Token, UID: userUID, GID: userGID, Home: userHome, Dir: userHome, State: guestState,
+		Processes: l.Processes, OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
+	}
+	if _, err := b.limits(); err == nil {
+		c.Memory = l.Memory
+	}
+	if p.img != nil {
+		c.Env = p.img.Config.Env
+		if p.img.Config.WorkingDir != "" {
+			c.Dir = p.img.Config.WorkingDir
+		}
+	}
+	if p.spec.Dir != "" {
+		c.Dir = p.spec.Dir
+	}
+	// Files live in memory. Each costs some that no size counts, so their number is bounded by the
+	// memory it may take.
+	const perFile = 2 << 10
+	inodes := max(1024, l.Memory/8/perFile)
+	c.Tmpfs = []agent.Tmpfs{
+		{Path: userHome, Size: l.Disk / 2, Inodes: inodes / 2, Mode: "0750", UID: userUID},
+		{Path: "/tmp", Size: l.Disk / 4, Inodes: inodes / 4, Mode: "1777"},
+		{Path: "/var/tmp", Size: l.Disk / 16, Inodes: inodes / 16, Mode: "1777"},
+		{Path: "/dev/shm", Size: l.Disk / 16, Inodes: inodes / 16, Mode: "1777"},
+		{Path: guestState, Size: l.Disk / 8, Inodes: inodes / 8, Mode: "0755"},
+	}
+	return c
+}
+
+// launch makes the sandbox of a record, from a checkpoint if one is given. On failure nothing is left.
+func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Program, checkpoint string) (_ *machine, err error) {
+	dir := b.sandboxDir(r.ID)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, startError(err)
+	}
+	host, _ := b.limits()
+	r.Cgroup = host != nil
+	e := b.driver(eng.Path, r.Cgroup)
+	defer func() {
+		if err != nil {
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
+			defer cancel()
+			err = errors.Join(err, b.remove(clean, r.ID, r.Cgroup, e))
+		}
+	}()
+	if err := writeJSON(filepath.Join(dir, recordFile), r); err != nil {
+		return nil, startError(err)
+	}
+	lock, err := lockAttachment(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = lock.Close()
+		}
+	}()
+	var group *cgroup
+	if host != nil {
+		group, err = host.create(r.ID, cgroupLimits{
+			memory: r.Spec.Limits.Memory, cpus: r.Spec.Limits.CPUs, pids: int64(4*r.Spec.Limits.Processes + 1024),
+		})
+		if err != nil {
+			return nil, startError(err)
+		}
+	}
+	oci, err := b.bundleOf(r, guest, group)
+	if err != nil {
+		return nil, err
+	}
+	if err := oci.write(dir); err != nil {
+		return nil, startError(err)
+	}
+	pipes, err := makePipes(dir)
+	if err != nil {
+		return nil, startError(err)
+	}
+	if checkpoint == "" {
+		err = e.run(ctx, r.ID, dir, pipes)
+	} else {
+		err = e.restore(ctx, r.ID, dir, checkpoint, pipes)
+	}
+	pipes.close()
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
+		}
+		return nil, startError(err)
+	}
+	m, err := b.open(r, e, lock)
+	if err != nil {
+		return nil, err
+	}
+	if group != nil {
+		if err := m.separate(ctx, group, guest); err != nil {
+			m.abandon()
+			return nil, startError(err)
+		}
+	}
+	return m, nil
+}
+
+// bundleOf gives the OCI bundle of a record. A restored sandbox must get the same as the one it is a copy of,
+// but for its cgroup.
+func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*bundleSpec, error) {
+	config, err := encodeConfig(r.Config)
+	if err != nil {
+		return nil, startError(err)
+	}
+	oci := &bundleSpec{
+		root: r.Root, binds: append(append([]bind(nil), r.Binds...), bind{Source: filepath.Dir(guest.Path), Target: guestMount}),
+		hostname: "recluse", argv: []string{guestMount + "/" + filepath.Base(guest.Path)},
+		env:          []string{agent.ConfigEnv + "=" + config, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
+		capabilities: guestCapabilities, openFiles: 16384,
+	}
+	for _, m := range r.Spec.Mounts {
+		oci.binds = append(oci.binds, bind{Source: m.Host, Target: m.Path, Writable: m.Writable})
+	}
+	if group != nil {
+		oci.cgroup, oci.memory, oci.cpus = group.path(), r.Spec.Limits.Memory, r.Spec.Limits.CPUs
+	}
+	return oci, nil
+}
+
+func startError(err error) error {
+	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+		return err
+	}
+	e := &sandbox.Error{Code: sandbox.CodeStartFailed, Op: "start sandbox", Message: "the engine could not make it", Err: err, Remedy: "recluse doctor looks for the cause"}
+	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
+		e.Code, e.Message, e.Remedy = sandbox.CodeDiskFull, "the disk of the data directory is full", "free some space"
+	}
+	return e
+}
+
+// Stop implements sandbox.Backend.
+func (b *Backend) Stop(ctx context.Context, id string) error {
+	r, err := b.load(id)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil
+	}
+	cgroup, eng := true, b.engine
+	if err == nil {
+		cgroup = r.Cgroup
+		if e, err := programs.ByHash(r.Engine, programs.EngineName); err == nil {
+			eng = e
+		}
+	}
+	b.mu.Lock()
+	m := b.machines[id]
+	delete(b.machines, id)
+	b.mu.Unlock()
+	if m != nil {
+		m.stopping()
+	}
+	err = b.remove(ctx, id, cgroup, b.driver(eng.Path, cgroup))
+	if m != nil {
+		m.abandon()
+	}
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "something of it is left", Err: err, Retry: true}
+	}
+	return nil
+}
+
+// remove ends whatever there is of a sandbox and takes its files away.
+func (b *Backend) remove(ctx context.Context, id string, cgroup bool, e *engine) error {
+	dir := b.sandboxDir(id)
+	errs := []error{e.sweep(ctx, id, dir)}
+	if host, _ := b.limits(); cgroup && host != nil {
+		errs = append(errs, host.open(id).remove(ctx))
+	}
+	return errors.Join(append(errs, os.RemoveAll(dir))...)
+}
+
+// List implements sandbox.Backend.
+func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
+	entries, err := os.ReadDir(filepath.Join(b.dir, "sandboxes"))
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list sandboxes", Err: err}
+	}
+	e := b.driver(b.engine.Path, false)
+	var out []sandbox.Info
+	for _, d := range entries {
+		r, err := b.load(d.Name())
+		if err != nil {
+			continue // being made or removed right now
+		}
+		i := sandbox.Info{ID: r.ID, Backend: Name, Created: r.Created, Labels: r.Spec.Labels, Spec: r.Spec}
+		if st, err := e.state(r.ID); err == nil && st.alive() {
+			i.Running, i.PID = true, st.Sandbox.Pid
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+// Attach implements sandbox.Backend.
+func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) {
+	r, err := b.load(id)
+	if err != nil {
+		return nil, err
+	}
+	eng, err := programs.ByHash(r.Engine, programs.EngineName)
+	if err != nil {
+		eng = b.engine
+	}
+	lock, err := lockAttachment(b.sandboxDir(id))
+	if err != nil {
+		return nil, err
+	}
+	m, err := b.open(r, b.driver(eng.Path, r.Cgroup), lock)
+	if err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
+	r.Owner = self()
+	if err := writeJSON(filepath.Join(b.sandboxDir(id), recordFile), r); err != nil {
+		m.abandon()
+		return nil, startError(err)
+	}
+	return m, nil
+}
+
+// sweepOrphans ends the sandboxes whose program has died without ending them.
+func (b *Backend) sweepOrphans(ctx context.Context) {
+	entries, err := os.ReadDir(filepath.Join(b.dir, "sandboxes"))
+	if err != nil {
+		return
+	}
+	for _, d := range entries {
+		r, err := b.load(d.Name())
+		if err != nil || r.Spec.Persist || r.Owner.alive() {
+			continue
+		}
+		// Best effort: it is tried again by the next program, and Start must not fail for it.
+		_ = b.Stop(ctx, r.ID)
+	}
+}
+
+// token decodes the record's.
+func (r *record) token() []byte {
+	t, err := hex.DecodeString(r.Token)
+	if err != nil {
+		return nil
+	}
+	return t
+}

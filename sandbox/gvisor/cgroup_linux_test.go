@@ -1,0 +1,197 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestParseCgroupMounts(t *testing.T) {
+	const (
+		v1mem = "40 31 0:35 / /sys/fs/cgroup/memory rw,nosuid shared:1 - cgroup cgroup rw,memory\n"
+		v1cpu = "41 31 0:36 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
+		v2    = "42 31 0:37 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
+		other = "22 1 0:20 / /proc rw - proc proc rw\nnonsense\n\n"
+	)
+	tests := map[string]struct {
+		mounts  string
+		unified bool
+		trees   int
+		fails   bool
+	}{
+		"v1":                {other + v1mem + v1cpu, false, 2, false},
+		"hybrid":            {v1mem + v1cpu + v2, false, 2, false},
+		"v2":                {other + v2, true, 1, false},
+		"v1 without memory": {v1cpu + v2, true, 1, false},
+		"none":              {other, false, 0, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h, err := parseCgroupMounts(test.mounts)
+			if test.fails {
+				if !errors.Is(err, errNoCgroups) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil || h.unified != test.unified || len(h.trees()) != test.trees {
+				t.Errorf("got %+v, %v", h, err)
+			}
+		})
+	}
+}
+
+// limited starts a sandbox under limits, adopted, or restores it from image.
+func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgroup) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("cgroup limits need root")
+	}
+	host, err := findCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t)
+	g, err := host.create(id, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Runs after the sandbox's own removal.
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cgroupGone)
+		defer cancel()
+		if err := g.remove(ctx); err != nil {
+			t.Error(err)
+		}
+		for _, tree := range host.trees() {
+			if isDir(filepath.Join(tree, cgroupBase, id)) {
+				t.Errorf("cgroup of %s is left in %s", id, tree)
+			}
+		}
+	})
+	x := b.prepare(id, func(s *bundleSpec) { s.memory, s.cpus = l.memory, l.cpus })
+	b.eng.cgroups = true
+	if err := x.start(t.Context(), image); err != nil {
+		t.Fatal(err)
+	}
+	x.expect("echo ok", "ok")
+	st, err := b.eng.state(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.adopt(st.Sandbox.Pid, shell); err != nil {
+		t.Fatal(err)
+	}
+	return x, g
+}
+
+func TestMemoryHogDiesAlone(t *testing.T) {
+	x, g := limited(t, "hog-"+itoa(os.Getpid()), cgroupLimits{memory: 128 << 20, cpus: 1, pids: 4000}, "")
+	for range 3 {
+		x.expect(`python3 -c 'exec("b=[]\nwhile True: b.append(bytearray(8<<20))")' 2>/dev/null; echo $?`, "137")
+	}
+	x.expect("echo alive", "alive")
+	u, err := g.usage()
+	if err != nil || u.oomKills < 3 || u.peak < 128<<20 || u.memory == 0 || u.cpu == 0 {
+		t.Errorf("usage %+v, %v", u, err)
+	}
+}
+
+func TestOurOwnThreadsStayOutside(t *testing.T) {
+	_, g := limited(t, "out-"+itoa(os.Getpid()), cgroupLimits{memory: 512 << 20, cpus: 1}, "")
+	// The thread that started the engine ends soon after.
+	for deadline := time.Now().Add(answerWait); ; time.Sleep(time.Millisecond) {
+		threads, err := os.ReadFile(filepath.Join(g.dir("memory", cgroupEngine), "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains("\n"+string(threads), "\n"+itoa(os.Getpid())+"\n") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a thread of ours is still in the sandbox's cgroup")
+		}
+	}
+}
+
+// A process that only has a thread in the cgroup must outlive its removal: it may be ours.
+func TestRemoveSparesItsCaller(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("cgroup limits need root")
+	}
+	host, err := findCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		g, err := host.create("spare-"+itoa(os.Getpid())+"-"+itoa(i), cgroupLimits{memory: 64 << 20, cpus: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("/bin/sleep", "60")
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+		if err := g.start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Error("the process in the cgroup was not ended")
+		}
+	}
+}
+
+func TestGuestAnswersWhileOthersSpin(t *testing.T) {
+	x, _ := limited(t, "spin-"+itoa(os.Getpid()), cgroupLimits{memory: 512 << 20, cpus: 1}, "")
+	x.expect("for i in $(seq 40); do (while :; do :; done) & done; echo ok", "ok")
+	for range 5 {
+		began := time.Now()
+		x.expect("echo ok", "ok")
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("answered after %v", took)
+		}
+	}
+}
+
+func TestStubsAreSeparated(t *testing.T) {
+	x, g := limited(t, "stub-"+itoa(os.Getpid()), cgroupLimits{memory: 512 << 20, cpus: 1}, "")
+	x.expect("sleep 60 & echo ok", "ok")
+	st, err := x.eng.state(x.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	app, err := os.ReadFile(filepath.Join(g.dir("cpu", cgroupApp), "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	members := strings.Fields(string(app))
+	// The source stub, and the pair of the sleeping process at least.
+	if len(members) < 2 {
+		t.Errorf("only %v in %s", members, cgroupApp)
+	}
+	for _, pid := range members {
+		score, err := os.ReadFile(filepath.Join("/proc", pid, "oom_score_adj"))
+		if err == nil && strings.TrimSpace(string(score)) != stubScore {
+			t.Errorf("stub %s has score %s", pid, score)
+		}
+		if n := atoi(t, pid); n == st.Sandbox.Pid || n == st.GoferPid {
+			t.Errorf("the engine's own process %d is among the commands'", n)
+		}
+	}
+}

@@ -1,0 +1,228 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestEngineLife(t *testing.T) {
+	b := newBench(t)
+	x := b.mustStart("one", nil, "")
+	x.expect("echo $((6*7))", "42")
+	x.expect("id -u", "0")
+	x.expect("hostname 2>/dev/null || cat /proc/sys/kernel/hostname", "box")
+	if kernel := x.ask("uname -v"); !strings.Contains(kernel, "2016") {
+		t.Errorf("uname -v says %q: not gVisor's", kernel)
+	}
+	x.expect("echo $RECLUSE_TEST_AS_USER.", ".")
+	x.expect("echo x 2>/dev/null >/usr/x || echo refused", "refused")
+	x.expect("echo x 2>/dev/null >/etc/x || echo refused", "refused")
+	x.expect("echo $(ls -A /home /root /var/lib /run)", "/home: user /root: /run: recluse /var/lib:")
+	x.expect("secret=kept; echo file >/tmp/f; echo ok", "ok")
+
+	image := filepath.Join(b.dir, "image")
+	if err := os.Mkdir(image, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.eng.checkpoint(t.Context(), "one", image, true); err != nil {
+		t.Fatal(err)
+	}
+	x.expect("echo $secret", "kept")
+	for _, id := range []string{"two", "three"} {
+		copied := b.mustStart(id, nil, image)
+		copied.expect("echo $secret $(cat /tmp/f)", "kept file")
+		copied.expect("secret=changed; echo $secret", "changed")
+	}
+	x.expect("echo $secret", "kept")
+	ids, err := b.eng.list()
+	if err != nil || len(ids) != 3 {
+		t.Errorf("list: %v %v, want three ids", ids, err)
+	}
+}
+
+func TestEngineCheckpointEnds(t *testing.T) {
+	b := newBench(t)
+	x := b.mustStart("one", nil, "")
+	x.expect("n=1; echo ok", "ok")
+	image := t.TempDir()
+	if err := b.eng.checkpoint(t.Context(), "one", image, false); err != nil {
+		t.Fatal(err)
+	}
+	// A second one into the same place must not overwrite the first.
+	if err := b.eng.checkpoint(t.Context(), "one", image, false); err == nil {
+		t.Error("a checkpoint was overwritten")
+	}
+	if err := b.eng.delete(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	y := b.mustStart("again", nil, image)
+	y.expect("echo $n", "1")
+}
+
+func TestEngineReattach(t *testing.T) {
+	b := newBench(t)
+	x := b.mustStart("one", nil, "")
+	x.expect("n=7; echo ok", "ok")
+	if err := x.stream.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.attach(); err != nil {
+		t.Fatal(err)
+	}
+	x.expect("echo $n", "7")
+}
+
+func TestEngineDeathIsSeen(t *testing.T) {
+	for _, how := range []string{"sandbox process killed", "guest exits"} {
+		t.Run(how, func(t *testing.T) {
+			b := newBench(t)
+			x := b.mustStart("one", nil, "")
+			x.expect("echo ok", "ok")
+			st, err := b.eng.state("one")
+			if err != nil || !st.alive() {
+				t.Fatalf("state: %+v %v", st, err)
+			}
+			fd, err := st.pidfd()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(fd) }()
+			began := time.Now()
+			if how == "guest exits" {
+				_, err = x.stream.Write([]byte("exit 3\n"))
+			} else {
+				err = unix.Kill(st.Sandbox.Pid, unix.SIGKILL)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = x.stream.SetReadDeadline(time.Now().Add(answerWait))
+			if _, err := x.lines.ReadByte(); !errors.Is(err, io.EOF) {
+				t.Errorf("read: %v, want EOF", err)
+			}
+			if err := waitPidfd(t.Context(), fd, answerWait); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("noticed after %v", took)
+			}
+			if st.alive() {
+				t.Error("still called alive")
+			}
+			if _, err := openStream(x.dir); !errors.Is(err, errGuestGone) {
+				t.Errorf("attach to the dead: %v", err)
+			}
+		})
+	}
+}
+
+func TestEngineFailedStartLeavesNothing(t *testing.T) {
+	tests := map[string]struct {
+		change func(*bundleSpec)
+		want   string
+	}{
+		"no such program":  {func(b *bundleSpec) { b.argv = []string{"/no/such"} }, "/no/such"},
+		"no root":          {func(b *bundleSpec) { b.root = "/no/such/root" }, ""},
+		"no source":        {func(b *bundleSpec) { b.binds = append(b.binds, bind{Source: "/no/such/dir", Target: "/mnt"}) }, ""},
+		"root is no spec":  {func(b *bundleSpec) { b.root = "" }, ""},
+		"empty command":    {func(b *bundleSpec) { b.argv = nil }, ""},
+		"relative command": {func(b *bundleSpec) { b.argv = []string{"no-such-program"} }, "no-such-program"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			err := b.prepare("one", test.change).start(t.Context(), "")
+			var failed *engineError
+			if !errors.As(err, &failed) || failed.stderr == "" || !strings.Contains(failed.stderr, test.want) {
+				t.Errorf("error %v", err)
+			}
+			if _, err := b.eng.state("one"); !errors.Is(err, errNoSandbox) {
+				t.Errorf("state: %v", err)
+			}
+		})
+	}
+}
+
+func TestEngineCancelledStartLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	for i, after := range []time.Duration{0, 5, 15, 25, 35, 50, 70, 90, 120} {
+		ctx, cancel := context.WithTimeout(t.Context(), after*time.Millisecond)
+		err := b.prepare("c"+string(rune('a'+i)), nil).start(ctx, "")
+		cancel()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled after %d ms: %v", after, err)
+		}
+		if err != nil {
+			b.checkEmpty()
+			continue
+		}
+		if err := b.eng.delete(t.Context(), "c"+string(rune('a'+i))); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestEngineCorruptImage(t *testing.T) {
+	b := newBench(t)
+	x := b.mustStart("one", nil, "")
+	image := t.TempDir()
+	if err := b.eng.checkpoint(t.Context(), "one", image, true); err != nil {
+		t.Fatal(err)
+	}
+	x.expect("echo ok", "ok")
+	if err := os.Truncate(filepath.Join(image, "checkpoint.img"), 1000); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), answerWait)
+	defer cancel()
+	if err := b.prepare("two", nil).start(ctx, image); err == nil || ctx.Err() != nil {
+		t.Errorf("restore of a truncated image: %v", err)
+	}
+	x.expect("echo ok", "ok")
+}
+
+func TestEngineManyAtOnce(t *testing.T) {
+	b := newBench(t)
+	const n = 4
+	done := make(chan error, n)
+	var boxes [n]*box
+	for i := range n {
+		boxes[i] = b.prepare("m"+string(rune('0'+i)), nil)
+		go func() { done <- boxes[i].start(t.Context(), "") }()
+	}
+	for range n {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range boxes {
+		x.expect("echo ok", "ok")
+	}
+}
+
+func TestEngineKeepsEnvironmentOut(t *testing.T) {
+	t.Setenv("SOME_API_KEY", "hush-hush")
+	b := newBench(t)
+	x := b.mustStart("one", nil, "")
+	x.expect("env | grep -c hush-hush", "0")
+	st, err := b.eng.state("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{st.Sandbox.Pid, st.GoferPid} {
+		env, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "environ"))
+		if err == nil && strings.Contains(string(env), "hush-hush") {
+			t.Errorf("process %d has our environment", pid)
+		}
+	}
+}

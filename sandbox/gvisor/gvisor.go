@@ -1,0 +1,24 @@
+package gvisor
+
+import programs "github.com/recluse-dev/recluse/internal/bundle"
+
+// Name is what this backend is called.
+const Name = "gvisor"
+
+// Options says where the backend keeps things. The zero Options are right for most.
+type Options struct {
+	// DataDir holds sandboxes, snapshots and templates; empty: the user's data directory.
+	DataDir string
+	// CacheDir holds programs and images; empty: the user's cache directory.
+	CacheDir string
+	// Engine and Guest are the programs to use; empty: as package bundle finds them.
+	Engine, Guest programs.Program
+	// NoTemplates boots every sandbox instead of restoring a warm one.
+	NoTemplates bool
+	// Debug makes the engine write its logs into the sandbox's directory.
+	Debug bool
+	// AsUser makes root run sandboxes the way an ordinary user does: in a user namespace, without cgroups.
+	AsUser bool
+	// Progress hears of long work, such as an image being unpacked; nil: nobody.
+	Progress func(what string, done, total int64)
+}

@@ -1,0 +1,313 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// machine is one attached sandbox.
+type machine struct {
+	backend *Backend
+	record  *record
+	engine  *engine
+	stream  *stream
+	lock    *os.File // held while we are attached
+	pid     int
+	pidfd   *os.File
+	group   *cgroup // nil without
+
+	gone chan struct{}
+
+	mu     sync.Mutex
+	ending bool  // guarded by mu; we are ending it ourselves
+	cause  error // guarded by mu
+	closed bool  // guarded by mu
+}
+
+// open attaches to a sandbox that runs.
+func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
+	lost := func(err error) error {
+		return &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "attach", Message: "sandbox " + r.ID + " has ended", Err: err, Remedy: "make a new one, or restore a snapshot"}
+	}
+	st, err := e.state(r.ID)
+	if err != nil {
+		return nil, lost(err)
+	}
+	fd, err := st.pidfd()
+	if err != nil {
+		return nil, lost(err)
+	}
+	s, err := openStream(b.sandboxDir(r.ID))
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, lost(err)
+	}
+	m := &machine{
+		backend: b, record: r, engine: e, stream: s, lock: lock, pid: st.Sandbox.Pid,
+		pidfd: os.NewFile(uintptr(fd), "pidfd"), gone: make(chan struct{}),
+	}
+	if host, _ := b.limits(); host != nil && r.Cgroup {
+		m.group = host.open(r.ID)
+	}
+	b.mu.Lock()
+	b.machines[r.ID] = m
+	b.mu.Unlock()
+	go m.watch(fd)
+	return m, nil
+}
+
+// watch notices the end of the sandbox. The descriptor is polled for ever: the process ends one day, and the goroutine with it,
+// or abandon closes it.
+func (m *machine) watch(fd int) {
+	defer close(m.gone)
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		// Woken now and then to see whether we have been told to let go.
+		n, err := unix.Poll(p, 200)
+		m.mu.Lock()
+		closed := m.closed
+		m.mu.Unlock()
+		if closed {
+			return
+		}
+		if n > 0 && err == nil {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.ending {
+		m.cause = m.diagnose(fd)
+	}
+	_ = m.stream.Close() // wakes whoever waits for the guest
+}
+
+// diagnose says why the sandbox ended by itself.
+func (m *machine) diagnose(fd int) error {
+	e := &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "watch sandbox", Remedy: "make a new one, or restore a snapshot"}
+	if n, ok := m.MemoryKills(); ok && n > 0 {
+		e.Message = "the host's kernel ended the sandbox for memory"
+		return e
+	}
+	said := readPending(filepath.Join(m.backend.sandboxDir(m.record.ID), fifoErr))
+	switch code, ok := exitOf(fd); {
+	case ok && syscall.WaitStatus(code).Signaled():
+		e.Message = fmt.Sprintf("the sandbox's process %d was killed by %s", m.pid, unix.SignalName(syscall.WaitStatus(code).Signal()))
+	case ok:
+		e.Code = sandbox.CodeGuestLost
+		e.Message = "the guest in the sandbox ended, and the sandbox with it"
+	default:
+		e.Message = fmt.Sprintf("the sandbox's process %d has ended", m.pid)
+	}
+	if said != "" {
+		e.Err = errors.New(said)
+	}
+	return e
+}
+
+// exitOf asks the kernel how a process ended that is not our child. Kernels before 6.15 do not tell.
+func exitOf(fd int) (status int, ok bool) {
+	const (
+		pidfdGetInfo  = 0xC040FF0B // _IOWR(0xFF, 11, struct pidfd_info), 64 bytes
+		pidfdInfoExit = 1 << 3
+	)
+	for range 20 { // known once its parent has reaped it
+		info := struct {
+			mask, cgroup uint64
+			ids          [11]uint32
+			exit         int32
+		}{mask: pidfdInfoExit}
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), pidfdGetInfo, uintptr(unsafe.Pointer(&info)))
+		if e == 0 && info.mask&pidfdInfoExit != 0 {
+			return int(info.exit), true
+		}
+		if e != 0 && e != unix.ESRCH {
+			return 0, false
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return 0, false
+}
+
+// separate puts the processes of commands apart from sentry and guest; see cgroup_linux.go.
+func (m *machine) separate(ctx context.Context, group *cgroup, guest programs.Program) error {
+	ctx, cancel := context.WithTimeout(ctx, bootWait)
+	defer cancel()
+	name := "/" + filepath.Base(guest.Path)
+	for {
+		for _, pid := range descendants(m.pid) {
+			if mapsFile(pid, name) {
+				return group.adopt(m.pid, name)
+			}
+		}
+		select {
+		case <-m.gone:
+			return m.Cause()
+		case <-ctx.Done():
+			return fmt.Errorf("the guest's process did not appear: %w", context.Cause(ctx))
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// stopping says that the end which comes is ours.
+func (m *machine) stopping() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ending = true
+}
+
+// abandon lets go of the sandbox, alive or not.
+func (m *machine) abandon() {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	m.closed = true
+	m.mu.Unlock()
+	<-m.gone
+	_ = m.stream.Close()
+	_ = m.pidfd.Close()
+	_ = m.lock.Close()
+	m.backend.mu.Lock()
+	defer m.backend.mu.Unlock()
+	if m.backend.machines[m.record.ID] == m {
+		delete(m.backend.machines, m.record.ID)
+	}
+}
+
+// ID implements sandbox.Machine.
+func (m *machine) ID() string { return m.record.ID }
+
+// Spec implements sandbox.Machine.
+func (m *machine) Spec() sandbox.Spec { return m.record.Spec }
+
+// Stream implements sandbox.Machine.
+func (m *machine) Stream() io.ReadWriteCloser { return attachment{m} }
+
+// attachment is the stream as the host's client sees it: closing it lets go of the sandbox.
+type attachment struct{ m *machine }
+
+func (a attachment) Read(p []byte) (int, error)  { return a.m.stream.Read(p) }
+func (a attachment) Write(p []byte) (int, error) { return a.m.stream.Write(p) }
+func (a attachment) Close() error {
+	_ = a.m.stream.Close() // at once: somebody may be waiting in Read
+	a.m.abandon()
+	return nil
+}
+
+// Token implements sandbox.Machine.
+func (m *machine) Token() []byte { return m.record.token() }
+
+// Generation implements sandbox.Machine.
+func (m *machine) Generation() string { return m.record.Generation }
+
+// Gone implements sandbox.Machine.
+func (m *machine) Gone() <-chan struct{} { return m.gone }
+
+// Cause implements sandbox.Machine.
+func (m *machine) Cause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cause
+}
+
+// MemoryKills implements sandbox.Machine. The guest tells of those it killed itself; these are the kernel's.
+func (m *machine) MemoryKills() (uint64, bool) {
+	if m.group == nil {
+		return 0, false
+	}
+	n, err := m.group.oomKills()
+	return uint64(max(0, n)), err == nil
+}
+
+// lockAttachment makes sure that nobody else talks to the guest: two readers of one pipe would each get half.
+func lockAttachment(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "attached")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, startError(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		who, _ := io.ReadAll(io.LimitReader(f, 32))
+		_ = f.Close()
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeBusy, Op: "attach", Message: "process " + strings.TrimSpace(string(who)) + " is attached to the sandbox", Retry: true,
+			Remedy: "end that process, or let it do the work",
+		}
+	}
+	_ = f.Truncate(0)
+	_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0) // for people
+	return f, nil
+}
+
+func self() owner {
+	p, _ := proc.Get(os.Getpid())
+	return owner{PID: os.Getpid(), Start: p.Start}
+}
+
+func (o owner) alive() bool {
+	p, ok := proc.Get(o.PID)
+	return ok && p.Start == o.Start && !p.Zombie
+}
+
+func newID() string { return "s" + randomHex(6) }
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+func encodeConfig(c agent.Config) (string, error) {
+	b, err := json.Marshal(c)
+	return string(b), err
+}
+
+// writeJSON replaces a file as a whole.
+func writeJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	tmp := path + "." + randomHex(4)
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		_ = os.Remove(tmp)
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func readJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}

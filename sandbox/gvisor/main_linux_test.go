@@ -1,0 +1,292 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// answerWait bounds the wait for an answer of the stand-in guest.
+	answerWait = 20 * time.Second
+	// nobody is the uid of the ordinary user in tests.
+	nobody = 65534
+	// asUserEnv marks the test process that runs as an ordinary user.
+	asUserEnv = "RECLUSE_TEST_AS_USER"
+)
+
+// standIn is the guest of these tests: a shell that evaluates each line it is sent.
+var standIn = []string{"/bin/sh", "-c", `while IFS= read -r line; do eval "$line"; done`}
+
+var (
+	enginePath string
+	rootsDir   string // the built default root is shared by all tests: making it takes half a second
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	var err error
+	if enginePath, err = testEngine(); err != nil {
+		fmt.Fprintln(os.Stderr, "engine for tests:", err)
+		return 1
+	}
+	if rootsDir, err = os.MkdirTemp("", "recluse-roots-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(rootsDir) }()
+	return m.Run()
+}
+
+// testEngine returns the engine from RECLUSE_ENGINE, or builds it once into the cache.
+func testEngine() (string, error) {
+	if path := os.Getenv("RECLUSE_ENGINE"); path != "" {
+		return path, nil
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	dir := filepath.Join(cache, "recluse-test")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := lockFile(context.Background(), filepath.Join(dir, ".lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	path := filepath.Join(dir, "recluse-engine")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/recluse-dev/recluse/cmd/recluse-engine")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+}
+
+// TestAsOrdinaryUser runs the tests named Engine, Stream and HostRoot again as an ordinary user.
+func TestAsOrdinaryUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("the whole suite runs as an ordinary user already")
+	}
+	// Go's own directories for tests are closed to others.
+	dir, err := os.MkdirTemp("", "recluse-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	self, engine := filepath.Join(dir, "self"), filepath.Join(dir, "engine")
+	copyProgram(t, "/proc/self/exe", self)
+	copyProgram(t, enginePath, engine)
+	cmd := exec.Command(self, "-test.run=^Test(Engine|Stream|HostRoot)", "-test.v")
+	cmd.Dir = dir
+	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "--- SKIP") {
+		t.Fatalf("as an ordinary user: %v\n%s", err, out)
+	}
+	if !strings.Contains(string(out), "--- PASS: TestEngineLife") {
+		t.Fatalf("the tests did not run:\n%s", out)
+	}
+}
+
+func copyProgram(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(out, in)
+	if err := errors.Join(err, out.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bench is an engine with its directories for one test. At the test's end it checks that nothing is left.
+type bench struct {
+	t    testing.TB
+	dir  string
+	eng  *engine
+	root *hostRoot
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	dir := t.TempDir()
+	b := &bench{t: t, dir: dir, eng: &engine{path: enginePath, root: filepath.Join(dir, "state"), userns: os.Getuid() != 0}}
+	if err := os.Mkdir(b.eng.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	root, err := buildHostRoot(t.Context(), rootsDir, "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.root = root
+	t.Cleanup(b.checkEmpty)
+	return b
+}
+
+// checkEmpty fails the test when processes, engine files or mounts are left.
+func (b *bench) checkEmpty() {
+	b.t.Helper()
+	var left []string
+	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if left = b.leftovers(); len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.t.Errorf("left behind: %v", left)
+			return
+		}
+	}
+}
+
+func (b *bench) leftovers() []string {
+	var left []string
+	files, _ := os.ReadDir(b.eng.root)
+	for _, f := range files {
+		left = append(left, "file "+f.Name())
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range procs {
+		line, _ := os.ReadFile(p)
+		if strings.Contains(string(line), "--root="+b.eng.root) {
+			left = append(left, "process "+p)
+		}
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	if strings.Contains(string(mounts), b.dir) {
+		left = append(left, "a mount below "+b.dir)
+	}
+	return left
+}
+
+// box is one sandbox in a test.
+type box struct {
+	*bench
+	id, dir string
+	stream  *stream
+	lines   *bufio.Reader
+}
+
+// prepare makes the sandbox directory and its bundle.
+func (b *bench) prepare(id string, change func(*bundleSpec)) *box {
+	b.t.Helper()
+	x := &box{bench: b, id: id, dir: filepath.Join(b.dir, id)}
+	if err := os.Mkdir(x.dir, 0o700); err != nil {
+		b.t.Fatal(err)
+	}
+	spec := &bundleSpec{
+		root: b.root.dir, binds: b.root.binds, hostname: "box", argv: standIn,
+		env: []string{"PATH=/usr/bin:/bin"}, capabilities: guestCapabilities,
+		tmpfs: []tmpfs{{target: "/tmp", size: 64 << 20, mode: 0o1777}, {target: userHome, size: 16 << 20, mode: 0o755, uid: userUID, gid: userGID}},
+	}
+	if change != nil {
+		change(spec)
+	}
+	if err := spec.write(x.dir); err != nil {
+		b.t.Fatal(err)
+	}
+	return x
+}
+
+// start runs the sandbox, or restores it from image, and attaches to it.
+func (x *box) start(ctx context.Context, image string) error {
+	pipes, err := makePipes(x.dir)
+	if err != nil {
+		return err
+	}
+	defer pipes.close()
+	if image == "" {
+		err = x.eng.run(ctx, x.id, x.dir, pipes)
+	} else {
+		err = x.eng.restore(ctx, x.id, x.dir, image, pipes)
+	}
+	if err != nil {
+		return err
+	}
+	x.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), answerWait)
+		defer cancel()
+		if err := x.eng.delete(ctx, x.id); err != nil && !errors.Is(err, errNoSandbox) {
+			x.t.Error(err)
+		}
+	})
+	return x.attach()
+}
+
+func (x *box) attach() error {
+	s, err := openStream(x.dir)
+	if err != nil {
+		return err
+	}
+	x.stream, x.lines = s, bufio.NewReader(s)
+	x.t.Cleanup(func() { _ = s.Close() })
+	return nil
+}
+
+func (b *bench) mustStart(id string, change func(*bundleSpec), image string) *box {
+	b.t.Helper()
+	x := b.prepare(id, change)
+	if err := x.start(b.t.Context(), image); err != nil {
+		b.t.Fatal(err)
+	}
+	return x
+}
+
+// ask sends one line to the stand-in guest and returns the line it answers.
+func (x *box) ask(line string) string {
+	x.t.Helper()
+	if _, err := x.stream.Write([]byte(line + "\n")); err != nil {
+		x.t.Fatalf("send %q: %v", line, err)
+	}
+	if err := x.stream.SetReadDeadline(time.Now().Add(answerWait)); err != nil {
+		x.t.Fatal(err)
+	}
+	answer, err := x.lines.ReadString('\n')
+	if err != nil {
+		x.t.Fatalf("answer to %q: %v (%s)", line, err, readPending(filepath.Join(x.dir, fifoErr)))
+	}
+	return strings.TrimSuffix(answer, "\n")
+}
+
+func (x *box) expect(line, want string) {
+	x.t.Helper()
+	if got := x.ask(line); got != want {
+		x.t.Errorf("%s: got %q, want %q", line, got, want)
+	}
+}
+
+func atoi(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

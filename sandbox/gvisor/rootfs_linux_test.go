@@ -1,0 +1,136 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// fakeHost makes a small host with a merged /usr, or one with a real /bin.
+func fakeHost(t *testing.T, merged bool) string {
+	t.Helper()
+	host := t.TempDir()
+	dirs := []string{"usr/bin", "etc/ssl/certs", "etc/ssl/private", "home/someone", "root", "var/lib"}
+	if !merged {
+		dirs = append(dirs, "bin")
+	}
+	for _, d := range dirs {
+		if err := os.MkdirAll(filepath.Join(host, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if merged {
+		if err := os.Symlink("usr/bin", filepath.Join(host, "bin")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, mode := range map[string]os.FileMode{
+		"etc/ld.so.cache": 0o644, "etc/shadow": 0o600, "etc/ssl/certs/ca.crt": 0o644, "etc/ssl/certs/odd.key": 0o600,
+		"etc/ssl/private/key": 0o600, "home/someone/secret": 0o644, "etc/hosts": 0o644,
+	} {
+		if err := os.WriteFile(filepath.Join(host, name), []byte("host's "+name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return host
+}
+
+func TestHostRootHoldsOnlyWhatIsListed(t *testing.T) {
+	for name, merged := range map[string]bool{"merged": true, "split": false} {
+		t.Run(name, func(t *testing.T) {
+			host := fakeHost(t, merged)
+			root, err := buildHostRoot(t.Context(), t.TempDir(), host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"etc/ld.so.cache", "etc/ssl/certs/ca.crt", "etc/passwd", "home/user", "run/recluse", "proc", "tmp"} {
+				if _, err := os.Stat(filepath.Join(root.dir, name)); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, name := range []string{"etc/shadow", "etc/ssl/private", "etc/ssl/certs/odd.key", "home/someone", "usr/bin"} {
+				if _, err := os.Lstat(filepath.Join(root.dir, name)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is in the root (%v)", name, err)
+				}
+			}
+			if hosts, _ := os.ReadFile(filepath.Join(root.dir, "etc/hosts")); string(hosts) == "host's etc/hosts" {
+				t.Error("the host's own hosts file")
+			}
+			link, err := os.Readlink(filepath.Join(root.dir, "bin"))
+			if merged && (link != "usr/bin" || len(root.binds) != 1) || !merged && (err == nil || len(root.binds) != 2) {
+				t.Errorf("bin: %q %v, binds %v", link, err, root.binds)
+			}
+		})
+	}
+}
+
+func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
+	host, cache := fakeHost(t, true), t.TempDir()
+	var wg sync.WaitGroup
+	var dirs [8]string
+	for i := range dirs {
+		wg.Go(func() {
+			root, err := buildHostRoot(t.Context(), cache, host)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			dirs[i] = root.dir
+		})
+	}
+	wg.Wait()
+	for _, dir := range dirs {
+		if dir != dirs[0] {
+			t.Fatalf("several roots of one host: %v", dirs)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(host, "etc/ld.so.cache"), []byte("another"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	root, err := buildHostRoot(t.Context(), cache, host)
+	if err != nil || root.dir == dirs[0] {
+		t.Fatalf("root after a change: %v %v", root, err)
+	}
+	if !isDir(dirs[0]) {
+		t.Error("the older root is gone while it may be in use")
+	}
+	if err := pruneHostRoots(t.Context(), cache, func(dir string) bool { return dir == root.dir }); err != nil {
+		t.Fatal(err)
+	}
+	if isDir(dirs[0]) || !isDir(root.dir) {
+		t.Error("prune kept the wrong one")
+	}
+}
+
+func TestHostRootWithoutUsr(t *testing.T) {
+	if _, err := buildHostRoot(t.Context(), t.TempDir(), t.TempDir()); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestHostRootLockHonoursContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := lockFile(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*lockPoll)
+	defer cancel()
+	if _, err := lockFile(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHostRootRunsPython(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("no /usr/bin/python3 on this host")
+	}
+	x := newBench(t).mustStart("one", nil, "")
+	x.expect(`python3 -c 'import ssl,os,pwd,time; print(pwd.getpwuid(1000).pw_dir, len(ssl.create_default_context().get_ca_certs())>=0)'`, "/home/user True")
+}

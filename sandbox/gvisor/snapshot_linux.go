@@ -1,0 +1,330 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// snapshotFormat changes when older snapshots can no longer be read.
+const snapshotFormat = 1
+
+// manifest is what is kept about a snapshot beside the engine's files.
+type manifest struct {
+	Format   int              `json:"format"`
+	Snapshot sandbox.Snapshot `json:"snapshot"`
+	Record   record           `json:"record"` // of the sandbox it was taken from
+	Held     []heldFile       `json:"held"`
+	Files    []savedFile      `json:"files"`
+}
+
+// heldFile is a file of the host that processes in the snapshot have open or mapped. The snapshot
+// does not hold its content, and the engine does not look: restored over another one, a
+// process would run on code it has never loaded.
+type heldFile struct {
+	Path  string `json:"path"`
+	Size  int64  `json:"size"`
+	Mtime int64  `json:"mtime"`
+	Ino   uint64 `json:"ino"`
+	Mode  uint32 `json:"mode"`
+}
+
+// savedFile is one file of the checkpoint, with a checksum against a failing disk.
+type savedFile struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+	CRC  uint32 `json:"crc32c"`
+}
+
+const (
+	manifestFile  = "manifest.json"
+	checkpointDir = "checkpoint"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (b *Backend) snapshotDir(id string) string { return filepath.Join(b.dir, "snapshots", id) }
+
+// Snapshot implements sandbox.Backend.
+func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+	r, err := b.load(id)
+	if err != nil {
+		return nil, err
+	}
+	snap := sandbox.Snapshot{
+		ID: "p" + randomHex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
+		Engine: r.Engine, Guest: r.Guest,
+	}
+	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
+	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
+		return nil, err
+	}
+	if opts.Stop {
+		if err := b.Stop(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	snap = m.Snapshot
+	return &snap, nil
+}
+
+// save writes a checkpoint and its manifest into dir, which appears only when it is whole.
+func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error) {
+	temp, err := os.MkdirTemp(filepath.Dir(dir), ".new-")
+	if err != nil {
+		return snapshotError(err)
+	}
+	defer func() { _ = os.RemoveAll(temp) }() // renamed by then, unless something failed
+	image := filepath.Join(temp, checkpointDir)
+	if err := os.Mkdir(image, 0o700); err != nil {
+		return snapshotError(err)
+	}
+	eng, err := b.engineOf(m.Record.Engine)
+	if err != nil {
+		return err
+	}
+	// The sandbox goes on in any case: it is ended only when the snapshot is safe.
+	if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
+		return snapshotError(err)
+	}
+	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {
+		return snapshotError(err)
+	}
+	if err := writeJSON(filepath.Join(temp, manifestFile), m); err != nil {
+		return snapshotError(err)
+	}
+	if err := os.Rename(temp, dir); err != nil {
+		return snapshotError(err)
+	}
+	return nil
+}
+
+func snapshotError(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "snapshot", Message: "given up", Err: err}
+	}
+	e := &sandbox.Error{Code: sandbox.CodeInternal, Op: "snapshot", Message: "the snapshot could not be written", Err: err}
+	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
+		e.Code, e.Message, e.Remedy = sandbox.CodeDiskFull, "the disk is full; the sandbox goes on and nothing of the snapshot is left", "free some space, or delete snapshots"
+	}
+	return e
+}
+
+// checksums reads every file of a checkpoint.
+func checksums(dir string) ([]savedFile, int64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	var out []savedFile
+	var total int64
+	for _, e := range entries {
+		sum, size, err := checksum(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, 0, err
+		}
+		out = append(out, savedFile{Name: e.Name(), Size: size, CRC: sum})
+		total += size
+	}
+	return out, total, nil
+}
+
+func checksum(path string) (uint32, int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	h := crc32.New(castagnoli)
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, f, make([]byte, 1<<20))
+	return h.Sum32(), n, err
+}
+
+// fingerprint notes the state of the host's files among the held ones.
+func (b *Backend) fingerprint(r *record, held []string) []heldFile {
+	var out []heldFile
+	for _, inside := range held {
+		path, ok := hostPath(r, inside)
+		if !ok {
+			continue
+		}
+		if f, err := statHeld(path); err == nil {
+			out = append(out, f)
+		}
+	}
+	return slices.CompactFunc(out, func(a, b heldFile) bool { return a.Path == b.Path })
+}
+
+// hostPath gives where a file inside lies on the host. Files in memory lie nowhere. The guest's own
+// program is named by its hash and cannot change.
+func hostPath(r *record, inside string) (string, bool) {
+	best, found := bind{}, false
+	binds := slices.Clone(r.Binds)
+	for _, m := range r.Spec.Mounts {
+		binds = append(binds, bind{Source: m.Host, Target: m.Path, Writable: m.Writable})
+	}
+	for _, b := range binds {
+		if (inside == b.Target || strings.HasPrefix(inside, b.Target+"/")) && len(b.Target) > len(best.Target) {
+			best, found = b, true
+		}
+	}
+	if !found {
+		return "", false
+	}
+	return filepath.Join(best.Source, strings.TrimPrefix(inside, best.Target)), true
+}
+
+func statHeld(path string) (heldFile, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return heldFile{}, err
+	}
+	f := heldFile{Path: path, Ino: st.Ino, Mode: st.Mode}
+	if st.Mode&syscall.S_IFMT == syscall.S_IFREG { // directories and devices change without harm
+		f.Size, f.Mtime = st.Size, st.Mtim.Nano()
+	}
+	return f, nil
+}
+
+// Restore implements sandbox.Backend.
+func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
+	if snap == nil || !validID(snap.ID) {
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "restore", Message: "no such snapshot"}
+	}
+	dir := b.snapshotDir(snap.ID)
+	m, err := b.readManifest(dir, snap.ID)
+	if err != nil {
+		return nil, err
+	}
+	spec := m.Record.Spec.WithDefaults()
+	if opts.Labels != nil {
+		spec.Labels = opts.Labels
+	}
+	for k, v := range opts.Env {
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		spec.Env[k] = v
+	}
+	return b.restore(ctx, m, dir, spec)
+}
+
+// restore makes a sandbox from a checked manifest.
+func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec sandbox.Spec) (*machine, error) {
+	eng, err := b.engineOf(m.Record.Engine)
+	if err != nil {
+		return nil, err
+	}
+	guest, err := b.guestOf(m.Record.Guest)
+	if err != nil {
+		return nil, err
+	}
+	r := m.Record
+	r.ID, r.Created, r.Generation, r.Spec, r.Owner = newID(), time.Now().UTC(), randomHex(8), spec, self()
+	return b.launch(ctx, &r, eng, guest, filepath.Join(dir, checkpointDir))
+}
+
+// readManifest reads and checks a snapshot.
+func (b *Backend) readManifest(dir, id string) (*manifest, error) {
+	fail := func(code sandbox.Code, text, remedy string, err error) error {
+		return &sandbox.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
+	}
+	m := &manifest{}
+	err := readJSON(filepath.Join(dir, manifestFile), m)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fail(sandbox.CodeNotFound, "does not exist", "", nil)
+	}
+	if err != nil {
+		return nil, fail(sandbox.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take another", err)
+	}
+	if m.Format != snapshotFormat {
+		return nil, fail(sandbox.CodeSnapshotVersion, fmt.Sprintf("has format %d, and this version reads %d", m.Format, snapshotFormat), "restore it with the version that wrote it", nil)
+	}
+	for _, f := range m.Files {
+		sum, size, err := checksum(filepath.Join(dir, checkpointDir, f.Name))
+		if err != nil || size != f.Size || sum != f.CRC {
+			return nil, fail(sandbox.CodeSnapshotCorrupt, "is damaged in "+f.Name, "delete it and take another", err)
+		}
+	}
+	for _, h := range m.Held {
+		if now, err := statHeld(h.Path); err != nil || now != h {
+			return nil, fail(sandbox.CodeSnapshotStale, "needs "+h.Path+" as it was, and that file has changed since", "take another; programs in the snapshot had it loaded", err)
+		}
+	}
+	return m, nil
+}
+
+// engineOf finds the engine that a sandbox or snapshot was made with.
+func (b *Backend) engineOf(hash string) (programs.Program, error) {
+	if hash == b.engine.Hash {
+		return b.engine, nil
+	}
+	return older(hash, programs.EngineName)
+}
+
+func (b *Backend) guestOf(hash string) (programs.Program, error) {
+	if hash == b.guest.Hash {
+		return b.guest, nil
+	}
+	return older(hash, programs.GuestName)
+}
+
+func older(hash, name string) (programs.Program, error) {
+	p, err := programs.ByHash(hash, name)
+	if err != nil {
+		return p, &sandbox.Error{
+			Code: sandbox.CodeSnapshotVersion, Op: "restore", Message: "it was made with another " + name + " (" + hash + "), which is no longer in the cache",
+			Remedy: "install the version that made it", Err: err,
+		}
+	}
+	return p, nil
+}
+
+// DeleteSnapshot implements sandbox.Backend.
+func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
+	if !validID(id) {
+		return nil
+	}
+	// Renamed first, so that a half removed one is never taken for whole.
+	dir := b.snapshotDir(id)
+	doomed := filepath.Join(filepath.Dir(dir), ".old-"+randomHex(4))
+	if err := os.Rename(dir, doomed); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete snapshot", Err: err}
+	}
+	if err := os.RemoveAll(doomed); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete snapshot", Err: err}
+	}
+	return nil
+}
+
+// Snapshots implements sandbox.Backend.
+func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
+	entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots"))
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list snapshots", Err: err}
+	}
+	var out []*sandbox.Snapshot
+	for _, e := range entries {
+		m := &manifest{}
+		if readJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
+			out = append(out, &m.Snapshot)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,46 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestSpec(t *testing.T) {
+	b := bundleSpec{
+		root: "/r", hostname: "h", argv: []string{"/guest"}, env: []string{"A=b"}, openFiles: 100,
+		binds: []bind{{Source: "/usr", Target: "/usr"}, {Source: "/data", Target: "/data", Writable: true}},
+		tmpfs: []tmpfs{{target: "/tmp", size: 1 << 20, mode: 0o1777, noexec: true}}, memory: 1 << 29, cpus: 0.5,
+		capabilities: guestCapabilities,
+	}
+	s := b.spec()
+	if !s.Root.Readonly || s.Process.User.UID != 0 || s.Hostname != "h" {
+		t.Errorf("spec %+v", s)
+	}
+	options := map[string][]string{}
+	for _, m := range s.Mounts {
+		options[m.Destination] = m.Options
+	}
+	for target, want := range map[string]string{"/usr": "ro nosuid nodev", "/data": "rw nosuid nodev", "/tmp": "size=1048576 mode=1777 noexec nosuid"} {
+		for option := range strings.FieldsSeq(want) {
+			if !slices.Contains(options[target], option) {
+				t.Errorf("%s lacks %s: %v", target, option, options[target])
+			}
+		}
+	}
+	if m := b.size(); m != (machineSize{Memory: 1 << 29, CPUs: 2}) {
+		t.Errorf("machine %+v", m)
+	}
+	if caps := s.Process.Capabilities; len(caps.Inheritable)+len(caps.Ambient) != 0 {
+		t.Error("capabilities would pass to what the guest executes")
+	}
+	if _, err := json.Marshal(s); err != nil {
+		t.Error(err)
+	}
+	if cpuQuota(0.000001) != minCPUQuota {
+		t.Error("a quota below what the kernel takes")
+	}
+}
