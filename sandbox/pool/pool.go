@@ -1,0 +1,416 @@
+// Package pool keeps warm sandboxes ready, so that making one takes milliseconds.
+//
+// A pool holds sandboxes that nobody has used: each is given out once and never
+// taken back. Sandboxes are kept per spec, because what was asked for at their birth cannot be
+// changed later; only the environment and labels can, so specs that differ in nothing else
+// share a shelf.
+package pool
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The defaults of Options.
+const (
+	DefaultMin         = 2
+	DefaultTarget      = 4
+	DefaultMax         = 10
+	DefaultShrinkAfter = 300 * time.Second
+	DefaultWait        = 500 * time.Millisecond
+)
+
+// Timing of the pool's own work.
+const (
+	// tick is how often shelves are looked over for sandboxes that have died or are no longer needed.
+	tick = 5 * time.Second
+	// retryAfter is how long a shelf rests after a sandbox could not be made.
+	retryAfter = 2 * time.Second
+	// makers is how many sandboxes are made at once; more only make each slower.
+	makers = 2
+)
+
+// Options sizes a pool. Zero fields take their defaults.
+type Options struct {
+	Min    int // kept however long nobody asks
+	Target int // kept while there is demand
+	Max    int // of all shelves together, being made included
+	// ShrinkAfter is how long after the last demand a shelf goes back to Min, and one that was
+	// never asked for by Warm to nothing.
+	ShrinkAfter time.Duration
+	// Wait is how long Get waits for a sandbox that is being made before it makes one itself.
+	Wait time.Duration
+}
+
+// Stats counts what a pool has done.
+type Stats struct {
+	Ready  int   `json:"ready"`
+	Making int   `json:"making"`
+	Hits   int64 `json:"hits"`
+	Misses int64 `json:"misses"` // made on demand, because none was ready in time
+	Died   int64 `json:"died"`   // ended while they waited
+	Failed int64 `json:"failed"` // could not be made
+}
+
+// Pool keeps sandboxes of one backend.
+type Pool struct {
+	backend sandbox.Backend
+	opts    Options
+	ctx     context.Context
+	cancel  context.CancelFunc
+	work    sync.WaitGroup
+	slots   chan struct{}
+
+	mu      sync.Mutex
+	shelves map[[32]byte]*shelf // guarded by mu
+	total   int                 // guarded by mu; ready and being made
+	stats   Stats               // guarded by mu
+	closed  bool                // guarded by mu
+}
+
+// shelf is the sandboxes of one spec. Its fields are guarded by the pool's mu.
+type shelf struct {
+	spec    sandbox.Spec
+	ready   []*sandbox.Sandbox
+	making  int
+	wanted  time.Time // last demand
+	resting time.Time // no making before this
+	kept    bool      // Warm asked for it: Min stays
+	waiters []chan *sandbox.Sandbox
+}
+
+// New makes an empty pool. Close it.
+func New(b sandbox.Backend, opts Options) *Pool {
+	if opts.Min <= 0 {
+		opts.Min = DefaultMin
+	}
+	if opts.Target <= 0 {
+		opts.Target = max(DefaultTarget, opts.Min)
+	}
+	if opts.Max <= 0 {
+		opts.Max = max(DefaultMax, opts.Target)
+	}
+	if opts.ShrinkAfter <= 0 {
+		opts.ShrinkAfter = DefaultShrinkAfter
+	}
+	if opts.Wait <= 0 {
+		opts.Wait = DefaultWait
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Pool{backend: b, opts: opts, ctx: ctx, cancel: cancel, slots: make(chan struct{}, makers), shelves: map[[32]byte]*shelf{}}
+	p.work.Go(p.tend)
+	return p
+}
+
+// key tells shelves apart: everything but what can be changed on a ready sandbox.
+func key(s sandbox.Spec) [32]byte {
+	s.Env, s.Labels, s.Hostname = nil, nil, ""
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // plain data, but for a NaN that Check has refused
+	}
+	return sha256.Sum256(b)
+}
+
+// poolable says whether a ready sandbox can stand in for a new one of this spec. An environment or name
+// of its own would have to be there before the interpreter starts, so such specs are not pooled.
+func poolable(s sandbox.Spec) bool { return len(s.Env) == 0 && s.Hostname == "" && len(s.Labels) == 0 }
+
+// Warm fills the shelf of a spec and keeps it filled, and returns when Min sandboxes are ready.
+func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
+	spec = spec.WithDefaults()
+	if err := spec.Check(); err != nil {
+		return err
+	}
+	for {
+		p.mu.Lock()
+		s := p.shelf(spec)
+		s.kept, s.wanted = true, time.Now()
+		p.fill(s)
+		done, resting, closed := len(s.ready) >= min(p.opts.Min, p.opts.Max), time.Until(s.resting), p.closed
+		p.mu.Unlock()
+		if done {
+			return nil
+		}
+		if closed {
+			return errClosed
+		}
+		if resting > 0 {
+			return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: "warm pool", Message: "sandboxes of this spec cannot be made now", Retry: true}
+		}
+		select {
+		case <-ctx.Done():
+			return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "warm pool", Message: "given up", Err: ctx.Err()}
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+var errClosed = &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "use pool", Message: "the pool is closed"}
+
+// Get gives a sandbox that nobody has used. It is the caller's alone, who must Close it.
+func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, error) {
+	spec = spec.WithDefaults()
+	if err := spec.Check(); err != nil {
+		return nil, err
+	}
+	if !poolable(spec) {
+		return sandbox.Open(ctx, p.backend, spec)
+	}
+	wait := make(chan *sandbox.Sandbox, 1)
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, errClosed
+	}
+	s := p.shelf(spec)
+	s.wanted = time.Now()
+	if sb := p.take(s); sb != nil {
+		p.stats.Hits++
+		p.fill(s)
+		p.mu.Unlock()
+		return sb, nil
+	}
+	p.fill(s)
+	// Only as many wait as are being made; the rest would wait for nothing.
+	promised := len(s.waiters) < s.making
+	if promised {
+		s.waiters = append(s.waiters, wait)
+	}
+	p.mu.Unlock()
+
+	if promised {
+		t := time.NewTimer(p.opts.Wait)
+		defer t.Stop()
+		select {
+		case sb := <-wait:
+			if sb != nil {
+				return sb, nil
+			}
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		if sb := p.leave(s, wait); sb != nil {
+			return sb, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "get sandbox", Message: "given up", Err: err}
+		}
+	}
+	p.mu.Lock()
+	p.stats.Misses++
+	p.mu.Unlock()
+	return sandbox.Open(ctx, p.backend, spec)
+}
+
+// leave takes a waiter out of the queue. It may have been served in the meantime.
+func (p *Pool) leave(s *shelf, wait chan *sandbox.Sandbox) *sandbox.Sandbox {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, w := range s.waiters {
+		if w == wait {
+			s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
+			return nil
+		}
+	}
+	select {
+	case sb := <-wait:
+		return sb
+	default:
+		return nil
+	}
+}
+
+// shelf gives the shelf of a spec.
+//
+// Preconditions: mu is held.
+func (p *Pool) shelf(spec sandbox.Spec) *shelf {
+	k := key(spec)
+	s := p.shelves[k]
+	if s == nil {
+		s = &shelf{spec: spec}
+		p.shelves[k] = s
+	}
+	return s
+}
+
+// take gives a ready sandbox that is still alive, or nil.
+//
+// Preconditions: mu is held.
+func (p *Pool) take(s *shelf) *sandbox.Sandbox {
+	for len(s.ready) > 0 {
+		sb := s.ready[0]
+		s.ready = s.ready[1:]
+		p.total--
+		if alive(sb) {
+			return sb
+		}
+		p.stats.Died++
+		p.dispose(sb)
+	}
+	return nil
+}
+
+func alive(sb *sandbox.Sandbox) bool {
+	select {
+	case <-sb.Gone():
+		return false
+	default:
+		return true
+	}
+}
+
+// dispose ends a sandbox in the background.
+func (p *Pool) dispose(sb *sandbox.Sandbox) {
+	p.work.Go(func() { _ = sb.Close() }) // nobody has used it; what is left is found by the backend's own sweep
+}
+
+// fill starts making what is missing.
+//
+// Preconditions: mu is held.
+func (p *Pool) fill(s *shelf) {
+	if p.closed || time.Now().Before(s.resting) {
+		return
+	}
+	for len(s.ready)+s.making < p.opts.Target && p.total < p.opts.Max {
+		s.making++
+		p.total++
+		p.work.Go(func() { p.make(s) })
+	}
+}
+
+// make makes one sandbox for a shelf.
+func (p *Pool) make(s *shelf) {
+	var sb *sandbox.Sandbox
+	var err error
+	select {
+	case p.slots <- struct{}{}:
+		sb, err = sandbox.Open(p.ctx, p.backend, s.spec)
+		if err == nil {
+			// Where there is no Python there is less to warm, and that is fine.
+			if werr := sb.Warm(p.ctx); werr != nil && !errors.Is(werr, sandbox.ErrNoPython) {
+				err = werr
+				p.dispose(sb)
+			}
+		}
+		<-p.slots
+	case <-p.ctx.Done():
+		err = p.ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.making--
+	if err != nil {
+		p.total--
+		p.stats.Failed++
+		s.resting = time.Now().Add(retryAfter)
+		// Whoever waits for it makes its own, and so learns the reason.
+		for _, w := range s.waiters {
+			w <- nil
+		}
+		s.waiters = nil
+		return
+	}
+	if p.closed {
+		p.total--
+		p.dispose(sb)
+		return
+	}
+	if len(s.waiters) > 0 {
+		s.waiters[0] <- sb
+		s.waiters = s.waiters[1:]
+		p.total--
+		p.stats.Hits++
+		p.fill(s)
+		return
+	}
+	s.ready = append(s.ready, sb)
+}
+
+// tend looks the shelves over now and then.
+func (p *Pool) tend() {
+	t := time.NewTicker(min(tick, p.opts.ShrinkAfter))
+	defer t.Stop()
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-t.C:
+			p.look()
+		}
+	}
+}
+
+func (p *Pool) look() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, s := range p.shelves {
+		live := s.ready[:0]
+		for _, sb := range s.ready {
+			if alive(sb) {
+				live = append(live, sb)
+				continue
+			}
+			p.total--
+			p.stats.Died++
+			p.dispose(sb)
+		}
+		s.ready = live
+		keep := p.opts.Target
+		if time.Since(s.wanted) > p.opts.ShrinkAfter {
+			keep = 0
+			if s.kept {
+				keep = p.opts.Min
+			}
+		}
+		for len(s.ready) > keep {
+			sb := s.ready[len(s.ready)-1]
+			s.ready = s.ready[:len(s.ready)-1]
+			p.total--
+			p.dispose(sb)
+		}
+		switch {
+		case keep == p.opts.Target:
+			p.fill(s)
+		case keep == 0 && len(s.ready) == 0 && s.making == 0:
+			delete(p.shelves, k)
+		}
+	}
+}
+
+// Stats tells what the pool holds and has done.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := p.stats
+	for _, s := range p.shelves {
+		st.Ready += len(s.ready)
+		st.Making += s.making
+	}
+	return st
+}
+
+// Close ends every sandbox that nobody has taken, and returns when they have gone.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	for _, s := range p.shelves {
+		for _, sb := range s.ready {
+			p.dispose(sb)
+		}
+		s.ready = nil
+		for _, w := range s.waiters {
+			w <- nil
+		}
+		s.waiters = nil
+	}
+	p.mu.Unlock()
+	p.cancel()
+	p.work.Wait()
+}
