@@ -11,12 +11,15 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 )
 
+// Set by make build. A program that was made by go install knows them from its build information.
+var version, commit string
+
 // build says which recluse this is.
 type build struct {
 	Version  string   `json:"version"`
 	Commit   string   `json:"commit,omitempty"`
 	Time     string   `json:"time,omitempty"`
-	Modified bool     `json:"modified"` // built from files that differ from the commit
+	Modified bool     `json:"modified"` // built from files that differ from the commit, as far as is known
 	Go       string   `json:"go"`
 	Platform string   `json:"platform"`
 	Engine   *program `json:"engine,omitempty"`
@@ -47,7 +50,10 @@ func (a *app) versionCommand() *cobra.Command {
 				if b.Modified {
 					note = ", with changes"
 				}
-				fmt.Fprintf(a.stdout, "commit  %s of %s%s\n", b.Commit, b.Time, note)
+				if b.Time != "" {
+					note = " of " + b.Time + note
+				}
+				fmt.Fprintf(a.stdout, "commit  %s%s\n", b.Commit, note)
 			}
 			fmt.Fprintf(a.stdout, "built   with %s for %s\n", b.Go, b.Platform)
 			fmt.Fprintf(a.stdout, "engine  %s\n", b.Engine)
@@ -64,6 +70,9 @@ func thisBuild() build {
 		return b
 	}
 	b.Version = info.Main.Version
+	if version != "" {
+		b.Version, b.Commit = version, commit
+	}
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":

@@ -1,0 +1,109 @@
+# recluse: every target does its own set-up.
+#
+#   make build     one file, bin/recluse, with the engine and the guest in it
+#   make demo      set-up, build, and a visible first result
+#   make test      set-up, linters, cross-compilation, every test
+#   make lint      the linters alone
+#   make bench     the figures, each beside its baseline
+#   make install   bin/recluse into PREFIX/bin (default /usr/local)
+#   make clean     remove what was built
+
+SHELL         := /bin/bash
+.SHELLFLAGS   := -euo pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+
+GO     ?= go
+PREFIX ?= /usr/local
+
+GOLANGCI_LINT := 2.14.0
+GOTESTSUM     := 1.13.0
+
+# The tree may belong to another user than the one who builds, and then git refuses to speak: so not -buildvcs.
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+
+OUT   := .cache/build
+TOOLS := $(CURDIR)/.cache/bin
+
+# Reproducible: the same sources give the same hash, by which sandboxes and snapshots remember their engine and guest.
+STATIC := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false -ldflags='-s -w'
+
+# Tests use the programs that were just built, wherever the tests run from.
+WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
+
+TESTFLAGS ?= -timeout=15m
+
+.PHONY: build
+build: setup-build $(OUT)/recluse-engine $(OUT)/recluse-guest
+	@echo "==> packing engine and guest"
+	@$(GO) run ./internal/bundle/pack internal/bundle/files "$$($(GO) env GOARCH)" $(OUT)/recluse-engine $(OUT)/recluse-guest
+	@echo "==> building bin/recluse"
+	@CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle \
+		-ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)' -o bin/recluse ./cmd/recluse
+	@ls -l bin/recluse | awk '{ printf "    bin/recluse: %.1f MB\n", $$5 / 1e6 }'
+
+# Only gVisor and a few lines of ours are in the engine, so it changes with go.mod alone.
+$(OUT)/recluse-engine: go.mod go.sum $(wildcard cmd/recluse-engine/*.go)
+	@echo "==> building the engine (gVisor; one to three minutes the first time)"
+	@mkdir -p $(OUT)
+	@$(STATIC) -o $@ ./cmd/recluse-engine
+
+.PHONY: $(OUT)/recluse-guest
+$(OUT)/recluse-guest:
+	@echo "==> building the guest"
+	@mkdir -p $(OUT)
+	@$(STATIC) -o $@ ./cmd/recluse-guest
+
+.PHONY: demo
+demo: build
+	@bin/recluse demo
+
+.PHONY: test
+test: setup-test lint cross $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@echo "==> tests"
+	@$(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails --hide-summary=skipped -- -race $(TESTFLAGS) ./...
+
+.PHONY: lint
+lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
+	@echo "==> vet and linters"
+	@$(GO) vet ./...
+	@$(TOOLS)/golangci-lint-$(GOLANGCI_LINT) run ./...
+
+# What must compile elsewhere: everything on other systems, and our programs on the other processor.
+.PHONY: cross
+cross: setup-build
+	@for os in darwin windows; do echo "==> compiling for $$os"; GOOS=$$os CGO_ENABLED=0 $(GO) build ./...; done
+	@echo "==> compiling for linux/arm64"
+	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/recluse
+	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/recluse-guest
+
+.PHONY: bench
+bench: setup-test $(OUT)/recluse-engine $(OUT)/recluse-guest
+	@$(WITH_PROGRAMS) $(GO) run ./bench $(BENCHFLAGS)
+
+.PHONY: install
+install: build
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 bin/recluse $(DESTDIR)$(PREFIX)/bin/recluse
+
+.PHONY: clean
+clean:
+	rm -rf bin $(OUT) internal/bundle/files/*.zst internal/bundle/files/manifest.json
+
+.PHONY: setup-build setup-test
+setup-build:
+	@scripts/setup.sh build
+setup-test:
+	@scripts/setup.sh test
+
+# Tools are named by their version, so that another version is another file.
+$(TOOLS)/golangci-lint-$(GOLANGCI_LINT):
+	@echo "==> installing golangci-lint $(GOLANGCI_LINT) (a few minutes, once)"
+	@GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT)
+	@mv $(TOOLS)/golangci-lint $@
+
+$(TOOLS)/gotestsum-$(GOTESTSUM):
+	@echo "==> installing gotestsum $(GOTESTSUM)"
+	@GOBIN=$(TOOLS) $(GO) install gotest.tools/gotestsum@v$(GOTESTSUM)
+	@mv $(TOOLS)/gotestsum $@
