@@ -299,9 +299,8 @@ func (b *Backend) guestConfig(r *record, p *plan) agent.Config {
 	c := agent.Config{
 		Token: r.Token, UID: userUID, GID: userGID, Home: userHome, Dir: userHome, State: guestState,
 		Processes: l.Processes, OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
-	}
-	if _, err := b.limits(); err == nil {
-		c.Memory = l.Memory
+		// The guest keeps to it also where no cgroup stands behind it; the capability is then still false.
+		Memory: l.Memory,
 	}
 	if p.img != nil {
 		c.Env = p.img.Config.Env

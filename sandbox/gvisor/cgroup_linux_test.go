@@ -100,14 +100,14 @@ func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgro
 	return x, g
 }
 
-func TestMemoryHogDiesAlone(t *testing.T) {
+// This is the backstop only: the stand-in does not watch the memory as the guest does. So one hog, and what must hold then is
+// that the hog was chosen, not sentry or guest.
+func TestKernelKillsTheHog(t *testing.T) {
 	x, g := limited(t, "hog-"+itoa(os.Getpid()), cgroupLimits{memory: 128 << 20, cpus: 1, pids: 4000}, "")
-	for range 3 {
-		x.expect(`python3 -c 'exec("b=[]\nwhile True: b.append(bytearray(8<<20))")' 2>/dev/null; echo $?`, "137")
-	}
+	x.expect(`python3 -c 'exec("b=[]\nwhile True: b.append(bytearray(8<<20))")' 2>/dev/null; echo $?`, "137")
 	x.expect("echo alive", "alive")
 	u, err := g.usage()
-	if err != nil || u.oomKills < 3 || u.peak < 128<<20 || u.memory == 0 || u.cpu == 0 {
+	if err != nil || u.oomKills == 0 || u.peak < 128<<20 || u.memory == 0 || u.cpu == 0 {
 		t.Errorf("usage %+v, %v", u, err)
 	}
 }
@@ -154,6 +154,49 @@ func TestRemoveSparesItsCaller(t *testing.T) {
 		if err := cmd.Wait(); err == nil {
 			t.Error("the process in the cgroup was not ended")
 		}
+	}
+}
+
+// Hosts with controllers on v1 mostly have an empty v2 beside it: enough to try how a process is started there.
+func TestStartIntoUnified(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("cgroups need root")
+	}
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var unified string
+	for line := range strings.Lines(string(mountinfo)) {
+		if fields := strings.Fields(line); strings.Contains(line, " - cgroup2 ") {
+			unified = fields[4]
+		}
+	}
+	if unified == "" {
+		t.Skip("no cgroup v2 on this host")
+	}
+	host := &cgroupHost{unified: true, mounts: map[string]string{"": unified}}
+	g := host.open("v2-" + itoa(os.Getpid()))
+	if err := errors.Join(makeCgroup(g.dir("")), os.Mkdir(g.dir("", cgroupEngine), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/bin/sleep", "60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if err := g.start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	places, err := os.ReadFile(filepath.Join("/proc", itoa(cmd.Process.Pid), "cgroup"))
+	if err != nil || !strings.Contains(string(places), "0::"+g.path()) {
+		t.Errorf("started in %s, %v", places, err)
+	}
+	if err := g.remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process in the cgroup was not ended")
+	}
+	if isDir(g.dir("")) {
+		t.Error("the cgroup is left")
 	}
 }
 

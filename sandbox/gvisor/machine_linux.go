@@ -60,6 +60,9 @@ func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
 		return nil, lost(err)
 	}
 	s, err := openStream(b.sandboxDir(r.ID))
+	if err == nil {
+		err = unix.SetNonblock(fd, true) // so that the runtime's poller takes it
+	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return nil, lost(err)
@@ -74,35 +77,29 @@ func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
 	b.mu.Lock()
 	b.machines[r.ID] = m
 	b.mu.Unlock()
-	go m.watch(fd)
+	go m.watch()
 	return m, nil
 }
 
-// watch notices the end of the sandbox. The descriptor is polled for ever: the process ends one day, and the goroutine with it,
-// or abandon closes it.
-func (m *machine) watch(fd int) {
+// watch notices the end of the sandbox, or that we have let go of it.
+func (m *machine) watch() {
 	defer close(m.gone)
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	for {
-		// Woken now and then to see whether we have been told to let go.
-		n, err := unix.Poll(p, 200)
-		m.mu.Lock()
-		closed := m.closed
-		m.mu.Unlock()
-		if closed {
-			return
-		}
-		if n > 0 && err == nil {
-			break
-		}
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return
-		}
+	conn, err := m.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	// Readable when the process has ended; closing the descriptor ends the wait as well.
+	err = conn.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 && err == nil
+	})
+	if err != nil {
+		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.ending {
-		m.cause = m.diagnose(fd)
+	if !m.ending && !m.closed {
+		_ = conn.Control(func(fd uintptr) { m.cause = m.diagnose(int(fd)) })
 	}
 	_ = m.stream.Close() // wakes whoever waits for the guest
 }
@@ -191,9 +188,9 @@ func (m *machine) abandon() {
 	}
 	m.closed = true
 	m.mu.Unlock()
+	_ = m.pidfd.Close()
 	<-m.gone
 	_ = m.stream.Close()
-	_ = m.pidfd.Close()
 	_ = m.lock.Close()
 	m.backend.mu.Lock()
 	defer m.backend.mu.Unlock()
