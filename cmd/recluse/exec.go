@@ -175,7 +175,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, 
 	status := v.Status()
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == sandbox.EndedCancelled {
 		status = 128 + int(i.signal)
-		a.say("cancelled: %v", i)
+		a.say("cancelled %v", i)
 		return exit(status)
 	}
 	if line := epitaph(o, s, v); line != "" {

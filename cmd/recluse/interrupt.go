@@ -19,7 +19,7 @@ const leaveWait = 2 * time.Second
 // interrupted is the cause of a context that ended by a signal.
 type interrupted struct{ signal syscall.Signal }
 
-func (e interrupted) Error() string { return "interrupted by " + e.signal.String() }
+func (e interrupted) Error() string { return "by " + signalName(e.signal) }
 
 // signalled gives the exit status of an invocation that a signal ended.
 func signalled(err error) (status int, ok bool) {

@@ -2,7 +2,10 @@
 
 package main
 
-import "os"
+import (
+	"os"
+	"syscall"
+)
 
 // endingSignals are those that ask the program to end.
 var endingSignals = []os.Signal{os.Interrupt}
@@ -12,3 +15,6 @@ func ignorePipe() {}
 func notifyResize(chan<- os.Signal) {}
 
 func inBackground(int) bool { return false }
+
+// signalName is the name that people know.
+func signalName(s syscall.Signal) string { return s.String() }

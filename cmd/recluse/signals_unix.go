@@ -24,3 +24,6 @@ func inBackground(fd int) bool {
 	foreground, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
 	return err == nil && foreground != unix.Getpgrp()
 }
+
+// signalName is the name that people know.
+func signalName(s syscall.Signal) string { return unix.SignalName(s) }

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/bundle"
+)
+
+// asRecluse makes the test's program be recluse itself, so that statuses and signals are those of a real process.
+const asRecluse = "RECLUSE_TEST_AS_RECLUSE"
+
+// patienceOf bounds one invocation; on a busy machine the first one makes a template.
+const patienceOf = 90 * time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asRecluse) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// ready skips a test that needs sandboxes where there are none, and fails it in CI.
+func ready(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts sandboxes")
+	}
+	for _, find := range []func(context.Context) (bundle.Program, error){bundle.Engine, bundle.Guest} {
+		if _, err := find(t.Context()); err != nil {
+			if os.Getenv("CI") == "true" {
+				t.Fatal(err)
+			}
+			t.Skip(err)
+		}
+	}
+}
+
+func command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patienceOf)
+	t.Cleanup(cancel)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=")
+	return cmd
+}
+
+type result struct {
+	status         int
+	stdout, stderr string
+}
+
+func status(t *testing.T, err error) int {
+	t.Helper()
+	if err == nil {
+		return 0
+	}
+	e, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || e.ExitCode() < 0 {
+		t.Fatal(err)
+	}
+	return e.ExitCode()
+}
+
+func run(t *testing.T, stdin string, args ...string) result {
+	t.Helper()
+	cmd := command(t, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	return result{status(t, err), out.String(), errs.String()}
+}
+
+func TestExec(t *testing.T) {
+	ready(t)
+	script := filepath.Join(t.TempDir(), "s.py")
+	if err := os.WriteFile(script, []byte("import sys\nprint(sys.argv[1:], sys.stdin.read())\nsys.exit(5)\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name   string
+		stdin  string
+		args   []string
+		status int
+		stdout string
+		stderr string // a part of it; "": nothing at all
+	}{
+		{"another kernel", "", []string{"--python", "import platform; print(platform.release() != '" + hostKernel() + "')"}, 0, "True\n", ""},
+		{"value of the last expression", "", []string{"--python", "x = 20\nx + 1"}, 0, "21\n", ""},
+		{"None is not printed", "", []string{"--python", "None"}, 0, "", ""},
+		{"exception", "", []string{"--python", "print('before')\n1/0"}, 1, "before\n", "ZeroDivisionError: division by zero"},
+		{"exit of a cell", "", []string{"--python", "import sys; sys.exit(3)"}, 3, "", ""},
+		{"code from the input", "print(6*7)", []string{"--python", "-"}, 0, "42\n", ""},
+		{"input of a cell", "bob\n", []string{"--python", "print(input())"}, 0, "bob\n", ""},
+		{"arguments of a cell", "", []string{"--python", "import sys; print(sys.argv)", "a", "-b"}, 0, "['-c', 'a', '-b']\n", ""},
+		{"script", "data", []string{"--python-file", script, "x", "-y"}, 5, "['x', '-y'] data\n", ""},
+		{"input of a command", "data\n", []string{"--", "wc", "-c"}, 0, "5\n", ""},
+		{"streams apart", "", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
+		{"time-out", "", []string{"--timeout", "1s", "--", "sh", "-c", "echo so far; sleep 60"}, 124, "so far\n", "recluse: timed out after 1."},
+		{"signal", "", []string{"--", "sh", "-c", "kill -SEGV $$"}, 139, "", "recluse: ended by SIGSEGV"},
+		{"not found", "", []string{"--", "no-such-program"}, 127, "", "recluse: did not start: no-such-program"},
+		{"not executable", "", []string{"--", "/etc/passwd"}, 126, "", "recluse: did not start: /etc/passwd"},
+		{"environment", "", []string{"--env", "K=a=b", "--", "printenv", "K"}, 0, "a=b\n", ""},
+		{"directory", "", []string{"--dir", "/tmp", "--", "pwd"}, 0, "/tmp\n", ""},
+		{"survivors are told of", "", []string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", "1 process was still running"},
+		{"survivors by request", "", []string{"--kill-survivors", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", ""},
+		{"consent", "", []string{"--backend", "local", "--", "true"}, 125, "", "--allow-no-isolation"},
+		{"warning", "", []string{"--backend", "local", "--allow-no-isolation", "--", "echo", "hi"}, 0, "hi\n", "recluse: warning: code will run WITHOUT isolation"},
+		{"unknown backend", "", []string{"--backend", "nix", "--", "true"}, 125, "", "remedy: known are gvisor, local"},
+		{"unknown flag", "", []string{"--no-such-flag", "--", "true"}, 125, "", "recluse: unknown flag"},
+		{"memory of nothing", "", []string{"--memory", "0", "--", "true"}, 125, "", "above zero"},
+		{"memory below what boots", "", []string{"--memory", "1m", "--", "true"}, 125, "", "below the 64 MiB"},
+		{"forbidden mount", "", []string{"--mount", "/etc:/x", "--", "true"}, 125, "", "recluse: mount /etc"},
+		{"nothing to run", "", nil, 125, "", "nothing to run"},
+		{"script that is not there", "", []string{"--python-file", script + ".not"}, 125, "", "no such file"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got := run(t, tt.stdin, append([]string{"exec"}, tt.args...)...)
+			if got.status != tt.status || got.stdout != tt.stdout {
+				t.Errorf("status %d, stdout %q; want %d, %q", got.status, got.stdout, tt.status, tt.stdout)
+			}
+			if tt.stderr == "" && got.stderr != "" || !strings.Contains(got.stderr, tt.stderr) {
+				t.Errorf("stderr %q, want %q", got.stderr, tt.stderr)
+			}
+		})
+	}
+}
+
+func TestExecJSON(t *testing.T) {
+	ready(t)
+	got := run(t, "", "exec", "--json", "--timeout", "1s", "--", "sh", "-c", "echo out; echo err >&2; sleep 60")
+	var v struct {
+		Ended          string
+		Status         int
+		Stdout, Stderr struct{ Text string }
+	}
+	if err := json.Unmarshal([]byte(got.stdout), &v); err != nil {
+		t.Fatalf("%v in %q", err, got.stdout)
+	}
+	if got.status != 124 || v.Status != 124 || v.Ended != "timeout" || v.Stdout.Text != "out\n" || v.Stderr.Text != "err\n" {
+		t.Errorf("status %d, verdict %+v", got.status, v)
+	}
+	got = run(t, "", "exec", "--json", "--memory", "1m", "--", "true")
+	var f struct{ Error failure }
+	if err := json.Unmarshal([]byte(got.stdout), &f); err != nil || f.Error.Code != "invalid_spec" || got.status != 125 {
+		t.Errorf("status %d, %q, %v", got.status, got.stdout, err)
+	}
+}
+
+func TestNobodyReads(t *testing.T) {
+	ready(t)
+	cmd := command(t, "exec", "--", "yes")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := status(t, cmd.Wait()); got != statusPipe {
+		t.Errorf("status %d, want %d", got, statusPipe)
+	}
+}
+
+// heard collects output and tells when it holds something.
+type heard struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	news chan struct{}
+}
+
+func newHeard() *heard { return &heard{news: make(chan struct{}, 1)} }
+
+func (h *heard) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.buf.Write(p)
+	select {
+	case h.news <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.buf.String()
+}
+
+func (h *heard) await(t *testing.T, what string) {
+	t.Helper()
+	limit := time.After(patienceOf)
+	for !strings.Contains(h.String(), what) {
+		select {
+		case <-h.news:
+		case <-limit:
+			t.Fatalf("%q did not come: %q", what, h.String())
+		}
+	}
+}
+
+func TestSignals(t *testing.T) {
+	ready(t)
+	for _, tt := range []struct {
+		name   string
+		signal syscall.Signal
+		times  int
+		status int
+		stderr string
+	}{
+		{"Ctrl-C", syscall.SIGINT, 1, 130, "recluse: cancelled by SIGINT"},
+		{"terminate", syscall.SIGTERM, 1, 143, "recluse: cancelled by SIGTERM"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := command(t, "exec", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
+			out, errs := newHeard(), newHeard()
+			cmd.Stdout, cmd.Stderr = out, errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			out.await(t, "up")
+			if err := cmd.Process.Signal(tt.signal); err != nil {
+				t.Error(err)
+			}
+			if got := status(t, cmd.Wait()); got != tt.status {
+				t.Errorf("status %d, want %d", got, tt.status)
+			}
+			if !strings.Contains(errs.String(), tt.stderr) {
+				t.Errorf("stderr %q", errs)
+			}
+		})
+	}
+}
+
+func TestShell(t *testing.T) {
+	ready(t)
+	cmd := command(t, "shell")
+	master, slave, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	defer slave.Close()
+	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 33, Cols: 99}); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	screen := newHeard()
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := master.Read(buf)
+			if err != nil {
+				return
+			}
+			_, _ = screen.Write(buf[:n])
+		}
+	}()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	say := func(line string) {
+		t.Helper()
+		if _, err := master.WriteString(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What is waited for is computed inside, so that the echo of the line does not count.
+	say("echo size $(stty size) $((40+2))\r")
+	screen.await(t, "size 33 99 42")
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 44, Cols: 111}); err != nil {
+		t.Fatal(err)
+	}
+	say("until [ \"$(stty size)\" = '44 111' ]; do sleep 0.1; done; echo resized $((50+5))\r")
+	screen.await(t, "resized 55")
+	say("echo going to $((60+6)); sleep 600\r")
+	screen.await(t, "going to 66")
+	say("\x03")
+	say("echo interrupted $((70+7))\r")
+	screen.await(t, "interrupted 77")
+	say("exit 9\r")
+	if got := status(t, cmd.Wait()); got != 9 {
+		t.Errorf("status %d, want 9; screen %q", got, screen)
+	}
+	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *after != *before {
+		t.Errorf("the terminal was left as %+v, and was %+v", after, before)
+	}
+}
+
+func TestShellWithoutTerminal(t *testing.T) {
+	got := run(t, "", "shell")
+	if got.status != 125 || !strings.Contains(got.stderr, "not a terminal") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	ready(t)
+	got := run(t, "", "doctor", "--json")
+	var d diagnosis
+	// Levels of isolation are written by their names and not read back.
+	if err := json.Unmarshal([]byte(got.stdout), &struct {
+		Chosen *string
+		Trial  **trial
+	}{&d.Chosen, &d.Trial}); err != nil {
+		t.Fatalf("%v in %q", err, got.stdout)
+	}
+	if got.status != 0 || d.Chosen != "gvisor" || d.Trial == nil || !d.Trial.OK {
+		t.Errorf("status %d: %s %s", got.status, got.stdout, got.stderr)
+	}
+	got = run(t, "", "doctor", "--min-isolation", "vm")
+	if got.status != 1 || !strings.Contains(got.stdout, "nothing would be chosen") || !strings.Contains(got.stdout, "virtual machine is required") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestDemo(t *testing.T) {
+	ready(t)
+	got := run(t, "", "demo")
+	if got.status != 0 || !strings.Contains(got.stdout, "nothing of it is left") {
+		t.Errorf("status %d\n%s%s", got.status, got.stdout, got.stderr)
+	}
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	if got := run(t, "", "version"); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") {
+		t.Errorf("%+v", got)
+	}
+	for _, verb := range []string{"", "exec", "shell", "demo", "doctor", "version", "completion"} {
+		args := append(strings.Fields(verb), "--help")
+		if got := run(t, "", args...); got.status != 0 || !strings.Contains(got.stdout, "Usage:") || verb != "completion" && !strings.Contains(got.stdout, "Examples:") {
+			t.Errorf("%s: %+v", verb, got)
+		}
+	}
+	if got := run(t, "", "completion", "bash"); got.status != 0 || !strings.Contains(got.stdout, "complete ") {
+		t.Errorf("completion: status %d", got.status)
+	}
+}
