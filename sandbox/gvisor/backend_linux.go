@@ -19,6 +19,7 @@ import (
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -257,11 +258,12 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	case spec.RootFS != "":
-		dir, err := filepath.EvalSymlinks(spec.RootFS)
+		dir, err := filepath.Abs(spec.RootFS)
 		if err != nil {
 			return nil, rootError(spec.RootFS, err)
 		}
-		if dir, err = filepath.Abs(dir); err != nil {
+		// What may not be mounted may not be the root either: "/" would show all of the host.
+		if dir, err = hostpath.Judge(dir); err != nil {
 			return nil, rootError(spec.RootFS, err)
 		}
 		r, err := buildTreeRoot(ctx, roots, dir)

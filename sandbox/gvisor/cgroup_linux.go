@@ -27,16 +27,18 @@ import (
 //   - Memory. At the limit it kills what is biggest, and that is often the sentry: its text, its view of the guest's memory and
 //     every page it copied for a process count as its own. Measured at 256 MiB: one hog cost the sandbox at the third try,
 //     five forked hogs at the first.
-//   - CPU. 200 spinning processes inside share the quota evenly with sentry and guest: a ping took up to 2.5 s, a fork and
-//     exec by the guest 9 s. The niceness of the stubs did not help.
+//   - CPU. Spinning processes inside share the quota evenly with sentry and guest: with about 70 of them and one CPU a ping
+//     took 0.26 s, at worst 1.1 s.
 //
 // All stubs are cloned from one, the source stub, and a clone inherits cgroup and oom_score_adj. So adopt moves that one (and
 // those that exist) into a cgroup of their own with less CPU than the whole, and offers them to the out-of-memory killer
-// first; the guest's own stub stays with the sentry. Measured then: ping at most 0.11 s, and no sandbox lost in 30 tries.
+// first; the guest's own stub stays with the sentry. A ping then took at most 0.06 s with about 180 spinning, and the kernel
+// chose a hog in 30 of 30 tries with one, two and five of them.
 //
-// The kernel remains a poor judge (killing a stub frees nothing until the sentry has given the pages back, so it kills on),
-// hence the guest watches the memory itself and kills the offender at the limit; the cgroup's is higher by memoryReserve and only
-// catches what the guest missed.
+// The kernel remains a poor judge. Killing a stub frees nothing until the sentry has given the pages back, so it kills on: a hundred
+// small hogs cost the sandbox, one hog at a tight limit the source stub, after which nothing inside can be executed; and what the
+// sentry copied for a process (a pipe, a read) still counts as the sentry's. Hence the guest must watch the memory itself and kill the offender
+// at the limit; the cgroup's limit is higher by memoryReserve and only catches what the guest missed.
 //
 //	/recluse/<id>          the limits of the whole
 //	/recluse/<id>/engine   sentry, gofer, the guest's stub
@@ -324,8 +326,8 @@ func (g *cgroup) limit(l cgroupLimits) error {
 
 // adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
 // sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
-// answered, because only then is its program mapped, and before much of what it runs is started. It takes 10 to 16 ms on v1
-// (a grace period), which need not be waited for.
+// answered, because only then is its program mapped, and before much of what it runs is started. It takes about 20 ms on v1
+// (a grace period of the kernel).
 func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
 	seen := map[int]bool{}
 	for range adoptRounds {

@@ -98,6 +98,9 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	}
 	// The sandbox goes on in any case: it is ended only when the snapshot is safe.
 	if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
+		if diskFull(temp) {
+			err = errors.Join(syscall.ENOSPC, err)
+		}
 		return snapshotError(err)
 	}
 	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {
@@ -110,6 +113,12 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 		return snapshotError(err)
 	}
 	return nil
+}
+
+// diskFull reports whether hardly anything more can be written below dir. The engine does not always say why it failed.
+func diskFull(dir string) bool {
+	var st syscall.Statfs_t
+	return syscall.Statfs(dir, &st) == nil && st.Bavail*uint64(st.Bsize) < 1<<20
 }
 
 func snapshotError(err error) error {

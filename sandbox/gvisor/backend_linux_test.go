@@ -1,0 +1,580 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
+)
+
+// backendDir is shared by the tests that do not change it, so that the template is made once.
+var backendDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "recluse-backend-") })
+
+func testBackend(t testing.TB) *Backend {
+	t.Helper()
+	dir, err := backendDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backendIn(t, dir)
+}
+
+func backendIn(t testing.TB, dir string) *Backend {
+	t.Helper()
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine, Guest: guest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func open(t testing.TB, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := sandbox.Open(t.Context(), b, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := sb.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return sb
+}
+
+func cell(t testing.TB, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
+	t.Helper()
+	v, err := sb.Cell(t.Context(), sandbox.Cell{Code: code})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func wantCode(t *testing.T, err error, code sandbox.Code) {
+	t.Helper()
+	if sandbox.CodeOf(err) != code {
+		t.Fatalf("got %v (%s), want %s", err, sandbox.CodeOf(err), code)
+	}
+}
+
+func TestBackendSuite(t *testing.T) {
+	b := testBackend(t)
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		KillGuest: killGuest,
+		Leftovers: func(_ *testing.T, ids []string) []string { return leftovers(b, ids) },
+	})
+}
+
+// TestBackendSuiteAsOrdinaryUser runs the suite again without root.
+func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("the whole suite runs as an ordinary user already")
+	}
+	dir, err := os.MkdirTemp("", "recluse-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := filepath.Join(dir, "self")
+	copyProgram(t, "/proc/self/exe", self)
+	for _, p := range []string{engine.Path, guest.Path} {
+		copyProgram(t, p, filepath.Join(dir, filepath.Base(p)))
+	}
+	cmd := exec.Command(self, "-test.run=^TestBackendSuite$", "-test.v", "-test.timeout=8m")
+	cmd.Dir = dir
+	cmd.Env = []string{
+		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
+		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"),
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("as an ordinary user: %v\n%s", err, out)
+	}
+	if !strings.Contains(string(out), "--- PASS: TestBackendSuite") {
+		t.Fatalf("the tests did not run:\n%s", out)
+	}
+}
+
+// guestPID finds the host's process that carries the guest.
+func guestPID(b *Backend, id string) (int, error) {
+	st, err := b.driver(b.engine.Path, false).state(id)
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range descendants(st.Sandbox.Pid) {
+		if mapsFile(pid, "/"+filepath.Base(b.guest.Path)) {
+			return pid, nil
+		}
+	}
+	return 0, errors.New("no process maps the guest's program")
+}
+
+func killGuest(t *testing.T, sb *sandbox.Sandbox) {
+	t.Helper()
+	pid, err := guestPID(sb.Backend().(*Backend), sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leftovers names what the host still holds of sandboxes.
+func leftovers(b *Backend, ids []string) []string {
+	var left []string
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, id := range ids {
+		for _, l := range lines {
+			if text, _ := os.ReadFile(l); bytes.Contains(text, []byte(id)) && !strings.Contains(l, strconv.Itoa(os.Getpid())) {
+				left = append(left, l+": "+string(text))
+			}
+		}
+		if _, err := os.Stat(b.sandboxDir(id)); err == nil {
+			left = append(left, b.sandboxDir(id))
+		}
+		if mounts, _ := os.ReadFile("/proc/self/mountinfo"); bytes.Contains(mounts, []byte(id)) {
+			left = append(left, "mount of "+id)
+		}
+		if host, _ := b.limits(); host != nil {
+			for _, tree := range host.trees() {
+				if _, err := os.Stat(filepath.Join(tree, cgroupBase, id)); err == nil {
+					left = append(left, filepath.Join(tree, cgroupBase, id))
+				}
+			}
+		}
+		if files, _ := filepath.Glob(filepath.Join(b.dir, "engine", "*"+id+"*")); len(files) > 0 {
+			left = append(left, files...)
+		}
+	}
+	return left
+}
+
+func TestSandboxProcessKilled(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "x = 1")
+	st, err := b.driver(b.engine.Path, false).state(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(st.Sandbox.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, err, sandbox.CodeSandboxLost)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("it took %s to say so", took)
+	}
+	if !strings.Contains(err.Error(), "sandbox") {
+		t.Errorf("it does not say which: %v", err)
+	}
+}
+
+func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "import json; x = 41")
+	take := func(t *testing.T) *sandbox.Snapshot {
+		t.Helper()
+		snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := b.DeleteSnapshot(context.Background(), snap.ID); err != nil {
+				t.Error(err)
+			}
+		})
+		return snap
+	}
+	change := func(t *testing.T, snap *sandbox.Snapshot, f func(*manifest)) {
+		t.Helper()
+		path := filepath.Join(b.snapshotDir(snap.ID), manifestFile)
+		m := &manifest{}
+		if err := readJSON(path, m); err != nil {
+			t.Fatal(err)
+		}
+		f(m)
+		if err := writeJSON(path, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("it holds interpreter state", func(t *testing.T) {
+		snap := take(t)
+		cell(t, sb, "x = 0")
+		got, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{Env: map[string]string{"COLOUR": "green"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer got.Close()
+		if v := cell(t, got, "import os; (x, os.environ['COLOUR'])"); v.Result.Text() != "(41, 'green')" {
+			t.Errorf("%s %+v", v.Result.Text(), v.Error)
+		}
+		if snap.Size == 0 || snap.Parent != sb.ID() {
+			t.Errorf("%+v", snap)
+		}
+		cell(t, sb, "x = 41")
+	})
+	t.Run("a changed file of the host is named", func(t *testing.T) {
+		snap := take(t)
+		var held string
+		change(t, snap, func(m *manifest) {
+			for i, h := range m.Held {
+				if held == "" && strings.Contains(h.Path, "python3") {
+					m.Held[i].Mtime--
+					held = h.Path
+				}
+			}
+		})
+		if held == "" {
+			t.Fatal("the interpreter is not among the files that the snapshot holds")
+		}
+		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		wantCode(t, err, sandbox.CodeSnapshotStale)
+		if !strings.Contains(err.Error(), held) {
+			t.Errorf("the error does not name %s: %v", held, err)
+		}
+	})
+	t.Run("a damaged one", func(t *testing.T) {
+		snap := take(t)
+		files, err := filepath.Glob(filepath.Join(b.snapshotDir(snap.ID), checkpointDir, "*"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil || len(data) == 0 {
+				continue
+			}
+			data[len(data)/2] ^= 0xff
+			if err := os.WriteFile(f, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+			wantCode(t, err, sandbox.CodeSnapshotCorrupt)
+			data[len(data)/2] ^= 0xff
+			if err := os.WriteFile(f, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	t.Run("one with a broken manifest", func(t *testing.T) {
+		snap := take(t)
+		if err := os.WriteFile(filepath.Join(b.snapshotDir(snap.ID), manifestFile), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		wantCode(t, err, sandbox.CodeSnapshotCorrupt)
+	})
+	t.Run("one of another version", func(t *testing.T) {
+		snap := take(t)
+		change(t, snap, func(m *manifest) { m.Format = 99 })
+		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		wantCode(t, err, sandbox.CodeSnapshotVersion)
+	})
+	t.Run("one whose engine is gone", func(t *testing.T) {
+		snap := take(t)
+		change(t, snap, func(m *manifest) { m.Record.Engine = strings.Repeat("0", 64) })
+		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		wantCode(t, err, sandbox.CodeSnapshotVersion)
+	})
+	t.Run("one that does not exist", func(t *testing.T) {
+		for _, id := range []string{"p0000", "../../etc", ""} {
+			_, err := sandbox.Restore(t.Context(), b, &sandbox.Snapshot{ID: id}, sandbox.RestoreOptions{})
+			wantCode(t, err, sandbox.CodeNotFound)
+		}
+	})
+	if v := cell(t, sb, "x"); v.Result.Text() != "41" {
+		t.Errorf("the original was harmed: %v", v)
+	}
+}
+
+func TestSnapshotOnAFullDisk(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting a small disk needs root")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	b := backendIn(t, dir)
+	b.opts.NoTemplates = true
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "import os; data = os.urandom(90 << 20); x = 7")
+	_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	wantCode(t, err, sandbox.CodeDiskFull)
+	if entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots")); err != nil || len(entries) != 0 {
+		t.Errorf("something is left: %v %v", entries, err)
+	}
+	if v := cell(t, sb, "x, len(data)"); v.Result.Text() != "(7, 94371840)" {
+		t.Errorf("the sandbox was harmed: %v %v", v, v.Result.Text())
+	}
+}
+
+func TestATemplateIsMadeAgainWhenTheHostChanged(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	open(t, b, sandbox.Spec{})
+	find := func() string {
+		dirs, err := filepath.Glob(filepath.Join(b.dir, "templates", "*", manifestFile))
+		if err != nil || len(dirs) != 1 {
+			t.Fatal(dirs, err)
+		}
+		return dirs[0]
+	}
+	m := &manifest{}
+	if err := readJSON(find(), m); err != nil {
+		t.Fatal(err)
+	}
+	was := m.Snapshot.Created
+	m.Held[0].Mtime++
+	if err := writeJSON(find(), m); err != nil {
+		t.Fatal(err)
+	}
+	sb := open(t, b, sandbox.Spec{})
+	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
+		t.Fatal(v)
+	}
+	if err := readJSON(find(), m); err != nil || !m.Snapshot.Created.After(was) {
+		t.Fatalf("the stale template was used: %v", err)
+	}
+}
+
+func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	b.opts.NoTemplates = true
+	var ids []string
+	for _, persist := range []bool{false, true} {
+		sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Persist: persist})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sb.ID())
+		sb.Detach()
+		r, err := b.load(sb.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Owner.Start++ // as if the pid belonged to somebody else by now
+		if err := writeJSON(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b = backendIn(t, filepath.Dir(filepath.Dir(b.dir)))
+	b.opts.NoTemplates = true
+	open(t, b, sandbox.Spec{})
+	if left := leftovers(b, ids[:1]); len(left) != 0 {
+		t.Errorf("the orphan is still there: %v", left)
+	}
+	sb, err := sandbox.Attach(t.Context(), b, ids[1])
+	if err != nil {
+		t.Fatalf("the one that should persist: %v", err)
+	}
+	if err := sb.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOnlyOneMayBeAttached(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	_, err := sandbox.Attach(t.Context(), b, sb.ID())
+	wantCode(t, err, sandbox.CodeBusy)
+	if !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+		t.Errorf("the error does not name who: %v", err)
+	}
+	_, err = sandbox.Attach(t.Context(), b, "s000000000000")
+	wantCode(t, err, sandbox.CodeNotFound)
+	_, err = sandbox.Attach(t.Context(), b, "../x")
+	wantCode(t, err, sandbox.CodeNotFound)
+}
+
+func TestMounts(t *testing.T) {
+	b := testBackend(t)
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "data"), []byte("42"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	sb := open(t, b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}, {Host: dir, Path: "/mnt/out", Writable: true}}})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "cat /data/data; touch /data/x 2>/dev/null || echo ' read-only'; echo made > /mnt/out/made"})
+	if err != nil || v.Stdout.String() != "42 read-only\n" || !v.OK() {
+		t.Fatalf("%v %v %s %s", v, err, v.Stdout, v.Stderr)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "made")); err != nil || string(got) != "made\n" {
+		t.Errorf("%q %v", got, err)
+	}
+	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "relative", "/var/../etc", "/run"} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
+		wantCode(t, err, sandbox.CodeMountRefused)
+	}
+	for _, bad := range []string{"/", "/etc", "/usr/lib", "data", "/proc/x", "/home/user/x", "/tmp"} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: bad}}})
+		wantCode(t, err, sandbox.CodeInvalidSpec)
+	}
+}
+
+// bareRoot is a root file system with one static program and nothing else.
+func bareRoot(t *testing.T) string {
+	t.Helper()
+	_, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-root-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "app"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	copyProgram(t, guest.Path, filepath.Join(dir, "app", "program"))
+	return dir
+}
+
+func TestARootWithoutShellAndPython(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{RootFS: bareRoot(t)})
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/app/program"}})
+	if err != nil || v.ExitCode != 2 || !strings.Contains(v.Stderr.String(), "started by recluse") {
+		t.Fatalf("%v %v %s", v, err, v.Stderr)
+	}
+	_, err = sb.Run(t.Context(), sandbox.Command{Shell: "true"})
+	wantCode(t, err, sandbox.CodeNoShell)
+	_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, err, sandbox.CodeNoPython)
+	v, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"nothing"}})
+	if err != nil || v.ExitCode != 127 {
+		t.Errorf("%v %v", v, err)
+	}
+}
+
+func TestRootsThatCannotBe(t *testing.T) {
+	b := testBackend(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for spec, code := range map[*sandbox.Spec]sandbox.Code{
+		{RootFS: "/does/not/exist"}:                              sandbox.CodeRootFS,
+		{RootFS: file}:                                           sandbox.CodeRootFS,
+		{RootFS: "/"}:                                            sandbox.CodeRootFS,
+		{RootFS: t.TempDir()}:                                    sandbox.CodeRootFS, // empty
+		{Image: "tar:" + file}:                                   sandbox.CodeImageCorrupt,
+		{Image: "/none.tar"}:                                     sandbox.CodeImageNotFound,
+		{Image: "a b"}:                                           sandbox.CodeInvalidSpec,
+		{Limits: sandbox.Limits{Memory: 1 << 20}}:                sandbox.CodeInvalidSpec,
+		{Limits: sandbox.Limits{CPUs: -1}}:                       sandbox.CodeInvalidSpec,
+		{Limits: sandbox.Limits{Processes: 1}}:                   sandbox.CodeInvalidSpec,
+		{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}: sandbox.CodeInvalidSpec,
+	} {
+		began := time.Now()
+		_, err := sandbox.Open(t.Context(), b, *spec)
+		if sandbox.CodeOf(err) != code {
+			t.Errorf("%+v: got %v (%s), want %s", spec, err, sandbox.CodeOf(err), code)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("%+v: it took %s to say so", spec, took)
+		}
+	}
+}
+
+func TestNumericPythonFromTheHost(t *testing.T) {
+	if err := exec.Command("/usr/bin/python3", "-c", "import numpy, pandas, matplotlib").Run(); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("python3-numpy, python3-pandas or python3-matplotlib is not installed")
+		}
+		t.Skip("LOUD SKIP: python3-numpy, python3-pandas or python3-matplotlib is not installed")
+	}
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 30}})
+	v, err := sb.Cell(t.Context(), sandbox.Cell{Timeout: 2 * time.Minute, Code: `
+import numpy as np, pandas as pd, matplotlib.pyplot as plt
+df = pd.DataFrame({"a": np.arange(5), "b": np.arange(5) ** 2})
+plt.plot(df.a, df.b)
+df.b.sum()`})
+	if err != nil || v.Error != nil {
+		t.Fatalf("%v %v %+v", v, err, v.Error)
+	}
+	if v.Result.Text() != "30" || len(v.Displays) != 1 || !strings.HasPrefix(v.Displays[0].Format("image/png"), "iVBORw0KGgo") {
+		t.Errorf("%s, %d displays", v.Result.Text(), len(v.Displays))
+	}
+	v = cell(t, sb, "df")
+	if !strings.Contains(v.Result.Format("text/html"), "<table") {
+		t.Errorf("a data frame has no table: %v", v.Result)
+	}
+	forks, err := sb.Fork(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, f := range forks {
+		seen[cell(t, f, "np.random.rand()").Result.Text()] = true
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("two forks draw the same numbers: %v", seen)
+	}
+}
+
+func TestVerdictsCarryNoSecretsOfTheHost(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "env; cat /proc/*/environ 2>/dev/null"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := b.load(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{r.Token, "RECLUSE_GUEST", b.dir} {
+		if bytes.Contains(text, []byte(secret)) {
+			t.Errorf("%q is visible inside", secret)
+		}
+	}
+}
