@@ -1,0 +1,127 @@
+//go:build linux
+
+// Command floor is the least that can stand between a host and an interpreter in a sandbox: it is started in the place of our guest and
+// copies frames between its standard streams and Python's control pipes with plain blocking calls. What a cell costs through
+// it is the floor that the bench measures the library against.
+//
+// Called as "floor spawn N PROGRAM" it starts a program N times, one after the other, and prints what each took, in nanoseconds.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/kernel"
+)
+
+func main() {
+	err := error(nil)
+	if len(os.Args) == 4 && os.Args[1] == "spawn" {
+		err = spawn(os.Args[2], os.Args[3])
+	} else {
+		err = carry()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "floor:", err)
+		os.Exit(1)
+	}
+}
+
+func spawn(count, program string) error {
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return err
+	}
+	for range n {
+		began := time.Now()
+		if err := exec.Command(program).Run(); err != nil {
+			return err
+		}
+		fmt.Println(time.Since(began).Nanoseconds())
+	}
+	return nil
+}
+
+// fd reads and writes with blocking calls, past the runtime's poller.
+type fd int
+
+func (f fd) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(f), p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+func (f fd) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Write(int(f), p[done:])
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return done, err
+		}
+		done += max(n, 0)
+	}
+	return done, nil
+}
+
+const maxFrame = 64 << 20
+
+func carry() error {
+	var down, up [2]int
+	for _, p := range []*[2]int{&down, &up} {
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			return err
+		}
+	}
+	python := exec.Command("python3", "-c", kernel.Bootstrap)
+	python.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up")}
+	if err := python.Start(); err != nil {
+		return err
+	}
+	for _, f := range python.ExtraFiles {
+		_ = f.Close() // Python has its own
+	}
+	if _, err := fd(down[1]).Write(kernel.AppendFrame(nil, kernel.TypeSource, kernel.Source)); err != nil {
+		return err
+	}
+	host, interpreter := bufio.NewReader(fd(0)), bufio.NewReader(fd(up[0]))
+	buf := make([]byte, 64<<10)
+	// The interpreter speaks first, with its hello; then each frame of the host is answered by some, of which the last is an end.
+	for {
+		var out []byte
+		for typ := byte(0); typ != kernel.TypeEnd && typ != kernel.TypeHello; {
+			var payload []byte
+			var err error
+			if typ, payload, err = kernel.ReadFrame(interpreter, buf, maxFrame); err != nil {
+				return err
+			}
+			out = kernel.AppendFrame(out, typ, payload)
+		}
+		if _, err := fd(1).Write(out); err != nil {
+			return err
+		}
+		typ, payload, err := kernel.ReadFrame(host, buf, maxFrame)
+		if err != nil {
+			return err
+		}
+		if _, err := fd(down[1]).Write(kernel.AppendFrame(nil, typ, payload)); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,245 @@
+//go:build linux
+
+// Command bench measures how fast recluse is on this machine, each figure beside a baseline from the same run: products and
+// baselines take turns, so that whatever else the machine does slows both.
+//
+//	go run ./bench [--quick] [--only NAME,…] [--json]
+//
+// It builds the engine and the guest unless RECLUSE_ENGINE and RECLUSE_GUEST name them, and keeps everything in a temporary
+// directory that it removes.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+)
+
+// row is one figure.
+type row struct {
+	Name     string  `json:"name"`
+	What     string  `json:"what"`
+	Measured float64 `json:"measured"`
+	Unit     string  `json:"unit"`
+	Baseline float64 `json:"baseline,omitempty"` // in the same unit; 0: none
+	Against  string  `json:"against,omitempty"`  // what the baseline is
+	Ratio    float64 `json:"ratio,omitempty"`
+	Target   string  `json:"target,omitempty"`
+	Reached  *bool   `json:"reached,omitempty"` // nil: for information
+	Note     string  `json:"note,omitempty"`
+}
+
+// reached makes a row's judgement.
+func reached(ok bool) *bool { return &ok }
+
+// part measures some rows.
+type part struct {
+	name string
+	run  func(context.Context, *bench) ([]row, error)
+}
+
+var parts = []part{
+	{"cell", cells}, {"command", commands}, {"create", creates}, {"pool", pooled}, {"fork", forks},
+	{"memory", memory}, {"output", outputs}, {"crowd", crowd},
+}
+
+// bench is what all parts share.
+type bench struct {
+	quick   bool
+	dir     string // everything is below it
+	engine  programs.Program
+	floor   programs.Program // stands in for the guest
+	backend *gvisor.Backend
+	bare    *gvisor.Backend // the same, with floor as its guest
+	log     func(format string, args ...any)
+}
+
+// times gives how often to repeat something.
+func (b *bench) times(full, quick int) int {
+	if b.quick {
+		return quick
+	}
+	return full
+}
+
+func main() {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	quick := flag.Bool("quick", false, "fewer repetitions")
+	only := flag.String("only", "", "the parts to measure, of "+strings.Join(names, ", "))
+	asJSON := flag.Bool("json", false, "print JSON")
+	flag.Parse()
+	chosen := names
+	if *only != "" {
+		chosen = strings.Split(*only, ",")
+	}
+	for _, c := range chosen {
+		if !slices.Contains(names, c) {
+			fmt.Fprintf(os.Stderr, "bench: no part %q; there are %s\n", c, strings.Join(names, ", "))
+			os.Exit(2)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	rows, err := measure(ctx, *quick, chosen)
+	if *asJSON {
+		enc := json.NewEncoder(os.Stdout)
+		enc.SetIndent("", "  ")
+		if e := enc.Encode(map[string]any{"cpus": runtime.NumCPU(), "time": time.Now().UTC(), "rows": rows}); e != nil {
+			err = errors.Join(err, e)
+		}
+	} else {
+		table(rows)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1) //nolint:gocritic // stop has been called
+	}
+}
+
+// measure runs the chosen parts. A part that fails does not keep the others from being measured.
+func measure(ctx context.Context, quick bool, chosen []string) (_ []row, err error) {
+	b, err := prepare(ctx, quick)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	var rows []row
+	var errs []error
+	for _, p := range parts {
+		if !slices.Contains(chosen, p.name) || ctx.Err() != nil {
+			continue
+		}
+		began := time.Now()
+		got, err := p.run(ctx, b)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.name, err))
+		}
+		b.log("%s: %.1f s", p.name, time.Since(began).Seconds())
+		for i := range got {
+			if got[i].Baseline > 0 && got[i].Ratio == 0 {
+				got[i].Ratio = got[i].Measured / got[i].Baseline
+			}
+		}
+		rows = append(rows, got...)
+	}
+	return rows, errors.Join(append(errs, ctx.Err())...)
+}
+
+// prepare builds the programs and makes the backends.
+func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
+	dir, err := os.MkdirTemp("", "recluse-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	b := &bench{quick: quick, dir: dir, log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+	for name, variable := range map[string]string{"cmd/" + programs.EngineName: "RECLUSE_ENGINE", "cmd/" + programs.GuestName: "RECLUSE_GUEST", "bench/floor": ""} {
+		if variable != "" && os.Getenv(variable) != "" {
+			continue
+		}
+		path, err := build(ctx, filepath.Join(dir, "bin"), name)
+		if err != nil {
+			return nil, err
+		}
+		if variable == "" {
+			// The backend shows the guest's whole directory to the sandbox, so it has one of its own.
+			b.floor = programs.Program{Path: path, Hash: strings.Repeat("0", 64)}
+		} else if err := os.Setenv(variable, path); err != nil {
+			return nil, err
+		}
+	}
+	cache := filepath.Join(dir, "cache")
+	store, err := programs.Open(cache)
+	if err != nil {
+		return nil, err
+	}
+	if b.engine, err = store.Engine(ctx); err != nil {
+		return nil, err
+	}
+	if b.backend, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "data"), CacheDir: cache}); err != nil {
+		return nil, err
+	}
+	b.bare, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "bare"), CacheDir: cache, Guest: b.floor, NoTemplates: true})
+	return b, err
+}
+
+// build builds a program of this module, each into a directory of its own.
+func build(ctx context.Context, dir, name string) (string, error) {
+	path := filepath.Join(dir, filepath.Base(name), filepath.Base(name))
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/recluse-dev/recluse/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
+	}
+	return path, nil
+}
+
+// table prints the rows for people.
+func table(rows []row) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "WHAT\tMEASURED\tBASELINE\tRATIO\tTARGET\tREACHED")
+	for _, r := range rows {
+		baseline, ratio, ok := "-", "-", "-"
+		if r.Baseline > 0 {
+			baseline, ratio = figure(r.Baseline, r.Unit)+"  "+r.Against, fmt.Sprintf("%.2f", r.Ratio)
+		}
+		if r.Reached != nil {
+			ok = map[bool]string{true: "yes", false: "NO"}[*r.Reached]
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.What, figure(r.Measured, r.Unit), baseline, ratio, r.Target, ok)
+	}
+	_ = w.Flush()
+	for _, r := range rows {
+		if r.Note != "" {
+			fmt.Printf("%s: %s\n", r.What, r.Note)
+		}
+	}
+}
+
+func figure(v float64, unit string) string {
+	switch {
+	case unit == "":
+		return fmt.Sprintf("%.0f", v)
+	case v < 10:
+		return fmt.Sprintf("%.3f %s", v, unit)
+	}
+	return fmt.Sprintf("%.1f %s", v, unit)
+}
+
+// samples are durations of the same thing.
+type samples []time.Duration
+
+// at gives a percentile, in milliseconds.
+func (s samples) at(percent float64) float64 {
+	if len(s) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(s))
+	i := min(int(percent/100*float64(len(sorted))), len(sorted)-1)
+	return float64(sorted[i].Nanoseconds()) / 1e6
+}
+
+func (s samples) median() float64 { return s.at(50) }

@@ -1,0 +1,136 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// idleFor is how long sandboxes rest before their memory is counted.
+const idleFor = 2 * time.Second
+
+// memory counts the proportional set size of idle sandboxes. What they share, such as the engine's program, is divided among them, so there
+// are several.
+func memory(ctx context.Context, b *bench) (_ []row, err error) {
+	boxes := make([]*sandbox.Sandbox, b.times(8, 4))
+	defer func() { err = errors.Join(err, closeAll(boxes)) }()
+	for i := range boxes {
+		if boxes[i], _, err = firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, b.backend, sandbox.Spec{}) }); err != nil {
+			return nil, err
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(idleFor):
+	}
+	var total usage
+	for _, sb := range boxes {
+		u, err := b.usage(sb.ID())
+		if err != nil {
+			return nil, err
+		}
+		total.sentry, total.gofer, total.stubs = total.sentry+u.sentry, total.gofer+u.gofer, total.stubs+u.stubs
+	}
+	mb := func(v int64) float64 { return float64(v) / 1e6 / float64(len(boxes)) }
+	each := mb(total.sentry + total.gofer + total.stubs)
+	return []row{{
+		Name: "memory", What: fmt.Sprintf("memory of an idle sandbox, PSS, %d alive", len(boxes)), Measured: each, Unit: "MB", Target: "≤ 40 MB", Reached: reached(each <= 40),
+		Note: fmt.Sprintf("sentry %.1f, gofer %.1f, processes inside %.1f MB", mb(total.sentry), mb(total.gofer), mb(total.stubs)),
+	}}, nil
+}
+
+// usage is the PSS of a sandbox's processes, in bytes.
+type usage struct{ sentry, gofer, stubs int64 }
+
+func (b *bench) usage(id string) (usage, error) {
+	var u usage
+	var st struct {
+		GoferPid int `json:"goferPid"`
+		Sandbox  struct {
+			Pid int `json:"pid"`
+		} `json:"sandbox"`
+	}
+	data, err := os.ReadFile(filepath.Join(b.dir, "data/gvisor/engine", id+"_sandbox:"+id+".state"))
+	if err == nil {
+		err = json.Unmarshal(data, &st)
+	}
+	if err != nil {
+		return u, err
+	}
+	if u.sentry, err = pss(st.Sandbox.Pid); err != nil {
+		return u, err
+	}
+	if u.gofer, err = pss(st.GoferPid); err != nil {
+		return u, err
+	}
+	// Stubs come in pairs that share one address space, which must not be counted twice.
+	var counted []int
+	for _, pid := range below(st.Sandbox.Pid) {
+		if sharesMemory(pid, counted) {
+			continue
+		}
+		n, err := pss(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		counted = append(counted, pid)
+		u.stubs += n
+	}
+	return u, nil
+}
+
+func pss(pid int) (int64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
+			kb, err := strconv.ParseInt(f[1], 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no Pss", pid)
+}
+
+// below lists the processes that descend from pid.
+func below(pid int) []int {
+	var all []int
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, name := range names {
+		data, _ := os.ReadFile(name)
+		for _, text := range strings.Fields(string(data)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				all = append(append(all, child), below(child)...)
+			}
+		}
+	}
+	return all
+}
+
+// sharesMemory asks the kernel whether pid has the address space of one of the others.
+func sharesMemory(pid int, others []int) bool {
+	const kcmpVM = 1
+	for _, other := range others {
+		if r, _, e := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(other), kcmpVM, 0, 0, 0); e == 0 && r == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func processors() int { return runtime.NumCPU() }

@@ -1,0 +1,153 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// outputs compares a gigabyte of output through the library with the engine's run of the same command into a pipe. The sandbox has all
+// processors, as the baseline has.
+func outputs(ctx context.Context, b *bench) (_ []row, err error) {
+	sb, err := sandbox.Open(ctx, b.backend, sandbox.Spec{Limits: sandbox.Limits{CPUs: float64(processors())}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, sb.Close()) }()
+	// The start of the engine is no part of the rate.
+	var start samples
+	for range 3 {
+		took, err := b.run(ctx, "/bin/true")
+		if err != nil {
+			return nil, err
+		}
+		start = append(start, took)
+	}
+	count := int64(16384)
+	if b.quick {
+		count = 4096
+	}
+	size := count * 64 << 10
+	var rows []row
+	peak := int64(0)
+	for _, c := range []struct {
+		name string
+		argv []string
+	}{
+		{"dd", []string{"/usr/bin/dd", "if=/dev/zero", "bs=64k", "count=" + strconv.FormatInt(count, 10), "status=none"}},
+		{"head", []string{"/usr/bin/head", "-c", strconv.FormatInt(size, 10), "/dev/zero"}},
+	} {
+		ours, bare := samples{}, samples{}
+		for range b.times(3, 2) {
+			took, err := b.piped(ctx, c.argv)
+			if err != nil {
+				return rows, err
+			}
+			bare = append(bare, max(took-time.Duration(start.median()*float64(time.Millisecond)), time.Millisecond))
+			took, grown, err := through(ctx, sb, c.argv, size)
+			if err != nil {
+				return rows, err
+			}
+			ours, peak = append(ours, took), max(peak, grown)
+		}
+		rate := func(s samples) float64 { return float64(size) / 1e6 / (s.median() / 1e3) }
+		rows = append(rows, row{
+			Name: "output_" + c.name, What: fmt.Sprintf("output of %.2g GB by %s", float64(size)/1e9, c.name), Measured: rate(ours), Unit: "MB/s", Baseline: rate(bare), Against: "engine run | cat",
+			Target: "≥ 0.5 ×", Reached: reached(rate(ours) >= 0.5*rate(bare)),
+		})
+	}
+	return append(rows, row{
+		Name: "output_memory", What: "our own memory during it, above idle", Measured: float64(peak) / 1e6, Unit: "MB", Target: "< 64 MB", Reached: reached(peak < 64<<20),
+	}), nil
+}
+
+// piped times the engine's run of a command into cat.
+func (b *bench) piped(ctx context.Context, argv []string) (time.Duration, error) {
+	run, clean, err := b.engineRun(ctx, argv...)
+	if err != nil {
+		return 0, err
+	}
+	defer clean()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	var said bytes.Buffer
+	run.Stdout, run.Stderr = w, &said
+	cat := exec.CommandContext(ctx, "cat")
+	cat.Stdin = r // its output, nil, is /dev/null
+	began := time.Now()
+	if err := cat.Start(); err != nil {
+		_ = w.Close()
+		return 0, err
+	}
+	err = run.Run()
+	_ = w.Close()
+	if err = errors.Join(err, cat.Wait()); err != nil {
+		return 0, fmt.Errorf("engine run %v: %w: %s", argv, err, said.String())
+	}
+	return time.Since(began), nil
+}
+
+// through times a command through the library and watches how our own memory grows.
+func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64) (took time.Duration, grown int64, err error) {
+	debug.FreeOSMemory()
+	before := resident()
+	done, most := make(chan struct{}), make(chan int64)
+	go func() {
+		var peak int64
+		for {
+			select {
+			case <-done:
+				most <- peak
+				return
+			case <-time.After(20 * time.Millisecond):
+				peak = max(peak, resident())
+			}
+		}
+	}()
+	began := time.Now()
+	n := &counter{}
+	v, err := sb.Run(ctx, sandbox.Command{Args: argv, Stdout: n, Timeout: 5 * time.Minute})
+	took = time.Since(began)
+	close(done)
+	grown = max(0, <-most-before)
+	if err == nil && (!v.OK() || n.n != size || v.Stdout.Produced != size) {
+		err = fmt.Errorf("%v: %v, %d of %d bytes", argv, v, n.n, size)
+	}
+	return took, grown, err
+}
+
+// counter discards what it is given.
+type counter struct{ n int64 }
+
+func (c *counter) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return io.Discard.Write(p)
+}
+
+// resident is our own memory.
+func resident() int64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	if f := strings.Fields(string(data)); len(f) > 1 {
+		pages, _ := strconv.ParseInt(f[1], 10, 64)
+		return pages * int64(os.Getpagesize())
+	}
+	return 0
+}
