@@ -1,0 +1,169 @@
+package sandboxtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+var attachments = []feature{
+	{"state and detached commands go on while nobody is attached", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
+		noError(t, err)
+		id := sb.ID()
+		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		if s.caps.Python {
+			okCell(t, sb, "x = {'kept': 42}")
+		}
+		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in $(seq 1 2000); do echo line $i; done; until [ -e go ]; do sleep 0.02; done; for i in $(seq 2001 4000); do echo line $i; done"})
+		noError(t, err)
+		eventually(t, "the first half", func() bool { return operation(t, sb, op).Stdout >= 18893 })
+		sb.Detach()
+		_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+		fails(t, "after a detach", err, sandbox.CodeSandboxLost)
+
+		again, err := sandbox.Attach(t.Context(), b, id)
+		noError(t, err)
+		defer again.Detach()
+		same(t, "id", again.ID(), id)
+		if s.caps.Python {
+			same(t, "state", okCell(t, again, "x['kept']").Result.Text(), "42")
+		}
+		shell(t, again, "touch go")
+		var out recorder
+		v, err := again.Follow(t.Context(), op, sandbox.FollowOptions{Stdout: &out})
+		noError(t, err)
+		succeeded(t, v)
+		var want strings.Builder
+		for i := range 4000 {
+			fmt.Fprintf(&want, "line %d\n", i+1)
+		}
+		if out.String() != want.String() {
+			t.Errorf("%d bytes of output, want %d", len(out.String()), want.Len())
+		}
+	}},
+	{"a detached command that floods is not held up by a host that has gone", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
+		noError(t, err)
+		id := sb.ID()
+		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoTimeout,
+				Shell: "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000"})
+		})
+		out.await(t, "ready")
+		h := home(t, sb)
+		noError(t, sb.Files().Below(h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
+		sb.Detach()
+		o := await(t, "the end of the call", done)
+		fails(t, "the call of before", o.err, sandbox.CodeSandboxLost)
+		again, err := sandbox.Attach(t.Context(), b, id)
+		noError(t, err)
+		defer again.Detach()
+		eventually(t, "the end of the flood", func() bool { return operation(t, again, "flood").Stdout == 8000006 })
+		same(t, "running", operation(t, again, "flood").Running, true)
+		noError(t, again.Cancel(t.Context(), "flood"))
+	}},
+	{"a command that is not detached ends with its host", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
+		noError(t, err)
+		id := sb.ID()
+		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{ID: "bound", Stdout: &out, Timeout: sandbox.NoTimeout, Shell: "echo ready; sleep 1000"})
+		})
+		out.await(t, "ready")
+		sb.Detach()
+		await(t, "the end of the call", done)
+		again, err := sandbox.Attach(t.Context(), b, id)
+		noError(t, err)
+		defer again.Detach()
+		eventually(t, "its end", func() bool { return !operation(t, again, "bound").Running })
+		v, err := again.Follow(t.Context(), "bound", sandbox.FollowOptions{})
+		noError(t, err)
+		same(t, "ended", v.Ended, sandbox.EndedCancelled)
+		same(t, "stdout", v.Stdout.String(), "ready\n")
+	}},
+	{"attaching again and again loses nothing", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
+		noError(t, err)
+		id := sb.ID()
+		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "until [ -e go ]; do echo tick; sleep 0.01; done; echo end"})
+		noError(t, err)
+		var out recorder
+		for i := range 5 {
+			eventually(t, "more output", func() bool { return operation(t, sb, op).Stdout > int64(len(out.String())) })
+			_, err := sb.Follow(t.Context(), op, sandbox.FollowOptions{StdoutOffset: int64(len(out.String())), Stdout: &out, NoWait: true})
+			noError(t, err)
+			same(t, "a command", shell(t, sb, fmt.Sprintf("echo %d", i)), fmt.Sprintln(i))
+			sb.Detach()
+			sb, err = sandbox.Attach(t.Context(), b, id)
+			noError(t, err)
+		}
+		defer sb.Detach()
+		shell(t, sb, "touch go")
+		_, err = sb.Follow(t.Context(), op, sandbox.FollowOptions{StdoutOffset: int64(len(out.String())), Stdout: &out})
+		noError(t, err)
+		if rest := strings.ReplaceAll(out.String(), "tick\n", ""); rest != "end\n" {
+			t.Errorf("the output is not whole: %q", rest)
+		}
+	}},
+	{"one that is attached to is busy", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		sb := s.openSpec(t, b, s.opts.Spec)
+		_, err := sandbox.Attach(t.Context(), b, sb.ID())
+		fails(t, "a second attachment", err, sandbox.CodeBusy)
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
+	}},
+	{"what is not there cannot be attached to", func(t *testing.T, s *suite) {
+		b := s.backend(t)
+		for _, id := range []string{"nothing", "", "../..", "a/b", "x\x00"} {
+			_, err := sandbox.Attach(t.Context(), b, id)
+			fails(t, fmt.Sprintf("%q", id), err, sandbox.CodeNotFound)
+			noError(t, b.Stop(t.Context(), id))
+		}
+	}},
+	{"a guest that is killed is a typed error within a second", func(t *testing.T, s *suite) {
+		if s.opts.KillGuest == nil {
+			t.Skip("SKIPPED: nothing here can kill a guest")
+		}
+		sb := s.open(t)
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: &out})
+		})
+		out.await(t, "ready")
+		s.opts.KillGuest(t, sb)
+		began := time.Now()
+		o := await(t, "the end of the call", done)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %s to notice", took)
+		}
+		lost := func(what string, err error) {
+			t.Helper()
+			if c := sandbox.CodeOf(err); c != sandbox.CodeGuestLost && c != sandbox.CodeSandboxLost {
+				t.Errorf("%s: %q (%v)", what, c, err)
+			}
+		}
+		lost("the command", o.err)
+		await(t, "the news", sb.Gone())
+		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+		lost("the next command", err)
+		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+		lost("a cell", err)
+		lost("a ping", sb.Ping(t.Context()))
+		_, err = sb.Files().ReadAll(t.Context(), "/etc/passwd")
+		lost("a file", err)
+		t.Logf("told as: %v", o.err)
+	}},
+}

@@ -1,0 +1,481 @@
+package sandboxtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+var cells = []feature{
+	{"state stays from cell to cell", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "import math\nx = 41\ndef f(n):\n    return n + 1\nclass C:\n    pass")
+		v := okCell(t, sb, "f(x) + int(math.pi) - 3")
+		same(t, "result", v.Result.Text(), "42")
+		same(t, "state kept", v.StateKept, true)
+	}},
+	{"state stays after an exception, also what was bound before it", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := cell(t, sb, "a = 1\nb = 2\nraise ValueError('no')\nc = 3")
+		same(t, "ended", v.Ended, sandbox.EndedExit)
+		same(t, "exit code", v.ExitCode, 1)
+		same(t, "state kept", v.StateKept, true)
+		same(t, "result", okCell(t, sb, "(a, b, 'c' in globals())").Result.Text(), "(1, 2, False)")
+	}},
+	{"the value of a last expression is the result", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for code, want := range map[string]string{"1+1": "2", "x = 5": "", "None": "", "'a'\n": "'a'", "1;": "", "for i in range(3): i": "", "[1,\n2]": "[1, 2]"} {
+			same(t, "result of "+code, okCell(t, sb, code).Result.Text(), want)
+		}
+	}},
+	{"results and displays are rich", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		var live []sandbox.Bundle
+		v := runCell(t, sb, sandbox.Cell{Display: func(b sandbox.Bundle) { live = append(live, b) }, Code: `
+class Rich:
+    def _repr_html_(self): return "<b>rich</b>"
+    def _repr_png_(self): return b"\x89PNG"
+    def __repr__(self): return "plain"
+display(Rich())
+display("second")
+{"a": [1, 2]}`})
+		succeeded(t, v)
+		same(t, "displays", len(v.Displays), 2)
+		same(t, "html", v.Displays[0].Format("text/html"), "<b>rich</b>")
+		same(t, "png", v.Displays[0].Format("image/png"), "iVBORw==")
+		same(t, "text", v.Displays[0].Text(), "plain")
+		same(t, "shown while it ran", len(live), 2)
+		same(t, "json", strings.ReplaceAll(string(v.Result.Data["application/json"]), " ", ""), `{"a":[1,2]}`)
+	}},
+	{"more displays than are kept are counted", func(t *testing.T, s *suite) {
+		v := okCell(t, s.python(t), "for i in range(1000): display(i)\n'the result'")
+		same(t, "all of them", len(v.Displays)+v.DisplaysDropped, 1000)
+		same(t, "the result", v.Result.Text(), "'the result'")
+	}},
+	{"await works at the top level", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		same(t, "result", okCell(t, sb, "import asyncio\nawait asyncio.sleep(0.01)\nx = await asyncio.sleep(0.01, 'slept')\nx").Result.Text(), "'slept'")
+		same(t, "a loop is kept", okCell(t, sb, "await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))").Result.Text(), "[1, 2]")
+	}},
+	{"a traceback points at the user's lines", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "def helper(x):\n    # a comment\n    return 1 / x")
+		v := cell(t, sb, "y = 1\n\nhelper(0)\n")
+		if v.Error == nil {
+			t.Fatal("no error")
+		}
+		same(t, "name", v.Error.Name, "ZeroDivisionError")
+		same(t, "value", v.Error.Value, "division by zero")
+		same(t, "line", v.Error.Line, 3)
+		contains(t, "the traceback", v.Error.Traceback, "helper(0)")
+		contains(t, "the traceback", v.Error.Traceback, "return 1 / x")
+		if strings.Contains(v.Error.Traceback, "<recluse>") {
+			t.Errorf("the traceback shows our own lines:\n%s", v.Error.Traceback)
+		}
+		v = cell(t, sb, "ok = 1\nif True\n    pass")
+		same(t, "name", v.Error.Name, "SyntaxError")
+		same(t, "line", v.Error.Line, 2)
+		same(t, "nothing of it ran", okCell(t, sb, "'ok' in globals()").Result.Text(), "False")
+	}},
+	{"exit is told as an exit, and state stays", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for code, want := range map[string]int{"import sys; keep = 1; sys.exit(7)": 7, "exit()": 0, "raise SystemExit('sorry')": 1} {
+			v := cell(t, sb, code)
+			same(t, code+": ended", v.Ended, sandbox.EndedExit)
+			same(t, code+": exit code", v.ExitCode, want)
+			same(t, code+": state kept", v.StateKept, true)
+			same(t, code+": error", v.Error == nil, true)
+		}
+		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
+	}},
+	{"an interpreter that dies is told as what it died of, and the next one is fresh", func(t *testing.T, s *suite) {
+		for _, c := range []struct {
+			name, code string
+			ended      sandbox.Ending
+			exit       int
+			signal     syscall.Signal
+		}{
+			{"os._exit", "import os; print('before', flush=True); os._exit(9)", sandbox.EndedExit, 9, 0},
+			{"a segmentation fault", "print('before', flush=True); import ctypes; ctypes.string_at(0)", sandbox.EndedSignal, -1, syscall.SIGSEGV},
+			{"abort", "import os; print('before', flush=True); os.abort()", sandbox.EndedSignal, -1, syscall.SIGABRT},
+			{"its own kill", "import os; print('before', flush=True); os.kill(os.getpid(), 9)", sandbox.EndedSignal, -1, syscall.SIGKILL},
+			{"exec of another program", "import os; print('before', flush=True); os.execvp('sh', ['sh', '-c', 'exit 5'])", sandbox.EndedExit, 5, 0},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				sb := s.python(t)
+				okCell(t, sb, "x = 1")
+				v := cell(t, sb, c.code)
+				same(t, "ended", v.Ended, c.ended)
+				same(t, "exit code", v.ExitCode, c.exit)
+				same(t, "signal", v.Signal, c.signal)
+				same(t, "state kept", v.StateKept, false)
+				same(t, "output before", v.Stdout.String(), "before\n")
+				same(t, "the next cell", okCell(t, sb, "'x' in globals()").Result.Text(), "False")
+			})
+		}
+	}},
+	{"endless recursion is an exception", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := cell(t, sb, "keep = 1\ndef f(): return f()\nf()")
+		if v.Error == nil || v.Error.Name != "RecursionError" {
+			t.Errorf("the error is %s", explainError(v))
+		}
+		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
+	}},
+	{"stdout and stderr come in order and while the cell runs", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		var both recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(t.Context(), sandbox.Cell{Stdout: &both, Stderr: &both, Code: `
+import sys, time, os
+for i in range(20):
+    print("out", i)
+    print("err", i, file=sys.stderr)
+print("waiting")
+while not os.path.exists("go"): time.sleep(0.01)
+print("over", end="")`})
+		})
+		both.await(t, "waiting\n")
+		var want strings.Builder
+		for i := range 20 {
+			fmt.Fprintf(&want, "out %d\nerr %d\n", i, i)
+		}
+		same(t, "what came while it ran", both.String(), want.String()+"waiting\n")
+		shell(t, sb, "touch go")
+		v := verdictOf(t, done)
+		succeeded(t, v)
+		contains(t, "stdout", v.Stdout.String(), "waiting\nover")
+	}},
+	{"what children and C code write stands where it was written", func(t *testing.T, s *suite) {
+		v := okCell(t, s.python(t), `
+import os, subprocess
+for i in range(10):
+    print("python", i)
+    subprocess.run(["echo", "child", str(i)])
+    os.write(1, b"raw %d\n" % i)`)
+		var want strings.Builder
+		for i := range 10 {
+			fmt.Fprintf(&want, "python %d\nchild %d\nraw %d\n", i, i, i)
+		}
+		same(t, "stdout", v.Stdout.String(), want.String())
+	}},
+	{"output of a cell is exact and bounded", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := okCell(t, sb, `import sys; n = sys.stdout.buffer.write(bytes(range(256)))`)
+		var want []byte
+		for i := range 256 {
+			want = append(want, byte(i))
+		}
+		same(t, "stdout", string(v.Stdout.Head), string(want))
+		v = okCell(t, sb, "for i in range(200000): print('a line of some length', i)")
+		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > sandbox.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "199999\n") {
+			t.Errorf("produced %d, kept %d", v.Stdout.Produced, v.Stdout.Kept())
+		}
+		info, err := sb.Files().Stat(t.Context(), v.Stdout.File)
+		noError(t, err)
+		same(t, "size of the file", info.Size, v.Stdout.Produced)
+	}},
+	{"an interrupt keeps the state and the output so far", func(t *testing.T, s *suite) {
+		for name, code := range map[string]string{
+			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
+			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
+		} {
+			t.Run(name, func(t *testing.T) {
+				sb := s.python(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var out recorder
+				done := beside(func() (*sandbox.Verdict, error) {
+					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, Stdout: &out})
+				})
+				out.await(t, "ready")
+				cancel()
+				v := verdictOf(t, done)
+				same(t, "ended", v.Ended, sandbox.EndedCancelled)
+				same(t, "state kept", v.StateKept, true)
+				same(t, "stdout", v.Stdout.String(), "ready\n")
+				same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
+			})
+		}
+	}},
+	{"a timeout interrupts, and then kills what does not listen", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "state kept", v.StateKept, true)
+		same(t, "state", okCell(t, sb, "x").Result.Text(), "1")
+		v = runCell(t, sb, sandbox.Cell{Code: "try:\n    while True: pass\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		same(t, "ended, one interrupt swallowed", v.Ended, sandbox.EndedTimeout)
+		same(t, "state kept", v.StateKept, true)
+		same(t, "stdout", v.Stdout.String(), "once\n")
+		for name, code := range map[string]string{
+			"swallowing":  "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",
+			"ignoring":    "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
+			"stopped":     "import os, signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
+			"stuck in C":  "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
+			"in a thread": "import signal, threading\nsignal.signal(signal.SIGINT, lambda *_: None)\nt = threading.Thread(target=lambda: [None for _ in iter(int, 1)])\nt.start()\nt.join()",
+		} {
+			t.Run(name, func(t *testing.T) {
+				okCell(t, sb, "x = 1")
+				began := time.Now()
+				v := runCell(t, sb, sandbox.Cell{Code: code, Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond})
+				same(t, "ended", v.Ended, sandbox.EndedTimeout)
+				if took := time.Since(began); took > 10*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				if name != "stuck in C" { // re notices signals in newer versions
+					same(t, "state kept", v.StateKept, false)
+				}
+				if v.StateKept != (okCell(t, sb, "'x' in globals()").Result.Text() == "True") {
+					t.Error("the verdict is wrong about the state")
+				}
+			})
+		}
+	}},
+	{"a timeout ends what this cell started and nothing of earlier ones", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		unharmed := bystander(t, sb)
+		v := okCell(t, sb, "import subprocess\nold = subprocess.Popen(['setsid', 'sleep', '1000'])\nold.pid")
+		if len(v.Survivors) != 1 || v.Survivors[0].Killed {
+			t.Errorf("survivors of the first cell: %+v", v.Survivors)
+		}
+		old := numbers(t, v.Result.Text())
+		v = runCell(t, sb, sandbox.Cell{Timeout: time.Second, Code: `
+import os
+p = subprocess.Popen(["sh", "-c", "trap '' TERM INT; setsid sh -c 'trap \"\" TERM INT; echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000"])
+p.wait()`})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "state kept", v.StateKept, true)
+		if alive := living(t, sb, pidsIn(t, sb, "pids", 2)); len(alive) > 0 {
+			t.Errorf("%v of the cell that timed out live on", alive)
+		}
+		same(t, "of the first cell", len(living(t, sb, old)), 1)
+		unharmed()
+		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", KillSurvivors: true})
+		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
+			t.Errorf("survivors, to be killed: %+v", v.Survivors)
+		}
+		same(t, "killed", len(living(t, sb, numbers(t, v.Result.Text()))), 0)
+		same(t, "of the first cell", len(living(t, sb, old)), 1)
+	}},
+	{"contexts are interpreters of their own", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for _, c := range []string{"", "one", "two"} {
+			succeeded(t, runCell(t, sb, sandbox.Cell{Code: fmt.Sprintf("x = %q", c), Context: c}))
+		}
+		same(t, "x of one", runCell(t, sb, sandbox.Cell{Code: "x", Context: "one"}).Result.Text(), "'one'")
+		list, err := sb.Contexts(t.Context())
+		noError(t, err)
+		same(t, "contexts", len(list), 3)
+		runCell(t, sb, sandbox.Cell{Code: "import os; os._exit(1)", Context: "two"})
+		same(t, "x of one", runCell(t, sb, sandbox.Cell{Code: "x", Context: "one"}).Result.Text(), "'one'")
+		noError(t, sb.CloseContext(t.Context(), "one"))
+		same(t, "x of one, closed", runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: "one"}).Result.Text(), "False")
+		same(t, "x of the default", okCell(t, sb, "x").Result.Text(), "''")
+		fails(t, "close a stranger", sb.CloseContext(t.Context(), "nobody"), sandbox.CodeNotFound)
+		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "../x"})
+		fails(t, "a context like a path", err, sandbox.CodeInvalidRequest)
+	}},
+	{"input reads what the caller gives", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := runCell(t, sb, sandbox.Cell{Code: "a = input('? ')\nimport sys\nrest = sys.stdin.read()\n(a, rest)", Stdin: strings.NewReader("first\nsecond\nthird")})
+		succeeded(t, v)
+		same(t, "result", v.Result.Text(), `('first', 'second\nthird')`)
+		contains(t, "stdout", v.Stdout.String(), "? ")
+		v = cell(t, sb, "input()")
+		if v.Error == nil || v.Error.Name != "EOFError" {
+			t.Errorf("without input: %s", explainError(v))
+		}
+		r, w := io.Pipe()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", Stdin: r, Stdout: &out})
+		})
+		for _, line := range []string{"one", "two"} {
+			_, err := io.WriteString(w, line+"\n")
+			noError(t, err)
+			out.await(t, "got "+line)
+		}
+		noError(t, w.Close())
+		succeeded(t, verdictOf(t, done))
+		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Stdin: strings.NewReader(strings.Repeat("never read ", 100_000))}))
+		same(t, "a child reads it too", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", Stdin: strings.NewReader("through")}).Stdout.String(), "through")
+	}},
+	{"arguments and environment reach the cell", func(t *testing.T, s *suite) {
+		v := runCell(t, s.python(t), sandbox.Cell{Code: "import sys, os\n(sys.argv, os.environ['K'])", Args: []string{"prog", "a b"}, Env: map[string]string{"K": "v"}})
+		same(t, "result", v.Result.Text(), "(['prog', 'a b'], 'v')")
+	}},
+	{"code may be large", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := runCell(t, sb, sandbox.Cell{Code: "x = '''" + strings.Repeat("0123456789abcdef", 5<<16) + "'''\nlen(x)"})
+		succeeded(t, v)
+		same(t, "result", v.Result.Text(), fmt.Sprint(5<<20))
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", 256<<20+1)})
+		fails(t, "more than can be", err, sandbox.CodeTooLarge)
+	}},
+	{"code that is not text is an error of the code", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for _, code := range []string{"x = '\xff\xfe'", "x = 1\x00", "\xef\xbb\xbfy = 1\nz = \xc3\x28"} {
+			v := cell(t, sb, code)
+			if v.Error == nil || v.Error.Name != "SyntaxError" {
+				t.Errorf("%q: %s", code, explainError(v))
+			}
+			same(t, "state kept", v.StateKept, true)
+		}
+		okCell(t, sb, "")
+		okCell(t, sb, "# only a comment")
+		same(t, "result", okCell(t, sb, "'ä€😀' * 2").Result.Text(), "'ä€😀ä€😀'")
+		same(t, "a surrogate", okCell(t, sb, `'\ud800'`).Result.Text() != "", true)
+	}},
+	{"code calls the host", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := cell(t, sb, "import recluse\ntry: recluse.call('echo')\nexcept recluse.CallError as e: print(e.code)")
+		same(t, "without a handler", v.Stdout.String(), "host_call_undefined\n")
+		sb.OnHostCall(func(_ context.Context, c sandbox.HostCall) ([]byte, error) {
+			switch c.Name {
+			case "echo":
+				return append([]byte(c.Context+":"), c.Payload...), nil
+			case "large":
+				return make([]byte, 3<<20), nil
+			case "typed":
+				return nil, &sandbox.Error{Code: sandbox.CodeTooMany, Message: "enough for today"}
+			}
+			return nil, fmt.Errorf("no %s here", c.Name)
+		})
+		same(t, "a reply", okCell(t, sb, "recluse.call('echo', b'\\x00\\xff')").Result.Text(), `b'default:\x00\xff'`)
+		same(t, "JSON", okCell(t, sb, "recluse.call('echo', {'a': 1})").Result.Text(), `b'default:{"a": 1}'`)
+		same(t, "a large payload", okCell(t, sb, "len(recluse.call('echo', b'x' * (3 << 20)))").Result.Text(), fmt.Sprint(3<<20+8))
+		same(t, "a large reply", okCell(t, sb, "len(recluse.call('large'))").Result.Text(), fmt.Sprint(3<<20))
+		v = cell(t, sb, "recluse.call('nothing')")
+		if v.Error == nil || !strings.Contains(v.Error.Name, "CallError") || !strings.Contains(v.Error.Value, "no nothing here") {
+			t.Errorf("an error of the host: %s", explainError(v))
+		}
+		same(t, "a typed error", okCell(t, sb, "try: recluse.call('typed')\nexcept recluse.CallError as e: x = e.code\nx").Result.Text(), "'too_many'")
+	}},
+	{"calls to the host run at once, and end with their cell", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		var mu sync.Mutex
+		waiting := 0
+		all := make(chan struct{})
+		ended := make(chan error, 1)
+		sb.OnHostCall(func(ctx context.Context, c sandbox.HostCall) ([]byte, error) {
+			if c.Name == "hang" {
+				<-ctx.Done()
+				ended <- ctx.Err()
+				return nil, ctx.Err()
+			}
+			mu.Lock()
+			if waiting++; waiting == 8 {
+				close(all)
+			}
+			mu.Unlock()
+			select {
+			case <-all:
+				return c.Payload, nil
+			case <-ctx.Done():
+				return nil, errors.New("the others did not come")
+			}
+		})
+		v := okCell(t, sb, `
+import recluse
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool:
+    got = list(pool.map(lambda i: recluse.call("meet", str(i)), range(8)))
+got`)
+		same(t, "result", v.Result.Text(), `[b'0', b'1', b'2', b'3', b'4', b'5', b'6', b'7']`)
+		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", Timeout: 300 * time.Millisecond})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "state kept", v.StateKept, true)
+		await(t, "the end of the call", ended)
+	}},
+	{"cells of one context wait for each other, those of two do not", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "import os, time\nlog = []")
+		var out recorder
+		first := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", Stdout: &out})
+		})
+		out.await(t, "first")
+		second := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", ID: "second"})
+		})
+		eventually(t, "the second in the queue", func() bool {
+			ops, err := sb.Operations(t.Context())
+			noError(t, err)
+			return len(ops) > 0 && ops[len(ops)-1].ID == "second"
+		})
+		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Context: "other"}))
+
+		ctx, cancel := context.WithCancel(t.Context())
+		third := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", ID: "third"})
+		})
+		eventually(t, "the third in the queue", func() bool {
+			ops, err := sb.Operations(t.Context())
+			noError(t, err)
+			return ops[len(ops)-1].ID == "third"
+		})
+		cancel()
+		v := verdictOf(t, third)
+		same(t, "the third", v.Ended, sandbox.EndedCancelled)
+		same(t, "its state", v.StateKept, true)
+		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", Timeout: 50 * time.Millisecond})
+		same(t, "the fourth, whose time was up in the queue", v.Ended, sandbox.EndedTimeout)
+		shell(t, sb, "touch go")
+		succeeded(t, verdictOf(t, first))
+		same(t, "log", verdictOf(t, second).Result.Text(), "[1, 2]")
+	}},
+	{"the verdict of a cell is complete", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		before := time.Now()
+		v := runCell(t, sb, sandbox.Cell{Code: "x = bytearray(30 << 20)\nfor i in range(500000): pass\nprint('hello')\n1/0", ID: "mine", Metadata: map[string]string{"turn": "3"}})
+		same(t, "id", v.ID, "mine")
+		same(t, "metadata", v.Metadata["turn"], "3")
+		if took := time.Since(before); v.Wall <= 0 || v.Wall > took || v.CPU <= 0 || v.CPU > 4*took {
+			t.Errorf("wall %s, CPU %s, and it took %s", v.Wall, v.CPU, took)
+		}
+		if v.PeakMemory < 20<<20 {
+			t.Errorf("peak memory %d", v.PeakMemory)
+		}
+		if d := v.Started.Sub(before).Abs(); d > 5*time.Second {
+			t.Errorf("started %s away from the host's clock", d)
+		}
+		b, err := json.Marshal(v)
+		noError(t, err)
+		for _, part := range []string{`"id":"mine"`, `"ended":"exit"`, `"state_kept":true`, `"name":"ZeroDivisionError"`, `"text":"hello\n"`, `"status":1`} {
+			contains(t, "as JSON", string(b), part)
+		}
+	}},
+	{"a cell that forks does not confuse anybody", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		v := okCell(t, sb, `
+import os
+pid = os.fork()
+if pid == 0:
+    print("child")
+    os._exit(0)
+os.waitpid(pid, 0)
+print("parent")`)
+		same(t, "stdout", v.Stdout.String(), "child\nparent\n")
+		v = okCell(t, sb, "from multiprocessing import get_context\nwith get_context('fork').Pool(2) as p: r = p.map(abs, [-1, -2])\nr")
+		same(t, "a pool", v.Result.Text(), "[1, 2]")
+	}},
+	{"a sandbox without Python runs commands all the same", func(t *testing.T, s *suite) {
+		if s.caps.Python {
+			t.Skip("there is Python here")
+		}
+		sb := s.open(t)
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+		fails(t, "a cell", err, sandbox.CodeNoPython)
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
+	}},
+}

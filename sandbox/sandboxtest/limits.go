@@ -1,0 +1,121 @@
+package sandboxtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// unlimited skips where the capability says that nothing holds the code back.
+func unlimited(t *testing.T, has bool) {
+	t.Helper()
+	if !has {
+		t.Skip("the backend says that it has no such limit")
+	}
+}
+
+var limits = []feature{
+	{"reaching the memory limit costs the command, not the session", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.MemoryLimit && s.caps.Python)
+		spec := s.opts.Spec
+		spec.Limits.Memory = 256 << 20
+		sb := s.openSpec(t, s.backend(t), spec)
+		okCell(t, sb, "x = 42")
+		unharmed := bystander(t, sb)
+		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}})
+		same(t, "ended", v.Ended, sandbox.EndedMemory)
+		if v.MemoryKills < 1 {
+			t.Errorf("memory kills: %d", v.MemoryKills)
+		}
+		same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
+		unharmed()
+		v = cell(t, sb, "y = []\nwhile True: y.append(bytearray(8 << 20))")
+		if v.Ended != sandbox.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
+			t.Errorf("a cell: %s", v)
+		}
+		okCell(t, sb, "1")
+		unharmed()
+	}},
+	{"reaching the process limit costs the command, not the session", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.ProcessLimit)
+		spec := s.opts.Spec
+		spec.Limits.Processes = 64
+		sb := s.openSpec(t, s.backend(t), spec)
+		unharmed := bystander(t, sb)
+		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, Timeout: 5 * time.Second, KillSurvivors: true})
+		t.Logf("the bomb: %s", v)
+		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
+		unharmed()
+	}},
+	{"the disk limit is an error of the writer", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.DiskLimit)
+		spec := s.opts.Spec
+		spec.Limits.Memory, spec.Limits.Disk = 256<<20, 32<<20
+		sb := s.openSpec(t, s.backend(t), spec)
+		v := run(t, sb, sandbox.Command{Shell: "head -c 200000000 /dev/zero > big; s=$?; rm -f big; exit $s"})
+		if v.OK() {
+			t.Error("200 MB went into a disk of 32 MB")
+		}
+		contains(t, "stderr", strings.ToLower(v.Stderr.String()), "no space")
+		f := sb.Files().Below(home(t, sb))
+		_, err := f.Write(t.Context(), "big", &endless{left: 200_000_000}, sandbox.WriteOptions{})
+		fails(t, "an upload", err, sandbox.CodeDiskFull)
+		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")
+	}},
+	{"the limit of open files holds", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.OpenFileLimit)
+		spec := s.opts.Spec
+		spec.Limits.OpenFiles = 100
+		sb := s.openSpec(t, s.backend(t), spec)
+		same(t, "soft and hard", shell(t, sb, "ulimit -Sn; ulimit -Hn"), "100\n100\n")
+	}},
+	{"the CPU limit slows down", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.CPULimit)
+		spec := s.opts.Spec
+		spec.Limits.CPUs = 0.2
+		sb := s.openSpec(t, s.backend(t), spec)
+		v := run(t, sb, sandbox.Command{Shell: "while :; do :; done", Timeout: 3 * time.Second})
+		if share := v.CPU.Seconds() / v.Wall.Seconds(); share > 0.5 {
+			t.Errorf("it used %.2f of a core, and 0.2 were allowed (%s of %s)", share, v.CPU, v.Wall)
+		}
+	}},
+	{"code sees the share it has", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.CPULimit)
+		spec := s.opts.Spec
+		spec.Limits.CPUs = 1
+		sb := s.openSpec(t, s.backend(t), spec)
+		same(t, "nproc and threads", shell(t, sb, "nproc; echo $OMP_NUM_THREADS"), "1\n1\n")
+	}},
+	{"a guest answers while code spins on every core", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; echo on; wait"})
+		noError(t, err)
+		eventually(t, "the spin", func() bool { return operation(t, sb, id).Stdout > 0 })
+		for i := range 5 {
+			began := time.Now()
+			noError(t, sb.Ping(t.Context()))
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("ping %d took %s", i, took)
+			}
+		}
+		noError(t, sb.Cancel(t.Context(), id))
+		_, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{})
+		noError(t, err)
+	}},
+}
+
+// endless gives zeros.
+type endless struct{ left int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.left <= 0 {
+		return 0, fmt.Errorf("all of it was taken")
+	}
+	n := min(len(p), e.left)
+	clear(p[:n])
+	e.left -= n
+	return n, nil
+}

@@ -1,2 +1,0 @@
-package sandboxtest
-var fileFeatures, cells, attachments, limits, snapshots, life []feature
