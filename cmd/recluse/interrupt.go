@@ -64,7 +64,7 @@ func (a *app) watch(ctx context.Context) (context.Context, *watch) {
 			w.abandon()
 			fmt.Fprintln(a.stderr)
 			a.say("left at once; recluse doctor shows what may have stayed")
-			os.Exit(128 + int(sig)) //nolint:forbidigo // the user asked twice
+			os.Exit(128 + int(sig))
 		}
 	}()
 	w.stop = sync.OnceFunc(func() {

@@ -221,7 +221,7 @@ func (s *Store) extract(e Embedded) (Program, error) {
 	if err != nil {
 		return Program{}, err
 	}
-	defer r.Close() //nolint:errcheck // read only
+	defer r.Close()
 	if _, err := s.put(r, e.Name, e.Hash, e.Size); err != nil {
 		return Program{}, err
 	}
@@ -247,7 +247,7 @@ func (s *Store) adopt(path, name, origin string) (Program, error) {
 	if err != nil {
 		return Program{}, err
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
 		return Program{}, err
@@ -303,7 +303,7 @@ func (s *Store) put(r io.Reader, name, want string, size int64) (string, error) 
 	if err != nil {
 		return "", full(err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone by then if all went well
+	defer os.Remove(tmp.Name())
 	sum := sha256.New()
 	err = copyExactly(tmp, r, sum, size)
 	if err == nil {
@@ -392,7 +392,7 @@ func writeMemo(path string, m memo) error {
 	if err != nil {
 		return full(err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone by then if all went well
+	defer os.Remove(tmp.Name())
 	_, err = io.Copy(tmp, bytes.NewReader(b))
 	if err = errors.Join(err, tmp.Close()); err != nil {
 		return full(err)
