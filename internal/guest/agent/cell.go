@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -122,6 +123,9 @@ type cellRun struct {
 	stream *wire.Stream
 	interp *interpreter
 
+	mu   sync.Mutex
+	over bool // guarded by mu; the interpreter has ended the cell, so what it hears now is meant for the next
+
 	displays  [][]byte
 	shown     int
 	dropped   int64
@@ -198,12 +202,24 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 	o.mu.Unlock()
 	o.armed(r.interrupt) // from now on there is something to interrupt
 	end, err := r.converse(payload)
+	r.mu.Lock()
+	r.over = true
+	r.mu.Unlock()
 	return r.verdict(end, err), nil
+}
+
+// tell sends a signal to the interpreter, unless the cell has ended.
+func (r *cellRun) tell(s syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.over {
+		_ = r.interp.nanny.Signal(r.interp.pid, s, false)
+	}
 }
 
 // interrupt asks the cell to stop, and ends the interpreter if it does not.
 func (r *cellRun) interrupt() {
-	_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGINT, false)
+	r.tell(syscall.SIGINT)
 	grace := time.Duration(r.req.GraceNs)
 	if grace <= 0 {
 		grace = interruptWait
@@ -219,10 +235,14 @@ func (r *cellRun) interrupt() {
 				return
 			case <-again.C:
 				// Code may swallow one interrupt; a stopped interpreter hears none.
-				_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGCONT, false)
-				_ = r.interp.nanny.Signal(r.interp.pid, syscall.SIGINT, false)
+				r.tell(syscall.SIGCONT)
+				r.tell(syscall.SIGINT)
 			case <-last.C:
-				_ = r.interp.nanny.SignalTree(r.interp.pid, syscall.SIGKILL)
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				if !r.over {
+					_ = r.interp.nanny.SignalTree(r.interp.pid, syscall.SIGKILL)
+				}
 				return
 			}
 		}
@@ -302,14 +322,15 @@ func (r *cellRun) display(p []byte) error {
 	if err := json.Unmarshal(h, &head); err != nil {
 		return err
 	}
-	if len(r.displays) >= maxDisplays || r.shown+len(body) > maxDisplayBytes {
+	result := head.Kind == "result"
+	if result && len(body) > maxDisplayBytes || !result && (len(r.displays) >= maxDisplays || r.shown+len(body) > maxDisplayBytes) {
 		r.dropped++
 		return nil
 	}
 	bundle := append([]byte(nil), body...)
 	r.shown += len(bundle)
 	r.displays = append(r.displays, bundle)
-	r.hasResult = head.Kind == "result"
+	r.hasResult = result
 	if r.req.Stream && !r.hasResult {
 		_ = r.stream.Send(&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: bundle}}}) // the verdict has it too
 	}
@@ -345,7 +366,9 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 		}
 	}
 	kill := v.Ending == why && why != wire.Ending_ENDING_UNKNOWN || r.req.KillSurvivors
-	if kill || end.Spawned > 0 || len(i.known) > 0 {
+	// After an interrupt the list is asked for in any case: once it is answered the signal has
+	// been sent, and cannot hit the next cell.
+	if kill || end.Spawned > 0 || len(i.known) > 0 || why != wire.Ending_ENDING_UNKNOWN {
 		r.survivors(v, kill)
 	}
 	i.emitMu.Lock()
@@ -380,9 +403,13 @@ func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
 // obituary says how the interpreter died.
 func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	o, i := r.op, r.interp
-	// It may have closed its end and live on; it is of no use any more.
-	_ = i.nanny.Signal(i.pid, syscall.SIGKILL, false)
-	exited := r.awaitDeath()
+	// It may have closed its end and live on, or have become another program; it is of no use any more. One that is
+	// about to end has a moment to say how.
+	exited := r.awaitDeath(follow)
+	if exited == nil {
+		_ = i.nanny.Signal(i.pid, syscall.SIGKILL, false)
+		exited = r.awaitDeath(deathWait)
+	}
 	i.emitMu.Lock()
 	i.drain()
 	i.op = nil
@@ -418,8 +445,8 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	return v
 }
 
-func (r *cellRun) awaitDeath() *nanny.Event {
-	late := time.NewTimer(deathWait)
+func (r *cellRun) awaitDeath(limit time.Duration) *nanny.Event {
+	late := time.NewTimer(limit)
 	defer late.Stop()
 	for {
 		select {

@@ -242,9 +242,18 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
+		c.agent.handOver(fds[1])
 		p.theirs = append(p.theirs, os.NewFile(uintptr(fds[1]), "output"))
 	}
 	return p, nil
+}
+
+// handOver makes a pipe the user's own, so that code may open it by name: /dev/stderr is
+// a link to it. Where that is refused only such programs suffer.
+func (a *Agent) handOver(fd int) {
+	if a.cfg.UID > 0 {
+		_ = unix.Fchown(fd, a.cfg.UID, a.cfg.GID)
+	}
 }
 
 // pump reads a pipe to its end.

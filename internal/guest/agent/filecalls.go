@@ -19,8 +19,11 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	switch c := req.Call.(type) {
 	case *wire.Request_FileRead:
 		r := c.FileRead
+		ctx, cancel := heed(ctx, st)
+		defer cancel()
 		info, _, err := fsys.Read(ctx, a.root(r.Root), string(r.Path), r.Offset, r.Limit, dataWriter{st})
-		return a.fileEnd(st, info, err), true
+		a.fileEnd(st, info, err)
+		return false, true
 	case *wire.Request_FileWrite:
 		w := c.FileWrite
 		in := &dataReader{st: st}
@@ -71,8 +74,11 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		for i, p := range c.TarOut.Paths {
 			paths[i] = string(p)
 		}
+		ctx, cancel := heed(ctx, st)
+		defer cancel()
 		stats, err := fsys.TarOut(ctx, a.root(c.TarOut.Root), paths, dataWriter{st}, files.TarOptions{})
-		return a.tarEnd(st, stats, err), true
+		a.tarEnd(st, stats, err)
+		return false, true
 	}
 	return false, false
 }
@@ -115,12 +121,8 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 
 // watch tells of changes until the host closes the stream.
 func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := heed(ctx, st)
 	defer cancel()
-	go func() {
-		defer cancel()
-		_ = st.Receive(&wire.Frame{}) // nothing comes but the end
-	}()
 	err := a.files.Watch(ctx, a.root(w.Root), string(w.Path), files.WatchOptions{Recursive: w.Recursive}, func(e files.Event) error {
 		return st.Send(&wire.Frame{Body: &wire.Frame_Event{Event: &wire.FileEvent{Op: string(e.Op), Path: []byte(e.Path), From: []byte(e.From)}}})
 	})

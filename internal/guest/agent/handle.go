@@ -32,7 +32,8 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 		}
 		return last(st, &wire.Frame{Body: &wire.Frame_Ops{Ops: ops}})
 	case *wire.Request_Follow:
-		return a.follow(st, c.Follow)
+		a.follow(ctx, st, c.Follow)
+		return false
 	case *wire.Request_Signal:
 		return answer(st, a.signal(c.Signal))
 	case *wire.Request_Forget:
@@ -127,19 +128,39 @@ func (a *Agent) signal(s *wire.Signal) *wire.Error {
 	return nil
 }
 
+// heed gives a context that ends when the host closes its side of a call, which then has the stream to itself.
+func heed(ctx context.Context, st *wire.Stream) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		_ = st.Receive(&wire.Frame{}) // nothing comes but the end
+		st.Close()                    // else a send would wait for a window that nobody opens
+	}()
+	return ctx, cancel
+}
+
 // follow sends an operation's output from absolute offsets on, then its verdict.
-func (a *Agent) follow(st *wire.Stream, req *wire.Follow) bool {
+func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 	o, bad := a.ops.get(req.Id)
 	if bad != nil {
-		return answer(st, bad)
+		answer(st, bad)
+		return
 	}
+	ctx, cancel := heed(ctx, st)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		for _, s := range o.out {
+			s.wake()
+		}
+	})
+	defer stop()
 	offsets := [2]int64{max(0, req.StdoutOffset), max(0, req.StderrOffset)}
 	errs := make(chan error, 2)
 	for s := range offsets {
 		go func() {
 			buf := make([]byte, wire.Chunk)
 			for {
-				n, skipped := o.out[s].read(buf, offsets[s], !req.NoWait)
+				n, skipped := o.out[s].read(ctx, buf, offsets[s], !req.NoWait)
 				if n == 0 {
 					errs <- nil
 					return
@@ -158,17 +179,22 @@ func (a *Agent) follow(st *wire.Stream, req *wire.Follow) bool {
 	}
 	for range offsets {
 		if err := <-errs; err != nil {
-			return false
+			st.Close() // for the other one
 		}
 	}
 	if req.NoWait && !o.finished() {
-		return last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+		last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+		return
 	}
-	<-o.done
+	select {
+	case <-o.done:
+	case <-ctx.Done():
+		return
+	}
 	o.mu.Lock()
 	v := o.verdict
 	o.mu.Unlock()
-	return last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}})
+	last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}})
 }
 
 // warm starts what the first calls would otherwise wait for.

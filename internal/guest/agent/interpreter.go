@@ -119,6 +119,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 			return nil, lost("no pipes", err)
 		}
 		made = append(made, fds[i][0], fds[i][1])
+		a.handOver(fds[i][1])
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {

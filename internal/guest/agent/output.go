@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"io"
 	"os"
 	"sync"
@@ -149,11 +150,12 @@ func (s *sink) size() int64 {
 }
 
 // read copies bytes from off on into p. Bytes that are no longer kept are skipped and
-// counted. With wait it blocks until there are some; n == 0 then means the end.
-func (s *sink) read(p []byte, off int64, wait bool) (n int, skipped int64) {
+// counted. With wait it blocks until there are some; n == 0 then means the end, or that of ctx.
+// Whoever ends ctx must wake it.
+func (s *sink) read(ctx context.Context, p []byte, off int64, wait bool) (n int, skipped int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for off >= s.produced && wait && !s.ended {
+	for off >= s.produced && wait && !s.ended && ctx.Err() == nil {
 		s.changed.Wait()
 	}
 	if off >= s.produced {
@@ -176,6 +178,13 @@ func (s *sink) read(p []byte, off int64, wait bool) (n int, skipped int64) {
 		off = first
 	}
 	return copy(p, tail[off-first:]), skipped
+}
+
+// wake lets readers look at their contexts.
+func (s *sink) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
 }
 
 // remove drops the file.
