@@ -1,0 +1,64 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+)
+
+func TestErrorText(t *testing.T) {
+	for _, c := range []struct {
+		err  Error
+		want string
+	}{
+		{Error{Code: CodeBusy}, "busy"},
+		{Error{Code: CodeBusy, Op: "attach"}, "attach: busy"},
+		{Error{Op: "attach", Message: "process 7 has it"}, "attach: process 7 has it"},
+		{Error{Op: "read", Err: io.EOF}, "read: EOF"},
+		{Error{Op: "read", Message: "the image", Err: io.EOF}, "read: the image: EOF"},
+		{Error{Op: "read", Message: "the image", Err: io.EOF, Remedy: "pull it again"}, "read: the image: EOF (pull it again)"},
+	} {
+		if got := c.err.Error(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+func TestErrorsMatchByCode(t *testing.T) {
+	err := fmt.Errorf("around it: %w", &Error{Code: CodeGuestLost, Op: "run", Err: io.EOF})
+	switch {
+	case !errors.Is(err, ErrGuestLost):
+		t.Error("it does not match the sentinel of its code")
+	case errors.Is(err, ErrSandboxLost):
+		t.Error("it matches the sentinel of another code")
+	case !errors.Is(err, io.EOF):
+		t.Error("its cause is not found")
+	}
+}
+
+func TestCodeOf(t *testing.T) {
+	inner := &Error{Code: CodeDiskFull}
+	for _, c := range []struct {
+		err  error
+		want Code
+	}{
+		{nil, ""},
+		{io.EOF, CodeInternal},
+		{inner, CodeDiskFull},
+		{fmt.Errorf("x: %w", inner), CodeDiskFull},
+		{&Error{Code: CodeStartFailed, Err: inner}, CodeStartFailed},
+		{errors.Join(io.EOF, inner), CodeDiskFull},
+	} {
+		if got := CodeOf(c.err); got != c.want {
+			t.Errorf("%v: %q, want %q", c.err, got, c.want)
+		}
+	}
+}
+
+func TestNotSupported(t *testing.T) {
+	err := NotSupported("local", "snapshot", "use gvisor")
+	if !errors.Is(err, ErrNotSupported) || err.Error() != "snapshot: the local backend cannot do this (use gvisor)" {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,255 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is a backend that only answers questions.
+type fake struct {
+	Backend
+	name   string
+	health Health
+	caps   Capabilities
+	hang   bool
+	asked  atomic.Int32
+}
+
+func (f *fake) Name() string { return f.name }
+
+func (f *fake) Health(ctx context.Context) Health {
+	f.asked.Add(1)
+	if f.hang {
+		<-ctx.Done()
+		return Health{OK: true} // too late, and not true
+	}
+	return f.health
+}
+
+func (f *fake) Capabilities(context.Context) Capabilities { return f.caps }
+
+func healthy(name string, i Isolation) *fake {
+	return &fake{name: name, health: Health{OK: true}, caps: Capabilities{Isolation: i, Snapshots: SnapshotsNone}}
+}
+
+func broken(name, reason string) *fake {
+	return &fake{name: name, health: Health{Reason: reason, Remedy: "mend it"}, caps: Capabilities{Isolation: IsolationVM}}
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func TestSelect(t *testing.T) {
+	memory := healthy("firecracker", IsolationVM)
+	memory.caps.Snapshots = SnapshotsMemory
+	for _, c := range []struct {
+		name     string
+		backends []Backend
+		req      Requirements
+		env      string
+		want     string
+		code     Code
+		reasons  map[string]string // a part of each
+	}{
+		{
+			name:     "the first in the order that works",
+			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel), broken("firecracker", "no /dev/kvm")},
+			want:     "gvisor",
+			reasons:  map[string]string{"firecracker": "no /dev/kvm", "gvisor": "first that works", "docker": "gvisor comes first"},
+		},
+		{
+			name:     "the caller's own order",
+			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{Order: []string{"docker", "gvisor"}},
+			want:     "docker",
+		},
+		{
+			name:     "a name that nobody has",
+			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			req:      Requirements{Order: []string{"gvisr"}},
+			code:     CodeBackendUnknown,
+		},
+		{
+			name:     "too weak",
+			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{Order: []string{"docker", "gvisor"}, MinIsolation: IsolationKernel},
+			want:     "gvisor",
+			reasons:  map[string]string{"docker": "isolates by container, and user-space kernel is required"},
+		},
+		{
+			name:     "nothing is strong enough",
+			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{MinIsolation: IsolationVM},
+			code:     CodeNoBackend,
+		},
+		{
+			name:     "without isolation only by consent",
+			backends: []Backend{healthy("local", IsolationNone), broken("gvisor", "no engine")},
+			code:     CodeNoBackend,
+			reasons:  map[string]string{"local": "nobody allowed that", "gvisor": "no engine"},
+		},
+		{
+			name:     "asked for by name is no consent",
+			backends: []Backend{healthy("local", IsolationNone)},
+			req:      Requirements{Order: []string{"local"}},
+			code:     CodeConsentMissing,
+		},
+		{
+			name:     "without isolation by consent",
+			backends: []Backend{healthy("local", IsolationNone), broken("gvisor", "no engine")},
+			req:      Requirements{AllowNone: true},
+			want:     "local",
+		},
+		{
+			name:     "consent does not put it first",
+			backends: []Backend{healthy("local", IsolationNone), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{AllowNone: true},
+			want:     "gvisor",
+		},
+		{
+			name:     "consent does not lower what is required",
+			backends: []Backend{healthy("local", IsolationNone)},
+			req:      Requirements{AllowNone: true, MinIsolation: IsolationContainer},
+			code:     CodeNoBackend,
+		},
+		{
+			name:     "production takes no consent",
+			backends: []Backend{healthy("local", IsolationNone)},
+			req:      Requirements{AllowNone: true},
+			env:      "production",
+			code:     CodeNoBackend,
+			reasons:  map[string]string{"local": "RECLUSE_ENV=production"},
+		},
+		{
+			name:     "a misspelt environment is an error",
+			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			env:      "Production",
+			code:     CodeInvalidSpec,
+		},
+		{
+			name:     "snapshots that are required",
+			backends: []Backend{healthy("gvisor", IsolationKernel), memory},
+			req:      Requirements{Order: []string{"gvisor", "firecracker"}, Snapshots: SnapshotsMemory},
+			want:     "firecracker",
+			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
+		},
+		{name: "there are none", code: CodeNoBackend},
+		{
+			name:     "a name given twice is tried once",
+			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			req:      Requirements{Order: []string{"gvisor", "gvisor"}},
+			want:     "gvisor",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("RECLUSE_ENV", c.env)
+			c.req.Logger = quiet()
+			b, tried, err := Select(t.Context(), c.backends, c.req)
+			if CodeOf(err) != c.code {
+				t.Fatalf("the error is %v, want %q", err, c.code)
+			}
+			if c.want != "" && b.Name() != c.want {
+				t.Errorf("chosen is %s, want %s", b.Name(), c.want)
+			}
+			chosen := 0
+			for _, x := range tried {
+				if x.Chosen {
+					chosen++
+					if x.Name != c.want {
+						t.Errorf("the report says %s", x.Name)
+					}
+				}
+				if x.Reason == "" {
+					t.Errorf("nothing is said about %s", x.Name)
+				}
+				if part := c.reasons[x.Name]; !strings.Contains(x.Reason, part) {
+					t.Errorf("%s: %q lacks %q", x.Name, x.Reason, part)
+				}
+				if c.code == CodeNoBackend && !strings.Contains(err.Error(), x.Name+": "+x.Reason) {
+					t.Errorf("the error does not give the reason for %s: %v", x.Name, err)
+				}
+			}
+			if want := min(1, len(c.want)); chosen != want {
+				t.Errorf("%d are marked as chosen", chosen)
+			}
+		})
+	}
+}
+
+func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead := &fake{name: "docker", hang: true}
+		slower := &fake{name: "firecracker", hang: true}
+		began := time.Now()
+		b, tried, err := Select(t.Context(), []Backend{dead, slower, healthy("gvisor", IsolationKernel)}, Requirements{Order: []string{"docker", "firecracker", "gvisor"}})
+		if err != nil || b.Name() != "gvisor" {
+			t.Fatalf("chosen is %v, error %v", b, err)
+		}
+		if took := time.Since(began); took != ProbeTimeout {
+			t.Errorf("it took %s; the probes run at once and each for at most %s", took, ProbeTimeout)
+		}
+		if !strings.Contains(tried[0].Reason, "did not answer within 2s") || tried[0].Health.OK {
+			t.Errorf("the report says %+v", tried[0])
+		}
+		if n := dead.asked.Load(); n != 1 {
+			t.Errorf("it was probed %d times", n)
+		}
+	})
+}
+
+func TestSelectWarnsEachTimeThereIsNoIsolation(t *testing.T) {
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	for range 3 {
+		if _, _, err := Select(t.Context(), []Backend{healthy("local", IsolationNone)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 3 {
+		t.Errorf("%d warnings for 3 selections:\n%s", n, log.String())
+	}
+	log.Reset()
+	if _, _, err := Select(t.Context(), []Backend{healthy("gvisor", IsolationKernel)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
+		t.Fatal(err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("a warning without need: %s", log.String())
+	}
+}
+
+func TestProductionIsParsedStrictly(t *testing.T) {
+	for v, want := range map[string]struct{ yes, bad bool }{
+		"production": {yes: true}, "": {}, "development": {}, "test": {},
+		"prod": {bad: true}, "PRODUCTION": {bad: true}, " production": {bad: true}, "true": {bad: true},
+	} {
+		t.Setenv("RECLUSE_ENV", v)
+		yes, err := Production()
+		if yes != want.yes || (err != nil) != want.bad {
+			t.Errorf("%q: %v, %v", v, yes, err)
+		}
+		if want.bad && !errors.Is(err, ErrInvalidSpec) {
+			t.Errorf("%q: the error is %v", v, err)
+		}
+	}
+}
+
+func TestIsolationLevelsAreOrdered(t *testing.T) {
+	if !(IsolationNone < IsolationContainer && IsolationContainer < IsolationKernel && IsolationKernel < IsolationVM) {
+		t.Error("a weaker level is not less than a stronger one")
+	}
+	for i := IsolationNone; i <= IsolationVM; i++ {
+		if b, err := i.MarshalText(); err != nil || string(b) != i.String() || i.String() == "unknown" {
+			t.Errorf("%d is written as %s, %v", i, b, err)
+		}
+	}
+}

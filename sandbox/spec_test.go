@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+)
+
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Limits)
+		bad    string // a part of the error; empty: fine
+	}{
+		{"the defaults", func(*Limits) {}, ""},
+		{"the least memory", func(l *Limits) { l.Memory, l.Disk = MinMemory, 1<<20 }, ""},
+		{"too little memory", func(l *Limits) { l.Memory = MinMemory - 1 }, "memory"},
+		{"negative memory", func(l *Limits) { l.Memory = -1 }, "memory"},
+		{"the least CPU", func(l *Limits) { l.CPUs = MinCPUs }, ""},
+		{"too little CPU", func(l *Limits) { l.CPUs = MinCPUs / 2 }, "cpus"},
+		{"negative CPU", func(l *Limits) { l.CPUs = -1 }, "cpus"},
+		{"CPU that is no number", func(l *Limits) { l.CPUs = math.NaN() }, "cpus"},
+		{"endless CPU", func(l *Limits) { l.CPUs = math.Inf(1) }, "cpus"},
+		{"the fewest processes", func(l *Limits) { l.Processes = MinProcesses }, ""},
+		{"too few processes", func(l *Limits) { l.Processes = MinProcesses - 1 }, "processes"},
+		{"negative processes", func(l *Limits) { l.Processes = -5 }, "processes"},
+		{"too few files", func(l *Limits) { l.OpenFiles = MinOpenFiles - 1 }, "open files"},
+		{"too little disk", func(l *Limits) { l.Disk = 1<<20 - 1 }, "disk"},
+		{"negative disk", func(l *Limits) { l.Disk = -1 }, "disk"},
+		{"as much disk as leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve }, ""},
+		{"more disk than leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve + 1 }, "disk"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := Limits{}.WithDefaults()
+			c.change(&l)
+			checkSpec(t, l.Check(), c.bad)
+		})
+	}
+}
+
+func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
+	l := Limits{}.WithDefaults()
+	want := Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles, Disk: DefaultMemory / 2}
+	if l != want {
+		t.Errorf("%+v, want %+v", l, want)
+	}
+	if own := (Limits{Memory: 1, CPUs: 2, Processes: 3, Disk: 4, OpenFiles: 5}); own.WithDefaults() != own {
+		t.Error("a default replaced what was given")
+	}
+}
+
+func TestSpec(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		spec Spec
+		bad  string
+	}{
+		{"nothing", Spec{}, ""},
+		{"everything", Spec{Image: "alpine:3", Env: map[string]string{"A": "=\n"}, Dir: "/work", Hostname: "box", Mounts: []Mount{{Host: "/data", Path: "/data"}, {Host: "/x", Path: "/mnt/x"}}}, ""},
+		{"image and root file system", Spec{Image: "a", RootFS: "/b"}, "exclude"},
+		{"NUL in the image", Spec{Image: "a\x00"}, "NUL"},
+		{"NUL in the root file system", Spec{RootFS: "/a\x00"}, "NUL"},
+		{"a variable without a name", Spec{Env: map[string]string{"": "x"}}, "variable"},
+		{"a variable with an equals sign", Spec{Env: map[string]string{"A=B": "x"}}, "variable"},
+		{"NUL in a value", Spec{Env: map[string]string{"A": "\x00"}}, "variable"},
+		{"a relative directory", Spec{Dir: "work"}, "absolute"},
+		{"NUL in the directory", Spec{Dir: "/\x00"}, "absolute"},
+		{"a host name that is too long", Spec{Hostname: strings.Repeat("h", 64)}, "hostname"},
+		{"a host name like a path", Spec{Hostname: "a/b"}, "hostname"},
+		{"a relative mount", Spec{Mounts: []Mount{{Host: "/a", Path: "a"}}}, "absolute"},
+		{"a mount over the root", Spec{Mounts: []Mount{{Host: "/a", Path: "/x/.."}}}, "hide"},
+		{"a mount over /proc", Spec{Mounts: []Mount{{Host: "/a", Path: "//proc/"}}}, "hide"},
+		{"a mount below /etc", Spec{Mounts: []Mount{{Host: "/a", Path: "/etc/x"}}}, "hide"},
+		{"a mount over the home", Spec{Mounts: []Mount{{Host: "/a", Path: DefaultHome}}}, "hide"},
+		{"two mounts at one place", Spec{Mounts: []Mount{{Host: "/a", Path: "/x"}, {Host: "/b", Path: "/x/"}}}, "two mounts"},
+		{"bad limits", Spec{Limits: Limits{Memory: 1}}, "memory"},
+	} {
+		t.Run(c.name, func(t *testing.T) { checkSpec(t, c.spec.WithDefaults().Check(), c.bad) })
+	}
+}
+
+func checkSpec(t *testing.T, err error, bad string) {
+	t.Helper()
+	switch {
+	case bad == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case bad != "" && (!errors.Is(err, ErrInvalidSpec) || !strings.Contains(err.Error(), bad)):
+		t.Errorf("the error is %v, want one about %q", err, bad)
+	}
+}
+
+func TestSpecWithDefaultsSharesNothing(t *testing.T) {
+	s := Spec{Env: map[string]string{"A": "1"}, Labels: map[string]string{"l": "1"}, Mounts: []Mount{{Path: "/a"}}}
+	d := s.WithDefaults()
+	d.Env["A"], d.Labels["l"], d.Mounts[0].Path = "2", "2", "/b"
+	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" {
+		t.Error("the original has changed")
+	}
+}
