@@ -498,7 +498,7 @@ func TestRootsThatCannotBe(t *testing.T) {
 		{RootFS: file}:                                           sandbox.CodeRootFS,
 		{RootFS: "/"}:                                            sandbox.CodeRootFS,
 		{RootFS: t.TempDir()}:                                    sandbox.CodeRootFS, // empty
-		{Image: "tar:" + file}:                                   sandbox.CodeImageCorrupt,
+		{Image: "tar:" + file}:                                   sandbox.CodeInvalidSpec,
 		{Image: "/none.tar"}:                                     sandbox.CodeImageNotFound,
 		{Image: "a b"}:                                           sandbox.CodeInvalidSpec,
 		{Limits: sandbox.Limits{Memory: 1 << 20}}:                sandbox.CodeInvalidSpec,

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
 )
 
 const (
@@ -40,9 +42,15 @@ func TestMain(m *testing.M) {
 }
 
 func testMain(m *testing.M) int {
-	var err error
-	if enginePath, err = testEngine(); err != nil {
-		fmt.Fprintln(os.Stderr, "engine for tests:", err)
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "programs for tests:", err)
+		return 1
+	}
+	enginePath = engine.Path
+	// The examples find them as a user's program would.
+	if err := errors.Join(os.Setenv("RECLUSE_ENGINE", engine.Path), os.Setenv("RECLUSE_GUEST", guest.Path)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	if rootsDir, err = os.MkdirTemp("", "recluse-roots-"); err != nil {
@@ -51,33 +59,6 @@ func testMain(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(rootsDir) }()
 	return m.Run()
-}
-
-// testEngine returns the engine from RECLUSE_ENGINE, or builds it once into the cache.
-func testEngine() (string, error) {
-	if path := os.Getenv("RECLUSE_ENGINE"); path != "" {
-		return path, nil
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	dir := filepath.Join(cache, "recluse-test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	unlock, err := lockFile(context.Background(), filepath.Join(dir, ".lock"))
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	path := filepath.Join(dir, "recluse-engine")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/recluse-dev/recluse/cmd/recluse-engine")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return path, nil
 }
 
 // TestAsOrdinaryUser runs the tests named Engine, Stream and HostRoot again as an ordinary user.
