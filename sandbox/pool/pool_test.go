@@ -1,0 +1,197 @@
+//go:build linux
+
+package pool
+
+import (
+	"context"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func backend(t *testing.T) sandbox.Backend {
+	t.Helper()
+	_, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return local.New(local.Options{Dir: t.TempDir(), GuestPath: guest.Path})
+}
+
+func newPool(t *testing.T, b sandbox.Backend, opts Options) *Pool {
+	t.Helper()
+	p := New(b, opts)
+	t.Cleanup(func() {
+		p.Close()
+		if left, err := b.List(context.Background()); err != nil || len(left) != 0 {
+			t.Errorf("left behind: %v %v", left, err)
+		}
+	})
+	return p
+}
+
+func get(t *testing.T, p *Pool, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := p.Get(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := sb.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return sb
+}
+
+// await waits for a condition that must come true.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	t.Fatalf("did not happen: %s", what)
+}
+
+func TestNobodyGetsAUsedSandbox(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 2, Target: 2, Max: 4})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	var wg sync.WaitGroup
+	for range 12 {
+		wg.Go(func() {
+			sb, err := p.Get(t.Context(), sandbox.Spec{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer sb.Close()
+			v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "'mine' in globals(), globals().update(mine=1)"})
+			if err != nil || v.Result.Text() != "(False, None)" {
+				t.Errorf("%v %v", v, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if seen[sb.ID()] {
+				t.Errorf("%s was given out twice", sb.ID())
+			}
+			seen[sb.ID()] = true
+		})
+	}
+	wg.Wait()
+	if s := p.Stats(); s.Hits == 0 || s.Hits+s.Misses != 12 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 1, Target: 3, Max: 4})
+	get(t, p, sandbox.Spec{})
+	await(t, "three are ready", func() bool { return p.Stats().Ready == 3 })
+	get(t, p, sandbox.Spec{Dir: "/"}) // another shelf
+	await(t, "nothing is being made", func() bool { return p.Stats().Making == 0 })
+	if s := p.Stats(); s.Ready > 4 {
+		t.Errorf("%d are ready, more than the most", s.Ready)
+	}
+}
+
+func TestAShelfShrinks(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 1, Target: 3, Max: 5, ShrinkAfter: 300 * time.Millisecond})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	get(t, p, sandbox.Spec{Dir: "/"})
+	await(t, "only the least of the warmed shelf is left", func() bool { s := p.Stats(); return s.Ready == 1 && s.Making == 0 })
+}
+
+func TestADeadSandboxIsNotGivenOut(t *testing.T) {
+	b := backend(t)
+	p := newPool(t, b, Options{Min: 2, Target: 2, Max: 4})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := b.List(t.Context())
+	if err != nil || len(all) == 0 {
+		t.Fatal(all, err)
+	}
+	for _, i := range all {
+		if err := syscall.Kill(i.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(t, "their deaths are known", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, s := range p.shelves {
+			for _, sb := range s.ready {
+				if alive(sb) {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	sb := get(t, p, sandbox.Spec{})
+	if err := sb.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Stats(); s.Died == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
+	p := newPool(t, backend(t), Options{Wait: 5 * time.Second})
+	began := time.Now()
+	_, err := p.Get(t.Context(), sandbox.Spec{Image: "none"})
+	if sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+		t.Fatalf("%v", err)
+	}
+	if time.Since(began) > 4*time.Second {
+		t.Error("it waited for a sandbox that could not come")
+	}
+	if err := p.Warm(t.Context(), sandbox.Spec{Image: "none"}); err == nil {
+		t.Error("warmed")
+	}
+	if _, err := p.Get(t.Context(), sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestCloseWhileBusy(t *testing.T) {
+	b := backend(t)
+	p := New(b, Options{Min: 2, Target: 4, Max: 6})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if sb, err := p.Get(ctx, sandbox.Spec{}); err == nil {
+				_ = sb.Close()
+			}
+		})
+	}
+	await(t, "some are being made", func() bool { return p.Stats().Making > 0 })
+	p.Close()
+	wg.Wait()
+	if _, err := p.Get(t.Context(), sandbox.Spec{}); err == nil {
+		t.Error("a closed pool gave a sandbox")
+	}
+	if left, err := b.List(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
