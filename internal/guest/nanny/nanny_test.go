@@ -1,0 +1,175 @@
+//go:build linux
+
+package nanny
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+	"github.com/recluse-dev/recluse/internal/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func spawn(t *testing.T) *Nanny {
+	t.Helper()
+	_, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := Spawn(guest.Path, Config{UID: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+// shell runs a script below the nanny and gives its pid and a pipe with its output.
+func shell(t *testing.T, n *Nanny, script string) (int, *os.File) {
+	t.Helper()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	t.Cleanup(func() { r.Close() })
+	e, err := n.Start(&Start{
+		Path: []byte("/bin/sh"), Argv: [][]byte{[]byte("sh"), []byte("-c"), []byte(script)},
+		Env: [][]byte{[]byte("PATH=/usr/bin:/bin")}, Dir: []byte("/"),
+	}, []*os.File{null, w, w})
+	if err != nil || e.PID == 0 {
+		t.Fatalf("%+v %v", e, err)
+	}
+	return e.PID, r
+}
+
+func next(t *testing.T, n *Nanny) *Event {
+	t.Helper()
+	e, err := n.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestANannyServesOneCommandAfterTheOther(t *testing.T) {
+	n := spawn(t)
+	for code := range 5 {
+		shell(t, n, "exit "+string(rune('0'+code)))
+		e := next(t, n)
+		if !e.Exited || !e.Empty || syscall.WaitStatus(e.Status).ExitStatus() != code {
+			t.Fatalf("%+v", e)
+		}
+	}
+}
+
+func TestWhatCannotBeStartedIsTold(t *testing.T) {
+	n := spawn(t)
+	for path, code := range map[string]int{"/none": 127, "/etc": 126, "/etc/passwd": 126} {
+		e, err := n.Start(&Start{Path: []byte(path), Argv: [][]byte{[]byte("x")}, Dir: []byte("/")}, nil)
+		if err != nil || e.PID != 0 {
+			t.Fatalf("%s: %+v %v", path, e, err)
+		}
+		if got, text := Describe(path, e.Errno); got != code || !strings.Contains(text, path) {
+			t.Errorf("%s: %d %s", path, got, text)
+		}
+	}
+}
+
+func TestNothingEscapes(t *testing.T) {
+	n := spawn(t)
+	pid, out := shell(t, n, `
+		trap '' TERM INT HUP
+		setsid sh -c 'trap "" TERM; sleep 1000' &
+		(setsid sh -c '(sleep 1001 &) ; exec sleep 1002' &)
+		sh -c 'kill -STOP $$' &
+		echo ready
+		while :; do sleep 1; done`)
+	buf := make([]byte, 16)
+	if _, err := out.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.SignalTree(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if e := next(t, n); e.Empty {
+			break
+		}
+	}
+	below, err := proc.Descendants(n.PID())
+	if err != nil || len(below) != 0 {
+		t.Fatalf("still there: %+v %v", below, err)
+	}
+}
+
+func TestAForkBombIsEnded(t *testing.T) {
+	n := spawn(t)
+	pid, out := shell(t, n, `ulimit -u 100000; f() { sleep 0.01; f | f & }; echo go; f; sleep 1`)
+	buf := make([]byte, 4)
+	if _, err := out.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { _ = n.SignalTree(pid, syscall.SIGKILL) })
+	for {
+		if e := next(t, n); e.Empty {
+			break
+		}
+	}
+}
+
+func TestSurvivorsAreListedAndKilledByName(t *testing.T) {
+	n := spawn(t)
+	shell(t, n, "sleep 1003 & sleep 1004 & exit 0")
+	e := next(t, n)
+	if !e.Exited || e.Empty || e.Total != 2 || len(e.Survivors) != 2 {
+		t.Fatalf("%+v", e)
+	}
+	if !strings.HasPrefix(e.Survivors[0].Command, "sleep 100") {
+		t.Errorf("%+v", e.Survivors)
+	}
+	wrong := e.Survivors[0]
+	wrong.Start++
+	if err := n.Kill([]Process{wrong}); err != nil { // another process by now, for all it knows
+		t.Fatal(err)
+	}
+	if err := n.RequestList(); err != nil {
+		t.Fatal(err)
+	}
+	if l := next(t, n); !l.Listed || l.Total != 2 {
+		t.Fatalf("a stranger was killed: %+v", l)
+	}
+	if err := n.Kill(e.Survivors); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(t, n); !e.Empty {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestANannysEndTakesItsTreeAlong(t *testing.T) {
+	n := spawn(t)
+	pid, _ := shell(t, n, "exec sleep 1005")
+	n.Close()
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		p, ok := proc.Get(pid)
+		if !ok || p.Zombie || p.Name != "sleep" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("it lives on")
+		}
+	}
+}
