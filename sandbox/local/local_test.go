@@ -3,13 +3,17 @@
 package local_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -22,6 +26,9 @@ import (
 var guestPath string
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(makerEnv); dir != "" {
+		make1(dir)
+	}
 	dir, err := os.MkdirTemp("", "recluse-local-")
 	if err == nil {
 		guestPath = filepath.Join(dir, "recluse-guest")
@@ -61,6 +68,223 @@ func TestFeatures(t *testing.T) {
 	}
 	for _, e := range entries {
 		t.Errorf("left behind: %s", e.Name())
+	}
+}
+
+// makerEnv turns this test's own program into another one that makes a sandbox, in the directory it names.
+const makerEnv = "RECLUSE_TEST_MAKER"
+
+// make1 makes a sandbox, says which, and waits to be killed.
+func make1(dir string) {
+	fail := func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	ctx := context.Background()
+	b := local.New(local.Options{Dir: dir, GuestPath: os.Getenv(makerEnv + "_GUEST")})
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}})
+	if err != nil {
+		fail(err)
+	}
+	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept = 42"}); err != nil || !v.OK() {
+		fail(fmt.Errorf("%v, %w", v, err))
+	}
+	if _, err := sb.Start(ctx, sandbox.Command{ID: "counting", Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
+		fail(err)
+	}
+	fmt.Println(sb.ID())
+	select {}
+}
+
+// maker starts the other program and gives the sandbox it has made.
+func maker(t *testing.T, dir string) (cmd *exec.Cmd, id string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), makerEnv+"="+dir, makerEnv+"_GUEST="+guestPath)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := fmt.Fscan(out, &id); err != nil {
+		t.Fatalf("the other program made nothing: %v", err)
+	}
+	return cmd, id
+}
+
+func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	cmd, id := maker(t, dir)
+	defer func() {
+		if err := b.Stop(context.WithoutCancel(ctx), id); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	_, err := sandbox.Attach(ctx, b, id)
+	if sandbox.CodeOf(err) != sandbox.CodeBusy || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
+		t.Fatalf("while the maker lives the error is %v, want one that names process %d", err, cmd.Process.Pid)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+
+	all, err := b.List(ctx)
+	if err != nil || len(all) != 1 || all[0].ID != id || !all[0].Running || all[0].Labels["made"] != "elsewhere" {
+		t.Fatalf("listed are %+v, %v", all, err)
+	}
+	sb, err := sandbox.Attach(ctx, b, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept"})
+	if err != nil || v.Result.Text() != "42" {
+		t.Fatalf("the variable is %v, %v", v, err)
+	}
+	if v, err := sb.Run(ctx, sandbox.Command{Shell: "touch go"}); err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	var out strings.Builder
+	v, err = sb.Follow(ctx, "counting", sandbox.FollowOptions{Stdout: &out})
+	if err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	lines := strings.Fields(out.String())
+	for i, l := range lines[:len(lines)-1] {
+		if l != strconv.Itoa(i+1) {
+			t.Fatalf("line %d is %q: the output is not whole", i+1, l)
+		}
+	}
+
+	// Its guest is nobody's child here, so only that it has gone is known, not how.
+	began := time.Now()
+	if err := syscall.Kill(all[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-sb.Gone():
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody notices that the guest has gone")
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("it took %s to notice that the guest has gone", took)
+	}
+	if _, err := sb.Run(ctx, sandbox.Command{Args: []string{"true"}}); !errors.Is(err, sandbox.ErrGuestLost) {
+		t.Errorf("a command without a guest: %v", err)
+	}
+	sb.Detach()
+	if _, err := sandbox.Attach(ctx, b, id); !errors.Is(err, sandbox.ErrGuestLost) {
+		t.Errorf("attach without a guest: %v", err)
+	}
+	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].Running {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+}
+
+func TestStopEndsWhatLostGuestAndNanny(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	v, err := sb.Run(ctx, sandbox.Command{Shell: "setsid sleep 1000 >/dev/null 2>&1 & setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' >/dev/null 2>&1 & echo $PPID"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nanny, err := strconv.Atoi(strings.TrimSpace(v.Stdout.String()))
+	if err != nil || len(v.Survivors) < 2 {
+		t.Fatal(err, v.Survivors)
+	}
+	// The guest first: it would end the orphans of a nanny.
+	for _, pid := range []int{pidOf(t, b, sb.ID()), nanny} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+	}
+	<-sb.Gone()
+	if err := b.Stop(ctx, sb.ID()); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftovers(t, dir, []string{sb.ID()}); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestHealthTellsWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ name, guest, want string }{
+		{"no guest", filepath.Join(t.TempDir(), "nothing"), "there is no"},
+		{"not a program", writeFile(t, "text"), "does not run"},
+		{"another program", "/bin/true", "it is not the guest"},
+	} {
+		h := local.New(local.Options{Dir: t.TempDir(), GuestPath: c.guest}).Health(t.Context())
+		if h.OK || !strings.Contains(h.Reason, c.want) {
+			t.Errorf("%s: %+v", c.name, h)
+		}
+	}
+	file := writeFile(t, "a file where a directory should be")
+	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "no place") {
+		t.Errorf("no directory: %+v", h)
+	}
+	if _, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: file, GuestPath: guestPath}), sandbox.Spec{}); sandbox.CodeOf(err) != sandbox.CodeStartFailed {
+		t.Errorf("start without a directory: %v", err)
+	}
+	_, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: t.TempDir(), GuestPath: "/bin/true"}), sandbox.Spec{})
+	if c := sandbox.CodeOf(err); c != sandbox.CodeGuestLost && c != sandbox.CodeStartFailed {
+		t.Errorf("start with another program: %v", err)
+	}
+}
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(p, []byte(text), 0o700); err != nil { //nolint:gosec // it must look executable
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestSpecsThatNeedIsolationAreRefused(t *testing.T) {
+	b := local.New(local.Options{Dir: t.TempDir(), GuestPath: guestPath})
+	for name, spec := range map[string]sandbox.Spec{
+		"image": {Image: "alpine"}, "root file system": {RootFS: "/"}, "mount": {Mounts: []sandbox.Mount{{Host: "/opt", Path: "/mnt/x"}}}, "host name": {Hostname: "box"},
+	} {
+		if _, err := sandbox.Open(t.Context(), b, spec); !errors.Is(err, sandbox.ErrNotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	caps := b.Capabilities(t.Context())
+	if caps.Isolation != sandbox.IsolationNone || caps.MemoryLimit || caps.CPULimit || caps.ProcessLimit || caps.DiskLimit || caps.OpenFileLimit || caps.NetworkOff || caps.Snapshots != sandbox.SnapshotsNone {
+		t.Errorf("the capabilities promise what is not there: %+v", caps)
+	}
+}
+
+func TestStateIsClosedToOthers(t *testing.T) {
+	dir := t.TempDir()
+	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	fi, err := os.Stat(filepath.Join(dir, local.Name, sb.ID()))
+	if err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("the sandbox's directory: %v, %v", fi.Mode(), err)
 	}
 }
 
