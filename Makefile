@@ -28,6 +28,8 @@ TOOLS := $(CURDIR)/.cache/bin
 
 # Reproducible: the same sources give the same hash, by which sandboxes and snapshots remember their engine and guest.
 STATIC := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false -ldflags='-s -w'
+STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
+	-ldflags="-s -w -X gvisor.dev/gvisor/runsc/version.version=$$($(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor)"
 
 # Tests use the programs that were just built, wherever the tests run from.
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
@@ -47,7 +49,7 @@ build: setup-build $(OUT)/recluse-engine $(OUT)/recluse-guest
 $(OUT)/recluse-engine: go.mod go.sum $(wildcard cmd/recluse-engine/*.go)
 	@echo "==> building the engine (gVisor; one to three minutes the first time)"
 	@mkdir -p $(OUT)
-	@$(STATIC) -o $@ ./cmd/recluse-engine
+	@$(STATIC_ENGINE) -o $@ ./cmd/recluse-engine
 
 .PHONY: $(OUT)/recluse-guest
 $(OUT)/recluse-guest:

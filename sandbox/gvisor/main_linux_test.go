@@ -75,12 +75,13 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, nobody, nobody)); err != nil {
 		t.Fatal(err)
 	}
-	self, engine := filepath.Join(dir, "self"), filepath.Join(dir, "engine")
+	self, engine, guest := filepath.Join(dir, "self"), filepath.Join(dir, "engine"), filepath.Join(dir, "guest")
 	copyProgram(t, "/proc/self/exe", self)
 	copyProgram(t, enginePath, engine)
+	copyProgram(t, os.Getenv("RECLUSE_GUEST"), guest)
 	cmd := exec.Command(self, "-test.run=^Test(Engine|Stream|HostRoot)", "-test.v")
 	cmd.Dir = dir
-	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
+	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "RECLUSE_GUEST=" + guest, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "--- SKIP") {
