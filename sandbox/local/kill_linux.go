@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
@@ -90,7 +91,8 @@ func endTree(ctx context.Context, st state) error {
 	}
 }
 
-// marked gives the processes whose environment names the sandbox.
+// marked gives the processes whose environment names the sandbox, and its guest, which hides its own but
+// has the name as its argument.
 func marked(id string) []int {
 	all, err := proc.List()
 	if err != nil {
@@ -102,7 +104,12 @@ func marked(id string) []int {
 		if p.Zombie {
 			continue
 		}
-		env, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/environ")
+		dir := "/proc/" + strconv.Itoa(p.PID)
+		if line, err := os.ReadFile(dir + "/cmdline"); err == nil && bytes.HasSuffix(line, []byte("\x00"+id+"\x00")) && bytes.Contains(line, []byte(bundle.GuestName)) {
+			out = append(out, p.PID)
+			continue
+		}
+		env, err := os.ReadFile(dir + "/environ")
 		if err != nil {
 			continue // it has gone, or is not ours
 		}

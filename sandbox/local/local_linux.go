@@ -152,6 +152,11 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if err != nil {
 		return nil, undo(err)
 	}
+	// Written before there is a process and again with it: should we die in between, Stop still finds everything.
+	if err := writeState(dir, st); err != nil {
+		lock.release()
+		return nil, undo(failed(op, "its state could not be written", err))
+	}
 	g, err := b.spawn(path, dir, &st)
 	if err != nil {
 		lock.release()
@@ -216,7 +221,7 @@ func (b *backend) spawn(path, dir string, st *state) (*guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(path) //nolint:noctx // it is to outlive every context
+	cmd := exec.Command(path, st.ID) // the id is for whoever looks at the process table, as Stop does; no context, because it outlives every one
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.In, ends.Out, log
 	cmd.Dir = home
 	cmd.Env = []string{agent.ConfigEnv + "=" + string(config), "HOME=" + home}

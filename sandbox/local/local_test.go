@@ -4,8 +4,10 @@ package local_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -223,6 +225,73 @@ func TestStopEndsWhatLostGuestAndNanny(t *testing.T) {
 	}
 	if left := leftovers(t, dir, []string{sb.ID()}); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
+	}
+}
+
+// A program that dies while it makes a sandbox leaves a state without a process.
+func TestStopEndsWhatWasHalfMade(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	cmd, id := maker(t, dir)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	pid := pidOf(t, b, id)
+	file := filepath.Join(dir, local.Name, id, "state.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state map[string]any
+	if err := json.Unmarshal(text, &state); err != nil {
+		t.Fatal(err)
+	}
+	state["pid"], state["start"] = 0, 0
+	if text, err = json.Marshal(state); err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].Running {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+	if _, err := sandbox.Attach(ctx, b, id); !errors.Is(err, sandbox.ErrGuestLost) {
+		t.Errorf("attach to it: %v", err)
+	}
+	if err := b.Stop(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftovers(t, dir, []string{id}); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(b), ") Z") {
+		t.Errorf("its guest lives on: %s", b)
+	}
+}
+
+func TestAFloodLeavesTheGuestSmall(t *testing.T) {
+	b := local.New(local.Options{Dir: t.TempDir(), GuestPath: guestPath})
+	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", Stdout: io.Discard})
+	if err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pidOf(t, b, sb.ID())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peak int
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			peak, _ = strconv.Atoi(strings.Fields(rest)[0])
+		}
+	}
+	if peak == 0 || peak > 64<<10 {
+		t.Errorf("the guest has grown to %d KB", peak)
 	}
 }
 

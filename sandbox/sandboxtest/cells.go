@@ -123,6 +123,37 @@ display("second")
 			})
 		}
 	}},
+	{"an interpreter that has died costs nothing more", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for range 3 {
+			cell(t, sb, "import os; os._exit(1)")
+		}
+		okCell(t, sb, "import os")
+		// All the processor time of the sandbox's processes that can be seen from inside, over a while in which nothing is done.
+		v := okCell(t, sb, `
+import glob, time
+def spent():
+    total = {}
+    for p in glob.glob("/proc/[0-9]*/stat"):
+        try: f = open(p).read()
+        except OSError: continue
+        if "(recluse-guest)" in f or "(exe)" in f:
+            w = f.rsplit(")", 1)[1].split()
+            total[p] = int(w[11]) + int(w[12])
+    return total
+pid = os.getppid()
+chain = []
+while pid > 1:
+    chain.append("/proc/%d/stat" % pid)
+    pid = int(open(chain[-1]).read().rsplit(")", 1)[1].split()[1])
+before = spent()
+time.sleep(1)
+after = spent()
+sum(after[p] - before[p] for p in chain if p in before and p in after)`)
+		if ticks := numbers(t, v.Result.Text()); ticks[0] > 20 {
+			t.Errorf("the guest used %d hundredths of a second of processor time in a second of rest", ticks[0])
+		}
+	}},
 	{"endless recursion is an exception", func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := cell(t, sb, "keep = 1\ndef f(): return f()\nf()")
