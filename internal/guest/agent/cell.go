@@ -165,9 +165,14 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 	}
 	r.interp = i
 	defer func() { i.turn <- struct{}{} }()
-	i.freshen()
 	r.agent.own(i.nanny, o)
 	defer r.agent.disown(i.nanny)
+	o.mu.Lock()
+	o.pid = i.pid
+	o.signal = r.signal
+	o.mu.Unlock()
+	o.armed(r.interrupt) // from now on there is something to interrupt; code may have stopped it, and then even freshen would wait for ever
+	i.freshen()
 
 	i.seq++
 	header := map[string]any{"id": i.seq}
@@ -196,11 +201,6 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 	i.emitMu.Lock()
 	i.op = o
 	i.emitMu.Unlock()
-	o.mu.Lock()
-	o.pid = i.pid
-	o.signal = r.signal
-	o.mu.Unlock()
-	o.armed(r.interrupt) // from now on there is something to interrupt
 	end, err := r.converse(payload)
 	r.mu.Lock()
 	r.over = true

@@ -4,7 +4,9 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,7 +44,7 @@ func (a *Agent) police() {
 		}
 		left := a.cfg.Memory - used
 		if left <= 0 {
-			a.killLargest()
+			a.killLargest(used)
 			continue
 		}
 		pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
@@ -93,53 +95,171 @@ func meminfo() (total, used int64, ok bool) {
 	return total, total - free, ok1 && ok2
 }
 
-// killLargest ends the process with the most memory that is not ours, and notes for
-// whose operation that was. While it chooses and waits everybody else stands still:
-// otherwise a hundred small processes together outrun it.
-func (a *Agent) killLargest() {
+// load is one process and what it has of the sandbox's memory.
+type load struct {
+	proc.Process
+	bytes int64
+}
+
+// tree is what one nanny looks after: the processes of one command, or of an interpreter and its cells.
+type tree struct {
+	procs   []load
+	bytes   int64
+	running bool // its operation has not ended
+	main    int  // pid of the interpreter, whose loss costs the session's state; 0 without
+}
+
+// killLargest ends processes of the tree with the most memory until enough is free, and notes for whose operation that was. The
+// tree counts and not the process: a hundred small ones are one offender, and the largest process of all may be somebody's
+// innocent interpreter. While it chooses everybody else stands still, or they would outrun it.
+func (a *Agent) killLargest(used int64) {
 	all, err := proc.List()
 	if err != nil {
 		return
 	}
+	ours := a.ours()
+	stopped := map[int]bool{}
+	for _, p := range all {
+		if !p.Zombie && !ours[p.PID] && p.State != 'T' && unix.Kill(p.PID, syscall.SIGSTOP) == nil {
+			stopped[p.PID] = true
+		}
+	}
+	resume := func(pid int) {
+		if stopped[pid] {
+			_ = unix.Kill(pid, syscall.SIGCONT) // one that has gone needs none
+			delete(stopped, pid)
+		}
+	}
+	defer func() {
+		for pid := range stopped {
+			resume(pid)
+		}
+	}()
+	worst := worstTree(a.sorted(all, ours, proc.Resident), used)
+	if worst == nil || worst.bytes < used/attributable {
+		// Resident memory does not tell who it was; what is only held open may.
+		worst = worstTree(a.sorted(all, ours, func(pid int) int64 { return proc.Resident(pid) + proc.Held(pid) }), used)
+	}
+	if worst == nil {
+		time.Sleep(soonest)
+		return
+	}
+	slices.SortFunc(worst.procs, func(x, y load) int {
+		// The interpreter last, unless it is by far the largest: its children may only seem as large, by sharing its pages.
+		bx, by := x.bytes, y.bytes
+		if x.PID == worst.main {
+			bx /= 2
+		}
+		if y.PID == worst.main {
+			by /= 2
+		}
+		return cmp.Compare(by, bx)
+	})
 	parent := map[int]int{}
 	for _, p := range all {
 		parent[p.PID] = p.PPID
 	}
-	ours := a.ours()
-	var victim proc.Process
-	var most int64
-	var stopped []int
+	excess := used - a.cfg.Memory + a.cfg.Memory/headroom
+	var victims []load
+	for _, p := range worst.procs {
+		victims = append(victims, p)
+		if excess -= p.bytes; excess <= 0 {
+			break
+		}
+	}
+	doomed := map[int]bool{}
+	for _, v := range victims {
+		doomed[v.PID] = true
+	}
+	// When a member of an orphaned process group ends while others of it are stopped, all of them are sent SIGHUP. Commands are
+	// such groups, so what is left of this tree goes on now.
+	for _, p := range worst.procs {
+		if !doomed[p.PID] {
+			resume(p.PID)
+		}
+	}
+	for _, v := range victims {
+		a.blame(v.Process, parent)
+		_ = unix.Kill(v.PID, syscall.SIGKILL) // one that has gone is what we want
+	}
+	for end := time.Now().Add(settle); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		left := slices.ContainsFunc(victims, func(v load) bool {
+			p, ok := proc.Get(v.PID)
+			return ok && p.Start == v.Start && !p.Zombie
+		})
+		if !left {
+			return
+		}
+	}
+}
+
+const (
+	// attributable is the part of the memory in use, 1/attributable, that a tree must have to be the culprit by that alone.
+	attributable = 4
+	// headroom is the part of the limit, 1/headroom, that is made free at once.
+	headroom = 16
+)
+
+// sorted sorts the processes by whose they are.
+func (a *Agent) sorted(all []proc.Process, ours map[int]bool, weigh func(pid int) int64) []*tree {
+	byPID := map[int]proc.Process{}
+	for _, p := range all {
+		byPID[p.PID] = p
+	}
+	a.mu.Lock()
+	mains := map[int]int{}
+	for _, i := range a.interps {
+		mains[i.nanny.PID()] = i.pid
+	}
+	busy := map[int]bool{}
+	for pid, o := range a.trees {
+		busy[pid] = !o.finished()
+	}
+	a.mu.Unlock()
+	found := map[int]*tree{}
+	var out []*tree
 	for _, p := range all {
 		if p.Zombie || ours[p.PID] {
 			continue
 		}
-		if p.State != 'T' && unix.Kill(p.PID, syscall.SIGSTOP) == nil {
-			stopped = append(stopped, p.PID)
+		root := p.PPID
+		for q, ok := byPID[root]; ok && !ours[root]; q, ok = byPID[root] {
+			root = q.PPID
 		}
-		if rss := proc.Resident(p.PID); rss > most {
-			victim, most = p, rss
+		t := found[root]
+		if t == nil {
+			t = &tree{running: busy[root], main: mains[root]}
+			found[root] = t
+			out = append(out, t)
 		}
+		bytes := weigh(p.PID)
+		t.procs = append(t.procs, load{p, bytes})
+		t.bytes += bytes
 	}
-	defer func() {
-		for _, pid := range stopped {
-			_ = unix.Kill(pid, syscall.SIGCONT) // one that has gone needs none
-		}
-	}()
-	if most == 0 {
-		time.Sleep(soonest)
-		return
-	}
-	a.blame(victim, parent)
-	if unix.Kill(victim.PID, syscall.SIGKILL) != nil {
-		return
-	}
-	for end := time.Now().Add(settle); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if p, ok := proc.Get(victim.PID); !ok || p.Start != victim.Start || p.Zombie {
-			if _, used, ok := meminfo(); ok && used < a.cfg.Memory {
-				return
-			}
+	return out
+}
+
+// worstTree chooses the one to suffer. Where no tree has enough to be the culprit, one that runs now is likelier than one that rests.
+func worstTree(trees []*tree, used int64) *tree {
+	var worst *tree
+	for _, t := range trees {
+		if worst == nil || t.bytes > worst.bytes {
+			worst = t
 		}
 	}
+	if worst == nil || worst.bytes >= used/attributable {
+		return worst
+	}
+	var busy *tree
+	for _, t := range trees {
+		if t.running && (busy == nil || t.bytes > busy.bytes) {
+			busy = t
+		}
+	}
+	if busy != nil {
+		return busy
+	}
+	return worst
 }
 
 // ours are the processes that must not be taken for the sandbox's: the guest and its nannies.

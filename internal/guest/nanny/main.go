@@ -70,6 +70,10 @@ func secure(cfg Config) error {
 				return fmt.Errorf("drop capability %d from the bounding set: %w", c, e)
 			}
 		}
+		// Only here: what runs as our own user (package local) is not confined at all, and says so.
+		if err := confine(); err != nil {
+			return err
+		}
 	}
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0}
 	if cfg.Processes > 0 {

@@ -1,0 +1,283 @@
+package attack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+)
+
+const (
+	// pingLimit is how late the guest may answer, whatever is done to it.
+	pingLimit = time.Second
+	// pingPause lies between two pings during an attack.
+	pingPause = 50 * time.Millisecond
+	// openWait bounds the making of a sandbox, its template included.
+	openWait = 60 * time.Second
+	// hostSecretEnv is set in the environment of the test, which stands for the host's.
+	hostSecretEnv = "RECLUSE_ATTACK_HOST_SECRET"
+	// memory is the limit of the sandboxes under attack: small, so that bombs fill it quickly.
+	memory = 256 << 20
+)
+
+// hostSecret must never be seen inside. Its value is random so that it cannot be there by chance.
+var hostSecret = fmt.Sprintf("host-secret-%d-%d", os.Getpid(), time.Now().UnixNano())
+
+var (
+	backend sandbox.Backend
+	missing error // why there is no backend
+	dataDir string
+
+	sharedOnce sync.Once
+	sharedBox  *sandbox.Sandbox // for attacks that leave nothing behind
+	sharedErr  error
+
+	neighbourOnce sync.Once
+	neighbourBox  *sandbox.Sandbox // never attacked; must not notice anything
+	neighbourErr  error
+)
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	var err error
+	if dataDir, err = os.MkdirTemp("", "recluse-attack-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dataDir) }()
+	if err := os.Setenv(hostSecretEnv, hostSecret); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	missing = prepare()
+	code := m.Run()
+	for _, sb := range []*sandbox.Sandbox{sharedBox, neighbourBox} {
+		if sb == nil {
+			continue
+		}
+		if err := sb.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "close:", err)
+			code = max(code, 1)
+		}
+	}
+	if backend != nil {
+		if left, err := backend.List(context.Background()); err != nil || len(left) > 0 {
+			fmt.Fprintln(os.Stderr, "left behind:", left, err)
+			code = max(code, 1)
+		}
+	}
+	return code
+}
+
+func prepare() error {
+	if os.Geteuid() != 0 {
+		return errors.New("not root: limits on memory and processors cannot be tried")
+	}
+	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir})
+	if err != nil {
+		return err
+	}
+	backend = b
+	return nil
+}
+
+// need skips where a prerequisite is missing, and fails there in CI.
+func need(t *testing.T) {
+	t.Helper()
+	if missing == nil {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatal("the attacks cannot be tried: ", missing)
+	}
+	t.Skip("THE ATTACKS ARE NOT TRIED: ", missing)
+}
+
+func open(t *testing.T, spec sandbox.Spec) (*sandbox.Sandbox, error) {
+	t.Helper()
+	need(t)
+	ctx, cancel := context.WithTimeout(context.Background(), openWait)
+	defer cancel()
+	return sandbox.Open(ctx, backend, spec)
+}
+
+// shared gives a sandbox that other tests use too.
+func shared(t *testing.T) *sandbox.Sandbox {
+	t.Helper()
+	need(t)
+	sharedOnce.Do(func() { sharedBox, sharedErr = open(t, small()) })
+	if sharedErr != nil {
+		t.Fatal(sharedErr)
+	}
+	return sharedBox
+}
+
+func neighbour(t *testing.T) *sandbox.Sandbox {
+	t.Helper()
+	need(t)
+	neighbourOnce.Do(func() {
+		if neighbourBox, neighbourErr = open(t, small()); neighbourErr == nil {
+			_, neighbourErr = neighbourBox.Cell(t.Context(), sandbox.Cell{Code: "quiet = 'neighbour'"})
+		}
+	})
+	if neighbourErr != nil {
+		t.Fatal(neighbourErr)
+	}
+	return neighbourBox
+}
+
+// small is the sandbox that is attacked.
+func small() sandbox.Spec {
+	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Processes: 128, OpenFiles: 512}}
+}
+
+// fresh gives a sandbox of the test's own.
+func fresh(t *testing.T, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := open(t, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := sb.Close(); err != nil {
+			t.Error("close:", err)
+		}
+	})
+	return sb
+}
+
+// run runs a command, and fails the test when there is no verdict.
+func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict {
+	t.Helper()
+	v, err := sb.Run(t.Context(), c)
+	if err != nil {
+		t.Fatalf("no verdict: %v", err)
+	}
+	return v
+}
+
+// sh gives what a script wrote on both streams, however it ended.
+func sh(t *testing.T, sb *sandbox.Sandbox, script string) string {
+	t.Helper()
+	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, InlineBytes: 1 << 20})
+	return v.Stdout.String()
+}
+
+// cell runs Python in the session's interpreter.
+func cell(t *testing.T, sb *sandbox.Sandbox, c sandbox.Cell) *sandbox.Verdict {
+	t.Helper()
+	v, err := sb.Cell(t.Context(), c)
+	if err != nil {
+		t.Fatalf("no verdict: %v", err)
+	}
+	return v
+}
+
+// py runs Python that must not fail, and gives what it printed.
+func py(t *testing.T, sb *sandbox.Sandbox, code string) string {
+	t.Helper()
+	v := cell(t, sb, sandbox.Cell{Code: code})
+	if v.Error != nil {
+		t.Fatalf("the attack's own code failed: %s", v.Error.Traceback)
+	}
+	if !v.OK() {
+		t.Fatalf("cell %s: %s%s", v, v.Stdout, v.Stderr)
+	}
+	return v.Stdout.String()
+}
+
+// siege runs attack while guest and neighbour must answer pings in time. Afterwards the session must be as it was: the same
+// interpreter with its variables, and commands that run.
+func siege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
+	t.Helper()
+	const token = "kept = ['through', 'everything']"
+	if v := cell(t, sb, sandbox.Cell{Code: token}); !v.OK() {
+		t.Fatalf("before the attack: %s", v)
+	}
+	underSiege(t, sb, attack)
+	if t.Failed() {
+		return
+	}
+	if v := run(t, sb, sandbox.Command{Args: []string{"echo", "alive"}}); v.Stdout.String() != "alive\n" {
+		t.Errorf("a command after the attack: %s, %q, %q", v, v.Stdout, v.Stderr)
+	}
+	v := cell(t, sb, sandbox.Cell{Code: "print(*kept)"})
+	if v.Stdout.String() != "through everything\n" {
+		t.Errorf("the interpreter's variables are lost: %s %q %+v", v, v.Stdout, v.Error)
+	}
+}
+
+// underSiege is siege without a session whose state must survive.
+func underSiege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
+	t.Helper()
+	other := neighbour(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	worst := map[string]time.Duration{}
+	for name, box := range map[string]*sandbox.Sandbox{"guest": sb, "neighbour": other} {
+		wg.Go(func() {
+			for {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*pingLimit)
+				began := time.Now()
+				err := box.Ping(ctx)
+				took := time.Since(began)
+				cancel()
+				mu.Lock()
+				worst[name] = max(worst[name], took)
+				mu.Unlock()
+				if err != nil {
+					t.Errorf("%s does not answer: %v", name, err)
+					return
+				}
+				select {
+				case <-stop:
+					return
+				case <-time.After(pingPause):
+				}
+			}
+		})
+	}
+	func() {
+		defer wg.Wait() // also when the attack ends the test
+		defer close(stop)
+		attack()
+	}()
+	t.Logf("slowest pings: guest %s, neighbour %s", worst["guest"].Round(time.Millisecond), worst["neighbour"].Round(time.Millisecond))
+	for name, took := range worst {
+		if took > pingLimit {
+			t.Errorf("%s answered after %s", name, took)
+		}
+	}
+	if v := cell(t, other, sandbox.Cell{Code: "quiet"}); v.Result.Text() != "'neighbour'" {
+		t.Errorf("the neighbour's session suffered: %s", v)
+	}
+}
+
+// contains fails the test when text lacks one of the words.
+func contains(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("want %q in:\n%s", w, text)
+		}
+	}
+}
+
+// lacks fails the test when text has one of the words.
+func lacks(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if w != "" && strings.Contains(text, w) {
+			t.Errorf("did not want %q in:\n%s", w, text)
+		}
+	}
+}

@@ -1,0 +1,438 @@
+package attack
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// bomb is an attack on a resource, as a command.
+type bomb struct {
+	name    string
+	script  string        // for the shell
+	python  string        // or for a Python of its own
+	timeout time.Duration // 0: it ends by itself
+	memory  bool          // the verdict must say that memory ended it
+	kills   bool          // or at least that processes of it were killed for memory
+	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
+}
+
+func (b bomb) run(t *testing.T, sb *sandbox.Sandbox) *sandbox.Verdict {
+	t.Helper()
+	c := sandbox.Command{Shell: b.script, Timeout: b.timeout}
+	if b.python != "" {
+		c.Shell, c.Args = "", []string{"python3", "-c", b.python}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	v := run(t, sb, c)
+	t.Logf("%s after %s, %d killed for memory, %d survivors, peak %d MiB; %.300q %.300q", v, v.Wall.Round(time.Millisecond), v.MemoryKills, v.SurvivorsTotal, v.PeakMemory>>20, v.Stdout.String(), v.Stderr.String())
+	if b.timeout == 0 && v.Ended == sandbox.EndedTimeout {
+		t.Error("it had to be ended by the timeout")
+	}
+	if b.memory && v.Ended != sandbox.EndedMemory {
+		t.Errorf("the verdict says %q, not memory", v)
+	}
+	if (b.memory || b.kills) && v.MemoryKills == 0 {
+		t.Error("the verdict tells of no process killed for memory")
+	}
+	return v
+}
+
+var memoryBombs = []bomb{
+	{name: "bytearray that grows", memory: true, python: `
+b = bytearray()
+while True: b += b'x' * (8 << 20)`},
+	{name: "many small objects", memory: true, python: `
+l = []
+while True: l.append([len(l)] * 100)`},
+	{name: "mmap", memory: true, python: `
+import mmap
+keep = []
+while True:
+    m = mmap.mmap(-1, 16 << 20); keep.append(m)
+    for i in range(0, len(m), 4096): m[i] = 1`},
+	{name: "one huge allocation", memory: true, python: `b = b'x' * (8 << 30)`},
+	{name: "a pipe into tail", kills: true, script: `head -c 10G /dev/zero | tail`},
+	{name: "read of an endless file", memory: true, python: `open('/dev/zero','rb').read(6 << 30)`},
+	{name: "a hundred small processes", kills: true, script: `for i in $(seq 100); do python3 -c "
+import time
+b = bytearray(b'x') * (20 << 20)
+time.sleep(1.5)" & done; wait`},
+	{name: "forked hogs", kills: true, python: `
+import os
+for i in range(5):
+    if os.fork() == 0:
+        b = bytearray()
+        while True: b += b'x' * (4 << 20)
+for i in range(5): os.wait()`},
+	{name: "hogs that ignore every signal", kills: true, python: `
+import os, signal
+for i in range(1, 64):
+    try: signal.signal(i, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+if os.fork() == 0: os.setsid()
+b = bytearray()
+while True: b += b'x' * (4 << 20)`},
+	{name: "memfd", kills: false, python: `
+import os
+f = os.memfd_create('bomb')
+while True: os.write(f, b'x' * (4 << 20))`},
+	{name: "memfd held by nobody in particular", kills: false, python: `
+import os, socket
+# The file is only in flight between two sockets: no process has it open or mapped.
+a, b = socket.socketpair()
+f = os.memfd_create('bomb')
+socket.send_fds(a, [b'x'], [f])
+while True: os.write(f, b'x' * (4 << 20))`},
+	{name: "SysV shared memory", kills: false, python: `
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+for i in range(64):
+    id = libc.shmget(0, 16 << 20, 0o1600)
+    if id < 0: break
+    p = libc.shmat(id, None, 0)
+    ctypes.memset(p, 1, 16 << 20)
+    libc.shmdt(ctypes.c_void_p(p))
+print('segments', i)`},
+	{name: "full pipes", kills: false, python: `
+import os, fcntl
+keep = []
+try:
+    while True:
+        r, w = os.pipe(); keep.append((r, w))
+        try: fcntl.fcntl(w, 1031, 1 << 20)
+        except OSError: pass
+        os.set_blocking(w, False)
+        try:
+            while True: os.write(w, b'x' * 65536)
+        except BlockingIOError: pass
+except OSError as e: print(e, len(keep))`},
+	{name: "full sockets", kills: false, python: `
+import socket
+keep = []
+try:
+    while True:
+        a, b = socket.socketpair(); keep.append((a, b))
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+        a.setblocking(False)
+        try:
+            while True: a.send(b'x' * 65536)
+        except BlockingIOError: pass
+except OSError as e: print(e, len(keep))`},
+}
+
+func TestMemoryBombs(t *testing.T) {
+	need(t)
+	for _, b := range memoryBombs {
+		t.Run(b.name, func(t *testing.T) {
+			sb := fresh(t, small())
+			siege(t, sb, func() { b.run(t, sb) })
+		})
+	}
+}
+
+// TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict says both.
+func TestMemoryBombInTheInterpreter(t *testing.T) {
+	sb := fresh(t, small())
+	underSiege(t, sb, func() {
+		v := cell(t, sb, sandbox.Cell{Code: "b = bytearray()\nwhile True: b += b'x' * (8 << 20)"})
+		if v.Ended != sandbox.EndedMemory || v.StateKept {
+			t.Errorf("verdict %s, state kept %v", v, v.StateKept)
+		}
+	})
+	if got := py(t, sb, "print(1+1)"); got != "2\n" {
+		t.Errorf("the next interpreter says %q", got)
+	}
+	// A command that bombs must not cost the interpreter, also when that is not small itself.
+	py(t, sb, "big = b'x' * (60 << 20)")
+	siege(t, sb, func() {
+		memoryBombs[0].run(t, sb)
+		memoryBombs[4].run(t, sb)
+	})
+}
+
+func TestFilesInMemory(t *testing.T) {
+	need(t)
+	fill := func(dir string) string {
+		return `cd ` + dir + ` && head -c 10G /dev/zero > fill; ls -l fill; df . | tail -1`
+	}
+	full := func(t *testing.T, _ *sandbox.Sandbox, v *sandbox.Verdict) {
+		contains(t, strings.ToLower(v.Stderr.String()), "no space left")
+	}
+	for _, b := range []bomb{
+		{name: "fill home", script: fill("/home/user"), check: full},
+		{name: "fill tmp", script: fill("/tmp"), check: full},
+		{name: "fill var tmp", script: fill("/var/tmp"), check: full},
+		{name: "fill shared memory", script: fill("/dev/shm"), check: full},
+		{name: "fill everything at once, then allocate", script: fill("/home/user") + ";" + fill("/tmp") + ";" + fill("/var/tmp") + ";" + fill("/dev/shm") + `; python3 -c "
+b = bytearray()
+while True: b += b'x' * (4 << 20)"; echo hog ended with $?`, check: func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict) {
+			contains(t, v.Stdout.String(), "hog ended with 137")
+		}},
+		{name: "fill from deleted files", script: `cd /tmp; for i in 1 2 3 4; do exec {fd}>f$i; rm f$i; head -c 1G /dev/zero >&$fd; done; echo end`, check: full},
+		{name: "a million files", python: `
+import os
+n = 0
+try:
+    for d in ('/home/user', '/tmp', '/var/tmp', '/dev/shm'):
+        try:
+            for i in range(1000000):
+                os.close(os.open('%s/f%d' % (d, i), os.O_CREAT | os.O_WRONLY)); n += 1
+        except OSError as e: print(d, e)
+finally: print(n, 'files')`, check: func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict) {
+			contains(t, v.Stdout.String(), "No space left")
+			began := time.Now()
+			n := 0
+			for _, err := range sb.Files().List(t.Context(), "/home/user", sandbox.ListOptions{}) {
+				if err != nil {
+					t.Error("list:", err)
+					break
+				}
+				n++
+			}
+			t.Logf("listed %d in %s", n, time.Since(began))
+		}},
+		{name: "hard links and directories without number", python: `
+import os
+os.chdir('/tmp')
+open('a','w').close()
+try:
+    for i in range(300000): os.link('a', 'l%d' % i)
+except OSError as e: print(e, i)
+d = '/home/user'
+try:
+    for i in range(100000):
+        d += '/d'; os.mkdir('d'); os.chdir('d')
+except OSError as e: print(e, i)`},
+		{name: "a sparse file of 8 EB", python: `
+import os
+f = os.open('/tmp/sparse', os.O_CREAT | os.O_RDWR)
+for size in (1 << 40, 1 << 62, (1 << 63) - 1):
+    try: os.ftruncate(f, size)
+    except OSError as e: print(e)
+os.pwrite(f, b'x', 1 << 39) if os.fstat(f).st_size > 1 << 39 else None
+print(os.fstat(f).st_size)`, check: func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict) {
+			if _, err := sb.Files().ReadAll(t.Context(), "/tmp/sparse"); err == nil {
+				t.Error("a file of exabytes was read to its end")
+			}
+		}},
+		{name: "fallocate", python: `
+import os
+f = os.open('/tmp/falloc', os.O_CREAT | os.O_RDWR)
+try: os.posix_fallocate(f, 0, 8 << 30)
+except OSError as e: print(e)`},
+		{name: "very many extended attributes", python: `
+import os
+open('/tmp/x','w').close()
+try:
+    for i in range(100000): os.setxattr('/tmp/x', 'user.a%d' % i, b'x' * 60000)
+except OSError as e: print(e, i)`},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			sb := fresh(t, small())
+			siege(t, sb, func() {
+				v := b.run(t, sb)
+				if b.check != nil {
+					b.check(t, sb, v)
+				}
+			})
+		})
+	}
+}
+
+func TestProcessBombs(t *testing.T) {
+	need(t)
+	for _, b := range []bomb{
+		{name: "fork bomb", script: `:(){ :|:& };:; sleep 60`, timeout: 4 * time.Second},
+		{name: "fork bomb that detaches", timeout: 4 * time.Second, python: `
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0: os.setsid()
+    except OSError: pass`},
+		{name: "vfork and exec storm", timeout: 3 * time.Second, script: `while :; do setsid /bin/true & done`},
+		{name: "thread bomb", timeout: 4 * time.Second, python: `
+import threading, time
+n = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); n += 1
+except RuntimeError as e: print(n, 'threads', e, flush=True)
+time.sleep(1000)`},
+		{name: "zombies", timeout: 3 * time.Second, python: `
+import os, time
+try:
+    while True:
+        if os.fork() == 0: os._exit(0)
+except OSError as e: print(e, flush=True)
+time.sleep(1000)`},
+		{name: "a spin on every core", timeout: 4 * time.Second, script: `for i in $(seq 100); do (while :; do :; done) & done; wait`},
+		{name: "system calls without end", timeout: 3 * time.Second, python: `
+import os
+for i in range(16):
+    if os.fork() == 0: break
+while True: os.stat('/usr/bin'); os.getppid(); os.listdir('/proc')`},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			sb := fresh(t, small())
+			siege(t, sb, func() {
+				v := b.run(t, sb)
+				if v.Ended != sandbox.EndedTimeout {
+					t.Errorf("ended by %s", v)
+				}
+				// All of it is gone, so there is room for others.
+				left := sh(t, sb, "for p in /proc/[0-9]*; do stat -c %u $p; done | grep -c '^1000$'")
+				if n := strings.TrimSpace(left); len(n) > 1 {
+					t.Errorf("%s processes are left", n)
+				}
+			})
+		})
+	}
+}
+
+// TestProcessBombWithoutTimeout leaves the bomb alive: commands of the host must then still be told why they cannot start,
+// and the bomb can be cancelled.
+func TestProcessBombWhileOthersWork(t *testing.T) {
+	sb := fresh(t, small())
+	siege(t, sb, func() {
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `:(){ :|:& };:; sleep 60`})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // as long as the bomb needs to unfold; nothing to await
+		v := run(t, sb, sandbox.Command{Args: []string{"true"}})
+		t.Log("a command meanwhile:", v, v.StartError)
+		if v := cell(t, sb, sandbox.Cell{Code: "40+2"}); v.Result.Text() != "42" {
+			t.Errorf("a cell meanwhile: %s", v)
+		}
+		if err := sb.Files().WriteAll(t.Context(), "/tmp/meanwhile", []byte("x"), sandbox.WriteOptions{}); err != nil {
+			t.Errorf("a write meanwhile: %v", err)
+		}
+		if err := sb.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+			t.Errorf("the bomb: %v, %v", v, err)
+		}
+	})
+}
+
+func TestFileDescriptors(t *testing.T) {
+	sb := fresh(t, small())
+	siege(t, sb, func() {
+		v := bomb{python: `
+import os
+n = 0
+try:
+    while True: os.open('/dev/null', os.O_RDONLY); n += 1
+except OSError as e: print(n, e)`}.run(t, sb)
+		contains(t, v.Stdout.String(), "Too many open files")
+		v = bomb{python: `
+import os, resource
+try: resource.setrlimit(resource.RLIMIT_NOFILE, (100000, 100000)); print('raised')
+except (ValueError, OSError) as e: print('refused')
+# In flight between sockets descriptors count for nobody; on top each process has its own table.
+import socket
+n = 0
+for p in range(60):
+    if os.fork() == 0:
+        keep = []
+        try:
+            while True: keep.append(os.open('/usr/bin/env', os.O_RDONLY))
+        except OSError: pass
+        import time; time.sleep(3); os._exit(0)
+for p in range(60): os.wait()`}.run(t, sb)
+		contains(t, v.Stdout.String(), "refused")
+		v = bomb{python: `
+import os, socket
+f = os.open('/usr/bin/env', os.O_RDONLY)
+n = 0
+keep = []
+try:
+    while n < 2000000:
+        a, b = socket.socketpair(); keep.append((a, b))
+        a.setblocking(False)
+        try:
+            while True: socket.send_fds(a, [b'x'], [f] * 200); n += 200
+        except BlockingIOError: pass
+except OSError as e: print(e)
+print(n, 'descriptors in flight')`}.run(t, sb)
+		_ = v
+	})
+}
+
+func TestFloods(t *testing.T) {
+	sb := fresh(t, small())
+	for _, b := range []bomb{
+		{name: "stdout", script: `head -c 300M /dev/zero`},
+		{name: "stderr", script: `head -c 300M /dev/zero >&2`},
+		{name: "both", script: `head -c 200M /dev/zero & head -c 200M /dev/zero >&2; wait`},
+		{name: "a line of 1 GB", script: `head -c 1G /dev/zero | tr '\0' x`},
+		{name: "without end", script: `yes & yes >&2`, timeout: 2 * time.Second},
+		{name: "in tiny pieces", python: `
+import os
+for i in range(30000): os.write(1 + i % 2, b'x')`},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			siege(t, sb, func() {
+				v := b.run(t, sb)
+				if v.Stdout.Kept() > sandbox.DefaultInlineBytes || v.Stderr.Kept() > sandbox.DefaultInlineBytes {
+					t.Errorf("kept %d and %d bytes", v.Stdout.Kept(), v.Stderr.Kept())
+				}
+				if v.Stdout.InFile > sandbox.DefaultSpoolBytes || v.Stderr.InFile > sandbox.DefaultSpoolBytes {
+					t.Errorf("spooled %d and %d bytes", v.Stdout.InFile, v.Stderr.InFile)
+				}
+				if v.Stdout.Produced+v.Stderr.Produced < 30000 {
+					t.Errorf("produced %d and %d bytes", v.Stdout.Produced, v.Stderr.Produced)
+				}
+			})
+		})
+	}
+	t.Run("from a cell", func(t *testing.T) {
+		siege(t, sb, func() {
+			v := cell(t, sb, sandbox.Cell{Code: "import sys\nfor i in range(2000): sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)"})
+			if !v.OK() || v.Stdout.Produced != 2000*65536 || v.Stderr.Produced != 2000*65536 || v.Stdout.Kept() > sandbox.DefaultInlineBytes {
+				t.Errorf("%s, %d and %d bytes produced", v, v.Stdout.Produced, v.Stderr.Produced)
+			}
+		})
+	})
+	t.Run("of shown values", func(t *testing.T) {
+		siege(t, sb, func() {
+			v := cell(t, sb, sandbox.Cell{Code: "class B:\n    def _repr_html_(self): return 'x' * 1000000\nfor i in range(200): recluse.display(B()) if 'recluse' in globals() else display(B())"})
+			t.Log(v, len(v.Displays), v.DisplaysDropped, v.Error)
+			if len(v.Displays) > 256 {
+				t.Errorf("%d displays", len(v.Displays))
+			}
+		})
+	})
+	t.Run("a result of 1 GB", func(t *testing.T) {
+		siege(t, sb, func() {
+			v := cell(t, sb, sandbox.Cell{Code: "class R:\n    def __repr__(self): return 'x' * (40 << 20)\nR()"})
+			t.Log(v, len(v.Result.Text()), v.DisplaysDropped)
+			if len(v.Result.Text()) > 4<<20 {
+				t.Errorf("a result of %d bytes", len(v.Result.Text()))
+			}
+		})
+	})
+}
+
+func TestBytesThatAreNotText(t *testing.T) {
+	sb := shared(t)
+	v := run(t, sb, sandbox.Command{Shell: `printf '\377\376\000\001\033[2J\033]0;owned\007\302'`})
+	if got := string(v.Stdout.Head); got != "\xff\xfe\x00\x01\x1b[2J\x1b]0;owned\x07\xc2" {
+		t.Errorf("got %q", got)
+	}
+	if _, err := v.MarshalJSON(); err != nil {
+		t.Error(err)
+	}
+	c := cell(t, sb, sandbox.Cell{Code: "import os, sys\nsys.stdout.write('\\udcff\\x00\\x1b[2J\\n')\nsys.stdout.flush()\nos.write(1, b'\\xff\\xfe')"})
+	if !c.StateKept {
+		t.Errorf("the interpreter did not survive its own output: %s", c)
+	}
+}
