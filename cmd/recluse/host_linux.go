@@ -96,7 +96,7 @@ func cgroups() fact {
 	if f.OK {
 		f.Detail = version + ", ours to use"
 	} else {
-		f.Detail = version + ", not ours to write: memory and cpu limits rest on the guest alone"
+		f.Detail = version + ", not ours to write: no limits of memory and cpu"
 	}
 	return f
 }

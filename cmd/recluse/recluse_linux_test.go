@@ -59,6 +59,9 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=")
+	// One that hangs tells where.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
 
@@ -310,6 +313,11 @@ func TestShell(t *testing.T) {
 	say("echo interrupted $((70+7))\r")
 	screen.await(t, "interrupted 77")
 	say("exit 9\r")
+	defer func() {
+		if t.Failed() {
+			t.Logf("screen: %s", screen)
+		}
+	}()
 	if got := status(t, cmd.Wait()); got != 9 {
 		t.Errorf("status %d, want 9; screen %q", got, screen)
 	}
