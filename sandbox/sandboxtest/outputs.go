@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"runtime"
 	"strings"
@@ -128,12 +129,51 @@ var outputs = []feature{
 				return n.Write(p)
 			})})
 		})
+		// Longer than what is waited for output of processes that are left behind.
+		held := time.After(time.Second)
 		for range 3 {
 			same(t, "another command", shell(t, sb, "head -c 1000000 /dev/zero | wc -c"), "1000000\n")
 		}
+		<-held
+		close(release)
+		v := verdictOf(t, done)
+		succeeded(t, v)
+		same(t, "streamed in the end", n.Load(), 20_000_000)
+		same(t, "produced", v.Stdout.Produced, 20_000_000)
+
+		// Less than what fits on the way, so that the command has ended long before its output is taken.
+		release = make(chan struct{})
+		n = counter{}
+		done = beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", Stdout: writerFunc(func(p []byte) (int, error) {
+				<-release
+				return n.Write(p)
+			})})
+		})
+		<-time.After(time.Second)
 		close(release)
 		succeeded(t, verdictOf(t, done))
-		same(t, "streamed in the end", n.Load(), 20_000_000)
+		same(t, "streamed in the end", n.Load(), 6_000_000)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		release = make(chan struct{})
+		var first recorder
+		done = beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", Stdout: writerFunc(func(p []byte) (int, error) {
+				_, _ = first.Write(p)
+				<-release
+				return len(p), nil
+			})})
+		})
+		first.await(t, "ready")
+		cancel()
+		eventually(t, "the end of what was cancelled", func() bool {
+			ops, err := sb.Operations(t.Context())
+			noError(t, err)
+			return !ops[len(ops)-1].Running
+		})
+		close(release)
+		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
 	}},
 	{"a writer that fails is an error beside the verdict", func(t *testing.T, s *suite) {
 		sb := s.open(t)

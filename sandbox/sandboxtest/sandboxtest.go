@@ -339,7 +339,11 @@ func pidsIn(t *testing.T, sb *sandbox.Sandbox, file string, want int) []int {
 // home is where commands start.
 func home(t *testing.T, sb *sandbox.Sandbox) string {
 	t.Helper()
-	return strings.TrimSuffix(shell(t, sb, "pwd"), "\n")
+	dir := strings.TrimSuffix(shell(t, sb, "pwd"), "\n")
+	if len(dir) < 2 || dir[0] != '/' {
+		t.Fatalf("the home directory is %q", dir) // tests write and remove below it, and not every backend is a cage
+	}
+	return dir
 }
 
 // cancelled gives a context that is over.
