@@ -1,0 +1,167 @@
+package attack
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// TestHostEnvironmentStaysOutside looks for a secret of this process's environment everywhere inside.
+func TestHostEnvironmentStaysOutside(t *testing.T) {
+	for name, sb := range map[string]*sandbox.Sandbox{"template": shared(t), "cold": fresh(t, func() sandbox.Spec { s := small(); s.Cold = true; return s }())} {
+		t.Run(name, func(t *testing.T) {
+			out := sh(t, sb, `env; cat /proc/*/environ | tr '\0' '\n'; cat /proc/*/cmdline | tr '\0' ' '; set; cat ~/.*history /etc/environment; true`)
+			out += py(t, sb, "import os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())")
+			lacks(t, out, hostSecret, hostSecretEnv, "RECLUSE_ENGINE", "RECLUSE_GUEST", "SSH_AUTH_SOCK")
+			// What is in the interpreter's memory came through the template too.
+			out = py(t, sb, `
+needle = 'secret'[::-1][::-1].encode() and ('host-' + 'secret-').encode()
+hits = 0
+for line in open('/proc/self/maps'):
+    r, perm = line.split()[:2]
+    if 'r' not in perm or 'vvar' in line or 'vsyscall' in line: continue
+    a, b = (int(x, 16) for x in r.split('-'))
+    if b - a > 64 << 20: continue
+    try:
+        with open('/proc/self/mem', 'rb', 0) as m: m.seek(a); data = m.read(b - a)
+    except (OSError, ValueError): continue
+    i = data.find(needle)
+    while i >= 0:
+        if data[i+12:i+16].isdigit(): hits += 1
+        i = data.find(needle, i + 1)
+print('hits', hits)`)
+			contains(t, out, "hits 0")
+		})
+	}
+}
+
+// TestTokenIsUnreadable takes the token that opens the guest from the host's record and looks for it inside.
+func TestTokenIsUnreadable(t *testing.T) {
+	sb := shared(t)
+	raw, err := os.ReadFile(filepath.Join(dataDir, "gvisor", "sandboxes", sb.ID(), "sandbox.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record struct{ Token, Generation string }
+	if err := json.Unmarshal(raw, &record); err != nil || len(record.Token) < 32 {
+		t.Fatalf("the record has no token: %v", err)
+	}
+	out := sh(t, sb, `cat /proc/*/environ /proc/*/cmdline /proc/1/status /run/recluse/* /.recluse/config* /proc/1/auxv 2>/dev/null | tr '\0' '\n' | head -c 900000; grep -rla `+record.Token[:8]+` /run /tmp /home /etc /var /dev/shm 2>/dev/null`)
+	lacks(t, out, record.Token, record.Token[:16], "token")
+	if info, err := os.Stat(filepath.Join(dataDir, "gvisor", "sandboxes", sb.ID())); err != nil || info.Mode().Perm()&0o077 != 0 {
+		t.Errorf("others of the host may look into the sandbox's directory: %v %v", info.Mode(), err)
+	}
+}
+
+// TestSpecEnvironmentIsPrivate: what one sandbox was given is in no other of the same template, nor in the template.
+func TestSpecEnvironmentIsPrivate(t *testing.T) {
+	spec := small()
+	spec.Env = map[string]string{"API_KEY": "spec-secret-42"}
+	a := fresh(t, spec)
+	contains(t, sh(t, a, "echo $API_KEY"), "spec-secret-42")
+	b := fresh(t, small())
+	lacks(t, sh(t, b, "env; cat /proc/*/environ"), "spec-secret-42", "API_KEY")
+	lacks(t, py(t, b, "import os\nprint(dict(os.environ))"), "spec-secret-42", "API_KEY")
+}
+
+// TestResidue: a second sandbox from the same template sees nothing of the first, which has ended.
+func TestResidue(t *testing.T) {
+	a, err := open(t, small())
+	if err != nil {
+		t.Fatal(err)
+	}
+	py(t, a, "left = 'residue-77'\nimport os\nos.environ['LEFT'] = 'residue-77'")
+	sh(t, a, `for d in ~ /tmp /var/tmp /dev/shm; do echo residue-77 > $d/residue-77; done; echo 'echo residue-77' >> ~/.bashrc; (setsid sleep 7777 &) ; echo residue-77`)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := fresh(t, small())
+	out := sh(t, b, `ls -la ~ /tmp /var/tmp /dev/shm /run/recluse; cat ~/.bashrc; env; cat /proc/*/cmdline | tr '\0' ' '`)
+	out += py(t, b, "import os\nprint(sorted(globals()), dict(os.environ))")
+	lacks(t, out, "residue-77", "sleep 7777", "'left'")
+	ops, err := b.Operations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range ops {
+		if strings.Contains(o.Command, "residue") {
+			t.Errorf("it knows the first one's operation %q", o.Command)
+		}
+	}
+}
+
+// TestNoCoreDumps: a crash leaves no memory on disk.
+func TestNoCoreDumps(t *testing.T) {
+	sb := shared(t)
+	out := sh(t, sb, `cd /tmp; ulimit -c unlimited; ulimit -c; python3 -c 'import os; os.abort()'; ls -la /tmp; find / \( -path /proc -o -path /usr -o -path /etc \) -prune -o -name 'core*' -type f -print 2>/dev/null`)
+	lacks(t, out, "core.", " core\n")
+}
+
+func TestForks(t *testing.T) {
+	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
+	py(t, sb, `
+import random, uuid, secrets, os, time, socket, ssl, tempfile
+try: import numpy
+except ImportError: numpy = None
+random.seed(1)
+random.random(); r = random.SystemRandom()
+rng = numpy.random.default_rng() if numpy else None
+def draw():
+    out = [random.random(), random.getrandbits(64), uuid.uuid4().hex, secrets.token_hex(8), os.urandom(8).hex(), r.random(), ssl.RAND_bytes(8).hex(), next(tempfile._get_candidate_names())]
+    if numpy: out += [float(numpy.random.rand())]
+    return out`)
+	began := time.Now()
+	copies, err := sb.Fork(t.Context(), 2)
+	for _, c := range copies {
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := append([]*sandbox.Sandbox{sb}, copies...)
+	seen := map[string]int{}
+	names := map[string]bool{}
+	for i, c := range all {
+		out := strings.Fields(py(t, c, "print(*draw(), sep='\\n')"))
+		t.Logf("copy %d: %v", i, out)
+		for j, v := range out {
+			if k, ok := seen[v]; ok {
+				t.Errorf("copies %d and %d drew the same number %d: %s", k, i, j, v)
+			}
+			seen[v] = i
+		}
+		// The shell's and a new interpreter's numbers, the clock, the name.
+		for _, script := range []string{"bash -c 'echo $RANDOM$RANDOM$RANDOM'", "python3 -c 'import random; print(random.random())'", "cat /proc/sys/kernel/random/uuid", "mktemp -u XXXXXXXXXX"} {
+			v := strings.TrimSpace(sh(t, c, script))
+			if _, ok := seen[v]; ok {
+				t.Errorf("%s gave %q twice", script, v)
+			}
+			seen[v] = i
+		}
+		var now float64
+		if err := json.Unmarshal([]byte(py(t, c, "print(time.time())")), &now); err != nil {
+			t.Fatal(err)
+		}
+		if off := time.Since(time.UnixMilli(int64(now * 1000))); off < -2*time.Second || off > 5*time.Second {
+			t.Errorf("copy %d: the clock is wrong by %s", i, off)
+		}
+		name := strings.TrimSpace(sh(t, c, "hostname"))
+		if names[name] || name == "" {
+			t.Errorf("copy %d is called %q like another one", i, name)
+		}
+		names[name] = true
+		if c.ID() == sb.ID() && i > 0 {
+			t.Error("a copy has its parent's id")
+		}
+	}
+	t.Log("forked and looked in ", time.Since(began))
+	// A copy is a machine of its own: what is done to it is not done to its parent.
+	py(t, copies[0], "rng2 = 'changed'")
+	sh(t, copies[0], "echo x > /tmp/only-here")
+	lacks(t, sh(t, sb, "ls /tmp")+py(t, sb, "print(sorted(globals()))"), "only-here", "rng2")
+}

@@ -1,0 +1,191 @@
+package attack
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// mark is an argument by which the processes of an attack are found again.
+const mark = "31415.9"
+
+// leftBehind counts the processes of the attack that live.
+func leftBehind(t *testing.T, sb *sandbox.Sandbox) int {
+	t.Helper()
+	out := strings.TrimSpace(py(t, sb, `
+import os
+def _line(p):
+    try: return open('/proc/%s/cmdline' % p, 'rb').read()
+    except OSError: return b''
+print(sum(_line(p).endswith(b'\0`+mark+`\0') for p in os.listdir('/proc') if p.isdigit()))`))
+	n, err := strconv.Atoi(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestTimeouts(t *testing.T) {
+	sb := fresh(t, small())
+	for _, a := range []struct{ name, script string }{
+		{"trapped SIGTERM", `trap '' TERM INT HUP QUIT; while :; do sleep 0.1; done`},
+		{"SIGSTOP to itself", `kill -STOP $$; sleep ` + mark},
+		{"setsid and double fork", `(setsid sh -c 'setsid sleep ` + mark + ` & sleep ` + mark + `' & ) ; sleep ` + mark},
+		{"grandchild that holds stdout", `sh -c 'sleep ` + mark + ` & exit' ; sleep ` + mark},
+		{"everything blocked", `exec python3 -c "
+import os, signal, subprocess
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+os.fork(); os.setsid() if os.getpid() != os.getsid(0) else None
+os.fork()
+subprocess.run(['sleep', '` + mark + `'])"`},
+		{"stopped children", `for i in 1 2 3; do sleep ` + mark + ` & kill -STOP $!; done; wait`},
+		{"processes that fork on and on", `exec python3 -c "
+import os, time
+while True:
+    if os.fork(): os._exit(0)
+    os.setsid()"; sleep ` + mark},
+		{"one that renames itself", `exec -a '(x) R 1 1' sleep ` + mark},
+	} {
+		t.Run(a.name, func(t *testing.T) {
+			siege(t, sb, func() {
+				began := time.Now()
+				v := run(t, sb, sandbox.Command{Shell: a.script, Timeout: 700 * time.Millisecond})
+				took := time.Since(began)
+				// The one that forks on and on ends its main process by itself.
+				if v.Ended != sandbox.EndedTimeout && !strings.Contains(a.name, "on and on") {
+					t.Errorf("ended by %s", v)
+				}
+				if took > 8*time.Second {
+					t.Errorf("the verdict came after %s", took)
+				}
+				if n := leftBehind(t, sb); n > 0 && v.Ended == sandbox.EndedTimeout {
+					t.Errorf("%d processes are left", n)
+				}
+			})
+		})
+	}
+}
+
+func TestCellTimeouts(t *testing.T) {
+	sb := fresh(t, small())
+	for _, a := range []struct {
+		name, code string
+		kept       bool
+	}{
+		{"plain loop", "while True: pass", true},
+		{"swallowed interrupts", "while True:\n    try:\n        while True: pass\n    except BaseException: pass", false},
+		{"ignored SIGINT", "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", false},
+		{"stopped by itself", "import os, signal, time\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(1000)", true},
+		{"catastrophic regular expression", "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')", false},
+		{"a huge power", "x = 9 ** 9 ** 9", false},
+		{"stopped threads", "import threading, time\nfor i in range(20): threading.Thread(target=time.sleep, args=(10000,)).start()\ntime.sleep(10000)", true},
+	} {
+		t.Run(a.name, func(t *testing.T) {
+			underSiege(t, sb, func() {
+				began := time.Now()
+				v := cell(t, sb, sandbox.Cell{Code: a.code, Timeout: 500 * time.Millisecond, KillGrace: time.Second})
+				if took := time.Since(began); took > 8*time.Second {
+					t.Errorf("the verdict came after %s", took)
+				}
+				t.Logf("%s, state kept %v", v, v.StateKept)
+				if v.Ended != sandbox.EndedTimeout {
+					t.Errorf("ended by %s", v)
+				}
+				if a.kept && !v.StateKept {
+					t.Error("the state was lost")
+				}
+			})
+			if got := py(t, sb, "print('next')"); got != "next\n" {
+				t.Errorf("the next cell says %q", got)
+			}
+		})
+	}
+}
+
+// TestInterpreterTurnsHostile breaks the interpreter's own side of its talk with the guest.
+func TestInterpreterTurnsHostile(t *testing.T) {
+	for _, a := range []struct{ name, code string }{
+		{"closes every descriptor", "import os\nos.closerange(0, 4096)"},
+		{"writes noise to every descriptor", "import os\nfor fd in range(3, 64):\n    try: os.set_blocking(fd, False); os.write(fd, b'\\xff' * 100000)\n    except OSError: pass"},
+		{"writes a frame of 4 GB", "import os, struct\nfor fd in range(3, 16):\n    try: os.write(fd, struct.pack('<IB', 0xffffffff, 1) + b'x' * 1000)\n    except OSError: pass"},
+		{"becomes another program", "import os\nos.execv('/bin/sleep', ['sleep', '1000'])"},
+		{"becomes a liar", "import os\nos.execv('/bin/sh', ['sh', '-c', 'yes >&4 & yes >&3 & yes >&5; wait'])"},
+		{"segmentation fault", "import ctypes\nctypes.string_at(0)"},
+		{"abort", "import os\nos.abort()"},
+		{"endless recursion in C", "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()"},
+		{"exits without a word", "import os\nos._exit(7)"},
+		{"replaces what the kernel uses", "import builtins, sys, os, json, struct, signal\nfor m in (json, struct, signal):\n    for n in list(vars(m)):\n        if not n.startswith('__'):\n            try: setattr(m, n, None)\n            except Exception: pass\nsys.stdout = sys.stderr = None\nbuiltins.print = None"},
+		{"deletes the builtins", "import builtins\nfor n in list(vars(builtins)):\n    if not n.startswith('__'): delattr(builtins, n)"},
+	} {
+		t.Run(a.name, func(t *testing.T) {
+			sb := fresh(t, small())
+			underSiege(t, sb, func() {
+				v := cell(t, sb, sandbox.Cell{Code: a.code, Timeout: 3 * time.Second, KillGrace: 500 * time.Millisecond})
+				t.Logf("%s, state kept %v, %v", v, v.StateKept, v.Error)
+			})
+			// Another context is a stranger to it, and the same one must work again, anew if it has to.
+			if v := cell(t, sb, sandbox.Cell{Code: "1+1", Context: "other"}); v.Result.Text() != "2" {
+				t.Errorf("another context: %s", v)
+			}
+			v := cell(t, sb, sandbox.Cell{Code: "1+1", Timeout: 5 * time.Second})
+			if v.Result.Text() != "2" {
+				t.Logf("the same context: %s", v)
+				if err := sb.CloseContext(t.Context(), "default"); err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+					t.Errorf("close: %v", err)
+				}
+				if v := cell(t, sb, sandbox.Cell{Code: "1+1"}); v.Result.Text() != "2" {
+					t.Errorf("the same context, closed and opened: %s", v)
+				}
+			}
+		})
+	}
+}
+
+func TestStdinThatIsNeverRead(t *testing.T) {
+	sb := shared(t)
+	endless := io.LimitReader(zeros{}, 1<<30)
+	siege(t, sb, func() {
+		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: endless, Timeout: time.Second})
+		if v.Ended != sandbox.EndedTimeout {
+			t.Errorf("ended by %s", v)
+		}
+		v = run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless, Timeout: 5 * time.Second})
+		if !v.OK() {
+			t.Errorf("ended by %s", v)
+		}
+	})
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestTimeoutRacesExit runs commands that end when their time does: each verdict says one of both, and nothing is left.
+func TestTimeoutRacesExit(t *testing.T) {
+	sb := shared(t)
+	siege(t, sb, func() {
+		for i := range 15 {
+			v := run(t, sb, sandbox.Command{Shell: "sleep 0.05", Timeout: time.Duration(35+3*i) * time.Millisecond})
+			if v.Ended != sandbox.EndedTimeout && !v.OK() {
+				t.Errorf("ended by %s", v)
+			}
+		}
+	})
+}
+
+func TestCancelOfAFlood(t *testing.T) {
+	sb := shared(t)
+	siege(t, sb, func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		v, err := sb.Run(ctx, sandbox.Command{Shell: "trap '' TERM; yes & yes >&2", Stdout: io.Discard, Stderr: io.Discard})
+		if err != nil || v.Ended != sandbox.EndedCancelled {
+			t.Errorf("%v, %v", v, err)
+		}
+	})
+}
