@@ -576,9 +576,3 @@ func readCgroupKey(dir, file, key string) (int64, error) {
 	}
 	return 0, fmt.Errorf("%s in %s: %w", key, dir, fs.ErrNotExist)
 }
-
-// oomKills counts the processes that the host's kernel killed at the memory limit.
-func (g *cgroup) oomKills() (int64, error) {
-	u, err := g.usage()
-	return u.oomKills, err
-}

@@ -36,7 +36,7 @@ type machine struct {
 	lock    *os.File // held while we are attached
 	pid     int
 	pidfd   *os.File
-	group   *cgroup // nil without
+	kills   *killCounter // nil without cgroups
 
 	gone chan struct{}
 
@@ -72,7 +72,7 @@ func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
 		pidfd: os.NewFile(uintptr(fd), "pidfd"), gone: make(chan struct{}),
 	}
 	if host, _ := b.limits(); host != nil && r.Cgroup {
-		m.group = host.open(r.ID)
+		m.kills, _ = host.open(r.ID).kills() // without them a kill is told as one by a signal
 	}
 	b.mu.Lock()
 	b.machines[r.ID] = m
@@ -192,6 +192,9 @@ func (m *machine) abandon() {
 	<-m.gone
 	_ = m.stream.Close()
 	_ = m.lock.Close()
+	if m.kills != nil {
+		m.kills.close()
+	}
 	m.backend.mu.Lock()
 	defer m.backend.mu.Unlock()
 	if m.backend.machines[m.record.ID] == m {
@@ -237,11 +240,11 @@ func (m *machine) Cause() error {
 
 // MemoryKills implements sandbox.Machine. The guest tells of those it killed itself; these are the kernel's.
 func (m *machine) MemoryKills() (uint64, bool) {
-	if m.group == nil {
+	if m.kills == nil {
 		return 0, false
 	}
-	n, err := m.group.oomKills()
-	return uint64(max(0, n)), err == nil
+	n, err := m.kills.count()
+	return n, err == nil
 }
 
 // lockAttachment makes sure that nobody else talks to the guest: two readers of one pipe would each get half.

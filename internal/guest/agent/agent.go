@@ -114,10 +114,7 @@ func (a *Agent) attachments(link *wire.Link) error {
 		if err != nil {
 			return fmt.Errorf("await a host: %w", err)
 		}
-		s, err := wire.NewSession(at, at, false)
-		if err != nil {
-			return err
-		}
+		s := wire.NewSession(at, at, false)
 		a.mu.Lock()
 		a.session = s
 		a.mu.Unlock()
@@ -135,24 +132,7 @@ func (a *Agent) attachments(link *wire.Link) error {
 func (a *Agent) serve(s *wire.Session, epoch uint64) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	for {
-		st, err := s.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer st.Close()
-			for {
-				req := &wire.Request{}
-				if err := st.Receive(req); err != nil {
-					return
-				}
-				if !a.handle(ctx, st, req, epoch) {
-					return
-				}
-			}
-		}()
-	}
+	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, epoch) })
 }
 
 // takeNanny gives a nanny without a tree.

@@ -89,13 +89,9 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 		_ = stream.Close()
 		return nil, fmt.Errorf("the guest speaks protocol %d, this host %d to %d", w.Protocol, wire.OldestProtocol, wire.Protocol)
 	}
-	s, err := wire.NewSession(rw, stream, true)
-	if err != nil {
-		_ = stream.Close()
-		return nil, err
-	}
+	s := wire.NewSession(rw, stream, true)
 	c := &Client{Welcome: w, stream: stream, session: s, handler: opts.Handler}
-	c.calls.Go(c.serve)
+	c.calls.Go(func() { s.Serve(c.answer) })
 	return c, nil
 }
 
@@ -106,6 +102,7 @@ func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 func (c *Client) Close() {
 	_ = c.session.Close() // whatever it says, it is closed
 	_ = c.stream.Close()
+	c.session.Wait()
 	c.calls.Wait()
 }
 
@@ -194,28 +191,7 @@ func detached(err error) error {
 	return err
 }
 
-// serve answers what the sandbox calls.
-func (c *Client) serve() {
-	for {
-		st, err := c.session.Accept()
-		if err != nil {
-			return
-		}
-		c.calls.Go(func() {
-			defer st.Close()
-			for {
-				req := &wire.Request{}
-				if st.Receive(req) != nil {
-					return
-				}
-				if !c.answer(st, req) {
-					return
-				}
-			}
-		})
-	}
-}
-
+// answer answers what the sandbox calls.
 func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	refuse := func(code, text string) bool {
 		return st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: text}}, Last: true}) == nil

@@ -2,7 +2,7 @@
 //
 // From the bottom up: a Link finds the beginning of an attachment on a byte stream
 // that outlives attachments; a Session multiplexes streams over one attachment
-// (yamux); a Stream carries calls, one after the other, as length-prefixed
+// (mux.go); a Stream carries calls, one after the other, as length-prefixed
 // protobuf messages (wire.proto). Both sides may open streams and both may call.
 //
 // Attachments are disposable. Whoever attaches writes the sandbox's token and a
@@ -23,7 +23,7 @@ const (
 const (
 	// MaxFrame bounds one message, so that a broken or hostile peer cannot make us
 	// allocate at will. Bulk data travels in chunks far below it.
-	MaxFrame = 4 << 20
+	MaxFrame = 8 << 20
 	// Chunk is the size in which bulk data is sent: large enough that its cost is
 	// the copy, small enough that a ping is not kept waiting behind it.
 	Chunk = 128 << 10

@@ -126,29 +126,13 @@ func (c *cutReader) Read(p []byte) (int, error) {
 
 func TestCallsReuseTheirStream(t *testing.T) {
 	a, b := net.Pipe()
-	host, err := NewSession(a, a, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	guest, err := NewSession(b, b, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	host, guest := NewSession(a, a, true), NewSession(b, b, false)
 	defer guest.Close()
 	defer host.Close()
-	go func() {
-		st, err := guest.Accept()
-		if err != nil {
-			return
-		}
-		for {
-			req := &Request{}
-			if st.Receive(req) != nil {
-				return
-			}
-			st.Send(&Frame{Body: &Frame_Data{Data: req.GetPing().GetPayload()}, Last: true})
-		}
-	}()
+	go host.Serve(nil)
+	go guest.Serve(func(st *Stream, req *Request) bool {
+		return st.Send(&Frame{Body: &Frame_Data{Data: req.GetPing().GetPayload()}, Last: true}) == nil
+	})
 	for i := range 3 {
 		st, err := host.Open()
 		if err != nil {

@@ -1,126 +1,84 @@
 package wire
 
 import (
-	"encoding/binary"
 	"errors"
 	"io"
+	"os"
 	"sync"
-	"time"
-
-	"github.com/hashicorp/yamux"
+	"syscall"
 )
 
 // Session multiplexes streams over one attachment. It keeps streams whose call
-// is over, because opening one costs a round trip that a warm call can do without.
+// is over, because opening one costs a frame that a warm call can do without.
 type Session struct {
-	mux *yamux.Session
+	mux *mux
 
 	mu   sync.Mutex
-	idle []*Stream // guarded by mu
+	idle []*channel // guarded by mu
 }
 
 // maxIdle bounds the streams kept for the next calls.
 const maxIdle = 8
 
-// NewSession starts the multiplexer. Exactly one side is the host.
-func NewSession(rw io.ReadWriter, closer io.Closer, host bool) (*Session, error) {
-	cfg := yamux.DefaultConfig()
-	cfg.LogOutput = io.Discard
-	// A sandbox may stand still for as long as a snapshot or a pause takes, so silence
-	// proves nothing. That a machine has gone is told by its backend.
-	cfg.EnableKeepAlive = false
-	cfg.ConnectionWriteTimeout = time.Hour
-	cfg.StreamOpenTimeout = 0
-	cfg.StreamCloseTimeout = time.Minute
-	cfg.MaxStreamWindowSize = 4 << 20
-	cfg.AcceptBacklog = 512
-	conn := &joined{rw: rw, closer: closer}
-	side := yamux.Server
-	if host {
-		side = yamux.Client
-	}
-	m, err := side(conn, cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &Session{mux: m}, nil
+// NewSession makes the multiplexer. Exactly one side is the host. Nothing is read before Serve.
+func NewSession(rw io.ReadWriter, closer io.Closer, host bool) *Session {
+	return &Session{mux: newMux(rw, closer, host)}
 }
 
 // Open gives a stream for one call; end the call with Release or Close.
 func (s *Session) Open() (*Stream, error) {
 	s.mu.Lock()
 	if n := len(s.idle); n > 0 {
-		st := s.idle[n-1]
+		c := s.idle[n-1]
 		s.idle = s.idle[:n-1]
 		s.mu.Unlock()
-		return st, nil
+		return &Stream{channel: c}, nil
 	}
 	s.mu.Unlock()
-	c, err := s.mux.OpenStream()
+	c, err := s.mux.open()
 	if err != nil {
 		return nil, err
 	}
 	return newStream(c, s), nil
 }
 
-// Accept waits for a stream that the other side opens.
-func (s *Session) Accept() (*Stream, error) {
-	c, err := s.mux.AcceptStream()
-	if err != nil {
-		return nil, err
+// Serve reads until the session ends, and has the calls of the other side handled, each on a goroutine of its own. A handler reports whether
+// the stream can carry another call. Handlers may outlast the session: see Wait.
+func (s *Session) Serve(handle func(*Stream, *Request) bool) {
+	s.mux.handle = func(c *conn) {
+		if c.user == nil {
+			c.user = newStream(c, nil)
+		}
+		st := c.user
+		for {
+			req := &Request{}
+			if st.Receive(req) != nil || !handle(st, req) {
+				st.Close()
+				return
+			}
+			if st.r.Buffered() == 0 && c.rest() {
+				return
+			}
+		}
 	}
-	return newStream(c, nil), nil
+	go s.mux.read()
+	<-s.mux.done
 }
 
+// Wait waits for the handlers of a session that has ended.
+func (s *Session) Wait() { s.mux.calls.Wait() }
+
 // Done is closed when the session has ended.
-func (s *Session) Done() <-chan struct{} { return s.mux.CloseChan() }
+func (s *Session) Done() <-chan struct{} { return s.mux.done }
 
 // Close ends the session and every stream of it.
-func (s *Session) Close() error { return s.mux.Close() }
+func (s *Session) Close() error {
+	s.mux.fail(errMuxClosed)
+	return nil
+}
 
 // IsClosed reports whether err is about a stream or session that has ended.
 func IsClosed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
-		errors.Is(err, yamux.ErrSessionShutdown) || errors.Is(err, yamux.ErrStreamClosed) ||
-		errors.Is(err, yamux.ErrConnectionReset) || errors.Is(err, yamux.ErrRemoteGoAway) || errors.Is(err, ErrFenced)
+		errors.Is(err, ErrFenced) || errors.Is(err, os.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
-
-// joined writes a yamux header together with the body that follows it. yamux writes
-// the two apart, and on a pipe into a sandbox each write costs a wake-up on the
-// other side.
-type joined struct {
-	rw     io.ReadWriter
-	closer io.Closer
-	buf    []byte // a header that waits for its body; used by yamux's send loop alone
-}
-
-const (
-	muxHeader   = 12
-	muxTypeData = 0
-	// Above this a body is written by itself: the copy would cost more than the call.
-	joinLimit = 32 << 10
-)
-
-func (j *joined) Read(p []byte) (int, error) { return j.rw.Read(p) }
-
-func (j *joined) Write(p []byte) (int, error) {
-	if len(j.buf) == 0 && len(p) == muxHeader && p[1] == muxTypeData && binary.BigEndian.Uint32(p[8:]) > 0 {
-		j.buf = append(j.buf, p...)
-		return len(p), nil
-	}
-	if len(j.buf) == 0 {
-		return j.rw.Write(p)
-	}
-	defer func() { j.buf = j.buf[:0] }()
-	if len(p) > joinLimit {
-		if _, err := j.rw.Write(j.buf); err != nil {
-			return 0, err
-		}
-		return j.rw.Write(p)
-	}
-	head := len(j.buf)
-	n, err := j.rw.Write(append(j.buf, p...))
-	return max(0, n-head), err
-}
-
-func (j *joined) Close() error { return j.closer.Close() }

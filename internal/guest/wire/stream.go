@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"net"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -14,7 +14,15 @@ import (
 // Stream carries calls as length-prefixed messages. One goroutine may read while
 // others write.
 type Stream struct {
-	conn net.Conn
+	*channel
+	// given says that the call is over. Whoever comes late, such as the end of the caller's
+	// context, must not close what serves the next call by now.
+	given atomic.Bool
+}
+
+// channel is what outlives a call.
+type channel struct {
+	conn *conn
 	r    *bufio.Reader
 	in   []byte // reused between reads
 	home *Session
@@ -23,14 +31,21 @@ type Stream struct {
 	out []byte // guarded by mu; reused between writes
 }
 
-func newStream(c net.Conn, home *Session) *Stream {
-	return &Stream{conn: c, r: bufio.NewReaderSize(c, 4<<10), home: home}
+func newStream(c *conn, home *Session) *Stream {
+	return &Stream{channel: &channel{conn: c, r: bufio.NewReaderSize(c, 4<<10), home: home}}
 }
+
+// Dedicate keeps the stream for this one call. It is for calls during which both sides send: when one of them
+// has ended the call, bytes of the other may still be on their way.
+func (s *Stream) Dedicate() { s.home = nil }
 
 // Send writes one message.
 func (s *Stream) Send(m proto.Message) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.given.Load() {
+		return io.ErrClosedPipe
+	}
 	b, err := AppendFrame(s.out[:0], m)
 	if err != nil {
 		return err
@@ -59,19 +74,26 @@ func (s *Stream) Receive(m proto.Message) error {
 
 // Release ends a call whose last frame has been read; the stream serves the next one.
 func (s *Stream) Release() {
+	if s.given.Swap(true) {
+		return
+	}
 	if s.home != nil && s.r.Buffered() == 0 {
 		s.home.mu.Lock()
 		defer s.home.mu.Unlock()
 		if len(s.home.idle) < maxIdle {
-			s.home.idle = append(s.home.idle, s)
+			s.home.idle = append(s.home.idle, s.channel)
 			return
 		}
 	}
-	s.Close()
+	_ = s.conn.Close()
 }
 
-// Close gives the stream up, whatever the state of its call.
-func (s *Stream) Close() { _ = s.conn.Close() }
+// Close gives the stream up, whatever the state of its call. Once it has been released nothing happens.
+func (s *Stream) Close() {
+	if !s.given.Swap(true) {
+		_ = s.conn.Close()
+	}
+}
 
 // AppendFrame appends the length-prefixed message to b.
 func AppendFrame(b []byte, m proto.Message) ([]byte, error) {

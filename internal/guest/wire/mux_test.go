@@ -1,0 +1,303 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// sessions gives both ends over a link, with the guest's calls handled.
+func sessions(t testing.TB, handle func(*Stream, *Request) bool) (host, guest *Session) {
+	t.Helper()
+	a, b := net.Pipe()
+	host, guest = NewSession(a, a, true), NewSession(b, b, false)
+	var wg sync.WaitGroup
+	wg.Go(func() { host.Serve(nil) })
+	wg.Go(func() { guest.Serve(handle) })
+	t.Cleanup(func() {
+		host.Close()
+		guest.Close()
+		wg.Wait()
+		guest.Wait()
+	})
+	return host, guest
+}
+
+func ping(t testing.TB, s *Session, payload string) {
+	t.Helper()
+	st, err := s.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Send(&Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte(payload)}}}); err != nil {
+		t.Fatal(err)
+	}
+	f := &Frame{}
+	if err := st.Receive(f); err != nil || string(f.GetData()) != payload {
+		t.Fatalf("%v, %v", f, err)
+	}
+	st.Release()
+}
+
+// within fails the test when f takes too long.
+func within(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(60 * time.Second):
+		t.Fatalf("%s: still waiting", what)
+	}
+}
+
+func answerPing(st *Stream, req *Request) bool {
+	return st.Send(&Frame{Body: &Frame_Data{Data: req.GetPing().GetPayload()}, Last: true}) == nil
+}
+
+func TestAStreamThatNobodyReadsBlocksNoOther(t *testing.T) {
+	stopped := make(chan error, 1)
+	host, _ := sessions(t, func(st *Stream, req *Request) bool {
+		if req.GetInfo() == nil {
+			return answerPing(st, req)
+		}
+		for {
+			if err := st.Send(&Frame{Body: &Frame_Data{Data: make([]byte, Chunk)}}); err != nil {
+				stopped <- err
+				return false
+			}
+		}
+	})
+	flooded, err := host.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flooded.Send(&Request{Call: &Request_Info{Info: &Info{}}}); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "calls beside the flood", func() {
+		for range 100 {
+			ping(t, host, "x")
+		}
+	})
+	host.mux.mu.Lock()
+	kept := 0
+	for _, c := range flooded.conn.unread {
+		kept += len(c.data)
+	}
+	host.mux.mu.Unlock()
+	if kept > muxWindow {
+		t.Errorf("%d bytes are kept for a reader that does not come", kept)
+	}
+	flooded.Close()
+	within(t, "the flood", func() {
+		if err := <-stopped; !IsClosed(err) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
+func TestManyStreamsCarryTheirOwnBytes(t *testing.T) {
+	host, _ := sessions(t, func(st *Stream, req *Request) bool { // gives back what it gets
+		for {
+			f := &Frame{}
+			if st.Receive(f) != nil || st.Send(f) != nil {
+				return false
+			}
+			if f.Last {
+				return true
+			}
+		}
+	})
+	within(t, "echoes", func() {
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				random := rand.NewChaCha8([32]byte{byte(i)})
+				r := rand.New(random)
+				for range 2 {
+					st, err := host.Open()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					_ = st.Send(&Request{})
+					var sent [][]byte
+					for range 30 {
+						p := make([]byte, 1+r.IntN(3*Chunk))
+						_, _ = random.Read(p[:min(len(p), 1<<10)]) // never fails
+						sent = append(sent, p)
+					}
+					wg.Go(func() {
+						for k, p := range sent {
+							if err := st.Send(&Frame{Body: &Frame_Data{Data: p}, Last: k == len(sent)-1}); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+					for k, p := range sent {
+						f := &Frame{}
+						if err := st.Receive(f); err != nil || !bytes.Equal(f.GetData(), p) {
+							t.Errorf("stream %d, message %d: %v", i, k, err)
+							return
+						}
+					}
+					st.Release()
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestTheEndOfAStreamComesAfterItsBytes(t *testing.T) {
+	host, guest := sessions(t, func(st *Stream, req *Request) bool {
+		for range 5 {
+			_ = st.Send(&Frame{Body: &Frame_Data{Data: make([]byte, 1000)}})
+		}
+		return false
+	})
+	st, err := host.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = st.Send(&Request{})
+	for range 5 {
+		if err := st.Receive(&Frame{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := st.Receive(&Frame{}); !errors.Is(err, io.EOF) {
+		t.Fatalf("behind the last: %v", err)
+	}
+	if err := st.Send(&Request{}); !IsClosed(err) {
+		t.Fatalf("sending to who has gone: %v", err)
+	}
+	st.Close()
+	known := func() int {
+		guest.mux.mu.Lock()
+		defer guest.mux.mu.Unlock()
+		return len(guest.mux.conns) + guest.mux.theirs
+	}
+	within(t, "streams to be forgotten", func() {
+		for known() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+func TestTheEndOfASessionWakesEverybody(t *testing.T) {
+	for _, name := range []string{"closed by the host", "the link breaks"} {
+		t.Run(name, func(t *testing.T) {
+			a, b := net.Pipe()
+			host, guest := NewSession(a, a, true), NewSession(b, b, false)
+			go host.Serve(nil)
+			go guest.Serve(func(st *Stream, _ *Request) bool {
+				_ = st.Receive(&Frame{}) // for ever
+				return true
+			})
+			errs := make(chan error, 2)
+			for range 2 {
+				st, err := host.Open()
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = st.Send(&Request{})
+				go func() { errs <- st.Receive(&Frame{}) }()
+			}
+			if name == "the link breaks" {
+				b.Close()
+			} else {
+				host.Close()
+			}
+			within(t, name, func() {
+				for range 2 {
+					if err := <-errs; !IsClosed(err) {
+						t.Errorf("a waiting call got %v", err)
+					}
+				}
+				<-host.Done()
+				<-guest.Done()
+				guest.Wait()
+			})
+			if _, err := host.Open(); !IsClosed(err) {
+				t.Errorf("a call afterwards got %v", err)
+			}
+		})
+	}
+}
+
+func frame(typ byte, id uint32, n int, data ...byte) []byte {
+	b := binary.BigEndian.AppendUint32([]byte{typ}, id)
+	return append(binary.BigEndian.AppendUint32(b, uint32(n)), data...)
+}
+
+func TestWhatASessionDoesNotBear(t *testing.T) {
+	over := frame(muxOpen, 2, 0)
+	for range muxWindow/muxFrame + 1 {
+		over = append(over, frame(muxData, 2, muxFrame, make([]byte, muxFrame)...)...)
+	}
+	var crowd []byte
+	for i := range uint32(muxStreams + 1) {
+		crowd = append(crowd, frame(muxOpen, 2+2*i, 0)...)
+	}
+	for name, in := range map[string][]byte{
+		"an unknown type":           append(frame(muxOpen, 2, 0), frame(99, 2, 0)...),
+		"a stream of our own":       frame(muxOpen, 3, 0),
+		"a number again":            append(frame(muxOpen, 2, 0), frame(muxOpen, 2, 0)...),
+		"a frame too large":         append(frame(muxOpen, 2, 0), frame(muxData, 2, muxFrame+1)...),
+		"more than the window":      over,
+		"credit beyond the window":  append(frame(muxOpen, 2, 0), frame(muxCredit, 2, 1)...),
+		"more streams than allowed": crowd,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := NewSession(struct {
+				io.Reader
+				io.Writer
+			}{io.MultiReader(bytes.NewReader(in), blocked{}), io.Discard}, io.NopCloser(nil), true)
+			go func() {
+				s.mux.read() // without a handler
+			}()
+			select {
+			case <-s.Done():
+			case <-time.After(10 * time.Second):
+				t.Fatal("it goes on")
+			}
+		})
+	}
+}
+
+type blocked struct{}
+
+func (blocked) Read([]byte) (int, error) { select {} }
+
+func FuzzMux(f *testing.F) {
+	hello, _ := AppendFrame(nil, &Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte("x")}}})
+	f.Add(append(frame(muxOpen, 1, 0), frame(muxData, 1, len(hello), hello...)...))
+	f.Add(append(frame(muxOpen, 1, 0), append(frame(muxData, 1, 2, 0, 0), frame(muxEnd, 1, 0)...)...))
+	f.Add(append(frame(muxOpen, 1, 0), frame(muxCredit, 1, 1<<30)...))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		s := NewSession(struct {
+			io.Reader
+			io.Writer
+		}{bytes.NewReader(in), io.Discard}, io.NopCloser(nil), false)
+		s.Serve(answerPing)
+		s.Wait()
+	})
+}
+
+func BenchmarkPing(b *testing.B) {
+	host, _ := sessions(b, answerPing)
+	for b.Loop() {
+		ping(b, host, "x")
+	}
+}
