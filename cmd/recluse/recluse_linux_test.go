@@ -261,9 +261,10 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-func TestShell(t *testing.T) {
-	ready(t)
-	cmd := command(t, "shell")
+// onTerminal runs recluse on a terminal of its own and lets talk type at it. It checks that the terminal is left as it was.
+func onTerminal(t *testing.T, want int, talk func(master *os.File, screen *heard), args ...string) {
+	t.Helper()
+	cmd := command(t, args...)
 	master, slave, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -274,9 +275,7 @@ func TestShell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := pty.Setsize(master, &pty.Winsize{Rows: 33, Cols: 99}); err != nil {
-		t.Fatal(err)
-	}
+	resize(t, master, 33, 99)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	screen := newHeard()
@@ -290,37 +289,17 @@ func TestShell(t *testing.T) {
 			_, _ = screen.Write(buf[:n])
 		}
 	}()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	say := func(line string) {
-		t.Helper()
-		if _, err := master.WriteString(line); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// What is waited for is computed inside, so that the echo of the line does not count.
-	say("echo size $(stty size) $((40+2))\r")
-	screen.await(t, "size 33 99 42")
-	if err := pty.Setsize(master, &pty.Winsize{Rows: 44, Cols: 111}); err != nil {
-		t.Fatal(err)
-	}
-	say("until [ \"$(stty size)\" = '44 111' ]; do sleep 0.1; done; echo resized $((50+5))\r")
-	screen.await(t, "resized 55")
-	// The program itself says that it is there: a Ctrl-C between two of the shell's own steps meets only the shell.
-	say("sh -c 'echo going to $((60+6)); exec sleep 600'\r")
-	screen.await(t, "going to 66")
-	say("\x03")
-	say("echo interrupted $((70+7))\r")
-	screen.await(t, "interrupted 77")
-	say("exit 9\r")
 	defer func() {
 		if t.Failed() {
 			t.Logf("screen: %s", screen)
 		}
 	}()
-	if got := status(t, cmd.Wait()); got != 9 {
-		t.Errorf("status %d, want 9; screen %q", got, screen)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	talk(master, screen)
+	if got := status(t, cmd.Wait()); got != want {
+		t.Errorf("status %d, want %d", got, want)
 	}
 	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
 	if err != nil {
@@ -329,6 +308,56 @@ func TestShell(t *testing.T) {
 	if *after != *before {
 		t.Errorf("the terminal was left as %+v, and was %+v", after, before)
 	}
+}
+
+func resize(t *testing.T, master *os.File, rows, cols uint16) {
+	t.Helper()
+	if err := pty.Setsize(master, &pty.Winsize{Rows: rows, Cols: cols}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func say(t *testing.T, master *os.File, line string) {
+	t.Helper()
+	if _, err := master.WriteString(line); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestShell(t *testing.T) {
+	ready(t)
+	onTerminal(t, 9, func(master *os.File, screen *heard) {
+		// What is waited for is computed inside, so that the echo of the line does not count.
+		say(t, master, "echo size $(stty size) $((40+2))\r")
+		screen.await(t, "size 33 99 42")
+		say(t, master, "exit 9\r")
+	}, "shell")
+}
+
+// watcher tells of everything that reaches it through its terminal.
+const watcher = `import os, signal, sys
+def size(*_): print("size", *os.get_terminal_size(), flush=True)
+def interrupt(*_): print("interrupted", os.getpid() > 0, flush=True)
+signal.signal(signal.SIGWINCH, size)
+signal.signal(signal.SIGINT, interrupt)
+size()
+for line in sys.stdin:
+    if line.strip() == "leave": sys.exit(11)
+    print("heard", line.strip().upper(), flush=True)
+`
+
+func TestTerminal(t *testing.T) {
+	ready(t)
+	onTerminal(t, 11, func(master *os.File, screen *heard) {
+		screen.await(t, "size 99 33")
+		resize(t, master, 44, 111)
+		screen.await(t, "size 111 44")
+		say(t, master, "\x03")
+		screen.await(t, "interrupted True")
+		say(t, master, "word\r")
+		screen.await(t, "heard WORD")
+		say(t, master, "leave\r")
+	}, "shell", "--", "python3", "-c", watcher)
 }
 
 func TestShellWithoutTerminal(t *testing.T) {
