@@ -169,6 +169,9 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	if err != nil {
 		return nil, s.explain(c.op, err)
 	}
+	if c.input || c.more != nil {
+		st.Dedicate()
+	}
 	// A cancel travels on a stream of its own: this one may be full of output.
 	stop := context.AfterFunc(ctx, func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+c.grace)
@@ -331,14 +334,16 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	if err != nil {
 		return nil, s.explain("follow", err)
 	}
+	st.Dedicate() // the guest listens for its end
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
 		f, err := host.Receive(st)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		if err != nil {
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
+			st.Close()
 			return nil, s.explain("follow", err)
 		}
 		if o := f.GetOutput(); o != nil {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"iter"
 	"path"
+	"sync/atomic"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/host"
@@ -200,6 +201,7 @@ func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(
 		return f.s.explain("watch", err)
 	}
 	defer st.Close()
+	st.Dedicate() // the guest listens for its end
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
@@ -286,14 +288,16 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 	if err != nil {
 		return nil, f.s.explain(op, err)
 	}
+	st.Dedicate() // the guest listens for its end
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
 		fr, err := host.Receive(st)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		if err != nil {
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
+			st.Close()
 			return nil, f.s.explain(op, err)
 		}
 		if d := fr.GetData(); len(d) > 0 {
@@ -316,10 +320,12 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	if err != nil {
 		return nil, f.s.explain(op, err)
 	}
+	st.Dedicate()
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	sent := make(chan error, 1)
-	go func() { sent <- sendAll(st, r) }()
+	var unread atomic.Pointer[error] // why r could not be read
+	go func() { sent <- sendAll(st, r, &unread) }()
 	fr, err := host.Receive(st)
 	if err == nil {
 		err = <-sent
@@ -332,21 +338,13 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	if ctx.Err() != nil {
 		return nil, f.s.explain(op, ctx.Err())
 	}
-	select {
-	case e := <-sent:
-		if re, ok := e.(*readError); ok {
-			return nil, &Error{Code: CodeInternal, Op: op, Message: "the data could not be read", Err: re.err}
-		}
-	default:
+	if e := unread.Load(); e != nil {
+		return nil, &Error{Code: CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
 	}
 	return nil, f.s.explain(op, err)
 }
 
-type readError struct{ err error }
-
-func (e *readError) Error() string { return e.err.Error() }
-
-func sendAll(st *wire.Stream, r io.Reader) error {
+func sendAll(st *wire.Stream, r io.Reader, unread *atomic.Pointer[error]) error {
 	buf := make([]byte, wire.Chunk)
 	for {
 		n, err := r.Read(buf)
@@ -359,8 +357,9 @@ func sendAll(st *wire.Stream, r io.Reader) error {
 			return st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 		}
 		if err != nil {
+			unread.Store(&err)                                                                      // before the guest can answer
 			_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "given_up"}}}) // the stream is closed next anyway
-			return &readError{err}
+			return err
 		}
 	}
 }

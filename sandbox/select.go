@@ -98,7 +98,7 @@ func Select(ctx context.Context, backends []Backend, req Requirements) (Backend,
 		chosen = known[t.Name]
 	}
 	if chosen == nil {
-		return nil, tried, noBackend(tried)
+		return nil, tried, noBackend(tried, !req.AllowNone && !production)
 	}
 	if c := tried[slices.IndexFunc(tried, func(t Tried) bool { return t.Chosen })]; c.Capabilities.Isolation == IsolationNone {
 		log := req.Logger
@@ -154,7 +154,8 @@ func rank(s Snapshots) int {
 	return slices.Index([]Snapshots{"", SnapshotsNone, SnapshotsFiles, SnapshotsMemory}, s)
 }
 
-func noBackend(tried []Tried) error {
+// noBackend is the error when none fits. askable says that consent would have helped.
+func noBackend(tried []Tried, askable bool) error {
 	var causes []error
 	consent := false
 	for _, t := range tried {
@@ -166,7 +167,7 @@ func noBackend(tried []Tried) error {
 		causes = append(causes, fmt.Errorf("%s: %s", t.Name, why))
 	}
 	err := &Error{Code: CodeNoBackend, Op: "select backend", Message: "no backend fits", Remedy: "recluse doctor explains each", Err: errors.Join(causes...)}
-	if consent && len(tried) == 1 {
+	if askable && consent && len(tried) == 1 {
 		err.Code, err.Remedy = CodeConsentMissing, ""
 	}
 	return err

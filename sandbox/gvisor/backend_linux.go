@@ -358,7 +358,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	var group *cgroup
 	if host != nil {
 		group, err = host.create(r.ID, cgroupLimits{
-			memory: r.Spec.Limits.Memory, cpus: r.Spec.Limits.CPUs, pids: int64(4*r.Spec.Limits.Processes + 1024),
+			memory: r.Spec.Limits.Memory, pids: int64(4*r.Spec.Limits.Processes + 1024), // processors: see settle
 		})
 		if err != nil {
 			return nil, startError(err)
@@ -392,10 +392,8 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 		return nil, err
 	}
 	if group != nil {
-		if err := m.separate(ctx, group, guest); err != nil {
-			m.abandon()
-			return nil, startError(err)
-		}
+		m.settled = make(chan struct{})
+		go m.settle(group, guest, r.Spec.Limits.CPUs)
 	}
 	return m, nil
 }

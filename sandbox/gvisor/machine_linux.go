@@ -38,7 +38,8 @@ type machine struct {
 	pidfd   *os.File
 	kills   *killCounter // nil without cgroups
 
-	gone chan struct{}
+	gone    chan struct{}
+	settled chan struct{} // closed when its limits hold, or never will; nil: they hold
 
 	mu     sync.Mutex
 	ending bool  // guarded by mu; we are ending it ourselves
@@ -98,7 +99,7 @@ func (m *machine) watch() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.ending && !m.closed {
+	if !m.ending && !m.closed && m.cause == nil {
 		_ = conn.Control(func(fd uintptr) { m.cause = m.diagnose(int(fd)) })
 	}
 	_ = m.stream.Close() // wakes whoever waits for the guest
@@ -151,10 +152,37 @@ func exitOf(fd int) (status int, ok bool) {
 	return 0, false
 }
 
+// settle sees to the limits that would slow a start down: it uses more than one processor, and a move between cgroups waits for the
+// kernel. They hold a few milliseconds later. A sandbox that cannot have them is ended.
+func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
+	defer close(m.settled)
+	ctx, cancel := context.WithTimeout(context.Background(), bootWait)
+	defer cancel()
+	err := m.separate(ctx, group, guest)
+	if err == nil {
+		err = group.limit(cgroupLimits{cpus: cpus})
+	}
+	if err == nil {
+		return
+	}
+	select {
+	case <-m.gone:
+		return
+	default:
+	}
+	m.mu.Lock()
+	over := m.ending || m.closed
+	if !over {
+		m.cause = startError(fmt.Errorf("limits: %w", err))
+	}
+	m.mu.Unlock()
+	if st, err := m.engine.state(m.record.ID); err == nil && !over {
+		_ = st.kill(ctx) // watch tells
+	}
+}
+
 // separate puts the processes of commands apart from sentry and guest; see cgroup_linux.go.
 func (m *machine) separate(ctx context.Context, group *cgroup, guest programs.Program) error {
-	ctx, cancel := context.WithTimeout(ctx, bootWait)
-	defer cancel()
 	name := "/" + filepath.Base(guest.Path)
 	for {
 		for _, pid := range descendants(m.pid) {
@@ -190,6 +218,9 @@ func (m *machine) abandon() {
 	m.mu.Unlock()
 	_ = m.pidfd.Close()
 	<-m.gone
+	if m.settled != nil {
+		<-m.settled
+	}
 	_ = m.stream.Close()
 	_ = m.lock.Close()
 	if m.kills != nil {

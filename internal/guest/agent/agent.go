@@ -43,7 +43,11 @@ type Agent struct {
 	idle     []*nanny.Nanny          // guarded by mu; nannies without a tree
 	interps  map[string]*interpreter // guarded by mu
 	trees    map[int]*op             // guarded by mu; by nanny pid, whose tree it is
+	nannies  map[int]bool            // guarded by mu; the pids of all of them
 	closed   bool                    // guarded by mu
+
+	// spawnMu is held for writing by whoever looks for strays: a nanny that has been started and not yet noted would look like one.
+	spawnMu sync.RWMutex
 }
 
 // maxIdleNannies is how many are kept for the next commands; each costs a few MB.
@@ -97,6 +101,7 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 		ops:     &table{dir: cfg.State, ops: map[string]*op{}},
 		interps: map[string]*interpreter{},
 		trees:   map[int]*op{},
+		nannies: map[int]bool{},
 	}
 	if cfg.Memory > 0 {
 		go a.police()
@@ -145,7 +150,24 @@ func (a *Agent) takeNanny() (*nanny.Nanny, error) {
 		return got, nil
 	}
 	a.mu.Unlock()
-	return nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles})
+	a.spawnMu.RLock()
+	defer a.spawnMu.RUnlock()
+	n, err := nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles})
+	if err == nil {
+		a.mu.Lock()
+		a.nannies[n.PID()] = true
+		a.mu.Unlock()
+	}
+	return n, err
+}
+
+// closeNanny ends one, with whatever it looks after.
+func (a *Agent) closeNanny(n *nanny.Nanny) {
+	n.Close()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.trees, n.PID())
+	delete(a.nannies, n.PID())
 }
 
 // giveNanny takes back one whose tree has ended.
@@ -158,7 +180,7 @@ func (a *Agent) giveNanny(n *nanny.Nanny) {
 		return
 	}
 	a.mu.Unlock()
-	n.Close()
+	a.closeNanny(n)
 }
 
 // own notes whose tree a nanny looks after.

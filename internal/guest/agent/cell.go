@@ -417,8 +417,9 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	o.mu.Lock()
 	why, asked, oom := o.why, o.asked, o.oom
 	o.mu.Unlock()
-	v.Ending = wire.Ending_ENDING_SIGNAL
+	v.Ending, v.Signal = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL)
 	if exited != nil {
+		v.Signal = 0
 		ws := syscall.WaitStatus(exited.Status)
 		v.CpuNs, v.PeakMemory = exited.Usage.CPUNanos, exited.Usage.MaxRSS
 		if ws.Signaled() {

@@ -98,6 +98,7 @@ type running struct {
 
 	stdin *os.File // nil without
 	tty   *os.File // nil without
+	taps  []*tap
 	pumps sync.WaitGroup
 	flown chan struct{} // closed when all output has been read
 }
@@ -139,11 +140,14 @@ func (c *running) start() *wire.Verdict {
 			code, text := nanny.Describe(string(c.argv[0]), e.Errno)
 			return refused(code, text)
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			c.pid = e.PID
-		} else {
-			c.agent.disown(n)
-			n.Close()
+		case errors.Is(err, nanny.ErrLost):
+			// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
+			err = nil
+		default:
+			c.agent.closeNanny(n)
 		}
 	}
 	if err != nil {
@@ -156,12 +160,12 @@ func (c *running) start() *wire.Verdict {
 	}
 	c.flown = make(chan struct{})
 	for i, fd := range plumbing.outputs {
-		c.pumps.Add(1)
-		go func() {
-			defer c.pumps.Done()
-			pump(c.op, i+1, fd)
+		t := &tap{fd: fd}
+		c.taps = append(c.taps, t)
+		c.pumps.Go(func() {
+			t.pump(c.op, i+1)
 			c.op.out[i].end()
-		}()
+		})
 	}
 	if len(plumbing.outputs) == 1 {
 		c.op.out[1].end()
@@ -256,14 +260,45 @@ func (a *Agent) handOver(fd int) {
 	}
 }
 
+// tap is where a stream of the command comes out.
+type tap struct {
+	mu      sync.Mutex
+	fd      int  // guarded by mu; -1 after the end
+	sending bool // guarded by mu; what was read is being handed on
+}
+
+// dry tells whether everything written so far has been handed on. waits says that whoever it is handed to
+// takes his time.
+func (t *tap) dry() (dry, waits bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.fd < 0 || !t.sending && !readable(t.fd), t.sending
+}
+
+func (t *tap) set(sending bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sending = sending
+}
+
+func (t *tap) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_ = unix.Close(t.fd)
+	t.fd = -1
+}
+
 // pump reads a pipe to its end.
-func pump(o *op, stream, fd int) {
-	defer unix.Close(fd)
+func (t *tap) pump(o *op, stream int) {
+	defer t.close()
+	fd := t.fd // nobody else changes it
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := unix.Read(fd, buf)
 		if n > 0 {
+			t.set(true)
 			o.emit(stream, buf[:n])
+			t.set(false)
 			if n == len(buf) && len(buf) < wire.Chunk {
 				// A stream that fills the buffer is a flood: fewer, larger reads.
 				buf = make([]byte, min(8*len(buf), wire.Chunk))
@@ -369,11 +404,13 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it, and its tree has come to us.
-		c.agent.disown(c.nanny)
 		c.agent.endStrays()
-		v.Ending, v.Signal = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL)
+		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
+		if why := o.ending(); why != wire.Ending_ENDING_UNKNOWN {
+			v.Ending = why
+		}
+		c.agent.closeNanny(c.nanny)
 		c.settle(v, nil)
-		c.nanny.Close()
 		return v
 	}
 	c.settle(v, e)
@@ -389,7 +426,7 @@ func (c *running) supervise() *wire.Verdict {
 func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	o := c.op
 	if e == nil {
-		c.drain(follow)
+		c.drain(follow, false)
 		c.closeInput()
 		o.finish(v)
 		return
@@ -438,7 +475,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	if c.tty != nil {
 		wait = ptyDrain
 	}
-	c.drain(wait)
+	c.drain(wait, gone)
 	c.closeInput()
 	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
 	n := c.nanny
@@ -450,8 +487,8 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 			for {
 				e, err := n.Next()
 				if err != nil {
-					c.agent.disown(n)
-					n.Close()
+					c.agent.closeNanny(n)
+					c.agent.endStrays()
 					return
 				}
 				if e.Empty {
@@ -481,18 +518,44 @@ func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
 	}
 }
 
-// drain waits for the rest of the output, but not for ever.
-func (c *running) drain(limit time.Duration) {
+// drain waits for the rest of the output. When all who could write have gone, what they wrote is waited for,
+// however slowly it is taken. Otherwise somebody may hold the pipe for ever, and what comes within the limit is enough,
+// if by then the pipe has once been dry. A command that is to end does not wait for a reader that stands still.
+func (c *running) drain(limit time.Duration, gone bool) {
 	select {
 	case <-c.flown:
 		return
 	default:
 	}
-	t := time.NewTimer(limit)
+	t := time.NewTicker(limit)
 	defer t.Stop()
-	select {
-	case <-c.flown:
-	case <-t.C:
+	const most = 10 // rounds for a pipe that is filled as fast as it is read
+	var before int64
+	for round := 1; ; {
+		select {
+		case <-c.flown:
+			return
+		case <-t.C:
+		}
+		dry, stuck := true, false
+		var now int64
+		for i, tap := range c.taps {
+			d, waits := tap.dry()
+			dry, stuck = dry && d, stuck || waits
+			now += c.op.out[i].size()
+		}
+		stuck = stuck && now == before
+		before = now
+		ending := c.op.ending() != wire.Ending_ENDING_UNKNOWN
+		switch {
+		case stuck && ending:
+			return
+		case stuck || gone && c.tty == nil:
+		case dry || round >= most:
+			return
+		default:
+			round++
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // ConfigEnv is the environment variable in which a backend hands the guest its Config.
-const ConfigEnv = "RECLUSE_GUEST"
+const ConfigEnv = "RECLUSE_GUEST_CONFIG"
 
 // Config is what a backend tells the guest at its birth. It stays through snapshots;
 // what differs between copies comes with every attachment (wire.Identity).

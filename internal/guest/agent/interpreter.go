@@ -150,7 +150,8 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		} else if err == nil {
 			i.pid = e.PID
 		} else {
-			n.Close()
+			a.closeNanny(n)
+			a.endStrays()
 		}
 	}
 	for _, f := range theirs {
@@ -259,6 +260,7 @@ func (i *interpreter) pump(s int) {
 	buf := make([]byte, 4<<10)
 	for {
 		if err := waitReadable(fd); err != nil {
+			i.emitMu.Lock()
 			break
 		}
 		for range 100 {
@@ -268,9 +270,13 @@ func (i *interpreter) pump(s int) {
 			time.Sleep(50 * time.Microsecond) // whoever reads the control pipe is about to
 		}
 		i.emitMu.Lock()
-		if !readable(fd) {
+		switch has := polled(fd); {
+		case has == 0:
 			i.emitMu.Unlock()
 			continue // taken by the end of a cell
+		case has&unix.POLLIN == 0:
+			i.end(s, fd) // nobody is left who could write
+			return
 		}
 		n, err := unix.Read(fd, buf)
 		if n > 0 {
@@ -288,6 +294,13 @@ func (i *interpreter) pump(s int) {
 			break
 		}
 	}
+	i.end(s, fd)
+}
+
+// end closes fd 1 or 2 of an interpreter that has gone.
+//
+// Preconditions: emitMu is held; it is given back.
+func (i *interpreter) end(s, fd int) {
 	i.pipes[s] = -1
 	_ = unix.Close(fd)
 	i.emitMu.Unlock()
@@ -321,10 +334,15 @@ func (i *interpreter) drain() {
 	}
 }
 
-func readable(fd int) bool {
+func readable(fd int) bool { return polled(fd)&unix.POLLIN != 0 }
+
+// polled gives what can be said of fd now: POLLIN for data, POLLHUP alone for its end.
+func polled(fd int) int16 {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n > 0 && p[0].Revents&unix.POLLIN != 0
+	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
+		return 0
+	}
+	return p[0].Revents
 }
 
 // waitReadable blocks until fd has data or has ended.
@@ -444,8 +462,8 @@ func (i *interpreter) discard() {
 			break
 		}
 	}
-	a.disown(i.nanny)
-	i.nanny.Close()
+	a.closeNanny(i.nanny)
+	a.endStrays() // in case it was the nanny that died
 	i.sendMu.Lock()
 	_ = unix.Close(i.in)
 	i.in = -1

@@ -5,6 +5,7 @@ package agent
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -266,16 +267,8 @@ func worstTree(trees []*tree, used int64) *tree {
 func (a *Agent) ours() map[int]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ours := map[int]bool{os.Getpid(): true}
-	for pid := range a.trees {
-		ours[pid] = true
-	}
-	for _, n := range a.idle {
-		ours[n.PID()] = true
-	}
-	for _, i := range a.interps {
-		ours[i.nanny.PID()] = true
-	}
+	ours := maps.Clone(a.nannies)
+	ours[os.Getpid()] = true
 	return ours
 }
 
@@ -298,25 +291,31 @@ func (a *Agent) blame(victim proc.Process, parent map[int]int) {
 
 // endStrays kills what came to us because its nanny died.
 func (a *Agent) endStrays() {
-	ours := a.ours()
-	for range 100 {
-		all, err := proc.List()
-		if err != nil {
-			return
-		}
-		found := false
-		for _, p := range all {
-			if p.PPID != os.Getpid() || ours[p.PID] {
-				continue
-			}
-			found = true
-			_ = unix.Kill(p.PID, syscall.SIGKILL) // gone is what we want
-			var ws unix.WaitStatus
-			_, _ = unix.Wait4(p.PID, &ws, unix.WNOHANG, nil)
-		}
-		if !found {
+	for range 1000 {
+		if !a.endStraysOnce() {
 			return
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// endStraysOnce reports whether there were any.
+func (a *Agent) endStraysOnce() (found bool) {
+	a.spawnMu.Lock()
+	defer a.spawnMu.Unlock()
+	all, err := proc.List()
+	if err != nil {
+		return false
+	}
+	ours := a.ours()
+	for _, p := range all {
+		if p.PPID != os.Getpid() || ours[p.PID] {
+			continue
+		}
+		found = true
+		_ = unix.Kill(p.PID, syscall.SIGKILL) // gone is what we want
+		var ws unix.WaitStatus
+		_, _ = unix.Wait4(p.PID, &ws, unix.WNOHANG, nil)
+	}
+	return found
 }

@@ -387,14 +387,31 @@ def _input(prompt=""):
 # --- children ---
 
 def _audit(event, args):
-    if event in _SPAWNS and not S.child:
+    if S.child:
+        return
+    if event in _SPAWNS:
         S.spawned += 1
         S.children = True
-        if _gathered.parts:
-            _gathered.flush()
+    elif event not in _ENDS and event[:7] != "ctypes.":
+        return
+    if _gathered.parts:
+        _gathered.flush()
 
 
 _SPAWNS = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "pty.spawn"))
+# What may be the last thing the process does. Gathered output would be lost with it.
+_ENDS = frozenset(("os.kill", "os.killpg", "signal.pthread_kill", "faulthandler._sigsegv"))
+
+
+def _flushed(end):
+    """A way out of the process, with the output sent first."""
+    def leave(*args, **kwargs):
+        if not S.child and _getpid() == S.pid:
+            _gathered.flush()
+        return end(*args, **kwargs)
+    leave.__name__ = end.__name__
+    leave.__doc__ = end.__doc__
+    return leave
 
 
 def _in_child():
@@ -948,6 +965,7 @@ def _start():
     _signal(_SIGINT, _on_interrupt)
     os.register_at_fork(after_in_child=_in_child)
     sys.addaudithook(_audit)
+    os._exit, os.abort = _flushed(os._exit), _flushed(os.abort)
     sys.argv = [""]
     sys.path[:] = [""] + [p for p in sys.path if p]
     _environ.setdefault("MPLBACKEND", "Agg")

@@ -433,6 +433,26 @@ func TestLargeCodeAndOutput(t *testing.T) {
 	}
 }
 
+func TestOutputBeforeTheEndOfTheProcessIsNotLost(t *testing.T) {
+	for _, code := range []string{"import os\nos._exit(3)", "import os\nos.abort()", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "import ctypes\nctypes.string_at(0)"} {
+		s := start(t)
+		s.execute("for i in range(20): print('line', i)\n"+code, nil)
+		var out string
+		for {
+			typ, p, err := ReadFrame(s.out, nil, 1<<20)
+			if err != nil {
+				break
+			}
+			if typ == TypeOutput {
+				out += string(p[5:])
+			}
+		}
+		if !strings.HasSuffix(out, "line 19\n") {
+			t.Errorf("%q: the output ends with %q", code, out[max(0, len(out)-20):])
+		}
+	}
+}
+
 func TestIPythonsWordsWorkWhereItIs(t *testing.T) {
 	if exec.Command("/usr/bin/python3", "-c", "import IPython").Run() != nil {
 		if os.Getenv("CI") != "" {

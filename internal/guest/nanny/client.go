@@ -4,6 +4,7 @@ package nanny
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -69,18 +70,26 @@ func (n *Nanny) send(r *request, files []*os.File) error {
 // Next waits for the nanny's next word.
 func (n *Nanny) Next() (*Event, error) {
 	e := &Event{}
-	if _, err := n.conn.receive(e); err != nil {
+	if err := n.conn.receive(e); err != nil {
 		return nil, fmt.Errorf("nanny: %w", err)
 	}
 	return e, nil
 }
 
+// ErrLost says that the nanny died while it was to start a process, which may run by now.
+var ErrLost = errors.New("the nanny has died")
+
 // Start runs a process; its files become fds 0, 1, 2, … The event has its PID, or Errno.
 func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
+	s.Files = len(files)
 	if err := n.send(&request{Start: s}, files); err != nil {
 		return nil, fmt.Errorf("nanny: %w", err)
 	}
-	return n.Next()
+	e, err := n.Next()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return e, nil
 }
 
 // List gives what lives below the nanny but the main process. Events that come in

@@ -118,13 +118,12 @@ func (n *nannyProcess) send(e *Event) {
 func (n *nannyProcess) serve() {
 	for {
 		var req request
-		fds, err := n.conn.receive(&req)
-		if err != nil {
+		if n.conn.receive(&req) != nil {
 			return
 		}
 		switch {
 		case req.Start != nil:
-			n.start(req.Start, fds)
+			n.start(req.Start, n.conn.take(req.Start.Files))
 		case req.List:
 			n.list()
 		case len(req.Kill) > 0:

@@ -39,6 +39,8 @@ type Start struct {
 	Dir  []byte   `json:"dir"`
 	// TTY makes fd 0 the controlling terminal of a new session.
 	TTY bool `json:"tty,omitempty"`
+	// Files is how many files go with it; Nanny.Start fills it in.
+	Files int `json:"files"`
 }
 
 // Config is what a nanny is told once. Everything it starts inherits it.
@@ -105,6 +107,17 @@ const (
 type conn struct {
 	fd  int
 	buf []byte // read but not used
+	// fds have been received and not yet taken. One read may hold two messages and the files of the second, so a
+	// message says itself how many are its own; they come in the order of the messages.
+	fds []int
+}
+
+// take gives the first n received files.
+func (c *conn) take(n int) []int {
+	n = min(n, len(c.fds))
+	got := c.fds[:n:n]
+	c.fds = c.fds[n:]
+	return got
 }
 
 func (c *conn) send(v any, files []*os.File) error {
@@ -135,19 +148,18 @@ func (c *conn) send(v any, files []*os.File) error {
 	return nil
 }
 
-// receive reads one message into v and gives the file descriptors that came with it.
-func (c *conn) receive(v any) ([]int, error) {
-	var fds []int
+// receive reads one message into v. The files that came with it can be taken then.
+func (c *conn) receive(v any) error {
 	for {
 		if len(c.buf) >= 4 {
 			size := int(binary.LittleEndian.Uint32(c.buf))
 			if size > maxMessage {
-				return fds, fmt.Errorf("message of %d bytes", size)
+				return fmt.Errorf("message of %d bytes", size)
 			}
 			if len(c.buf) >= 4+size {
 				err := json.Unmarshal(c.buf[4:4+size], v)
 				c.buf = append(c.buf[:0], c.buf[4+size:]...)
-				return fds, err
+				return err
 			}
 		}
 		p := make([]byte, 16<<10)
@@ -157,20 +169,20 @@ func (c *conn) receive(v any) ([]int, error) {
 			continue
 		}
 		if err != nil {
-			return fds, err
+			return err
 		}
 		if n == 0 {
-			return fds, io.EOF
+			return io.EOF
 		}
 		c.buf = append(c.buf, p[:n]...)
 		if oobn > 0 {
 			msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
 			if err != nil {
-				return fds, err
+				return err
 			}
 			for _, m := range msgs {
 				if got, err := unix.ParseUnixRights(&m); err == nil {
-					fds = append(fds, got...)
+					c.fds = append(c.fds, got...)
 				}
 			}
 		}

@@ -132,7 +132,7 @@ func TestAForkBombIsEnded(t *testing.T) {
 
 func TestSurvivorsAreListedAndKilledByName(t *testing.T) {
 	n := spawn(t)
-	shell(t, n, "sleep 1003 & sleep 1004 & exit 0")
+	shell(t, n, "sleep 1003 & a=$!; sleep 1004 & b=$!; until grep -q sleep /proc/$a/comm && grep -q sleep /proc/$b/comm; do :; done; exit 0")
 	e := next(t, n)
 	if !e.Exited || e.Empty || e.Total != 2 || len(e.Survivors) != 2 {
 		t.Fatalf("%+v", e)

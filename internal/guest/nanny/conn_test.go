@@ -1,0 +1,63 @@
+//go:build linux
+
+package nanny
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A signal that comes late and the start of the next command may be read at once.
+func TestFilesGoWithTheirOwnMessage(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := conn{fd: pair[0]}, conn{fd: pair[1]}
+	defer unix.Close(here.fd)
+	defer unix.Close(there.fd)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for _, m := range []struct {
+		req   request
+		files []*os.File
+	}{
+		{request{Signal: 9, Of: 1, Tree: true}, nil},
+		{request{Start: &Start{Path: []byte("one"), Files: 2}}, []*os.File{r, w}},
+		{request{List: true}, nil},
+		{request{Start: &Start{Path: []byte("two"), Files: 1}}, []*os.File{r}},
+	} {
+		if err := here.send(&m.req, m.files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []int
+	for range 4 {
+		var req request
+		if err := there.receive(&req); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		if req.Start != nil {
+			fds := there.take(req.Start.Files)
+			n = len(fds)
+			for _, fd := range fds {
+				_ = unix.Close(fd)
+			}
+		}
+		got = append(got, n)
+	}
+	if want := []int{0, 2, 0, 1}; !slices.Equal(got, want) {
+		t.Errorf("files of the messages: %v, want %v", got, want)
+	}
+	if len(there.fds) > 0 {
+		t.Errorf("%d files belong to nobody", len(there.fds))
+	}
+}
