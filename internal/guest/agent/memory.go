@@ -31,8 +31,8 @@ const (
 	latest  = 500 * time.Millisecond
 	// asleep is the pause while nothing runs.
 	asleep = 2 * time.Second
-	// settle is how long a killed process has to vanish before another is chosen.
-	settle = 250 * time.Millisecond
+	// settle is how long the memory of killed processes has to come back before others are chosen.
+	settle = time.Second
 )
 
 // police keeps the sandbox below its memory limit.
@@ -50,7 +50,8 @@ func (a *Agent) police() {
 		}
 		pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
 		pause = min(max(pause, soonest), latest)
-		if pause == latest && !a.anythingRuns() {
+		// What an ended command left running may fill memory as well.
+		if left > 2*fastest*int64(asleep/time.Second) && !a.anythingRuns() {
 			pause = asleep
 		}
 		time.Sleep(pause)
@@ -183,13 +184,21 @@ func (a *Agent) killLargest(used int64) {
 		a.blame(v.Process, parent)
 		_ = unix.Kill(v.PID, syscall.SIGKILL) // one that has gone is what we want
 	}
+	// Their memory comes back some time after they are gone. Until then the figures accuse whoever is next; but not if
+	// the rest of the tree grows on.
 	for end := time.Now().Add(settle); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		left := slices.ContainsFunc(victims, func(v load) bool {
-			p, ok := proc.Get(v.PID)
-			return ok && p.Start == v.Start && !p.Zombie
-		})
-		if !left {
+		_, now, ok := meminfo()
+		if !ok || now < a.cfg.Memory {
 			return
+		}
+		if now > used+a.cfg.Memory/headroom {
+			left := slices.ContainsFunc(victims, func(v load) bool {
+				p, ok := proc.Get(v.PID)
+				return ok && p.Start == v.Start && !p.Zombie
+			})
+			if !left {
+				return
+			}
 		}
 	}
 }

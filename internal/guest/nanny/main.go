@@ -141,7 +141,10 @@ func (n *nannyProcess) serve() {
 }
 
 func (n *nannyProcess) start(s *Start, fds []int) {
-	attr := &syscall.ProcAttr{Dir: string(s.Dir), Sys: &syscall.SysProcAttr{Setsid: true}}
+	// A group of its own in our session, and a session only with a terminal: alone in its session the group would be an orphan, and
+	// gVisor sends an orphaned group SIGHUP whenever one of it ends while another one is stopped. The guest stops processes for
+	// a moment when memory is short.
+	attr := &syscall.ProcAttr{Dir: string(s.Dir), Sys: &syscall.SysProcAttr{Setsid: s.TTY, Setpgid: !s.TTY}}
 	for _, e := range s.Env {
 		attr.Env = append(attr.Env, string(e))
 	}
