@@ -266,9 +266,7 @@ func FuzzJudge(f *testing.F) {
 		refused = append(refused, h.path(r))
 	}
 	refused = append(refused, "/etc", "/proc") // the real ones, reachable through srv/root-link
-	for _, r := range systemTrees {
-		h.policy.Trees = append(h.policy.Trees, r)
-	}
+	h.policy.Trees = append(h.policy.Trees, systemTrees...)
 	f.Fuzz(func(t *testing.T, rest string) {
 		for _, path := range []string{h.path(rest), rest} {
 			got, err := h.policy.Judge(path)

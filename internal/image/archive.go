@@ -88,7 +88,7 @@ func (a *archive) scan() error {
 	tr := tar.NewReader(a.f)
 	for n := 0; ; n++ {
 		hdr, err := tr.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
@@ -108,7 +108,7 @@ func (a *archive) scan() error {
 				return errorf(Corrupt, remedyCorrupt, "the archive ends in the middle of %s", name)
 			}
 		case tar.TypeSymlink:
-			e.link = path.Join(path.Dir(name), hdr.Linkname)
+			e.link = path.Join(path.Dir(name), hdr.Linkname) //nolint:gosec // only compared with names of the archive, never opened
 		case tar.TypeLink:
 			e.link = path.Clean(hdr.Linkname)
 		default:

@@ -62,7 +62,7 @@ func (x *extractor) finish() {
 	x.forget()
 	for name, t := range x.dirTimes {
 		if info, err := x.root.Lstat(name); err == nil && info.IsDir() {
-			x.root.Chtimes(name, t, t) // a wrong time harms nobody
+			_ = x.root.Chtimes(name, t, t) // a wrong time harms nobody
 		}
 	}
 }
@@ -274,7 +274,7 @@ func (x *extractor) hide(name string) error {
 	}
 	info, err := x.root.Lstat(name)
 	if err != nil || !info.IsDir() {
-		return nil
+		return nil //nolint:nilerr // what is not there is hidden already
 	}
 	return x.hideChildren(name)
 }

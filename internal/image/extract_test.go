@@ -122,7 +122,8 @@ var hostile = []struct {
 	{"devices and pipes", [][]entry{{
 		{tar.Header{Typeflag: tar.TypeChar, Name: "null", Mode: 0o666, Devmajor: 1, Devminor: 3}, ""},
 		{tar.Header{Typeflag: tar.TypeBlock, Name: "sda", Mode: 0o666, Devmajor: 8}, ""},
-		{tar.Header{Typeflag: tar.TypeFifo, Name: "pipe", Mode: 0o666}, ""}, file("after", "1"),
+		{tar.Header{Typeflag: tar.TypeFifo, Name: "pipe", Mode: 0o666}, ""},
+		file("after", "1"),
 	}}, "", "after 1\n"},
 	{"device over a file", [][]entry{{file("x", "1")}, {{tar.Header{Typeflag: tar.TypeChar, Name: "x"}, ""}}}, "", ""},
 	{"setuid, setgid and sticky", [][]entry{{

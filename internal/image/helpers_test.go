@@ -39,12 +39,15 @@ var someTime = time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)
 func dir(name string, mode int64) tar.Header {
 	return tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}
 }
+
 func file(name, content string) entry {
 	return entry{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content))}, content}
 }
+
 func symlink(name, target string) entry {
 	return entry{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, ""}
 }
+
 func hardlink(name, target string) entry {
 	return entry{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}, ""}
 }

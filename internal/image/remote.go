@@ -116,7 +116,7 @@ func (b *remoteBlob) Read(p []byte) (int, error) {
 	b.timer.Reset(b.registry.stall)
 	n, err := b.body.Read(p)
 	b.timer.Stop()
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = b.registry.explain(b.ctx, err)
 	}
 	return n, err

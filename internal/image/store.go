@@ -53,7 +53,7 @@ func (s *Store) open(hex, arch string) (*Image, error) {
 	}
 	var m v1.Manifest
 	if hashOf(manifest).Hex != hex || json.Unmarshal(manifest, &m) != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // damaged: made anew
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil || hashOf(raw) != m.Config.Digest {

@@ -3,6 +3,7 @@
 package testbin
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -27,7 +28,7 @@ var build = sync.OnceValues(func() ([2]bundle.Program, error) {
 				return out, err
 			}
 			path = filepath.Join(dir, p.name)
-			cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+p.name)
+			cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+p.name)
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 			if text, err := cmd.CombinedOutput(); err != nil {
 				return out, fmt.Errorf("build %s: %w: %s", p.name, err, text)

@@ -47,6 +47,11 @@ type Backend struct {
 	cgroupErr  error
 
 	sweepOnce sync.Once
+	verified  sync.Map // of heldFile: checkpoint files whose checksum we have compared
+
+	rootMu sync.Mutex
+	root   *hostRoot // guarded by rootMu; the default root, as it was last seen
+	rootAt time.Time // guarded by rootMu
 
 	mu       sync.Mutex
 	machines map[string]*machine // guarded by mu; attached by us
@@ -272,13 +277,30 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	default:
-		r, err := buildHostRoot(ctx, roots, "/")
+		r, err := b.defaultRoot(ctx, roots)
 		if err != nil {
 			return nil, rootError("the host's /usr", err)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	}
 	return p, b.judgeMounts(ctx, p)
+}
+
+// rootKept is how long what was seen of the host is believed. A look takes 5 ms, and sandboxes come in bursts.
+const rootKept = 2 * time.Second
+
+// defaultRoot gives the root made from this host.
+func (b *Backend) defaultRoot(ctx context.Context, roots string) (*hostRoot, error) {
+	b.rootMu.Lock()
+	defer b.rootMu.Unlock()
+	if b.root != nil && time.Since(b.rootAt) < rootKept && isDir(b.root.dir) {
+		return b.root, nil
+	}
+	r, err := buildHostRoot(ctx, roots, "/")
+	if err == nil {
+		b.root, b.rootAt = r, time.Now()
+	}
+	return r, err
 }
 
 func rootError(what string, err error) error {

@@ -216,11 +216,11 @@ func (m *machine) abandon() {
 	}
 	m.closed = true
 	m.mu.Unlock()
+	if m.settled != nil {
+		<-m.settled // it may live on without us, but not without its limits
+	}
 	_ = m.pidfd.Close()
 	<-m.gone
-	if m.settled != nil {
-		<-m.settled
-	}
 	_ = m.stream.Close()
 	_ = m.lock.Close()
 	if m.kills != nil {

@@ -263,7 +263,15 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 		return nil, fail(sandbox.CodeSnapshotVersion, fmt.Sprintf("has format %d, and this version reads %d", m.Format, snapshotFormat), "restore it with the version that wrote it", nil)
 	}
 	for _, f := range m.Files {
-		sum, size, err := checksum(filepath.Join(dir, checkpointDir, f.Name))
+		path := filepath.Join(dir, checkpointDir, f.Name)
+		seen, err := statHeld(path)
+		if _, known := b.verified.Load(seen); known && err == nil && seen.Size == f.Size {
+			continue // a template is read again and again
+		}
+		sum, size, err := checksum(path)
+		if err == nil && sum == f.CRC {
+			b.verified.Store(seen, true)
+		}
 		if err != nil || size != f.Size || sum != f.CRC {
 			return nil, fail(sandbox.CodeSnapshotCorrupt, "is damaged in "+f.Name, "delete it and take another", err)
 		}

@@ -221,7 +221,7 @@ func (b *backend) spawn(path, dir string, st *state) (*guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(path, st.ID) // the id is for whoever looks at the process table, as Stop does; no context, because it outlives every one
+	cmd := exec.Command(path, st.ID) //nolint:forbidigo // the id is for whoever looks at the process table, as Stop does; no context, because it outlives every one
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.In, ends.Out, log
 	cmd.Dir = home
 	cmd.Env = []string{agent.ConfigEnv + "=" + string(config), "HOME=" + home}
@@ -316,7 +316,7 @@ func (b *backend) forget(id string, g *guest) {
 
 func (b *backend) Stop(ctx context.Context, id string) error {
 	if !goodID.MatchString(id) || b.noDir != nil {
-		return nil // nothing of that name can be there
+		return nil //nolint:nilerr // nothing of that name can be there
 	}
 	dir := b.dir(id)
 	b.mu.Lock()

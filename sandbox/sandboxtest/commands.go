@@ -122,7 +122,7 @@ var commands = []feature{
 	}},
 	{"a signal that ended the command is named", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, syscall.SIGUSR1} {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, sigUSR1} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("kill -%d $$; sleep 10", int(sig))})
 			same(t, "ended", v.Ended, sandbox.EndedSignal)
 			same(t, "signal", v.Signal, sig)
@@ -238,7 +238,7 @@ var commands = []feature{
 		out.await(t, "ready")
 		fails(t, "forget what runs", sb.Forget(t.Context(), id), sandbox.CodeBusy)
 		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
-		noError(t, sb.Signal(t.Context(), id, syscall.SIGUSR1, false))
+		noError(t, sb.Signal(t.Context(), id, sigUSR1, false))
 		out.await(t, "got it")
 		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, false))
 		v := verdictOf(t, done)

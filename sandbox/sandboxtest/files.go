@@ -62,7 +62,7 @@ var fileFeatures = []feature{
 			t.Errorf("the error is %v", err)
 		}
 		giveUp, cancel := context.WithCancel(ctx)
-		_, err = f.Write(giveUp, "file", readerFunc(func(p []byte) (int, error) {
+		_, err = f.Write(giveUp, "file", readerFunc(func([]byte) (int, error) {
 			cancel()
 			<-giveUp.Done()
 			return 0, giveUp.Err()

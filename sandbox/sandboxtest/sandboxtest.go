@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,6 +39,9 @@ const patience = 30 * time.Second
 
 // hostSecret stands in this program's environment and must not be seen inside.
 const hostSecret = "do not tell anybody"
+
+// sigUSR1 is Linux's, which is what a sandbox has, whatever the host.
+const sigUSR1 = syscall.Signal(10)
 
 type suite struct {
 	backend func(t *testing.T) sandbox.Backend

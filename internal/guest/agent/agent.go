@@ -44,7 +44,6 @@ type Agent struct {
 	interps  map[string]*interpreter // guarded by mu
 	trees    map[int]*op             // guarded by mu; by nanny pid, whose tree it is
 	nannies  map[int]bool            // guarded by mu; the pids of all of them
-	closed   bool                    // guarded by mu
 
 	// spawnMu is held for writing by whoever looks for strays: a nanny that has been started and not yet noted would look like one.
 	spawnMu sync.RWMutex
@@ -63,13 +62,11 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	if err := run(cfg, token, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
-		return 1
-	}
-	return 0
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, os.Stdin, os.Stdout))
+	return 1
 }
 
+// run serves hosts until the stream ends, and says why it did.
 func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {

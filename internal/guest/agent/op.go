@@ -26,7 +26,6 @@ type op struct {
 	began   time.Time
 	meta    map[string]string
 	out     [2]*sink // stdout, stderr
-	dir     string   // of spooled output
 
 	mu      sync.Mutex
 	pid     int                            // guarded by mu
@@ -258,5 +257,5 @@ func prepareState(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return os.Chmod(dir, 0o755) //nolint:gosec // the user must be able to read spooled output
+	return os.Chmod(dir, 0o755)
 }

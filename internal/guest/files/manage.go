@@ -229,7 +229,7 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 	if err == nil {
 		return 1, nil
 	}
-	if !recursive || err != unix.ENOTEMPTY {
+	if !recursive || !errors.Is(err, unix.ENOTEMPTY) {
 		return 0, err
 	}
 	type open struct {
@@ -281,13 +281,13 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 			names, err := top.dir.Readdirnames(1024)
 			for _, name := range names {
 				err := unlink(top.dir, name)
-				switch err {
-				case nil:
+				switch {
+				case err == nil:
 					empty = false
 					gone++
-				case unix.ENOENT:
-				case unix.ENOTEMPTY:
-					if err := push(top.dir, name); err != nil && err != unix.ENOENT {
+				case errors.Is(err, unix.ENOENT):
+				case errors.Is(err, unix.ENOTEMPTY):
+					if err := push(top.dir, name); err != nil && !errors.Is(err, unix.ENOENT) {
 						return gone, err
 					} else if err == nil {
 						deeper = true
@@ -320,10 +320,10 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 			}
 			parent = up.dir
 		}
-		switch err := unlink(parent, top.name); err {
-		case nil, unix.ENOENT:
+		switch err := unlink(parent, top.name); {
+		case err == nil || errors.Is(err, unix.ENOENT):
 			gone++
-		case unix.ENOTEMPTY:
+		case errors.Is(err, unix.ENOTEMPTY):
 			if stuck++; stuck > 100 {
 				return gone, err
 			}

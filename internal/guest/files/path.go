@@ -131,7 +131,7 @@ func (t *tree) locate(names []string, how how) (*place, error) {
 			break
 		}
 		if errors.Is(err, unix.ENOENT) && how.mkdir {
-			if err = unix.Mkdirat(int(p.dir.Fd()), name, 0o755); err == nil || err == unix.EEXIST {
+			if err = unix.Mkdirat(int(p.dir.Fd()), name, 0o755); err == nil || errors.Is(err, unix.EEXIST) {
 				st, err = lstatAt(p.dir, name)
 			}
 		}

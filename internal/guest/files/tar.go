@@ -456,7 +456,7 @@ func (e *extractor) place(names []string, create func(*place) error) error {
 		if err = create(p); !errors.Is(err, unix.EEXIST) || e.opts.Exclusive {
 			return err
 		}
-		if rerr := unlink(p.dir, p.base); rerr != nil && rerr != unix.ENOENT {
+		if rerr := unlink(p.dir, p.base); rerr != nil && !errors.Is(rerr, unix.ENOENT) {
 			return rerr
 		}
 	}

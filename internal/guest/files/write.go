@@ -114,10 +114,9 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 		}
 		var old *stat
 		if opts.Exclusive {
-			if old, err = lstatAt(p.dir, p.base); err == nil {
+			if _, err = lstatAt(p.dir, p.base); err == nil {
 				return unix.EEXIST
 			}
-			old = nil
 		} else if p, old, err = followExisting(root, p); err != nil {
 			return err
 		}

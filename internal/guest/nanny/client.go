@@ -92,8 +92,7 @@ func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
 	return e, nil
 }
 
-// List gives what lives below the nanny but the main process. Events that come in
-// between are handed to other.
+// RequestList asks what lives below the nanny but the main process; an event with Listed answers.
 func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
 
 // Signal sends to the main process, and to its process group if asked. It does nothing once the

@@ -26,7 +26,8 @@ func testToken() []byte {
 func duplex(t *testing.T) (host, guest struct {
 	io.Reader
 	io.Writer
-}) {
+},
+) {
 	t.Helper()
 	gr, hw, err := os.Pipe()
 	if err != nil {
