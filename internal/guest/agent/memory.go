@@ -162,6 +162,9 @@ func (a *Agent) killLargest(used int64) {
 		parent[p.PID] = p.PPID
 	}
 	excess := used - a.cfg.Memory + a.cfg.Memory/headroom
+	if len(worst.procs) > crowd {
+		excess += a.cfg.Memory / 2 // those that are left would soon be here again
+	}
 	var victims []load
 	for _, p := range worst.procs {
 		victims = append(victims, p)
@@ -206,6 +209,8 @@ func (a *Agent) killLargest(used int64) {
 const (
 	// attributable is the part of the memory in use, 1/attributable, that a tree must have to be the culprit by that alone.
 	attributable = 4
+	// crowd is the number of processes from which on a tree is ended by halves and not one by one.
+	crowd = 16
 	// headroom is the part of the limit, 1/headroom, that is made free at once.
 	headroom = 16
 )
