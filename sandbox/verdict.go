@@ -33,7 +33,9 @@ type Verdict struct {
 	Stderr   Output         `json:"stderr"`
 	Started  time.Time      `json:"started"`
 	Wall     time.Duration  `json:"wall_ns"`
-	CPU      time.Duration  `json:"cpu_ns"`
+	// CPU is what the sandbox's kernel counted for it and the children it waited for. gVisor counts by ticks, also
+	// while a CPU limit holds the process back.
+	CPU time.Duration `json:"cpu_ns"`
 	// PeakMemory is the largest resident set seen of one process. For a cell it is
 	// the interpreter's since it started.
 	PeakMemory int64 `json:"peak_memory"`
