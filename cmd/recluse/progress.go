@@ -37,6 +37,10 @@ func (a *app) progress() func(what string, done, total int64) {
 			return
 		}
 		last = time.Now()
+		if total <= 0 && done <= 0 {
+			fmt.Fprintf(f, "\r\x1b[K%s …", what)
+			return
+		}
 		if total <= 0 {
 			fmt.Fprintf(f, "\r\x1b[K%s  %.1f MB", what, float64(done)/1e6)
 			return

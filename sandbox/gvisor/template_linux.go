@@ -68,7 +68,9 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 		return m, nil // somebody else has made it while we waited
 	}
 	if b.opts.Progress != nil {
-		b.opts.Progress("preparing a warm template", 0, 0)
+		const what = "preparing a warm template, once"
+		b.opts.Progress(what, 0, 0)
+		defer b.opts.Progress(what, 1, 1)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return nil, refused(err)
