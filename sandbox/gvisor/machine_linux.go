@@ -278,6 +278,10 @@ func (m *machine) MemoryKills() (uint64, bool) {
 	return n, err == nil
 }
 
+// lockPatience is how long a lock that was just given up may still be held: by a process that this program starts at that moment, between
+// its fork and its exec.
+const lockPatience = 300 * time.Millisecond
+
 // lockAttachment makes sure that nobody else talks to the guest: two readers of one pipe would each get half.
 func lockAttachment(dir string) (*os.File, error) {
 	path := filepath.Join(dir, "attached")
@@ -285,7 +289,11 @@ func lockAttachment(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, startError(err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for end := time.Now().Add(lockPatience); err != nil && time.Now().Before(end); time.Sleep(lockPoll) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		who, _ := io.ReadAll(io.LimitReader(f, 32))
 		_ = f.Close()
 		return nil, &sandbox.Error{
