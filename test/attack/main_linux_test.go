@@ -255,10 +255,12 @@ func underSiege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 		attack()
 	}()
 	t.Logf("slowest pings: guest %s, neighbour %s", worst["guest"].Round(time.Millisecond), worst["neighbour"].Round(time.Millisecond))
-	for name, took := range worst {
-		if took > pingLimit {
-			t.Errorf("%s answered after %s", name, took)
-		}
+	if took := worst["neighbour"]; took > pingLimit {
+		t.Errorf("neighbour answered after %s", took)
+	}
+	// The neighbour is idle: what it is late by is the machine's doing, and not the guest's fault.
+	if took := worst["guest"]; took > pingLimit+worst["neighbour"] {
+		t.Errorf("guest answered after %s", took)
 	}
 	if v := cell(t, other, sandbox.Cell{Code: "quiet"}); v.Result.Text() != "'neighbour'" {
 		t.Errorf("the neighbour's session suffered: %s", v)

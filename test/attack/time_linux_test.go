@@ -40,7 +40,7 @@ func TestTimeouts(t *testing.T) {
 		{"everything blocked", `exec python3 -c "
 import os, signal, subprocess
 signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
-os.fork(); os.setsid() if os.getpid() != os.getsid(0) else None
+if os.fork() == 0: os.setsid()
 os.fork()
 subprocess.run(['sleep', '` + mark + `'])"`},
 		{"stopped children", `for i in 1 2 3; do sleep ` + mark + ` & kill -STOP $!; done; wait`},

@@ -187,21 +187,23 @@ func (a *Agent) killLargest(used int64) {
 		a.blame(v.Process, parent)
 		_ = unix.Kill(v.PID, syscall.SIGKILL) // one that has gone is what we want
 	}
-	// Their memory comes back some time after they are gone. Until then the figures accuse whoever is next; but not if
-	// the rest of the tree grows on.
+	// Their memory comes back some time after they are gone. Until then the figures accuse whoever is next, such as the interpreter
+	// that takes a dead one's place; but not if the rest of the tree grows on.
+	least := int64(-1) // in use since they have gone
 	for end := time.Now().Add(settle); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		_, now, ok := meminfo()
-		if !ok || now < a.cfg.Memory {
+		if !ok || now < a.cfg.Memory || least >= 0 && now > least+a.cfg.Memory/headroom {
 			return
 		}
-		if now > used+a.cfg.Memory/headroom {
-			left := slices.ContainsFunc(victims, func(v load) bool {
-				p, ok := proc.Get(v.PID)
-				return ok && p.Start == v.Start && !p.Zombie
-			})
-			if !left {
-				return
+		left := least < 0 && slices.ContainsFunc(victims, func(v load) bool {
+			p, ok := proc.Get(v.PID)
+			return ok && p.Start == v.Start && !p.Zombie
+		})
+		if !left {
+			if least < 0 {
+				least = now
 			}
+			least = min(least, now)
 		}
 	}
 }
