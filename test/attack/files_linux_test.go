@@ -111,7 +111,7 @@ func TestNames(t *testing.T) {
 		}
 		n++
 	}
-	if n < 14 {
+	if n < 16 {
 		t.Errorf("%d of the names are listed", n)
 	}
 	sh(t, sb, "rm -rf ~/names")
