@@ -32,6 +32,8 @@ const (
 	tick = 5 * time.Second
 	// retryAfter is how long a shelf rests after a sandbox could not be made.
 	retryAfter = 2 * time.Second
+	// refillAfter is how long a shelf that is not empty waits before it is filled up.
+	refillAfter = 25 * time.Millisecond
 	// makers is how many sandboxes are made at once; more only make each slower.
 	makers = 2
 )
@@ -285,10 +287,27 @@ func (p *Pool) fill(s *shelf) {
 	}
 }
 
+// rest leaves the processors to whoever has just taken a sandbox, unless somebody waits for the next one.
+func (p *Pool) rest(s *shelf) {
+	p.mu.Lock()
+	pause := len(s.ready) > 0 && len(s.waiters) == 0
+	p.mu.Unlock()
+	if !pause {
+		return
+	}
+	t := time.NewTimer(refillAfter)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-p.ctx.Done():
+	}
+}
+
 // make makes one sandbox for a shelf.
 func (p *Pool) make(s *shelf) {
 	var sb *sandbox.Sandbox
 	var err error
+	p.rest(s)
 	select {
 	case p.slots <- struct{}{}:
 		sb, err = sandbox.Open(p.ctx, p.backend, s.spec)

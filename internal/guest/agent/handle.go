@@ -200,8 +200,16 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 // warm starts what the first calls would otherwise wait for.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
 	if w.Python {
-		if _, bad := a.interpreterFor("default"); bad != nil {
+		i, bad := a.interpreterFor("default")
+		if bad != nil {
 			return bad
+		}
+		// A copy is made its own self now, and not by its first cell; while one runs that comes before the next.
+		select {
+		case <-i.turn:
+			i.freshen()
+			i.turn <- struct{}{}
+		default:
 		}
 	}
 	if w.Command {
