@@ -195,7 +195,7 @@ func TestSandboxProcessKilled(t *testing.T) {
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("it took %s to say so", took)
 	}
-	if !strings.Contains(err.Error(), "sandbox") {
+	if !strings.Contains(err.Error(), "process "+strconv.Itoa(st.Sandbox.Pid)) {
 		t.Errorf("it does not say which: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -26,6 +27,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/sandbox"
 )
+
+// deathWait is how long a sandbox that has let go of its pipes may take to end.
+const deathWait = time.Second
 
 // machine is one attached sandbox.
 type machine struct {
@@ -39,6 +43,7 @@ type machine struct {
 	kills   *killCounter // nil without cgroups
 
 	gone    chan struct{}
+	ended   atomic.Bool   // the sandbox no longer holds its end of the pipes
 	settled chan struct{} // closed when its limits hold, or never will; nil: they hold
 
 	mu     sync.Mutex
@@ -209,6 +214,13 @@ func (m *machine) stopping() {
 
 // abandon lets go of the sandbox, alive or not.
 func (m *machine) abandon() {
+	if m.ended.Load() {
+		// The other end of the pipes has gone, so the process is about to: let watch find out why.
+		select {
+		case <-m.gone:
+		case <-time.After(deathWait):
+		}
+	}
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -245,7 +257,14 @@ func (m *machine) Stream() io.ReadWriteCloser { return attachment{m} }
 // attachment is the stream as the host's client sees it: closing it lets go of the sandbox.
 type attachment struct{ m *machine }
 
-func (a attachment) Read(p []byte) (int, error)  { return a.m.stream.Read(p) }
+func (a attachment) Read(p []byte) (int, error) {
+	n, err := a.m.stream.Read(p)
+	if errors.Is(err, io.EOF) {
+		a.m.ended.Store(true)
+	}
+	return n, err
+}
+
 func (a attachment) Write(p []byte) (int, error) { return a.m.stream.Write(p) }
 func (a attachment) Close() error {
 	_ = a.m.stream.Close() // at once: somebody may be waiting in Read
