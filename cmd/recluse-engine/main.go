@@ -17,6 +17,7 @@ import (
 
 func main() {
 	calmCollector()
+	countHeap()
 	showMachine()
 	// The values are the groups of the help text. Those called internal are what the
 	// engine starts as itself: without them no sandbox boots.
