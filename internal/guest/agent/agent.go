@@ -95,7 +95,7 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 	a := &Agent{
 		cfg: cfg, self: self, born: time.Now(),
 		files:   files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: os.Getuid() == 0 && cfg.UID > 0}),
-		ops:     &table{dir: cfg.State, ops: map[string]*op{}},
+		ops:     &table{dir: cfg.State, ops: map[string]*op{}, stir: make(chan struct{}, 1)},
 		interps: map[string]*interpreter{},
 		trees:   map[int]*op{},
 		nannies: map[int]bool{},

@@ -29,8 +29,8 @@ const (
 	// soonest and latest bound the pause between two looks.
 	soonest = 4 * time.Millisecond
 	latest  = 500 * time.Millisecond
-	// asleep is the pause while nothing runs.
-	asleep = 2 * time.Second
+	// asleep is the pause while nothing can run; a new operation ends it.
+	asleep = time.Minute
 	// settle is how long the memory of killed processes has to come back before others are chosen.
 	settle = time.Second
 )
@@ -50,21 +50,42 @@ func (a *Agent) police() {
 		}
 		pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
 		pause = min(max(pause, soonest), latest)
-		// What an ended command left running may fill memory as well.
-		if left > 2*fastest*int64(asleep/time.Second) && !a.anythingRuns() {
-			pause = asleep
+		if !a.calm() {
+			time.Sleep(pause)
+			continue
 		}
-		time.Sleep(pause)
+		select {
+		case <-a.ops.stir:
+		case <-time.After(asleep):
+		}
 	}
 }
 
-func (a *Agent) anythingRuns() bool {
+// calm reports that nothing in the sandbox can use more memory: no operation runs, no command has left anything behind, and the interpreters
+// wait for their next cell with no thread or child beside them. Hundreds of idle sandboxes must not cost a core to watch.
+func (a *Agent) calm() bool {
 	for _, o := range a.ops.all() {
 		if !o.finished() {
-			return true
+			return false
 		}
 	}
-	return false
+	all, err := proc.List()
+	if err != nil {
+		return false
+	}
+	ours := a.ours()
+	a.mu.Lock()
+	interps := map[int]bool{}
+	for _, i := range a.interps {
+		interps[i.pid] = true
+	}
+	a.mu.Unlock()
+	for _, p := range all {
+		if !p.Zombie && !ours[p.PID] && (!interps[p.PID] || p.Threads > 1) {
+			return false
+		}
+	}
+	return true
 }
 
 // meminfo gives the sandbox's memory and how much of it is used, files in memory included.

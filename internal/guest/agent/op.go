@@ -119,7 +119,8 @@ func (o *op) describe() *wire.Op {
 // table holds the operations. Finished ones stay for a while, so that a host that was
 // cut off can still learn how they ended.
 type table struct {
-	dir string
+	dir  string
+	stir chan struct{} // hears of new operations; may be nil
 
 	mu    sync.Mutex
 	ops   map[string]*op // guarded by mu
@@ -156,6 +157,10 @@ func (t *table) add(n newOp) (*op, *wire.Error) {
 		o.out[i] = newSink(n.inline, n.spool, filepath.Join(t.dir, n.id+"."+name))
 	}
 	t.ops[n.id] = o
+	select {
+	case t.stir <- struct{}{}:
+	default: // it has been told already, or nobody listens
+	}
 	t.order = append(t.order, o)
 	t.evict()
 	return o, nil

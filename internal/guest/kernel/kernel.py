@@ -31,6 +31,7 @@ FIONREAD = 0x541B
 FLUSH_BYTES = 8192      # gathered output that is sent at once
 FLUSH_SECONDS = 0.004   # a line that follows another sooner than this waits for more
 FLUSH_LATEST = 0.03     # the longest any output waits
+TIMER_IDLE = 1.0        # how long the thread that sees to it waits for work
 ORDER_WAIT = 0.05       # how long output of children is let past before ours
 CHUNK = 1 << 20
 REPR_LIMIT = 1 << 20
@@ -228,7 +229,12 @@ class _Timer:
 
     def run(self):
         while not S.child:
-            self.wake.wait()
+            if not self.wake.wait(TIMER_IDLE):
+                # Idle threads are not kept: an interpreter with only one is known to be at rest.
+                with self.gathered.lock:
+                    if not self.armed:
+                        self.gathered.timer = None
+                        return
             self.wake.clear()
             _sleep(FLUSH_LATEST)
             self.armed = False

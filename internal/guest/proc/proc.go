@@ -22,6 +22,8 @@ type Process struct {
 	State  byte
 	Name   string
 	Zombie bool
+	// Threads is how many it has.
+	Threads int
 }
 
 // List gives the processes that are visible, zombies included. One that vanishes
@@ -66,6 +68,7 @@ func Get(pid int) (Process, bool) {
 	}
 	p := Process{PID: pid, Name: strings.ToValidUTF8(string(b[open+1:shut]), "?"), State: f[0][0]}
 	p.PPID, _ = strconv.Atoi(string(f[1]))
+	p.Threads, _ = strconv.Atoi(string(f[17]))
 	p.Start, _ = strconv.ParseUint(string(f[19]), 10, 64)
 	p.Zombie = p.State == 'Z' || p.State == 'X'
 	return p, true
