@@ -2,8 +2,8 @@
 //
 // A pool holds sandboxes that nobody has used: each is given out once and never
 // taken back. Sandboxes are kept per spec, because what was asked for at their birth cannot be
-// changed later; only the environment and labels can, so specs that differ in nothing else
-// share a shelf.
+// changed later. A spec with an environment, labels or a host name is one caller's own: it is never
+// kept here, and Get makes its sandbox on demand.
 package pool
 
 import (
@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -93,8 +94,9 @@ func New(b sandbox.Backend, opts Options) *Pool {
 		opts.Min = DefaultMin
 	}
 	if opts.Target <= 0 {
-		opts.Target = max(DefaultTarget, opts.Min)
+		opts.Target = DefaultTarget
 	}
+	opts.Target = max(opts.Target, opts.Min)
 	if opts.Max <= 0 {
 		opts.Max = max(DefaultMax, opts.Target)
 	}
@@ -110,9 +112,8 @@ func New(b sandbox.Backend, opts Options) *Pool {
 	return p
 }
 
-// key tells shelves apart: everything but what can be changed on a ready sandbox.
+// key tells shelves apart: by everything, so that nobody gets what was made for a different spec.
 func key(s sandbox.Spec) [32]byte {
-	s.Env, s.Labels, s.Hostname = nil, nil, ""
 	b, err := json.Marshal(s)
 	if err != nil {
 		panic(err) // plain data, but for a NaN that Check has refused
@@ -120,22 +121,34 @@ func key(s sandbox.Spec) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// poolable says whether a ready sandbox can stand in for a new one of this spec. An environment or name
-// of its own would have to be there before the interpreter starts, so such specs are not pooled.
+// poolable says whether a ready sandbox can stand in for a new one of this spec. An environment, labels or a name
+// belong to one caller, and have to be there before the interpreter starts.
 func poolable(s sandbox.Spec) bool { return len(s.Env) == 0 && s.Hostname == "" && len(s.Labels) == 0 }
 
-// Warm fills the shelf of a spec and keeps it filled, and returns when Min sandboxes are ready.
+// Warm fills the shelf of a spec and keeps it filled, and returns when Min sandboxes are ready. It refuses specs with an
+// environment, labels or a host name, and does not wait for room that other shelves hold: the error is then busy.
 func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 	spec = spec.WithDefaults()
 	if err := spec.Check(); err != nil {
 		return err
 	}
+	if !poolable(spec) {
+		return &sandbox.Error{
+			Code: sandbox.CodeInvalidRequest, Op: "warm pool", Message: "a spec with an environment, labels or a host name cannot be kept ready",
+			Remedy: "warm the spec without them, and give the environment with each command",
+		}
+	}
+	least := min(p.opts.Min, p.opts.Max)
 	for {
 		p.mu.Lock()
 		s := p.shelf(spec)
-		s.kept, s.wanted = true, time.Now()
-		p.fill(s)
-		done, resting, closed := len(s.ready) >= min(p.opts.Min, p.opts.Max), time.Until(s.resting), p.closed
+		s.wanted = time.Now()
+		p.fill(s, p.opts.Target)
+		done, resting, closed := len(s.ready) >= least, time.Until(s.resting), p.closed
+		full := len(s.ready)+s.making < least && p.total >= p.opts.Max
+		if done {
+			s.kept = true
+		}
 		p.mu.Unlock()
 		if done {
 			return nil
@@ -145,6 +158,12 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 		}
 		if resting > 0 {
 			return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: "warm pool", Message: "sandboxes of this spec cannot be made now", Retry: true}
+		}
+		if full {
+			return &sandbox.Error{
+				Code: sandbox.CodeBusy, Op: "warm pool", Message: fmt.Sprintf("the pool's %d sandboxes are of other specs", p.opts.Max),
+				Remedy: "raise Options.Max, or try again when the others have been taken", Retry: true,
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -175,11 +194,11 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 	s.wanted = time.Now()
 	if sb := p.take(s); sb != nil {
 		p.stats.Hits++
-		p.fill(s)
+		p.fill(s, p.opts.Target)
 		p.mu.Unlock()
 		return sb, nil
 	}
-	p.fill(s)
+	p.fill(s, p.opts.Target)
 	// Only as many wait as are being made; the rest would wait for nothing.
 	promised := len(s.waiters) < s.making
 	if promised {
@@ -273,14 +292,14 @@ func (p *Pool) dispose(sb *sandbox.Sandbox) {
 	p.work.Go(func() { _ = sb.Close() }) // nobody has used it; what is left is found by the backend's own sweep
 }
 
-// fill starts making what is missing.
+// fill starts making what is missing from want.
 //
 // Preconditions: mu is held.
-func (p *Pool) fill(s *shelf) {
+func (p *Pool) fill(s *shelf, want int) {
 	if p.closed || time.Now().Before(s.resting) {
 		return
 	}
-	for len(s.ready)+s.making < p.opts.Target && p.total < p.opts.Max {
+	for len(s.ready)+s.making < want && p.total < p.opts.Max {
 		s.making++
 		p.total++
 		p.work.Go(func() { p.make(s) })
@@ -346,7 +365,7 @@ func (p *Pool) make(s *shelf) {
 		s.waiters = s.waiters[1:]
 		p.total--
 		p.stats.Hits++
-		p.fill(s)
+		p.fill(s, p.opts.Target)
 		return
 	}
 	s.ready = append(s.ready, sb)
@@ -394,10 +413,8 @@ func (p *Pool) look() {
 			p.total--
 			p.dispose(sb)
 		}
-		switch {
-		case keep == p.opts.Target:
-			p.fill(s)
-		case keep == 0 && len(s.ready) == 0 && s.making == 0:
+		p.fill(s, keep)
+		if keep == 0 && len(s.ready) == 0 && s.making == 0 {
 			delete(p.shelves, k)
 		}
 	}

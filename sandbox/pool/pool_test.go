@@ -4,6 +4,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"syscall"
 	"testing"
@@ -116,6 +117,70 @@ func TestAShelfShrinks(t *testing.T) {
 	}
 	get(t, p, sandbox.Spec{Dir: "/"})
 	await(t, "only the least of the warmed shelf is left", func() bool { s := p.Stats(); return s.Ready == 1 && s.Making == 0 })
+}
+
+func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
+	b := backend(t)
+	p := newPool(t, b, Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: 300 * time.Millisecond})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	var left []sandbox.Info
+	await(t, "only the least is left", func() bool {
+		s := p.Stats()
+		var err error
+		left, err = b.List(t.Context())
+		return s.Ready == 1 && s.Making == 0 && err == nil && len(left) == 1
+	})
+	if err := syscall.Kill(left[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "another stands in for the dead one", func() bool { s := p.Stats(); return s.Died == 1 && s.Ready == 1 && s.Making == 0 })
+}
+
+func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 2, Target: 2, Max: 2})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	err := p.Warm(ctx, sandbox.Spec{Dir: "/"})
+	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeBusy || !e.Retry || e.Remedy == "" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWarmWantsNoMoreThanIsEverMade(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 2, Target: 1, Max: 3})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := p.Warm(ctx, sandbox.Spec{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsOneCallersOwnIsNotPooled(t *testing.T) {
+	p := newPool(t, backend(t), Options{Min: 1, Target: 1, Max: 2})
+	own := sandbox.Spec{Env: map[string]string{"SECRET": "s3cret"}}
+	for name, spec := range map[string]sandbox.Spec{"environment": own, "labels": {Labels: map[string]string{"a": "b"}}, "host name": {Hostname: "box"}} {
+		err := p.Warm(t.Context(), spec)
+		if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeInvalidRequest || e.Remedy == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if key(spec) == key(sandbox.Spec{}) {
+			t.Errorf("%s: on the shelf of specs without", name)
+		}
+	}
+	if v, err := get(t, p, own).Run(t.Context(), sandbox.Command{Shell: "echo $SECRET"}); err != nil || v.Stdout.String() != "s3cret\n" {
+		t.Errorf("%v %v", v, err)
+	}
+	for range 2 {
+		v, err := get(t, p, sandbox.Spec{}).Cell(t.Context(), sandbox.Cell{Code: "import os; os.environ.get('SECRET')"})
+		if err != nil || !v.OK() || v.Result.Text() != "" {
+			t.Errorf("%v %v", v, err)
+		}
+	}
 }
 
 func TestADeadSandboxIsNotGivenOut(t *testing.T) {
