@@ -45,6 +45,8 @@ type backend struct {
 	opts  Options
 	noDir error // why there is no place for sandboxes, or nil
 
+	sweepOnce sync.Once
+
 	mu     sync.Mutex
 	guests map[string]*guest // guarded by mu; those that this program has started or attached to
 }
@@ -68,7 +70,7 @@ func (b *backend) Capabilities(context.Context) sandbox.Capabilities {
 		ColdStart: 20 * time.Millisecond,
 		Notes: []string{
 			"code runs as a plain process of this machine, with this user's rights, files and network",
-			"limits are not enforced",
+			"limits cannot be kept, and are refused when asked for; the defaults are not kept either",
 		},
 	}
 }
@@ -124,7 +126,22 @@ type state struct {
 	Generation string       `json:"generation"`
 	Created    time.Time    `json:"created"`
 	Guest      string       `json:"guest"` // hash of its binary
+	Owner      owner        `json:"owner"` // the program that must end it
 }
+
+// owner is a process, told from later ones of the same pid by its start.
+type owner struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
+}
+
+func self() owner {
+	p, _ := proc.Get(os.Getpid())
+	return owner{PID: os.Getpid(), Start: p.Start}
+}
+
+// orphan says whether nobody is left to end the sandbox.
+func (st state) orphan() bool { return !st.Spec.Persist && !alive(st.Owner.PID, st.Owner.Start) }
 
 func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	const op = "start sandbox"
@@ -134,11 +151,12 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if b.noDir != nil {
 		return nil, b.noDir
 	}
+	b.sweepOnce.Do(func() { b.sweepOrphans(ctx) })
 	path, hash, err := b.guestBinary(ctx)
 	if err != nil {
 		return nil, err
 	}
-	st := state{ID: "l-" + random(6), Spec: spec, Token: random(wire.TokenSize), Generation: random(8), Created: time.Now(), Guest: hash}
+	st := state{ID: "l-" + random(6), Spec: spec, Token: random(wire.TokenSize), Generation: random(8), Created: time.Now(), Guest: hash, Owner: self()}
 	dir := b.dir(st.ID)
 	for _, d := range []string{dir, filepath.Join(dir, homeDir), filepath.Join(dir, runDir)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -192,9 +210,30 @@ func refuseSpec(spec sandbox.Spec) error {
 	case spec.Hostname != "":
 		what = "set a host name"
 	default:
-		return nil
+		return refuseLimits(spec.Limits)
 	}
 	return sandbox.NotSupported(Name, what, "use another backend, such as gvisor")
+}
+
+// refuseLimits refuses every limit that was asked for. The defaults are not told from nothing asked.
+func refuseLimits(l sandbox.Limits) error {
+	d := sandbox.Limits{}.WithDefaults()
+	var what string
+	switch {
+	case l.Memory != d.Memory:
+		what = "memory"
+	case l.CPUs != d.CPUs:
+		what = "cpus"
+	case l.Processes != d.Processes:
+		what = "processes"
+	case l.Disk != d.Disk:
+		what = "disk"
+	case l.OpenFiles != d.OpenFiles:
+		what = "open files"
+	default:
+		return nil
+	}
+	return sandbox.NotSupported(Name, "limit "+what, "leave the limit out, or use another backend, such as gvisor")
 }
 
 // spawn starts the guest in a session of its own, where it outlives us.
@@ -275,6 +314,15 @@ func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	if err != nil {
 		return nil, err
 	}
+	// From here on it is ours to end, and no sweep of another program may.
+	st.Owner = self()
+	if err := writeState(b.dir(id), st); err != nil {
+		l.release()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, missing(err) // ended between the two
+		}
+		return nil, failed(op, "its state could not be written", err)
+	}
 	g, err := b.find(st)
 	if err != nil {
 		l.release()
@@ -285,6 +333,37 @@ func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 		return nil, &sandbox.Error{Code: sandbox.CodeGuestLost, Op: op, Message: "the guest of " + id + " cannot be reached", Err: err}
 	}
 	return m, nil
+}
+
+// sweepOrphans ends the sandboxes whose program has died without ending them.
+func (b *backend) sweepOrphans(ctx context.Context) {
+	entries, err := os.ReadDir(b.root())
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if goodID.MatchString(e.Name()) {
+			b.sweep(ctx, e.Name())
+		}
+	}
+}
+
+// sweep ends a sandbox if it is an orphan. Best effort: it is tried again by the next program, and Start must not fail for it.
+func (b *backend) sweep(ctx context.Context, id string) {
+	dir := b.dir(id)
+	if st, err := readState(dir); err != nil || !st.orphan() {
+		return
+	}
+	l, err := acquire(dir)
+	if err != nil {
+		return // somebody is attached
+	}
+	defer l.release()
+	// Somebody may have attached and let go since it was read.
+	if st, err := readState(dir); err != nil || !st.orphan() {
+		return
+	}
+	_ = b.Stop(ctx, id)
 }
 
 // find gives the guest of a sandbox: the one this program knows, or a process it has never seen.

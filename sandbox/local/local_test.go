@@ -84,7 +84,7 @@ func make1(dir string) {
 	}
 	ctx := context.Background()
 	b := local.New(local.Options{Dir: dir, GuestPath: os.Getenv(makerEnv + "_GUEST")})
-	sb, err := sandbox.Open(ctx, b, sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}})
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}, Persist: os.Getenv(makerEnv+"_PERSIST") == "true"})
 	if err != nil {
 		fail(err)
 	}
@@ -99,14 +99,14 @@ func make1(dir string) {
 }
 
 // maker starts the other program and gives the sandbox it has made.
-func maker(t *testing.T, dir string) (cmd *exec.Cmd, id string) {
+func maker(t *testing.T, dir string, persist bool) (cmd *exec.Cmd, id string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd = exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), makerEnv+"="+dir, makerEnv+"_GUEST="+guestPath)
+	cmd.Env = append(os.Environ(), makerEnv+"="+dir, makerEnv+"_GUEST="+guestPath, fmt.Sprintf("%s_PERSIST=%t", makerEnv, persist))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -128,7 +128,7 @@ func maker(t *testing.T, dir string) (cmd *exec.Cmd, id string) {
 func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
-	cmd, id := maker(t, dir)
+	cmd, id := maker(t, dir, false)
 	defer func() {
 		if err := b.Stop(context.WithoutCancel(ctx), id); err != nil {
 			t.Error(err)
@@ -228,10 +228,56 @@ func TestStopEndsWhatLostGuestAndNanny(t *testing.T) {
 	}
 }
 
+func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	cmd, left := maker(t, dir, false)
+	persistent, kept := maker(t, dir, true)
+	living, alive := maker(t, dir, false)
+	taken, used := maker(t, dir, false)
+	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	for _, id := range []string{kept, alive, used} {
+		defer func() {
+			if err := b.Stop(context.WithoutCancel(ctx), id); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	for _, c := range []*exec.Cmd{cmd, persistent, taken} {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+	// Whoever has attached answers for it from then on, also after it has let go.
+	user, err := sandbox.Attach(ctx, local.New(local.Options{Dir: dir, GuestPath: guestPath}), used)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user.Detach()
+
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	if l := leftovers(t, dir, []string{left}); len(l) > 0 {
+		t.Errorf("the orphan is still there: %q", l)
+	}
+	running := map[string]bool{}
+	all, err := b.List(ctx)
+	for _, i := range all {
+		running[i.ID] = i.Running
+	}
+	if err != nil || len(all) != 4 || !running[kept] || !running[alive] || !running[used] {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+	if living.ProcessState != nil {
+		t.Error("the living maker has ended")
+	}
+}
+
 // A program that dies while it makes a sandbox leaves a state without a process.
 func TestStopEndsWhatWasHalfMade(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
-	cmd, id := maker(t, dir)
+	cmd, id := maker(t, dir, false)
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
@@ -334,6 +380,13 @@ func TestSpecsThatNeedIsolationAreRefused(t *testing.T) {
 		"image": {Image: "alpine"}, "root file system": {RootFS: "/"}, "mount": {Mounts: []sandbox.Mount{{Host: "/opt", Path: "/mnt/x"}}}, "host name": {Hostname: "box"},
 	} {
 		if _, err := sandbox.Open(t.Context(), b, spec); !errors.Is(err, sandbox.ErrNotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, limits := range map[string]sandbox.Limits{
+		"memory": {Memory: 256 << 20}, "cpus": {CPUs: 0.5}, "processes": {Processes: 64}, "disk": {Disk: 32 << 20}, "open files": {OpenFiles: 100},
+	} {
+		if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Limits: limits}); !errors.Is(err, sandbox.ErrNotSupported) || !strings.Contains(err.Error(), "limit "+name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
