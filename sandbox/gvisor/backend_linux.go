@@ -19,7 +19,6 @@ import (
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
-	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -38,6 +37,8 @@ const bootWait = 10 * time.Second
 type Backend struct {
 	opts   Options
 	dir    string // data, private to this user
+	cache  string // programs and images
+	store  *programs.Store
 	engine programs.Program
 	guest  programs.Program
 	images *image.Store
@@ -83,6 +84,7 @@ func New(opts Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.cache, b.store = cache, store
 	if b.engine.Path == "" {
 		if b.engine, err = store.Engine(ctx); err != nil {
 			return nil, engineMissing(err)
@@ -268,7 +270,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			return nil, rootError(spec.RootFS, err)
 		}
 		// What may not be mounted may not be the root either: "/" would show all of the host.
-		if dir, err = hostpath.Judge(dir); err != nil {
+		if dir, err = b.policy().Judge(dir); err != nil {
 			return nil, rootError(spec.RootFS, err)
 		}
 		r, err := buildTreeRoot(ctx, roots, dir)
@@ -397,6 +399,11 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	if err != nil {
 		return nil, startError(err)
 	}
+	// Again, and as late as can be: somebody may have put another directory or a link in a judged one's place, since the snapshot was taken or just now.
+	if err := b.judgeAgain(r); err != nil {
+		pipes.close()
+		return nil, err
+	}
 	if checkpoint == "" {
 		err = e.run(ctx, r.ID, dir, pipes)
 	} else {
@@ -462,7 +469,8 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 	cgroup, eng := true, b.engine
 	if err == nil {
 		cgroup = r.Cgroup
-		if e, err := programs.ByHash(r.Engine, programs.EngineName); err == nil {
+		// Without its own engine it is ended with ours: what matters is killing, and that is done by pid.
+		if e, err := b.engineOf(r.Engine, "stop"); err == nil {
 			eng = e
 		}
 	}
@@ -521,9 +529,9 @@ func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	if err != nil {
 		return nil, err
 	}
-	eng, err := programs.ByHash(r.Engine, programs.EngineName)
+	eng, err := b.engineOf(r.Engine, "attach")
 	if err != nil {
-		eng = b.engine
+		return nil, err
 	}
 	lock, err := lockAttachment(b.sandboxDir(id))
 	if err != nil {

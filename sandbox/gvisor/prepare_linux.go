@@ -51,22 +51,77 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 	return buildRoot(ctx, cache, copies, binds)
 }
 
+// policy says what of this host may be seen inside: besides the usual, not our own directories. Sandboxes' tokens and memory lie
+// in one, and the engine is executed from the other.
+func (b *Backend) policy() *hostpath.Policy {
+	p := hostpath.Default()
+	p.Refuse(filepath.Dir(b.dir), "recluse's sandboxes and snapshots")
+	p.Refuse(b.cache, "recluse's programs and images")
+	return p
+}
+
+func mountRefused(path string, err error) error {
+	e := &sandbox.Error{Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err, Remedy: "mount a directory that holds only what the code needs"}
+	if errors.Is(err, fs.ErrNotExist) {
+		e.Message, e.Remedy = "no such directory", ""
+	}
+	return e
+}
+
+// judgeAgain refuses a record whose places on the host no longer are what was judged when its first sandbox was made.
+func (b *Backend) judgeAgain(r *record) error {
+	if len(r.Spec.Mounts) == 0 && r.Spec.RootFS == "" {
+		return nil // nothing of the caller's choice
+	}
+	policy := b.policy()
+	same := func(path string) error {
+		resolved, err := policy.Judge(path)
+		if err == nil && resolved != path {
+			err = fmt.Errorf("%s has become %s", path, resolved)
+		}
+		if err != nil {
+			return mountRefused(path, err)
+		}
+		return nil
+	}
+	for _, m := range r.Spec.Mounts {
+		if err := same(m.Host); err != nil {
+			return err
+		}
+	}
+	if r.Spec.RootFS == "" {
+		return nil
+	}
+	judged := ""
+	for _, bound := range r.Binds { // the entries of the caller's root
+		if dir := filepath.Dir(bound.Source); dir != judged {
+			if err := same(dir); err != nil {
+				return err
+			}
+			judged = dir
+		}
+		info, err := os.Lstat(bound.Source)
+		if err == nil && !info.IsDir() {
+			err = errors.New("it is no directory any more")
+		}
+		if err != nil {
+			return mountRefused(bound.Source, err)
+		}
+	}
+	return nil
+}
+
 // judgeMounts resolves the host's directories that the caller wants inside, and refuses those that must not be seen there.
 func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	if len(p.spec.Mounts) == 0 {
 		return nil
 	}
-	policy := hostpath.Default()
-	policy.Refuse(filepath.Dir(b.dir), "recluse keeps its sandboxes there")
+	policy := b.policy()
 	p.spec.Mounts = slices.Clone(p.spec.Mounts)
 	for i, m := range p.spec.Mounts {
 		resolved, err := policy.Judge(m.Host)
 		if err != nil {
-			e := &sandbox.Error{Code: sandbox.CodeMountRefused, Op: "mount " + m.Host, Message: "this path is not shown to a sandbox", Err: err, Remedy: "mount a directory that holds only what the code needs"}
-			if errors.Is(err, fs.ErrNotExist) {
-				e.Message, e.Remedy = "no such directory", ""
-			}
-			return e
+			return mountRefused(m.Host, err)
 		}
 		p.spec.Mounts[i].Host = resolved
 	}

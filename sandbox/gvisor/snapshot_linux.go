@@ -92,7 +92,7 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	if err := os.Mkdir(image, 0o700); err != nil {
 		return snapshotError(err)
 	}
-	eng, err := b.engineOf(m.Record.Engine)
+	eng, err := b.engineOf(m.Record.Engine, "snapshot")
 	if err != nil {
 		return err
 	}
@@ -233,11 +233,11 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 
 // restore makes a sandbox from a checked manifest.
 func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec sandbox.Spec) (*machine, error) {
-	eng, err := b.engineOf(m.Record.Engine)
+	eng, err := b.engineOf(m.Record.Engine, "restore")
 	if err != nil {
 		return nil, err
 	}
-	guest, err := b.guestOf(m.Record.Guest)
+	guest, err := b.guestOf(m.Record.Guest, "restore")
 	if err != nil {
 		return nil, err
 	}
@@ -285,25 +285,25 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 }
 
 // engineOf finds the engine that a sandbox or snapshot was made with.
-func (b *Backend) engineOf(hash string) (programs.Program, error) {
+func (b *Backend) engineOf(hash, op string) (programs.Program, error) {
 	if hash == b.engine.Hash {
 		return b.engine, nil
 	}
-	return older(hash, programs.EngineName)
+	return b.older(hash, programs.EngineName, op)
 }
 
-func (b *Backend) guestOf(hash string) (programs.Program, error) {
+func (b *Backend) guestOf(hash, op string) (programs.Program, error) {
 	if hash == b.guest.Hash {
 		return b.guest, nil
 	}
-	return older(hash, programs.GuestName)
+	return b.older(hash, programs.GuestName, op)
 }
 
-func older(hash, name string) (programs.Program, error) {
-	p, err := programs.ByHash(hash, name)
+func (b *Backend) older(hash, name, op string) (programs.Program, error) {
+	p, err := b.store.ByHash(hash, name)
 	if err != nil {
 		return p, &sandbox.Error{
-			Code: sandbox.CodeSnapshotVersion, Op: "restore", Message: "it was made with another " + name + " (" + hash + "), which is no longer in the cache",
+			Code: sandbox.CodeSnapshotVersion, Op: op, Message: "it was made with another " + name + " (" + hash + "), which is no longer in the cache",
 			Remedy: "install the version that made it", Err: err,
 		}
 	}
