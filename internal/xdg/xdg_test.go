@@ -8,8 +8,12 @@ import (
 	"strconv"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/recluse-dev/recluse/sandbox"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // place sets up an environment in which nothing is found but what the test makes.
 func place(t *testing.T) (root string) {
