@@ -561,8 +561,20 @@ func (b *Backend) sweepOrphans(ctx context.Context) {
 		if err != nil || r.Spec.Persist || r.Owner.alive() {
 			continue
 		}
-		// Best effort: it is tried again by the next program, and Start must not fail for it.
-		_ = b.Stop(ctx, r.ID)
+		b.endOrphan(ctx, r.ID)
+	}
+}
+
+// endOrphan ends a sandbox that looked like an orphan, unless somebody is attached to it or has made it theirs meanwhile.
+// Best effort: it is tried again by the next program, and Start must not fail for it.
+func (b *Backend) endOrphan(ctx context.Context, id string) {
+	lock, err := tryAttachment(b.sandboxDir(id), 0)
+	if err != nil {
+		return
+	}
+	defer lock.Close()
+	if r, err := b.load(id); err == nil && !r.Spec.Persist && !r.Owner.alive() {
+		_ = b.Stop(ctx, id)
 	}
 }
 

@@ -50,6 +50,10 @@ type machine struct {
 	ending bool  // guarded by mu; we are ending it ourselves
 	cause  error // guarded by mu
 	closed bool  // guarded by mu
+
+	killsMu sync.Mutex
+	seen    uint64    // guarded by killsMu; the kernel's memory kills, at the last look
+	seenAt  time.Time // guarded by killsMu; when the last of them was first seen
 }
 
 // open attaches to a sandbox that runs.
@@ -79,6 +83,9 @@ func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
 	}
 	if host, _ := b.limits(); host != nil && r.Cgroup {
 		m.kills, _ = host.open(r.ID).kills() // without them a kill is told as one by a signal
+		if m.kills != nil {
+			m.seen, _ = m.kills.count() // those of before tell nothing about a later end
+		}
 	}
 	b.mu.Lock()
 	b.machines[r.ID] = m
@@ -113,7 +120,7 @@ func (m *machine) watch() {
 // diagnose says why the sandbox ended by itself.
 func (m *machine) diagnose(fd int) error {
 	e := &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "watch sandbox", Remedy: "make a new one, or restore a snapshot"}
-	if n, ok := m.MemoryKills(); ok && n > 0 {
+	if m.killedForMemory() {
 		e.Message = "the host's kernel ended the sandbox for memory"
 		return e
 	}
@@ -294,7 +301,33 @@ func (m *machine) MemoryKills() (uint64, bool) {
 		return 0, false
 	}
 	n, err := m.kills.count()
-	return n, err == nil
+	if err != nil {
+		return 0, false
+	}
+	m.killsMu.Lock()
+	defer m.killsMu.Unlock()
+	if n > m.seen {
+		m.seen, m.seenAt = n, time.Now()
+	}
+	return n, true
+}
+
+// freshKill is how long after a kill was counted the end of the sandbox may still be its effect: a command that begins between the two
+// looks at the count as well.
+const freshKill = time.Second
+
+// killedForMemory reports whether the kernel has killed something since the last look, which was not about the end of the sandbox.
+func (m *machine) killedForMemory() bool {
+	if m.kills == nil {
+		return false
+	}
+	n, err := m.kills.count()
+	if err != nil {
+		return false
+	}
+	m.killsMu.Lock()
+	defer m.killsMu.Unlock()
+	return n > m.seen || !m.seenAt.IsZero() && time.Since(m.seenAt) < freshKill
 }
 
 // lockPatience is how long a lock that was just given up may still be held: by a process that this program starts at that moment, between
@@ -303,13 +336,17 @@ const lockPatience = 300 * time.Millisecond
 
 // lockAttachment makes sure that nobody else talks to the guest: two readers of one pipe would each get half.
 func lockAttachment(dir string) (*os.File, error) {
+	return tryAttachment(dir, lockPatience)
+}
+
+func tryAttachment(dir string, patience time.Duration) (*os.File, error) {
 	path := filepath.Join(dir, "attached")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, startError(err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for end := time.Now().Add(lockPatience); err != nil && time.Now().Before(end); time.Sleep(lockPoll) {
+	for end := time.Now().Add(patience); err != nil && time.Now().Before(end); time.Sleep(lockPoll) {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err != nil {
