@@ -30,7 +30,30 @@ func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) 
 		return nil, cause(ctx, err)
 	}
 	w.guard(s)
+	for _, what := range unkept(spec.Limits, b.Capabilities(ctx)) {
+		a.say("warning: the %s backend cannot keep a limit on %s here; recluse doctor says why", b.Name(), what)
+	}
 	return s, nil
+}
+
+// unkept names the limits that were asked for and that a backend does not promise to keep.
+func unkept(l sandbox.Limits, c sandbox.Capabilities) []string {
+	var out []string
+	for _, limit := range []struct {
+		name        string
+		asked, kept bool
+	}{
+		{"memory", l.Memory != 0, c.MemoryLimit},
+		{"cpus", l.CPUs != 0, c.CPULimit},
+		{"processes", l.Processes != 0, c.ProcessLimit},
+		{"disk", l.Disk != 0, c.DiskLimit},
+		{"open files", l.OpenFiles != 0, c.OpenFileLimit},
+	} {
+		if limit.asked && !limit.kept {
+			out = append(out, limit.name)
+		}
+	}
+	return out
 }
 
 // cause prefers the reason for which ctx ended over what that led to.
@@ -44,7 +67,7 @@ func cause(ctx context.Context, err error) error {
 // close ends a sandbox and tells if that failed.
 func (a *app) close(s *sandbox.Sandbox) {
 	if err := s.Close(); err != nil {
-		a.report(err)
+		a.tell(err) // the result has been printed
 	}
 }
 

@@ -40,7 +40,7 @@ interpreter: the value of a last expression is printed, and arguments are in sys
 A script given by --python-file runs as a program of its own, with its input free for data.
 
 What ends it other than by itself (time, memory, a signal) is told in one line on stderr.
-With --json the verdict, output included, is printed on stdout instead.`,
+With --json the verdict, output included, is printed on stdout instead, or {"error": ...} if there is none.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec --python - < script.py
   recluse exec --python-file script.py ARG... < data
@@ -168,17 +168,22 @@ func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, 
 		if err := writeJSON(a.stdout, v); err != nil {
 			return err
 		}
+		if err != nil { // stdout has its one value
+			a.tell(err)
+			return exit(statusFailure)
+		}
 	}
 	if err != nil {
 		return err
 	}
 	status := v.Status()
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == sandbox.EndedCancelled {
-		status = 128 + int(i.signal)
-		a.say("cancelled %v", i)
-		return exit(status)
+		if !a.json {
+			a.say("cancelled %v", i)
+		}
+		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(o, s, v); line != "" {
+	if line := epitaph(o, s, v); line != "" && !a.json { // the verdict says it
 		a.say("%s", line)
 	}
 	if status == 0 {

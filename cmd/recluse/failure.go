@@ -17,11 +17,17 @@ func usage(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
 }
 
-// report tells what went wrong: what, why, and on a line of its own what to do. With --json it is on stdout too.
+// report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
 func (a *app) report(err error) {
-	if a.json {
-		_ = writeJSON(a.stdout, map[string]any{"error": failureOf(err)}) // stderr still gets it
+	if a.json && writeJSON(a.stdout, map[string]any{"error": failureOf(err)}) == nil {
+		return
 	}
+	a.tell(err)
+}
+
+// tell says on stderr what went wrong: what, why, and on a line of its own what to do.
+func (a *app) tell(err error) {
+	err, remedy := withoutRemedy(err)
 	e, ok := err.(*sandbox.Error) //nolint:errorlint // a wrapped one is told by what wraps it
 	if !ok {
 		a.say("%v", err)
@@ -51,9 +57,26 @@ func (a *app) report(err error) {
 	for _, c := range causes {
 		fmt.Fprintf(a.stderr, "  %s\n", c)
 	}
-	if e.Remedy != "" {
-		fmt.Fprintf(a.stderr, "  remedy: %s\n", e.Remedy)
+	if remedy != "" {
+		fmt.Fprintf(a.stderr, "  remedy: %s\n", remedy)
 	}
+}
+
+// withoutRemedy takes the remedies out of an error and of those it directly wraps, and gives the outermost: the others
+// would be told in the middle of a line, and say the same in other words.
+func withoutRemedy(err error) (error, string) {
+	e, ok := err.(*sandbox.Error) //nolint:errorlint // in a wrapped one it is part of the text
+	if !ok {
+		return err, ""
+	}
+	bare := *e
+	bare.Remedy = ""
+	cause, remedy := withoutRemedy(e.Err)
+	bare.Err = cause
+	if e.Remedy != "" {
+		remedy = e.Remedy
+	}
+	return &bare, remedy
 }
 
 // say prints one line of our own on stderr.
@@ -76,9 +99,14 @@ func failureOf(err error) failure {
 	if !ok {
 		return failure{Code: sandbox.CodeOf(err), Message: err.Error()}
 	}
-	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
-	if e.Err != nil {
-		f.Cause = e.Err.Error()
+	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
+	var cause error
+	cause, f.Remedy = withoutRemedy(e.Err)
+	if e.Remedy != "" {
+		f.Remedy = e.Remedy
+	}
+	if cause != nil {
+		f.Cause = cause.Error()
 	}
 	return f
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asRecluse) != "" {
 		main()
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // ready skips a test that needs sandboxes where there are none, and fails it in CI.
@@ -126,6 +127,8 @@ func TestExec(t *testing.T) {
 		{"survivors by request", "", []string{"--kill-survivors", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", ""},
 		{"consent", "", []string{"--backend", "local", "--", "true"}, 125, "", "--allow-no-isolation"},
 		{"warning", "", []string{"--backend", "local", "--allow-no-isolation", "--", "echo", "hi"}, 0, "hi\n", "recluse: warning: code will run WITHOUT isolation"},
+		{"limit that is refused", "", []string{"--backend", "local", "--allow-no-isolation", "--memory", "256m", "--", "true"}, 125, "", "limit memory: the local backend cannot"},
+		{"limit that is not kept", "", []string{"--backend", "local", "--allow-no-isolation", "--cpus", "1", "--", "echo", "hi"}, 0, "hi\n", "warning: the local backend cannot keep a limit on cpus"},
 		{"unknown backend", "", []string{"--backend", "nix", "--", "true"}, 125, "", "remedy: known are gvisor, local"},
 		{"unknown flag", "", []string{"--no-such-flag", "--", "true"}, 125, "", "recluse: unknown flag"},
 		{"memory of nothing", "", []string{"--memory", "0", "--", "true"}, 125, "", "above zero"},
@@ -158,13 +161,16 @@ func TestExecJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &v); err != nil {
 		t.Fatalf("%v in %q", err, got.stdout)
 	}
+	if got.stderr != "" {
+		t.Errorf("stderr %q: the verdict says it all", got.stderr)
+	}
 	if got.status != 124 || v.Status != 124 || v.Ended != "timeout" || v.Stdout.Text != "out\n" || v.Stderr.Text != "err\n" {
 		t.Errorf("status %d, verdict %+v", got.status, v)
 	}
 	got = run(t, "", "exec", "--json", "--memory", "1m", "--", "true")
 	var f struct{ Error failure }
-	if err := json.Unmarshal([]byte(got.stdout), &f); err != nil || f.Error.Code != "invalid_spec" || got.status != 125 {
-		t.Errorf("status %d, %q, %v", got.status, got.stdout, err)
+	if err := json.Unmarshal([]byte(got.stdout), &f); err != nil || f.Error.Code != "invalid_spec" || got.status != 125 || got.stderr != "" {
+		t.Errorf("status %d, %q, %q, %v", got.status, got.stdout, got.stderr, err)
 	}
 }
 

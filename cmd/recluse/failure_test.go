@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// missing is an error with two remedies, as of a backend whose engine is not there.
+var missing = &sandbox.Error{
+	Code: sandbox.CodeEngineMissing, Op: "find engine and guest", Remedy: "run make build",
+	Err: &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find recluse-engine", Message: "it is nowhere", Remedy: "run make build, or go install", Err: errors.New("no such file")},
+}
+
+func TestOneRemedyIsTold(t *testing.T) {
+	var out, errs bytes.Buffer
+	a := &app{stdout: &out, stderr: &errs}
+	a.report(missing)
+	if want := "recluse: find engine and guest: find recluse-engine: it is nowhere: no such file\n  remedy: run make build\n"; errs.String() != want || out.Len() != 0 {
+		t.Errorf("got %q, want %q", errs.String(), want)
+	}
+	if h := (broken{name: "gvisor", err: missing}).Health(t.Context()); strings.Contains(h.Reason, "run make") || h.Remedy != "run make build" {
+		t.Errorf("%+v", h)
+	}
+	// The remedy of a cause is better than none.
+	errs.Reset()
+	a.report(&sandbox.Error{Code: sandbox.CodeInternal, Message: "outside", Err: missing})
+	if n := strings.Count(errs.String(), "run make"); n != 1 || !strings.Contains(errs.String(), "\n  remedy: run make build\n") {
+		t.Errorf("got %q", errs.String())
+	}
+	if missing.Remedy == "" {
+		t.Error("the error itself was changed")
+	}
+}
+
+func TestAFailureIsOneJSONValue(t *testing.T) {
+	var out, errs bytes.Buffer
+	a := &app{stdout: &out, stderr: &errs, json: true}
+	a.report(missing)
+	var got struct{ Error failure }
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Error.Code != sandbox.CodeEngineMissing || got.Error.Remedy != "run make build" || strings.Contains(got.Error.Cause, "run make") {
+		t.Errorf("%+v %v", got, err)
+	}
+	if errs.Len() != 0 {
+		t.Errorf("stderr %q", errs.String())
+	}
+}
+
+func TestUnkeptLimits(t *testing.T) {
+	some := sandbox.Capabilities{ProcessLimit: true, DiskLimit: true, OpenFileLimit: true}
+	if got := unkept(sandbox.Limits{}, some); got != nil {
+		t.Errorf("nothing was asked for: %q", got)
+	}
+	if got := unkept(sandbox.Limits{Memory: 1, CPUs: 1, Processes: 1, Disk: 1}, some); !slices.Equal(got, []string{"memory", "cpus"}) {
+		t.Errorf("%q", got)
+	}
+}
