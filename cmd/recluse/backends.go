@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -87,12 +89,6 @@ func (broken) Capabilities(context.Context) sandbox.Capabilities { return sandbo
 // Health says why it could not be made.
 func (b broken) Health(context.Context) sandbox.Health {
 	f := failureOf(b.err)
-	h := sandbox.Health{Reason: f.Message, Remedy: f.Remedy}
-	if f.Op != "" {
-		h.Reason = f.Op + ": " + h.Reason
-	}
-	if f.Cause != "" {
-		h.Reason += ": " + f.Cause
-	}
-	return h
+	parts := slices.DeleteFunc([]string{f.Op, f.Message, f.Cause}, func(s string) bool { return s == "" })
+	return sandbox.Health{Reason: strings.Join(parts, ": "), Remedy: f.Remedy}
 }
