@@ -2,10 +2,14 @@ package wire
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
+	"time"
 )
 
 // The multiplexer is our own because a warm cell is little more than its wake-ups. A general one has goroutines for
@@ -20,6 +24,7 @@ import (
 //	data    number bytes of it
 //	credit  the other side may send that many bytes more than before
 //	end     nothing more is sent or read by this side
+//	bye     the other side has broken these rules and the session is over; the link below may well live on, so that nothing else would tell it
 //
 // A side may send window bytes of a stream before the other one has read some, so that one that is not read can neither fill our memory nor
 // keep the others from going on.
@@ -28,21 +33,27 @@ const (
 	muxData
 	muxCredit
 	muxEnd
+	muxBye
 
 	muxHeader = 9
 	// muxWindow is how far a writer may be ahead of its reader.
 	muxWindow = 4 << 20
 	// muxFrame bounds the bytes of one frame: others wait behind it.
 	muxFrame = 256 << 10
-	// muxStreams bounds the streams that the other side may have open.
+	// muxStreams bounds the streams that each side may have open. Whoever wants one more waits.
 	muxStreams = 1024
 	// muxPooled is from which size on received data lies in reused memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
+	// muxByeWait bounds how long a session that ends waits to tell the other side, which may not be reading.
+	muxByeWait = time.Second
 )
 
-// errMuxClosed is what streams of a session give that we have closed.
-var errMuxClosed = fmt.Errorf("the session has been closed: %w", io.ErrClosedPipe)
+// errMuxClosed is what streams of a session give that we have closed, errMuxBye of one that the other side could not bear.
+var (
+	errMuxClosed = fmt.Errorf("the session has been closed: %w", io.ErrClosedPipe)
+	errMuxBye    = fmt.Errorf("the other side has ended the session, because what we sent is against the rules: %w", io.ErrClosedPipe)
+)
 
 type mux struct {
 	closer io.Closer
@@ -54,16 +65,24 @@ type mux struct {
 	calls  sync.WaitGroup // handlers
 	chunks sync.Pool      // of *[]byte, muxFrame large
 
-	writeMu sync.Mutex
-	w       io.Writer // guarded by writeMu
-	out     []byte    // guarded by writeMu; reused between writes
-	next    uint32    // guarded by writeMu; our last number
+	// Used by whoever has the turn to write: see begin.
+	w     io.Writer
+	limit interface{ SetWriteDeadline(time.Time) error } // interrupts a write; nil: cannot be done
+	out   []byte                                         // reused between writes
 
-	mu     sync.Mutex
-	conns  map[uint32]*conn // guarded by mu
-	theirs int              // guarded by mu; how many of conns the other side has opened
-	last   uint32           // guarded by mu; its last number
-	err    error            // guarded by mu; why the session has ended
+	mu      sync.Mutex
+	writing bool             // guarded by mu; somebody has the turn
+	writer  *conn            // guarded by mu; for whom it writes, nil: for nobody who could give up
+	poked   bool             // guarded by mu; the write was told to stop
+	turn    sync.Cond        // of mu; writing is over
+	room    sync.Cond        // of mu; a stream can be had
+	conns   map[uint32]*conn // guarded by mu
+	idle    []*channel       // guarded by mu; streams of ours between two calls
+	ours    int              // guarded by mu; streams that we have, opened or about to be
+	theirs  int              // guarded by mu; how many of conns the other side has opened
+	last    uint32           // guarded by mu; its last number
+	next    uint32           // guarded by mu; our last number
+	err     error            // guarded by mu; why the session has ended
 }
 
 func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
@@ -75,13 +94,15 @@ func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 		m.odd = 1
 	}
 	m.next = m.odd
+	m.turn.L, m.room.L = &m.mu, &m.mu
+	m.limit, _ = closer.(interface{ SetWriteDeadline(time.Time) error })
 	return m
 }
 
 // conn is one stream.
 type conn struct {
 	m      *mux
-	id     uint32
+	id     uint32  // of ours: 0 before the first write
 	user   *Stream // of a handler, kept for the next call
 	theirs bool    // opened by the other side
 
@@ -103,53 +124,178 @@ type chunk struct {
 	pooled *[]byte // what it lies in, to be given back; nil: its own
 }
 
-// newConn makes a stream known.
-//
-// Preconditions: mu is held.
-func (m *mux) newConn(id uint32, theirs bool) *conn {
-	c := &conn{m: m, id: id, theirs: theirs, room: muxWindow, credit: muxWindow}
+// newConn makes a stream, not yet known by a number.
+func (m *mux) newConn(theirs bool) *conn {
+	c := &conn{m: m, theirs: theirs, room: muxWindow, credit: muxWindow}
 	c.readable.L, c.writable.L = &m.mu, &m.mu
-	m.conns[id] = c
 	return c
 }
 
-// open begins a stream.
-func (m *mux) open() (*conn, error) {
-	// The other side expects numbers in ascending order, so they are given by whoever may write.
-	m.writeMu.Lock()
-	defer m.writeMu.Unlock()
+// open gives a stream of ours between two calls, or a new one. It waits while we have as many as the other side bears. The other side
+// hears of a new one with its first bytes.
+func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 	m.mu.Lock()
-	if m.err != nil {
-		defer m.mu.Unlock()
-		return nil, m.err
+	defer m.mu.Unlock()
+	if m.ours >= muxStreams && len(m.idle) == 0 {
+		stop := context.AfterFunc(ctx, func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.room.Broadcast()
+		})
+		defer stop()
 	}
-	m.next += 2
-	c := m.newConn(m.next, false)
-	m.mu.Unlock()
-	return c, m.write(muxOpen, c.id, 0, nil)
+	for {
+		switch n := len(m.idle); {
+		case m.err != nil:
+			return nil, nil, m.err
+		case n > 0:
+			ch := m.idle[n-1]
+			m.idle = m.idle[:n-1]
+			if ch.conn.ended {
+				continue
+			}
+			return nil, ch, nil
+		case m.ours < muxStreams:
+			m.ours++
+			return m.newConn(false), nil, nil
+		case ctx.Err() != nil:
+			m.room.Signal() // what woke us may have been meant for another
+			return nil, nil, ctx.Err()
+		}
+		m.room.Wait()
+	}
 }
 
-func (m *mux) send(typ byte, id uint32, n int, data []byte) error {
-	m.writeMu.Lock()
-	defer m.writeMu.Unlock()
-	return m.write(typ, id, n, data)
+// keep takes a stream whose call is over for the next one, and reports whether there is room for it.
+func (m *mux) keep(ch *channel) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.idle) >= maxIdle {
+		return false
+	}
+	m.idle = append(m.idle, ch)
+	m.room.Signal()
+	return true
 }
 
-// write writes a frame in one piece: each write on its own costs a wake-up on the other side.
+// begin waits for the turn to write. It gives up when c, for which it is, is closed; nil: never. A stream that has no number gets one:
+// the other side expects them in ascending order, so whoever may write gives them.
+func (m *mux) begin(c *conn) (opening bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		switch {
+		case m.err != nil:
+			err = m.err
+		case c != nil && (c.closed || c.ended):
+			err = io.ErrClosedPipe
+		case !m.writing:
+			m.writing, m.writer = true, c
+			if c != nil && c.id == 0 {
+				m.next += 2
+				c.id = m.next
+				m.conns[c.id] = c
+				opening = true
+			}
+			return opening, nil
+		}
+		if err != nil {
+			m.turn.Signal() // what woke us may have been meant for another
+			return false, err
+		}
+		m.turn.Wait()
+	}
+}
+
+// finish gives the turn to the next.
+func (m *mux) finish() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.writing, m.writer = false, nil
+	m.calm()
+	m.turn.Signal()
+}
+
+// poke makes a write for c stop that is under way.
 //
-// Preconditions: writeMu is held.
-func (m *mux) write(typ byte, id uint32, n int, data []byte) error {
-	b := append(m.out[:0], typ)
-	b = binary.BigEndian.AppendUint32(b, id)
-	b = binary.BigEndian.AppendUint32(b, uint32(n))
-	b = append(b, data...)
-	m.out = b
-	if _, err := m.w.Write(b); err != nil {
-		err = fmt.Errorf("%w: %w", io.ErrClosedPipe, err)
-		m.fail(err)
+// Preconditions: mu is held.
+func (m *mux) poke(c *conn) {
+	if m.writing {
+		m.turn.Broadcast()
+	}
+	if m.writer == c && m.limit != nil {
+		m.poked = m.limit.SetWriteDeadline(time.Unix(1, 0)) == nil
+	}
+}
+
+// calm lets writes take their time again.
+//
+// Preconditions: mu is held.
+func (m *mux) calm() {
+	if m.poked {
+		m.poked = false
+		_ = m.limit.SetWriteDeadline(time.Time{}) // the next write tells
+	}
+}
+
+// send writes a frame that nobody can want to give up.
+func (m *mux) send(typ byte, id uint32, n int) error {
+	if _, err := m.begin(nil); err != nil {
 		return err
 	}
-	return nil
+	defer m.finish()
+	m.out = appendHead(m.out[:0], typ, id, n)
+	_, err := m.w.Write(m.out)
+	return m.broken(err)
+}
+
+func appendHead(b []byte, typ byte, id uint32, n int) []byte {
+	b = binary.BigEndian.AppendUint32(append(b, typ), id)
+	return binary.BigEndian.AppendUint32(b, uint32(n))
+}
+
+// write writes data, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
+// When the stream is closed while the link is full, it returns, and what the other side must have for the sake of the others follows later.
+func (c *conn) write(data []byte) error {
+	m := c.m
+	opening, err := m.begin(c)
+	if err != nil {
+		return err
+	}
+	b := m.out[:0]
+	if opening {
+		b = appendHead(b, muxOpen, c.id, 0)
+	}
+	b = append(appendHead(b, muxData, c.id, len(data)), data...)
+	m.out = b
+	n, err := m.w.Write(b)
+	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+		defer m.finish()
+		return m.broken(err)
+	}
+	if n == 0 {
+		m.finish()
+		return io.ErrClosedPipe
+	}
+	m.mu.Lock()
+	m.writer = nil
+	m.calm()
+	m.mu.Unlock()
+	go func() {
+		defer m.finish()
+		_, err := m.w.Write(b[n:])
+		_ = m.broken(err) // the session tells
+	}()
+	return io.ErrClosedPipe
+}
+
+// broken ends the session if a write has failed.
+func (m *mux) broken(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w: %w", io.ErrClosedPipe, err)
+		m.fail(err)
+	}
+	return err
 }
 
 // fail ends the session. The first reason counts.
@@ -164,9 +310,36 @@ func (m *mux) fail(err error) {
 		c.readable.Broadcast()
 		c.writable.Broadcast()
 	}
+	m.turn.Broadcast()
+	m.room.Broadcast()
 	close(m.done)
 	m.mu.Unlock()
+	if !IsClosed(err) {
+		m.bye()
+	}
 	_ = m.closer.Close() // it has ended already, or we no longer want it
+}
+
+// bye tells the other side that the session is over. Whether it can be told is its own affair.
+func (m *mux) bye() {
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		m.mu.Lock()
+		for m.writing {
+			m.turn.Wait()
+		}
+		m.writing = true
+		m.mu.Unlock()
+		defer m.finish()
+		_, _ = m.w.Write(appendHead(nil, muxBye, 0, 0))
+	}()
+	t := time.NewTimer(muxByeWait)
+	defer t.Stop()
+	select {
+	case <-said:
+	case <-t.C:
+	}
 }
 
 // read takes frames off the link, until one begins a call: that one it serves itself, and another goroutine reads on.
@@ -209,13 +382,21 @@ func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
+	switch {
+	case typ == muxBye:
+		return nil, errMuxBye
+	case typ < muxOpen || typ > muxBye:
+		return nil, fmt.Errorf("frame of type %d", typ)
+	}
 	if typ == muxOpen {
 		if id&1 == m.odd || id <= m.last || m.theirs >= muxStreams {
 			return nil, fmt.Errorf("stream %d cannot be opened", id)
 		}
 		m.last = id
 		m.theirs++
-		m.newConn(id, true)
+		c := m.newConn(true)
+		c.id = id
+		m.conns[id] = c
 		return nil, nil
 	}
 	c := m.conns[id]
@@ -243,9 +424,9 @@ func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
 		c.writable.Broadcast()
 	case muxEnd:
 		c.ended = true
-		m.forget(c)
-	default:
-		return nil, fmt.Errorf("frame of type %d", typ)
+		if m.forget(c); !c.theirs {
+			m.release()
+		}
 	}
 	return nil, nil
 }
@@ -262,6 +443,14 @@ func (m *mux) forget(c *conn) {
 	}
 	c.readable.Broadcast()
 	c.writable.Broadcast()
+}
+
+// release lets another stream of ours take the place of one that is over, for the other side too.
+//
+// Preconditions: mu is held.
+func (m *mux) release() {
+	m.ours--
+	m.room.Signal()
 }
 
 func (m *mux) chunk(n int) chunk {
@@ -332,7 +521,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	m.mu.Unlock()
 	if grant > 0 {
-		_ = m.send(muxCredit, c.id, grant, nil) // a session that has ended tells the next read
+		_ = m.send(muxCredit, c.id, grant) // a session that has ended tells the next read
 	}
 	return n, nil
 }
@@ -345,7 +534,7 @@ func (c *conn) Write(p []byte) (int, error) {
 		if err != nil {
 			return done, err
 		}
-		if err := c.m.send(muxData, c.id, n, p[done:done+n]); err != nil {
+		if err := c.write(p[done : done+n]); err != nil {
 			return done, err
 		}
 		done += n
@@ -373,7 +562,7 @@ func (c *conn) claim(n int) (int, error) {
 	}
 }
 
-// Close ends the stream for both sides. The other one still reads what was sent before.
+// Close ends the stream for both sides. The other one still reads what was sent before. A Write that is under way gives up.
 func (c *conn) Close() error {
 	m := c.m
 	m.mu.Lock()
@@ -383,15 +572,25 @@ func (c *conn) Close() error {
 		return nil
 	}
 	c.closed = true
-	ended := c.ended
 	for _, u := range c.unread {
 		m.recycle(u)
 	}
 	c.unread = nil
 	m.forget(c)
+	m.poke(c)
+	known, ended := c.id != 0, c.ended
+	if !known {
+		m.release() // nobody has heard of it
+	}
 	m.mu.Unlock()
-	if ended {
+	if !known || ended {
 		return nil
 	}
-	return m.send(muxEnd, c.id, 0, nil)
+	err := m.send(muxEnd, c.id, 0)
+	if !c.theirs {
+		m.mu.Lock()
+		m.release() // not before: the other side counts those that it knows
+		m.mu.Unlock()
+	}
+	return err
 }

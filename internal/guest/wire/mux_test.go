@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -256,6 +257,7 @@ func TestWhatASessionDoesNotBear(t *testing.T) {
 		"a number again":            append(frame(muxOpen, 2, 0), frame(muxOpen, 2, 0)...),
 		"a frame too large":         append(frame(muxOpen, 2, 0), frame(muxData, 2, muxFrame+1)...),
 		"more than the window":      over,
+		"an unknown type of nobody": frame(99, 0, 0),
 		"credit beyond the window":  append(frame(muxOpen, 2, 0), frame(muxCredit, 2, 1)...),
 		"more streams than allowed": crowd,
 	} {
@@ -274,6 +276,133 @@ func TestWhatASessionDoesNotBear(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestMoreCallsThanStreamsWaitTheirTurn(t *testing.T) {
+	const calls = muxStreams + 76
+	var mu sync.Mutex
+	waiting := 0
+	all := make(chan struct{})
+	host, _ := sessions(t, func(st *Stream, req *Request) bool {
+		mu.Lock()
+		if waiting++; waiting == muxStreams {
+			close(all)
+		}
+		mu.Unlock()
+		<-all // the first hold their streams until there are no more
+		return answerPing(st, req)
+	})
+	within(t, "calls", func() {
+		var wg sync.WaitGroup
+		for range calls {
+			wg.Go(func() { ping(t, host, "x") })
+		}
+		wg.Wait()
+	})
+	host.mux.mu.Lock()
+	defer host.mux.mu.Unlock()
+	if host.mux.ours != len(host.mux.idle) || len(host.mux.conns) != len(host.mux.idle) {
+		t.Errorf("%d streams are counted, %d known and %d kept", host.mux.ours, len(host.mux.conns), len(host.mux.idle))
+	}
+}
+
+func TestWaitingForAStreamEndsWithTheContext(t *testing.T) {
+	host, _ := sessions(t, answerPing)
+	var open []*Stream
+	for range muxStreams {
+		st, err := host.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, st)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := host.OpenContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("one more: %v", err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		_, err := host.Open()
+		got <- err
+	}()
+	open[0].Close()
+	within(t, "the place of another", func() {
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestABadFrameEndsTheOtherSideToo(t *testing.T) {
+	for _, bad := range []string{"host", "guest"} {
+		t.Run("from the "+bad, func(t *testing.T) {
+			h, g := duplex(t) // which closing does not end, as a sandbox's
+			host, guest := NewSession(h, io.NopCloser(nil), true), NewSession(g, io.NopCloser(nil), false)
+			go host.Serve(nil)
+			go guest.Serve(func(st *Stream, _ *Request) bool { return st.Receive(&Frame{}) == nil })
+			st, err := host.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := st.Send(&Request{}); err != nil {
+				t.Fatal(err)
+			}
+			forger := host
+			if bad == "guest" {
+				forger = guest
+			}
+			if err := forger.mux.send(99, 7, 0); err != nil {
+				t.Fatal(err)
+			}
+			within(t, "the end", func() {
+				if err := st.Receive(&Frame{}); err == nil {
+					t.Error("the call goes on")
+				}
+				<-host.Done()
+				<-guest.Done()
+				guest.Wait()
+			})
+			if _, err := forger.Open(); !IsClosed(err) || !errors.Is(err, errMuxBye) {
+				t.Errorf("a call of whom the other side could not bear got %v", err)
+			}
+		})
+	}
+}
+
+func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
+	ours, theirs := net.Pipe() // that nobody reads yet
+	host := NewSession(ours, ours, true)
+	guest := NewSession(theirs, theirs, false)
+	t.Cleanup(func() {
+		host.Close()
+		guest.Close()
+		guest.Wait()
+	})
+	go host.Serve(nil)
+	first, _ := host.Open()
+	second, _ := host.Open()
+	errs := make(chan error, 2)
+	for _, st := range []*Stream{first, second} {
+		go func() { errs <- st.Send(&Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte("x")}}}) }()
+	}
+	head := make([]byte, 3)
+	if _, err := io.ReadFull(theirs, head); err != nil { // one of them is amid its frame
+		t.Fatal(err)
+	}
+	go first.Close()
+	go second.Close()
+	within(t, "writes", func() {
+		for range 2 {
+			if err := <-errs; !IsClosed(err) {
+				t.Errorf("it gave %v", err)
+			}
+		}
+	})
+	// What was begun is ended, and the session is as good as before.
+	guest.mux.r.Reset(io.MultiReader(bytes.NewReader(head), theirs))
+	go guest.Serve(answerPing)
+	within(t, "a call", func() { ping(t, host, "y") })
 }
 
 type blocked struct{}

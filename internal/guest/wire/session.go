@@ -1,10 +1,10 @@
 package wire
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
-	"sync"
 	"syscall"
 )
 
@@ -12,9 +12,6 @@ import (
 // is over, because opening one costs a frame that a warm call can do without.
 type Session struct {
 	mux *mux
-
-	mu   sync.Mutex
-	idle []*channel // guarded by mu
 }
 
 // maxIdle bounds the streams kept for the next calls.
@@ -25,19 +22,17 @@ func NewSession(rw io.ReadWriter, closer io.Closer, host bool) *Session {
 	return &Session{mux: newMux(rw, closer, host)}
 }
 
-// Open gives a stream for one call; end the call with Release or Close.
-func (s *Session) Open() (*Stream, error) {
-	s.mu.Lock()
-	if n := len(s.idle); n > 0 {
-		c := s.idle[n-1]
-		s.idle = s.idle[:n-1]
-		s.mu.Unlock()
-		return &Stream{channel: c}, nil
-	}
-	s.mu.Unlock()
-	c, err := s.mux.open()
-	if err != nil {
+// Open gives a stream for one call; end the call with Release or Close. While there are as many as a session bears, it waits.
+func (s *Session) Open() (*Stream, error) { return s.OpenContext(context.Background()) }
+
+// OpenContext is Open that does not wait longer than ctx.
+func (s *Session) OpenContext(ctx context.Context) (*Stream, error) {
+	c, kept, err := s.mux.open(ctx)
+	switch {
+	case err != nil:
 		return nil, err
+	case kept != nil:
+		return &Stream{channel: kept}, nil
 	}
 	return newStream(c, s), nil
 }

@@ -77,13 +77,8 @@ func (s *Stream) Release() {
 	if s.given.Swap(true) {
 		return
 	}
-	if s.home != nil && s.r.Buffered() == 0 {
-		s.home.mu.Lock()
-		defer s.home.mu.Unlock()
-		if len(s.home.idle) < maxIdle {
-			s.home.idle = append(s.home.idle, s.channel)
-			return
-		}
+	if s.home != nil && s.r.Buffered() == 0 && s.home.mux.keep(s.channel) {
+		return
 	}
 	_ = s.conn.Close()
 }
