@@ -18,6 +18,9 @@ const TokenSize = 32
 // maxHello bounds the message behind a token.
 const maxHello = 1 << 20
 
+// errMessage says that what follows a token is none of our messages.
+var errMessage = errors.New("not a message")
+
 // ErrFenced is what an attachment gets when a newer one has taken its place.
 var ErrFenced = errors.New("a newer attachment has taken over")
 
@@ -100,12 +103,15 @@ restart:
 		if need == 4 && len(buf) == 4 {
 			size := binary.BigEndian.Uint32(buf)
 			if size > maxHello {
-				return fmt.Errorf("hello of %d bytes", size)
+				return fmt.Errorf("%w: %d bytes", errMessage, size)
 			}
 			need += int(size)
 		}
 	}
-	return proto.Unmarshal(buf[4:], m)
+	if err := proto.Unmarshal(buf[4:], m); err != nil {
+		return fmt.Errorf("%w: %w", errMessage, err)
+	}
+	return nil
 }
 
 // seek reads until behind the next token.
@@ -129,7 +135,11 @@ func tokenMessage(token []byte, m proto.Message) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	binary.BigEndian.PutUint32(b[len(token):], uint32(len(b)-len(token)-4))
+	size := len(b) - len(token) - 4
+	if size > maxHello {
+		return nil, fmt.Errorf("%d bytes exceed the limit of %d for a greeting", size, maxHello)
+	}
+	binary.BigEndian.PutUint32(b[len(token):], uint32(size))
 	return b, nil
 }
 
@@ -153,15 +163,12 @@ func NewLink(r io.Reader, w io.Writer, token []byte) *Link {
 
 // Accept waits for the next host that attaches and fences out the one before.
 // decide sees the Hello and gives the Welcome, whose nonce and epoch Accept fills in.
+// A host whose hello cannot be understood, because it was cut off or is broken, is passed over: the next one must find us.
 func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	hello := &Hello{}
 	a := &Attachment{link: l, Hello: hello}
 	l.readMu.Lock()
-	err := l.awaitToken()
-	if err == nil {
-		l.reader = a
-		err = l.scan.message(hello)
-	}
+	err := l.awaitHello(a)
 	l.readMu.Unlock()
 	if err != nil {
 		return nil, err
@@ -182,6 +189,23 @@ func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// awaitHello reads until behind a hello for a.
+//
+// Preconditions: readMu is held.
+func (l *Link) awaitHello(a *Attachment) error {
+	for {
+		if err := l.awaitToken(); err != nil {
+			return err
+		}
+		l.reader = a
+		err := l.scan.message(a.Hello)
+		if errors.Is(err, errMessage) || err == nil && len(a.Hello.Nonce) == 0 {
+			continue
+		}
+		return err
+	}
 }
 
 // awaitToken reads until behind a token, unless the last reader has met one already.

@@ -94,6 +94,37 @@ func TestANewHostTakesOverBehindHalfAFrame(t *testing.T) {
 	}
 }
 
+func TestABadHelloDoesNotKeepTheNextOut(t *testing.T) {
+	token := testToken()
+	token[0], token[1] = 0, 0 // the beginning of a length that is fine, or of a nil message
+	good, err := tokenMessage(token, &Hello{Nonce: nonce(1), Identity: &Identity{Hostname: "a name that is longer than a token, by a little"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := func(b ...byte) []byte { return append(append([]byte(nil), token...), b...) }
+	for name, bad := range map[string][]byte{
+		"too large":                   join(0xff, 0xff, 0xff, 0xff, 1, 2, 3),
+		"no message":                  join(0, 0, 0, 3, 0xff, 0xff, 0xff),
+		"without a nonce":             join(0, 0, 0, 0),
+		"cut behind the token":        join(),
+		"cut in a length":             join(0xff, 0xff),
+		"cut in a length that is nil": join(0, 0),
+		"cut in a short length":       join(0, 0, 0),
+		"cut in the message":          good[:len(good)-TokenSize-1],
+	} {
+		t.Run(name, func(t *testing.T) {
+			for cut := 1; cut <= 50; cut++ {
+				in := append(append([]byte(nil), bad...), good...)
+				l := NewLink(&cutReader{b: in, n: cut}, io.Discard, token)
+				a, err := l.Accept(func(*Hello) *Welcome { return &Welcome{} })
+				if err != nil || !bytes.Equal(a.Hello.Nonce, nonce(1)) {
+					t.Fatalf("reads of %d bytes: %v", cut, err)
+				}
+			}
+		})
+	}
+}
+
 func TestATokenIsFoundHoweverReadsAreCut(t *testing.T) {
 	token := testToken()
 	for cut := 1; cut <= 2*TokenSize+3; cut++ {
