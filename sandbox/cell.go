@@ -118,7 +118,7 @@ func verdict(w *wire.Verdict) *Verdict {
 		ID: w.Id, Ended: endings[w.Ending], ExitCode: int(w.ExitCode), Signal: syscall.Signal(w.Signal),
 		Stdout: output(w.Stdout), Stderr: output(w.Stderr), Started: time.Unix(0, w.StartedUnixNs),
 		Wall: time.Duration(w.WallNs), CPU: time.Duration(w.CpuNs), PeakMemory: w.PeakMemory, MemoryKills: int(w.MemoryKills),
-		SurvivorsTotal: int(w.SurvivorsTotal), StateKept: w.StateKept, StartError: w.StartError,
+		SurvivorsTotal: int(w.SurvivorsTotal), StateKept: w.StateKept, StateLostBefore: w.StateLostBefore, StartError: w.StartError,
 		DisplaysDropped: int(w.DisplaysDropped), Metadata: w.Metadata,
 	}
 	for _, p := range w.Survivors {

@@ -47,6 +47,8 @@ type Verdict struct {
 	SurvivorsTotal int       `json:"survivors_total,omitempty"`
 	// StateKept says, for a cell, that the interpreter and its variables live on.
 	StateKept bool `json:"state_kept"`
+	// StateLostBefore says that the interpreter had died since the cell before, so that this one began without its variables.
+	StateLostBefore bool `json:"state_lost_before,omitempty"`
 	// Error is the exception of a cell, nil for none.
 	Error *CellError `json:"error,omitempty"`
 	// StartError says why a command never ran.

@@ -42,6 +42,25 @@ func bystander(t *testing.T, sb *sandbox.Sandbox) (check func()) {
 }
 
 var endings = []feature{
+	{"a command runs though somebody has killed what was to look after it", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "import os")
+		for range 2 {
+			keeper := strings.TrimSpace(shell(t, sb, "echo $PPID"))
+			if v := cell(t, sb, "os.kill("+keeper+", 9)"); !v.OK() {
+				t.Logf("it cannot be killed here: %s", explainError(v)) // all the better
+			}
+			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
+		}
+	}},
+	{"a command with input that does not start leaves no trace in the next call", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for range 20 {
+			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))})
+			same(t, "ended", v.Ended, sandbox.EndedStart)
+			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
+		}
+	}},
 	{"a timeout ends everything the command started and nothing else", func(t *testing.T, s *suite) {
 		for _, e := range escapes {
 			t.Run(e.name, func(t *testing.T) {

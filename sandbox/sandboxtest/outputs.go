@@ -175,6 +175,55 @@ var outputs = []feature{
 		close(release)
 		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
 	}},
+	{"a cell whose output nobody takes still ends in time, and keeps its state", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "x = 42")
+		release := make(chan struct{})
+		var first recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Cell(t.Context(), sandbox.Cell{
+				ID: "flood", Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)", Timeout: time.Second, KillGrace: 10 * time.Second,
+				Stdout: writerFunc(func(p []byte) (int, error) {
+					_, _ = first.Write(p)
+					<-release
+					return len(p), nil
+				}),
+			})
+		})
+		first.await(t, "ready")
+		eventually(t, "the end of the cell", func() bool {
+			ops, err := sb.Operations(t.Context())
+			noError(t, err)
+			return !ops[len(ops)-1].Running
+		})
+		same(t, "the next cell", okCell(t, sb, "x").Result.Text(), "42")
+		close(release)
+		v := verdictOf(t, done)
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "state kept", v.StateKept, true)
+	}},
+	{"a list of operations fits, however much they said", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for range 12 {
+			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero", InlineBytes: 1 << 20})
+		}
+		if s.caps.Python {
+			cell(t, sb, "display('x' * 1500000)\nprint('y' * 1000)\nraise ValueError('z' * 60000)")
+		}
+		ops, err := sb.Operations(t.Context())
+		noError(t, err)
+		for _, o := range ops {
+			if o.Running || o.Verdict == nil {
+				t.Errorf("%s: running %v, verdict %v", o.ID, o.Running, o.Verdict)
+				continue
+			}
+			same(t, "what is kept here", o.Verdict.Stdout.Kept(), 0)
+			same(t, "produced", o.Verdict.Stdout.Produced > 0, true)
+		}
+		v, err := sb.Follow(t.Context(), ops[0].ID, sandbox.FollowOptions{})
+		noError(t, err)
+		same(t, "what following gives", v.Stdout.Kept(), 1_000_000)
+	}},
 	{"a writer that fails is an error beside the verdict", func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo a; echo b; exit 4", Stdout: writerFunc(func([]byte) (int, error) { return 0, fmt.Errorf("no more") })})

@@ -10,6 +10,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -156,6 +157,28 @@ func (a *Agent) takeNanny() (*nanny.Nanny, error) {
 		a.mu.Unlock()
 	}
 	return n, err
+}
+
+// launch starts a process under a nanny; o is whose it is, nil for none. An idle nanny may have been killed by whoever was
+// bored in the sandbox; then another one is asked. With nanny.ErrLost the process may run, and the nanny is the caller's to close.
+func (a *Agent) launch(o *op, s *nanny.Start, files []*os.File) (n *nanny.Nanny, e *nanny.Event, err error) {
+	for range maxIdleNannies + 2 {
+		if n, err = a.takeNanny(); err != nil {
+			return nil, nil, err
+		}
+		if o != nil {
+			a.own(n, o)
+		}
+		e, err = n.Start(s, files)
+		if err == nil || errors.Is(err, nanny.ErrLost) {
+			return n, e, err
+		}
+		a.closeNanny(n)
+		if !errors.Is(err, nanny.ErrDead) {
+			break
+		}
+	}
+	return nil, nil, err
 }
 
 // closeNanny ends one, with whatever it looks after.

@@ -46,8 +46,14 @@ type cellEnd struct {
 	Spawned  int   `json:"spawned"`
 }
 
-// cell runs one Cell and answers with its verdict.
+// cell runs one Cell and answers with its verdict. It reports whether the stream can carry another call, which one with
+// input never can.
 func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bool) {
+	answered := a.execute(st, req, epoch)
+	return answered && !req.Stdin
+}
+
+func (a *Agent) execute(st *wire.Stream, req *wire.Cell, epoch uint64) (answered bool) {
 	code := req.Code
 	if req.CodeFollows {
 		var bad *wire.Error
@@ -73,10 +79,9 @@ func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bo
 		return answer(st, bad)
 	}
 	if req.Stream {
-		o.live = func(stream int, at int64, p []byte) error {
-			return st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: p}}})
-		}
+		o.live = &listener{st: st}
 	}
+	heard := o.live
 	r := &cellRun{agent: a, op: o, req: req, stream: st}
 	v, bad := r.run(name, code)
 	for _, s := range o.out {
@@ -84,10 +89,11 @@ func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bo
 	}
 	if bad != nil {
 		o.finish(&wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: 126, StartError: bad.Message})
-		return answer(st, bad) && !req.Stdin
+		return answer(st, bad)
 	}
 	o.finish(v)
-	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil && !req.Stdin
+	o.hush(heard)
+	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
 func receiveCode(st *wire.Stream, code []byte) ([]byte, *wire.Error) {
@@ -332,7 +338,10 @@ func (r *cellRun) display(p []byte) error {
 	r.displays = append(r.displays, bundle)
 	r.hasResult = result
 	if r.req.Stream && !r.hasResult {
-		_ = r.stream.Send(&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: bundle}}}) // the verdict has it too
+		// The verdict has it too.
+		r.op.say(len(bundle), func(p []byte) *wire.Frame {
+			return &wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: p}}}
+		}, bundle)
 	}
 	return nil
 }

@@ -29,8 +29,14 @@ const (
 )
 
 // command runs one Exec and answers with its verdict. It reports whether the stream
-// can carry another call.
+// can carry another call: with input the other side may still be sending, so that this stream's calls are over, however
+// this one ended.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
+	answered := a.exec(st, req, epoch)
+	return answered && !req.Stdin && !req.Pty
+}
+
+func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
 	argv := req.Argv
 	if len(req.Shell) > 0 {
 		sh := lookShell()
@@ -60,10 +66,9 @@ func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable
 	}
 	c := &running{agent: a, op: o, req: req, argv: argv}
 	if req.Stream && !req.Background {
-		o.live = func(stream int, at int64, p []byte) error {
-			return st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: p}}})
-		}
+		o.live = &listener{st: st}
 	}
+	heard := o.live
 	if v := c.start(); v != nil {
 		o.finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
@@ -82,9 +87,8 @@ func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable
 		go c.inputs(st)
 	}
 	v := c.supervise()
-	err := st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true})
-	// With input the other side may still be sending, so this stream's calls are over.
-	return err == nil && !interactive
+	o.hush(heard)
+	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
 // running is a command under way.
@@ -127,28 +131,20 @@ func (c *running) start() *wire.Verdict {
 	if err != nil {
 		return refused(126, "no pipes for the command: "+err.Error())
 	}
-	n, err := c.agent.takeNanny()
-	if err == nil {
-		c.nanny = n
-		c.agent.own(n, c.op)
-		var e *nanny.Event
-		e, err = n.Start(&nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty}, plumbing.theirs)
-		if err == nil && e.PID == 0 {
-			plumbing.close()
-			c.closeInput()
-			c.agent.giveNanny(n)
-			code, text := nanny.Describe(string(c.argv[0]), e.Errno)
-			return refused(code, text)
-		}
-		switch {
-		case err == nil:
-			c.pid = e.PID
-		case errors.Is(err, nanny.ErrLost):
-			// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
-			err = nil
-		default:
-			c.agent.closeNanny(n)
-		}
+	n, e, err := c.agent.launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty}, plumbing.theirs)
+	c.nanny = n
+	switch {
+	case err == nil && e.PID == 0:
+		plumbing.close()
+		c.closeInput()
+		c.agent.giveNanny(n)
+		code, text := nanny.Describe(string(c.argv[0]), e.Errno)
+		return refused(code, text)
+	case err == nil:
+		c.pid = e.PID
+	case errors.Is(err, nanny.ErrLost):
+		// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
+		err = nil
 	}
 	if err != nil {
 		plumbing.close()

@@ -136,23 +136,20 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4),
 	}
 	i.frames = bufio.NewReaderSize(blockingReader(i.out), 32<<10)
-	n, err := a.takeNanny()
-	if err == nil {
-		i.nanny = n
-		var e *nanny.Event
-		e, err = n.Start(&nanny.Start{
-			Path: []byte(python), Argv: [][]byte{[]byte(python), []byte("-c"), []byte(kernel.Bootstrap)},
-			Env: a.environment(nil), Dir: []byte(a.cfg.Dir),
-		}, theirs)
-		if err == nil && e.PID == 0 {
-			a.giveNanny(n)
-			err = errors.New(e.Error)
-		} else if err == nil {
-			i.pid = e.PID
-		} else {
-			a.closeNanny(n)
-			a.endStrays()
-		}
+	n, e, err := a.launch(nil, &nanny.Start{
+		Path: []byte(python), Argv: [][]byte{[]byte(python), []byte("-c"), []byte(kernel.Bootstrap)},
+		Env: a.environment(nil), Dir: []byte(a.cfg.Dir),
+	}, theirs)
+	i.nanny = n
+	switch {
+	case err == nil && e.PID == 0:
+		a.giveNanny(n)
+		err = errors.New(e.Error)
+	case err == nil:
+		i.pid = e.PID
+	case errors.Is(err, nanny.ErrLost):
+		a.closeNanny(n)
+		a.endStrays()
 	}
 	for _, f := range theirs {
 		_ = f.Close() // the child has its own

@@ -37,42 +37,105 @@ type op struct {
 	asked   int32                          // guarded by mu; a signal that the caller asked for
 	oom     bool                           // guarded by mu; its main process was killed for memory
 	kills   int64                          // guarded by mu; processes of it that were
-	live    liveSink                       // guarded by mu; where output goes while it comes
+	live    *listener                      // guarded by mu; who hears output while it comes
+	ended   chan struct{}                  // closed when why is set
 	done    chan struct{}
-}
 
-// liveSink is who hears output while it comes.
-type liveSink func(stream int, offset int64, p []byte) error
+	sayMu sync.Mutex // held while something is said to live; taken before mu
+}
 
 // emit takes output of stream 1 or 2.
 func (o *op) emit(stream int, p []byte) {
 	at := o.out[stream-1].write(p)
+	o.say(len(p), func(data []byte) *wire.Frame {
+		return &wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: data}}}
+	}, p)
+}
+
+// say tells whoever listens. It waits for one that is slow, but not when the operation is to end.
+func (o *op) say(size int, frame func(p []byte) *wire.Frame, p []byte) {
+	o.sayMu.Lock()
+	defer o.sayMu.Unlock()
 	o.mu.Lock()
-	live := o.live
+	l := o.live
 	o.mu.Unlock()
-	if live == nil {
+	if l == nil {
 		return
 	}
-	if err := live(stream, at, p); err != nil {
+	if !l.send(o, size, frame, p) {
 		o.mu.Lock()
 		o.live = nil
 		o.mu.Unlock()
 	}
 }
 
-// end begins to end the operation for a reason of ours. The first reason counts.
-func (o *op) end(why wire.Ending) {
-	o.mu.Lock()
-	if o.why != wire.Ending_ENDING_UNKNOWN || o.verdict != nil {
-		o.mu.Unlock()
+// hush waits until nothing more is said to whoever listened, so that the verdict is the last that he hears.
+//
+// Preconditions: the operation is finished.
+func (o *op) hush(l *listener) {
+	if l == nil {
 		return
 	}
-	o.why = why
-	stop := o.stop
-	o.mu.Unlock()
-	if stop != nil {
+	o.sayMu.Lock()
+	o.sayMu.Unlock() //nolint:staticcheck // whoever comes now finds nobody listening
+	l.late.Wait()
+}
+
+// listener is the stream of the call that began an operation.
+type listener struct {
+	st   *wire.Stream
+	sent int            // guarded by the operation's sayMu
+	late sync.WaitGroup // a send that nobody waited for
+}
+
+// unasked is how much is sent before the other side must have read some. It is well below the room that a stream has, so
+// that sending it cannot stand still.
+const unasked = 1 << 20
+
+// send reports whether the listener is still one.
+//
+// Preconditions: sayMu is held.
+func (l *listener) send(o *op, size int, frame func(p []byte) *wire.Frame, p []byte) bool {
+	if l.sent += size + 64; l.sent < unasked {
+		return l.st.Send(frame(p)) == nil
+	}
+	// From here on the listener decides how long it takes, so somebody else waits for him.
+	f := frame(append([]byte(nil), p...))
+	sent := make(chan error, 1)
+	l.late.Go(func() { sent <- l.st.Send(f) })
+	select {
+	case err := <-sent:
+		return err == nil
+	case <-o.ended:
+	case <-o.done:
+	}
+	late := time.NewTimer(follow)
+	defer late.Stop()
+	select {
+	case err := <-sent:
+		return err == nil
+	case <-late.C:
+		return false
+	}
+}
+
+// end begins to end the operation for a reason of ours. The first reason counts.
+func (o *op) end(why wire.Ending) {
+	if stop := o.mark(why); stop != nil {
 		stop()
 	}
+}
+
+// mark notes why the operation will have ended, and gives what begins to end it.
+func (o *op) mark(why wire.Ending) (stop func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.why != wire.Ending_ENDING_UNKNOWN || o.verdict != nil {
+		return nil
+	}
+	o.why = why
+	close(o.ended)
+	return o.stop
 }
 
 // armed sets how the operation is ended, and ends it at once when that was asked for before.
@@ -107,13 +170,36 @@ func (o *op) finish(v *wire.Verdict) {
 	close(o.done)
 }
 
+// describe leaves out what may be large: a list of many must fit into a frame. Whoever follows the operation gets all of it.
 func (o *op) describe() *wire.Op {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return &wire.Op{
 		Id: o.id, Kind: o.kind, Command: o.command, Context: o.context, Running: o.verdict == nil, Pid: int32(o.pid),
-		Stdout: o.out[0].size(), Stderr: o.out[1].size(), StartedUnixNs: o.began.UnixNano(), Verdict: o.verdict,
+		Stdout: o.out[0].size(), Stderr: o.out[1].size(), StartedUnixNs: o.began.UnixNano(), Verdict: brief(o.verdict),
 	}
+}
+
+func brief(v *wire.Verdict) *wire.Verdict {
+	if v == nil {
+		return nil
+	}
+	kept := func(k *wire.Kept) *wire.Kept {
+		return &wire.Kept{Produced: k.GetProduced(), File: k.GetFile(), FileBytes: k.GetFileBytes()}
+	}
+	b := &wire.Verdict{
+		Id: v.Id, Ending: v.Ending, ExitCode: v.ExitCode, Signal: v.Signal, Stdout: kept(v.Stdout), Stderr: kept(v.Stderr), WallNs: v.WallNs,
+		CpuNs: v.CpuNs, PeakMemory: v.PeakMemory, StateKept: v.StateKept, StartError: v.StartError, Metadata: v.Metadata,
+		StartedUnixNs: v.StartedUnixNs, DisplaysDropped: v.DisplaysDropped, SurvivorsTotal: v.SurvivorsTotal, MemoryKills: v.MemoryKills,
+		StateLostBefore: v.StateLostBefore,
+	}
+	for _, p := range v.Survivors {
+		b.Survivors = append(b.Survivors, &wire.Process{Pid: p.Pid, Command: clip(p.Command, 200), Killed: p.Killed})
+	}
+	if e := v.CellError; e != nil {
+		b.CellError = &wire.CellError{Name: e.Name, Value: clip(e.Value, 1<<10), Line: e.Line}
+	}
+	return b
 }
 
 // table holds the operations. Finished ones stay for a while, so that a host that was
@@ -151,7 +237,7 @@ func (t *table) add(n newOp) (*op, *wire.Error) {
 	}
 	o := &op{
 		id: n.id, kind: n.kind, command: clip(n.command, 200), context: n.context, detach: n.detach, epoch: n.epoch,
-		began: time.Now(), meta: n.meta, done: make(chan struct{}),
+		began: time.Now(), meta: n.meta, ended: make(chan struct{}), done: make(chan struct{}),
 	}
 	for i, name := range []string{"stdout", "stderr"} {
 		o.out[i] = newSink(n.inline, n.spool, filepath.Join(t.dir, n.id+"."+name))

@@ -79,13 +79,22 @@ func (n *Nanny) Next() (*Event, error) {
 // ErrLost says that the nanny died while it was to start a process, which may run by now.
 var ErrLost = errors.New("the nanny has died")
 
+// ErrDead says that the nanny was dead before it could start anything.
+var ErrDead = errors.New("the nanny is dead")
+
 // Start runs a process; its files become fds 0, 1, 2, … The event has its PID, or Errno.
 func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
 	s.Files = len(files)
 	if err := n.send(&request{Start: s}, files); err != nil {
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+			err = fmt.Errorf("%w: %w", ErrDead, err)
+		}
 		return nil, fmt.Errorf("nanny: %w", err)
 	}
 	e, err := n.Next()
+	if errors.Is(err, unix.ECONNRESET) {
+		return nil, fmt.Errorf("nanny: %w: %w", ErrDead, err) // it left the request unread
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrLost, err)
 	}

@@ -2528,7 +2528,8 @@ type Verdict struct {
 	StartedUnixNs   int64                  `protobuf:"varint,17,opt,name=started_unix_ns,json=startedUnixNs,proto3" json:"started_unix_ns,omitempty"`
 	DisplaysDropped int64                  `protobuf:"varint,18,opt,name=displays_dropped,json=displaysDropped,proto3" json:"displays_dropped,omitempty"`
 	SurvivorsTotal  int64                  `protobuf:"varint,19,opt,name=survivors_total,json=survivorsTotal,proto3" json:"survivors_total,omitempty"`
-	MemoryKills     int64                  `protobuf:"varint,20,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"` // processes of this operation that were killed for memory
+	MemoryKills     int64                  `protobuf:"varint,20,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"`               // processes of this operation that were killed for memory
+	StateLostBefore bool                   `protobuf:"varint,21,opt,name=state_lost_before,json=stateLostBefore,proto3" json:"state_lost_before,omitempty"` // cells: the interpreter of before had died between cells, and its state with it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2701,6 +2702,13 @@ func (x *Verdict) GetMemoryKills() int64 {
 		return x.MemoryKills
 	}
 	return 0
+}
+
+func (x *Verdict) GetStateLostBefore() bool {
+	if x != nil {
+		return x.StateLostBefore
+	}
+	return false
 }
 
 type Op struct {
@@ -4361,7 +4369,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1c\n" +
 	"\ttraceback\x18\x03 \x01(\tR\ttraceback\x12\x12\n" +
-	"\x04line\x18\x04 \x01(\x05R\x04line\"\xc2\x06\n" +
+	"\x04line\x18\x04 \x01(\x05R\x04line\"\xee\x06\n" +
 	"\aVerdict\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x120\n" +
 	"\x06ending\x18\x02 \x01(\x0e2\x18.recluse.guest.v1.EndingR\x06ending\x12\x1b\n" +
@@ -4388,7 +4396,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x0fstarted_unix_ns\x18\x11 \x01(\x03R\rstartedUnixNs\x12)\n" +
 	"\x10displays_dropped\x18\x12 \x01(\x03R\x0fdisplaysDropped\x12'\n" +
 	"\x0fsurvivors_total\x18\x13 \x01(\x03R\x0esurvivorsTotal\x12!\n" +
-	"\fmemory_kills\x18\x14 \x01(\x03R\vmemoryKills\x1a;\n" +
+	"\fmemory_kills\x18\x14 \x01(\x03R\vmemoryKills\x12*\n" +
+	"\x11state_lost_before\x18\x15 \x01(\bR\x0fstateLostBefore\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
