@@ -524,7 +524,7 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 }
 
 // Attach implements sandbox.Backend.
-func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) {
+func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
 	r, err := b.load(id)
 	if err != nil {
 		return nil, err
@@ -537,7 +537,13 @@ func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	if err != nil {
 		return nil, err
 	}
-	m, err := b.open(r, b.driver(eng.Path, r.Cgroup), lock)
+	e := b.driver(eng.Path, r.Cgroup)
+	// Whoever paused it to take a snapshot has died over it.
+	if err := resumePaused(ctx, e, id); err != nil {
+		_ = lock.Close()
+		return nil, startError(err)
+	}
+	m, err := b.open(r, e, lock)
 	if err != nil {
 		_ = lock.Close()
 		return nil, err

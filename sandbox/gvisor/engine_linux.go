@@ -163,6 +163,18 @@ func (e *engine) checkpoint(ctx context.Context, id, dir string, leaveRunning bo
 	return err
 }
 
+// pause stops every task of the sandbox until resume. A checkpoint of a paused sandbox leaves it paused, and what is restored from it runs.
+func (e *engine) pause(ctx context.Context, id string) error {
+	_, err := e.call(ctx, "pause", id)
+	return err
+}
+
+// resume lets a paused sandbox go on.
+func (e *engine) resume(ctx context.Context, id string) error {
+	_, err := e.call(ctx, "resume", id)
+	return err
+}
+
 // delete ends the sandbox, whatever state it is in, and removes what the engine holds of it. It returns errNoSandbox when
 // there is nothing.
 //
@@ -223,6 +235,9 @@ type engineState struct {
 		StartTime time.Time `json:"startTime"`
 	} `json:"sandbox"`
 }
+
+// statusPaused is the engine's word for a sandbox that was paused.
+const statusPaused = "paused"
 
 // state reads the engine's record of id.
 func (e *engine) state(id string) (*engineState, error) {

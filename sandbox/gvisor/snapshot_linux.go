@@ -68,17 +68,43 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		ID: "p" + randomHex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
 		Engine: r.Engine, Guest: r.Guest,
 	}
-	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
-	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
+	eng, err := b.engineOf(r.Engine, "snapshot")
+	if err != nil {
 		return nil, err
 	}
+	e := b.driver(eng.Path, r.Cgroup)
 	if opts.Stop {
-		if err := b.Stop(ctx, id); err != nil {
-			return nil, err
+		// What it did between the checkpoint and its end would be lost without a word. A checkpoint that ends the sandbox by itself
+		// ends it also when it fails; so it is paused, and goes on if no snapshot of it came about.
+		if err := e.pause(ctx, id); err != nil {
+			return nil, errors.Join(snapshotError(err), resumePaused(ctx, e, id))
 		}
 	}
+	// The guest has named the held files a moment ago. A program that runs meanwhile may load another one before the checkpoint stops it; that
+	// file is not in the list, and a later change of it goes unnoticed. Asking again afterwards tells no more: the guest has run on by then.
+	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
+	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
+		if opts.Stop {
+			err = errors.Join(err, resumePaused(ctx, e, id))
+		}
+		return nil, err
+	}
 	snap = m.Snapshot
+	if opts.Stop {
+		// The snapshot is whole, and given also when something of the sandbox is left.
+		return &snap, b.Stop(ctx, id)
+	}
 	return &snap, nil
+}
+
+// resumePaused lets a paused sandbox go on, also after the caller has given up.
+func resumePaused(ctx context.Context, e *engine, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
+	defer cancel()
+	if st, err := e.state(id); err != nil || st.Status != statusPaused {
+		return nil //nolint:nilerr // it has ended, or was never paused
+	}
+	return e.resume(ctx, id)
 }
 
 // save writes a checkpoint and its manifest into dir, which appears only when it is whole.
