@@ -33,7 +33,7 @@ func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) 
 	}
 	w.guard(s)
 	for _, what := range unkept(spec.Limits, b.Capabilities(ctx)) {
-		a.say("warning: the %s backend cannot keep a limit on %s here; recluse doctor says why", b.Name(), what)
+		a.say("warning: the %s backend does not guarantee a limit on %s here; recluse doctor says why", b.Name(), what)
 	}
 	return s, nil
 }
