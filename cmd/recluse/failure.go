@@ -27,7 +27,7 @@ func (a *app) report(err error) {
 
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
-	err, remedy := withoutRemedy(err)
+	remedy, err := withoutRemedy(err)
 	e, ok := err.(*sandbox.Error) //nolint:errorlint // a wrapped one is told by what wraps it
 	if !ok {
 		a.say("%v", err)
@@ -64,19 +64,18 @@ func (a *app) tell(err error) {
 
 // withoutRemedy takes the remedies out of an error and of those it directly wraps, and gives the outermost: the others
 // would be told in the middle of a line, and say the same in other words.
-func withoutRemedy(err error) (error, string) {
+func withoutRemedy(err error) (remedy string, bare error) {
 	e, ok := err.(*sandbox.Error) //nolint:errorlint // in a wrapped one it is part of the text
 	if !ok {
-		return err, ""
+		return "", err
 	}
-	bare := *e
-	bare.Remedy = ""
-	cause, remedy := withoutRemedy(e.Err)
-	bare.Err = cause
+	c := *e
+	c.Remedy = ""
+	remedy, c.Err = withoutRemedy(e.Err)
 	if e.Remedy != "" {
 		remedy = e.Remedy
 	}
-	return &bare, remedy
+	return remedy, &c
 }
 
 // say prints one line of our own on stderr.
@@ -101,7 +100,7 @@ func failureOf(err error) failure {
 	}
 	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
 	var cause error
-	cause, f.Remedy = withoutRemedy(e.Err)
+	f.Remedy, cause = withoutRemedy(e.Err)
 	if e.Remedy != "" {
 		f.Remedy = e.Remedy
 	}

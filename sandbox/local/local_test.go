@@ -235,7 +235,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 	living, alive := maker(t, dir, false)
 	taken, used := maker(t, dir, false)
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
-	for _, id := range []string{kept, alive, used} {
+	for _, id := range []string{left, kept, alive, used} {
 		defer func() {
 			if err := b.Stop(context.WithoutCancel(ctx), id); err != nil {
 				t.Error(err)
