@@ -48,6 +48,9 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 	if len(c.Code) > wire.MaxCode {
 		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: "the code is larger than 256 MiB", Remedy: "write it to a file and import that"}
 	}
+	if err := checkSize("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
+		return nil, err
+	}
 	req := &wire.Cell{
 		Id: c.ID, Context: c.Context, Code: []byte(c.Code), Stdin: c.Stdin != nil, TimeoutNs: l.timeout, GraceNs: l.grace,
 		Stream: c.Stdout != nil || c.Stderr != nil || c.Display != nil, Detach: c.Detach, InlineBytes: l.inline, SpoolBytes: l.spool,

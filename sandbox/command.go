@@ -51,6 +51,32 @@ type Size struct{ Rows, Cols int }
 // maxInline keeps a verdict well below one frame, two streams of it together.
 const maxInline = 1 << 20
 
+// maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
+const maxRequest = 4 << 20
+
+// checkSize refuses a request that would not fit.
+func checkSize(op string, args []string, env, metadata map[string]string, others ...string) error {
+	n := 0
+	for _, a := range args {
+		n += len(a) + 8
+	}
+	for _, m := range []map[string]string{env, metadata} {
+		for k, v := range m {
+			n += len(k) + len(v) + 16
+		}
+	}
+	for _, o := range others {
+		n += len(o)
+	}
+	if n > maxRequest {
+		return &Error{
+			Code: CodeTooLarge, Op: op, Message: fmt.Sprintf("script, arguments, environment and metadata of %d bytes, the most is 4 MiB", n),
+			Remedy: "write it to a file",
+		}
+	}
+	return nil
+}
+
 // Run runs a command to its end. When ctx ends, the command is cancelled, with
 // everything it started, and the verdict says so; err is not nil only when there is
 // no verdict to give.
@@ -92,6 +118,9 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 func (s *Sandbox) exec(c Command) (*wire.Exec, error) {
 	if len(c.Args) > 0 == (c.Shell != "") {
 		return nil, &Error{Code: CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
+	}
+	if err := checkSize("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
+		return nil, err
 	}
 	l, err := common(c.Timeout, c.KillGrace, DefaultKillGrace, c.InlineBytes, c.SpoolBytes)
 	if err != nil {
@@ -165,27 +194,36 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	}
 	client := s.guest()
 	kills, counted := s.machine.MemoryKills()
-	st, err := client.Open(c.req)
+	st, err := client.Open(ctx, c.req)
 	if err != nil {
+		if ctx.Err() != nil {
+			go c.abandon(client)
+		}
 		return nil, s.explain(c.op, err)
 	}
 	if c.input || c.more != nil {
 		st.Dedicate()
 	}
-	// A cancel travels on a stream of its own: this one may be full of output.
+	over := make(chan struct{})
+	defer close(over)
 	stop := context.AfterFunc(ctx, func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+c.grace)
 		defer cancel()
-		_, err := client.Call(cctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.id, Cancel: true}}})
-		if e, ok := errors.AsType[*host.Error](err); err == nil || ok && e.Code == "not_found" {
-			return
+		if c.cancel(cctx, client) {
+			select {
+			case <-over:
+			case <-cctx.Done():
+			}
 		}
-		st.Close()
+		st.Close() // which no longer matters to a call that is over
 	})
 	defer stop()
 	if c.more != nil {
 		if err := c.more(st); err != nil {
 			st.Close()
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
 			return nil, s.explain(c.op, err)
 		}
 	}
@@ -232,6 +270,31 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 				return v, &Error{Code: CodeInternal, Op: c.op, Message: "the output could not be handed on", Err: writeErr}
 			}
 			return v, nil
+		}
+	}
+}
+
+// cancel ends it in the guest, and reports whether there will be a verdict. It travels on a stream of its own: that of the call may
+// be full of output.
+func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
+	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.id, Cancel: true}}})
+	e, ok := errors.AsType[*host.Error](err)
+	return err == nil || ok && e.Code == "not_found"
+}
+
+// abandon cancels what was given up while it was being sent. The guest may get to know it only now, so
+// once is not enough.
+func (c conversation) abandon(client *host.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), verdictWait)
+	defer cancel()
+	for range abandonTries {
+		if !c.cancel(ctx, client) {
+			return
+		}
+		select {
+		case <-client.Done():
+			return
+		case <-time.After(abandonPause):
 		}
 	}
 }
@@ -319,7 +382,7 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 type FollowOptions struct {
 	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
 	Stdout, Stderr             io.Writer
-	// NoWait gives what is there now. The verdict is nil if the operation still runs.
+	// NoWait gives what is there now. If the operation still runs there is no verdict: Follow then gives nil and no error.
 	NoWait bool
 	// Skipped hears of bytes that are no longer kept.
 	Skipped func(stream int, bytes int64)
@@ -327,8 +390,9 @@ type FollowOptions struct {
 
 // Follow gives an operation's output from absolute offsets on, and its verdict once it
 // has ended. It may be called again and again, also after Attach. When ctx ends the operation goes on.
+// With NoWait both results are nil while the operation runs; otherwise exactly one is.
 func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
-	st, err := s.guest().Open(&wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
+	st, err := s.guest().Open(ctx, &wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
 		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,
 	}}})
 	if err != nil {

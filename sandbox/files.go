@@ -141,7 +141,7 @@ func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 }
 
 func (f *Files) page(ctx context.Context, name string, opts ListOptions, after []byte) ([]*FileInfo, []byte, error) {
-	st, err := f.s.guest().Open(&wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
+	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
 		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: 1000, After: after,
 	}}})
 	if err != nil {
@@ -196,7 +196,7 @@ type FileEvent struct {
 
 // Watch tells of changes below a path until ctx ends or fn gives an error.
 func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(FileEvent) error) error {
-	st, err := f.s.guest().Open(&wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: recursive}}})
+	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: recursive}}})
 	if err != nil {
 		return f.s.explain("watch", err)
 	}
@@ -284,7 +284,7 @@ func (f *Files) call(ctx context.Context, op string, req *wire.Request) (*wire.F
 
 // download copies the data frames of a call to w and gives its last frame.
 func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io.Writer) (*wire.Frame, error) {
-	st, err := f.s.guest().Open(req)
+	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
 		return nil, f.s.explain(op, err)
 	}
@@ -316,7 +316,7 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 // upload sends r as data frames. A reader that fails gives the transfer up: nothing is
 // left half done on the other side.
 func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
-	st, err := f.s.guest().Open(req)
+	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
 		return nil, f.s.explain(op, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ const (
 	stopTimeout   = 30 * time.Second       // for a backend to end a sandbox
 	lostWait      = 500 * time.Millisecond // for the backend to tell why, once the stream has ended
 	verdictWait   = 15 * time.Second       // for a verdict after a cancel
+	abandonPause  = 200 * time.Millisecond // between attempts to cancel what may not have begun
+	abandonTries  = 5
 )
 
 // Sandbox is a running sandbox with our guest in it. Its methods may be called from
@@ -26,6 +29,9 @@ const (
 type Sandbox struct {
 	backend Backend
 	machine Machine
+
+	closeMu sync.Mutex
+	done    bool // guarded by closeMu; ended or given up
 
 	mu      sync.Mutex
 	client  *host.Client // guarded by mu
@@ -73,6 +79,17 @@ func Attach(ctx context.Context, b Backend, id string) (*Sandbox, error) {
 // Restore makes a new sandbox from a snapshot: same memory, processes and files, but
 // its own identity, clock and random numbers.
 func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions) (*Sandbox, error) {
+	env := maps.Clone(opts.Env)
+	if env != nil && snap != nil {
+		for k, v := range snap.Spec.Env {
+			if _, ok := env[k]; !ok {
+				env[k] = v
+			}
+		}
+	}
+	if err := checkEnv("restore", env); err != nil {
+		return nil, err
+	}
 	m, err := b.Restore(ctx, snap, opts)
 	if err != nil {
 		return nil, err
@@ -164,30 +181,43 @@ func (s *Sandbox) hostHandler() host.Handler {
 	}
 }
 
-// Close ends the sandbox and removes everything of it. A second Close does nothing.
+// Close ends the sandbox and removes everything of it. A second Close does nothing, unless the first has failed: then it tries again.
 func (s *Sandbox) Close() error {
-	s.mu.Lock()
-	if s.stopped {
-		s.mu.Unlock()
+	s.closeMu.Lock()
+	defer s.closeMu.Unlock()
+	if s.done {
 		return nil
 	}
-	s.stopped = true
-	c := s.client
-	s.mu.Unlock()
+	c := s.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	err := s.backend.Stop(ctx, s.ID())
-	c.Close()
+	if c != nil {
+		c.Close()
+	}
+	s.done = err == nil
 	return err
 }
 
 // Detach gives the sandbox up without ending it: Attach finds it again by its ID.
 func (s *Sandbox) Detach() {
+	s.closeMu.Lock()
+	defer s.closeMu.Unlock()
+	s.done = true
+	if c := s.stop(); c != nil {
+		c.Close()
+	}
+}
+
+// stop lets no more calls begin and gives the client that is to be closed; nil: it is already.
+func (s *Sandbox) stop() *host.Client {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return nil
+	}
 	s.stopped = true
-	c := s.client
-	s.mu.Unlock()
-	c.Close()
+	return s.client
 }
 
 // Ping makes a round trip through the guest.
@@ -298,6 +328,9 @@ func (s *Sandbox) explain(op string, err error) error {
 	}
 	if errors.Is(err, host.ErrDetached) {
 		return s.lost(op, err)
+	}
+	if errors.Is(err, wire.ErrTooLarge) {
+		return &Error{Code: CodeTooLarge, Op: op, Message: "the request is too large", Remedy: "write it to a file", Err: err}
 	}
 	return &Error{Code: CodeProtocol, Op: op, Message: "the conversation with the guest broke", Err: err}
 }

@@ -118,10 +118,8 @@ func (s Spec) Check() error {
 	if strings.ContainsRune(s.RootFS, 0) || strings.ContainsRune(s.Image, 0) {
 		return bad("NUL in image or rootfs")
 	}
-	for k, v := range s.Env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return bad("environment variable %q is not one", k)
-		}
+	if err := checkEnv("check spec", s.Env); err != nil {
+		return err
 	}
 	if s.Dir != "" && (!path.IsAbs(s.Dir) || strings.ContainsRune(s.Dir, 0)) {
 		return bad("working directory %q is not absolute", s.Dir)
@@ -143,6 +141,24 @@ func (s Spec) Check() error {
 		seen[p] = true
 	}
 	return s.Limits.Check()
+}
+
+// checkEnv refuses an environment that no sandbox could have.
+func checkEnv(op string, env map[string]string) error {
+	n := 0
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return &Error{Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("environment variable %q is not one", k)}
+		}
+		n += len(k) + len(v) + 2 // the equals sign and the end
+	}
+	if n > MaxEnv {
+		return &Error{
+			Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("an environment of %d bytes, the most is %d KiB", n, MaxEnv>>10),
+			Remedy: "write large values to files",
+		}
+	}
+	return nil
 }
 
 // reserved reports whether p is, or lies below, a path that the sandbox itself needs.

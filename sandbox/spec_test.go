@@ -64,6 +64,8 @@ func TestSpec(t *testing.T) {
 		{"a variable without a name", Spec{Env: map[string]string{"": "x"}}, "variable"},
 		{"a variable with an equals sign", Spec{Env: map[string]string{"A=B": "x"}}, "variable"},
 		{"NUL in a value", Spec{Env: map[string]string{"A": "\x00"}}, "variable"},
+		{"an environment of the most bytes", Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv-3)}}, ""},
+		{"an environment that is too large", Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv-5), "B": ""}}, "environment of"},
 		{"a relative directory", Spec{Dir: "work"}, "absolute"},
 		{"NUL in the directory", Spec{Dir: "/\x00"}, "absolute"},
 		{"a host name that is too long", Spec{Hostname: strings.Repeat("h", 64)}, "hostname"},

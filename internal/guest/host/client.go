@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -39,8 +39,12 @@ type Call struct {
 // cell that asked.
 type Handler func(ctx context.Context, c Call) ([]byte, error)
 
-// maxCallPayload bounds one call from the sandbox.
-const maxCallPayload = 512 << 20
+// What the sandbox may have of us with its calls.
+const (
+	maxCallPayload  = 256 << 20 // of one call
+	maxCallPayloads = 512 << 20 // of all calls that have not been answered
+	maxHandlers     = 256       // calls that are being answered; others wait
+)
 
 // Client is one attachment to a guest.
 type Client struct {
@@ -50,13 +54,14 @@ type Client struct {
 	session *wire.Session
 	handler func() Handler
 	calls   sync.WaitGroup
+	slots   chan struct{} // one for each handler that runs
+	held    atomic.Int64  // bytes of calls that have not been answered
 }
 
 // Options says how to attach.
 type Options struct {
 	Token    []byte
 	Identity *wire.Identity
-	Version  string
 	Handler  func() Handler // gives the handler of the moment; may give nil
 }
 
@@ -66,15 +71,8 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 	if _, err := rand.Read(nonce); err != nil {
 		return nil, err
 	}
-	if opts.Identity != nil {
-		opts.Identity.UnixNanos = time.Now().UnixNano()
-		opts.Identity.Entropy = make([]byte, 32)
-		if _, err := rand.Read(opts.Identity.Entropy); err != nil {
-			return nil, err
-		}
-	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
-	w, rw, err := wire.Attach(stream, opts.Token, &wire.Hello{Protocol: wire.Protocol, Nonce: nonce, HostVersion: opts.Version, Identity: opts.Identity})
+	w, rw, err := wire.Attach(stream, opts.Token, &wire.Hello{Protocol: wire.Protocol, Nonce: nonce, Identity: opts.Identity})
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -90,7 +88,7 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 		return nil, fmt.Errorf("the guest speaks protocol %d, this host %d to %d", w.Protocol, wire.OldestProtocol, wire.Protocol)
 	}
 	s := wire.NewSession(rw, stream, true)
-	c := &Client{Welcome: w, stream: stream, session: s, handler: opts.Handler}
+	c := &Client{Welcome: w, stream: stream, session: s, handler: opts.Handler, slots: make(chan struct{}, maxHandlers)}
 	c.calls.Go(func() { s.Serve(c.answer) })
 	return c, nil
 }
@@ -106,17 +104,37 @@ func (c *Client) Close() {
 	c.calls.Wait()
 }
 
-// Open begins a call.
-func (c *Client) Open(req *wire.Request) (*wire.Stream, error) {
-	st, err := c.session.Open()
+// Open begins a call. When ctx ends meanwhile, the call is abandoned, though the guest may get to see it; later that is up to the caller.
+func (c *Client) Open(ctx context.Context, req *wire.Request) (*wire.Stream, error) {
+	st, stop, err := c.begin(ctx, req)
 	if err != nil {
-		return nil, detached(err)
+		return nil, err
 	}
-	if err := st.Send(req); err != nil {
-		st.Close()
-		return nil, detached(err)
+	if !stop() {
+		return nil, ctx.Err()
 	}
 	return st, nil
+}
+
+// begin begins a call that is closed when ctx ends, until stop. That holds for the sending too: the guest may have
+// ceased to read, and the link be full.
+func (c *Client) begin(ctx context.Context, req *wire.Request) (st *wire.Stream, stop func() bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	st, err = c.session.OpenContext(ctx)
+	if err != nil {
+		return nil, nil, detached(err)
+	}
+	stop = context.AfterFunc(ctx, st.Close)
+	if err := st.Send(req); err != nil {
+		if !stop() {
+			return nil, nil, ctx.Err()
+		}
+		st.Close()
+		return nil, nil, detached(err)
+	}
+	return st, stop, nil
 }
 
 // Receive reads the next frame of a call; an error frame is given as *Error. After an
@@ -140,14 +158,10 @@ func Receive(st *wire.Stream) (*wire.Frame, error) {
 
 // Call makes a call that has one answer. When ctx ends the call is abandoned.
 func (c *Client) Call(ctx context.Context, req *wire.Request) (*wire.Frame, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	st, err := c.Open(req)
+	st, stop, err := c.begin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, st.Close)
 	f, err := Receive(st)
 	if !stop() {
 		return nil, ctx.Err()
@@ -200,7 +214,32 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	if hc == nil {
 		return refuse("not_supported", "the host does not know this call")
 	}
+	var h Handler
+	if c.handler != nil {
+		h = c.handler()
+	}
 	call := Call{Op: hc.Op, Context: hc.Context, Name: hc.Name}
+	var held int64
+	release := func() {
+		c.held.Add(-held)
+		held, call.Payload = 0, nil
+	}
+	defer release()
+	// The sandbox learns of a refusal when it has sent everything; until then we read, but keep nothing.
+	drop := func(code, text string) bool {
+		release()
+		if !refuse(code, text) {
+			return false
+		}
+		f := &wire.Frame{}
+		for st.Receive(f) == nil && !f.GetEof() {
+			f.Reset()
+		}
+		return false
+	}
+	if h == nil {
+		return drop("host_call_undefined", "the host offers no function "+hc.Name)
+	}
 	for {
 		f := &wire.Frame{}
 		if st.Receive(f) != nil {
@@ -209,17 +248,15 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		if f.GetEof() {
 			break
 		}
-		if len(call.Payload)+len(f.GetData()) > maxCallPayload {
-			return refuse("too_large", "the payload exceeds the host's limit") && false
+		n := int64(len(f.GetData()))
+		held += n
+		if c.held.Add(n) > maxCallPayloads {
+			return drop("too_large", "the payloads of all calls to the host exceed its limit of 512 MiB")
+		}
+		if held > maxCallPayload {
+			return drop("too_large", "the payload exceeds the host's limit of 256 MiB")
 		}
 		call.Payload = append(call.Payload, f.GetData()...)
-	}
-	var h Handler
-	if c.handler != nil {
-		h = c.handler()
-	}
-	if h == nil {
-		return refuse("host_call_undefined", "the host offers no function "+call.Name)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -227,7 +264,14 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		defer cancel() // the guest closes the stream when the cell has gone
 		_ = st.Receive(&wire.Frame{})
 	})
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
 	reply, err := h(ctx, call)
+	<-c.slots
+	release()
 	if err != nil {
 		code := "failed"
 		if e, ok := errors.AsType[*Error](err); ok {

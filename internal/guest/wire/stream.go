@@ -11,6 +11,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// ErrTooLarge says that a message was not sent because it exceeds MaxFrame.
+var ErrTooLarge = fmt.Errorf("it exceeds the frame limit of %d", MaxFrame)
+
 // Stream carries calls as length-prefixed messages. One goroutine may read while
 // others write.
 type Stream struct {
@@ -100,7 +103,7 @@ func AppendFrame(b []byte, m proto.Message) ([]byte, error) {
 	}
 	size := len(b) - start - 4
 	if size > MaxFrame {
-		return nil, fmt.Errorf("write message: %d bytes exceed the frame limit of %d", size, MaxFrame)
+		return nil, fmt.Errorf("write message of %d bytes: %w", size, ErrTooLarge)
 	}
 	binary.BigEndian.PutUint32(b[start:], uint32(size))
 	return b, nil

@@ -1,0 +1,171 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// attach gives a client and, at the other end, the guest's session, whose calls serve answers.
+func attach(t *testing.T, handler func() Handler, serve func(*wire.Stream, *wire.Request) bool) (*Client, *wire.Session) {
+	t.Helper()
+	c, guest := attachTo(t, handler)
+	go guest.Serve(serve)
+	return c, guest
+}
+
+// attachTo is attach to a guest that does not read yet.
+func attachTo(t *testing.T, handler func() Handler) (*Client, *wire.Session) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	token := bytes.Repeat([]byte{7, 9}, wire.TokenSize/2)
+	made := make(chan *wire.Session, 1)
+	go func() {
+		a, err := wire.NewLink(theirs, theirs, token).Accept(func(*wire.Hello) *wire.Welcome { return &wire.Welcome{Protocol: wire.Protocol} })
+		if err != nil {
+			t.Error(err)
+		}
+		made <- wire.NewSession(a, theirs, false)
+	}()
+	c, err := Attach(t.Context(), ours, Options{Token: token, Handler: handler})
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest := <-made
+	t.Cleanup(func() {
+		c.Close()
+		_ = guest.Close()
+		guest.Wait()
+	})
+	return c, guest
+}
+
+// call makes a call from the guest, with so many chunks, and gives the code of its failure.
+func call(t *testing.T, guest *wire.Session, chunks int) string {
+	t.Helper()
+	st, err := guest.Open()
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	defer st.Close()
+	send := func(m proto.Message) {
+		if err := st.Send(m); err != nil {
+			t.Errorf("the host has ceased to read: %v", err)
+		}
+	}
+	send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Name: "f"}}})
+	data := make([]byte, 1<<20)
+	for range chunks {
+		send(&wire.Frame{Body: &wire.Frame_Data{Data: data}})
+	}
+	send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+	for {
+		f := &wire.Frame{}
+		if err := st.Receive(f); err != nil {
+			t.Errorf("no answer: %v", err)
+			return ""
+		}
+		if e := f.GetError(); e != nil {
+			return e.Code
+		}
+		if f.Last {
+			return ""
+		}
+	}
+}
+
+func TestACallThatNobodyAnswersIsRefusedAndNotKept(t *testing.T) {
+	c, guest := attach(t, func() Handler { return nil }, nil)
+	if code := call(t, guest, 20); code != "host_call_undefined" {
+		t.Errorf("it got %q", code)
+	}
+	if n := c.held.Load(); n != 0 {
+		t.Errorf("%d bytes are held", n)
+	}
+}
+
+func TestPayloadsOfTheSandboxAreBounded(t *testing.T) {
+	c, guest := attach(t, func() Handler {
+		return func(context.Context, Call) ([]byte, error) { return nil, nil }
+	}, nil)
+	if code := call(t, guest, maxCallPayload>>20+1); code != "too_large" {
+		t.Errorf("a call beyond the limit got %q", code)
+	}
+	c.held.Store(maxCallPayloads - 2<<20) // what others hold
+	if code := call(t, guest, 3); code != "too_large" {
+		t.Errorf("a call beyond the budget got %q", code)
+	}
+	if code := call(t, guest, 2); code != "" {
+		t.Errorf("a call within the budget got %q", code)
+	}
+	if n := c.held.Load(); n != maxCallPayloads-2<<20 {
+		t.Errorf("%d bytes are held by nobody", n-(maxCallPayloads-2<<20))
+	}
+}
+
+func TestHandlersAtOnceAreBounded(t *testing.T) {
+	const calls = maxHandlers + 20
+	var running, most atomic.Int64
+	full := make(chan struct{})
+	var once sync.Once
+	_, guest := attach(t, func() Handler {
+		return func(context.Context, Call) ([]byte, error) {
+			n := running.Add(1)
+			defer running.Add(-1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			if n == maxHandlers {
+				once.Do(func() { close(full) })
+			}
+			<-full
+			return nil, nil
+		}
+	}, nil)
+	var wg sync.WaitGroup
+	for range calls {
+		wg.Go(func() {
+			if code := call(t, guest, 0); code != "" {
+				t.Errorf("it got %q", code)
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > maxHandlers {
+		t.Errorf("%d at once", most.Load())
+	}
+}
+
+func TestPingHeedsItsDeadlineWhenTheLinkIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, guest := attachTo(t, nil)
+		for range 3 { // the first one blocks in the write, the others behind it
+			begin := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := c.Ping(ctx)
+			cancel()
+			if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
+				t.Fatalf("%v after %s", err, took)
+			}
+		}
+		go guest.Serve(func(st *wire.Stream, _ *wire.Request) bool {
+			return st.Send(&wire.Frame{Last: true}) == nil
+		})
+		if err := c.Ping(t.Context()); err != nil {
+			t.Errorf("once the guest reads again: %v", err)
+		}
+	})
+}

@@ -1,0 +1,199 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// toy is a backend whose only sandbox is a guest that answers as serve says.
+type toy struct {
+	Backend
+	machine toyMachine
+	stops   []error // what Stop gives, one after the other; then nil
+	stopped int
+	serve   func(*wire.Stream, *wire.Request) bool
+	session *wire.Session
+}
+
+func (b *toy) Start(_ context.Context, spec Spec) (Machine, error) {
+	ours, theirs := net.Pipe()
+	b.machine = toyMachine{stream: ours, spec: spec, gone: make(chan struct{})}
+	go func() {
+		a, err := wire.NewLink(theirs, theirs, b.machine.Token()).Accept(func(*wire.Hello) *wire.Welcome { return &wire.Welcome{Protocol: wire.Protocol} })
+		if err == nil {
+			b.session = wire.NewSession(a, theirs, false)
+			b.session.Serve(b.serve)
+		}
+	}()
+	return &b.machine, nil
+}
+
+func (b *toy) Stop(context.Context, string) error {
+	b.stopped++
+	if len(b.stops) == 0 {
+		return nil
+	}
+	err := b.stops[0]
+	b.stops = b.stops[1:]
+	return err
+}
+
+type toyMachine struct {
+	Machine
+	stream io.ReadWriteCloser
+	spec   Spec
+	gone   chan struct{}
+}
+
+func (m *toyMachine) ID() string                  { return "toy" }
+func (m *toyMachine) Spec() Spec                  { return m.spec }
+func (m *toyMachine) Stream() io.ReadWriteCloser  { return m.stream }
+func (m *toyMachine) Token() []byte               { return bytes.Repeat([]byte{7, 9}, wire.TokenSize/2) }
+func (m *toyMachine) Generation() string          { return "1" }
+func (m *toyMachine) Gone() <-chan struct{}       { return m.gone }
+func (m *toyMachine) Cause() error                { return nil }
+func (m *toyMachine) MemoryKills() (uint64, bool) { return 0, false }
+
+func openToy(t *testing.T, b *toy) *Sandbox {
+	t.Helper()
+	s, err := Open(t.Context(), b, Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestACancelledCommandWhoseVerdictNeverComesIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cancelled := 0
+		s := openToy(t, &toy{serve: func(st *wire.Stream, req *wire.Request) bool {
+			if req.GetSignal().GetCancel() {
+				cancelled++
+				return st.Send(&wire.Frame{Last: true}) == nil
+			}
+			return st.Receive(&wire.Frame{}) == nil // for ever
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begin := time.Now()
+		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
+		if v != nil || CodeOf(err) != CodeCancelled || !strings.Contains(err.Error(), "did not tell") {
+			t.Errorf("%v, %v", v, err)
+		}
+		if took, want := time.Since(begin), time.Second+verdictWait+DefaultKillGrace; took != want {
+			t.Errorf("it took %s, not %s", took, want)
+		}
+		if cancelled != 1 {
+			t.Errorf("cancelled %d times", cancelled)
+		}
+	})
+}
+
+func TestTheVerdictOfACancelledCommandIsGiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := make(chan struct{})
+		s := openToy(t, &toy{serve: func(st *wire.Stream, req *wire.Request) bool {
+			if req.GetSignal().GetCancel() {
+				close(over)
+				return st.Send(&wire.Frame{Last: true}) == nil
+			}
+			<-over
+			return st.Send(&wire.Frame{Last: true, Body: &wire.Frame_Verdict{Verdict: &wire.Verdict{Ending: wire.Ending_ENDING_CANCELLED}}}) == nil
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
+		if err != nil || v.Ended != EndedCancelled {
+			t.Errorf("%v, %v", v, err)
+		}
+	})
+}
+
+func TestRequestsThatDoNotFitAreTooLarge(t *testing.T) {
+	s := openToy(t, &toy{serve: func(*wire.Stream, *wire.Request) bool { return false }})
+	large := strings.Repeat("x", maxRequest+1)
+	half := large[:maxRequest/2]
+	run := func(c Command) error { _, err := s.Run(t.Context(), c); return err }
+	cell := func(c Cell) error { _, err := s.Cell(t.Context(), c); return err }
+	for name, err := range map[string]error{
+		"a script":                run(Command{Shell: large}),
+		"arguments":               run(Command{Args: []string{"echo", half, half}}),
+		"an environment":          run(Command{Shell: "true", Env: map[string]string{"A": half, "B": half}}),
+		"metadata":                run(Command{Shell: "true", Metadata: map[string]string{"a": large}}),
+		"all together":            run(Command{Shell: half, Metadata: map[string]string{"a": half}}),
+		"arguments of a cell":     cell(Cell{Args: []string{large}}),
+		"environment of a cell":   cell(Cell{Env: map[string]string{"A": large}}),
+		"metadata of a cell":      cell(Cell{Metadata: map[string]string{"a": large}}),
+		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, false),
+	} {
+		if CodeOf(err) != CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
+			t.Errorf("%s: %.200v", name, err)
+		}
+	}
+}
+
+func TestACloseThatFailedCanBeRepeated(t *testing.T) {
+	b := &toy{stops: []error{errors.New("busy")}}
+	s := openToy(t, b)
+	if err := s.Close(); err == nil {
+		t.Fatal("the first one succeeded")
+	}
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.stopped != 2 {
+		t.Errorf("stopped %d times", b.stopped)
+	}
+	if err := s.Ping(t.Context()); !errors.Is(err, ErrSandboxLost) {
+		t.Errorf("a call afterwards got %v", err)
+	}
+}
+
+func TestCloseLeavesWhatWasDetached(t *testing.T) {
+	b := &toy{}
+	s := openToy(t, b)
+	s.Detach()
+	if err := s.Close(); err != nil || b.stopped != 0 {
+		t.Errorf("%v, stopped %d times", err, b.stopped)
+	}
+}
+
+func TestRestoreChecksTheEnvironment(t *testing.T) {
+	snap := &Snapshot{Spec: Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv/2), "B": "2"}}}
+	for name, env := range map[string]map[string]string{
+		"too large with the snapshot's": {"C": strings.Repeat("x", MaxEnv/2)},
+		"not a name":                    {"A=B": ""},
+		"NUL":                           {"A": "\x00"},
+	} {
+		if _, err := Restore(t.Context(), &toy{}, snap, RestoreOptions{Env: env}); !errors.Is(err, ErrInvalidSpec) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b := &restorer{}
+	_, _ = Restore(t.Context(), b, snap, RestoreOptions{Env: map[string]string{"A": strings.Repeat("x", MaxEnv/2)}})
+	if !b.asked {
+		t.Error("one that takes another's place was refused")
+	}
+}
+
+type restorer struct {
+	Backend
+	asked bool
+}
+
+func (r *restorer) Restore(context.Context, *Snapshot, RestoreOptions) (Machine, error) {
+	r.asked = true
+	return nil, errors.New("that is all")
+}
