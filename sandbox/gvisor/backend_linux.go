@@ -48,7 +48,8 @@ type Backend struct {
 	cgroupErr  error
 
 	sweepOnce sync.Once
-	verified  sync.Map // of heldFile: checkpoint files whose checksum we have compared
+	sweeping  sync.WaitGroup // the sweep of files, which ends by itself
+	verified  sync.Map       // of heldFile: checkpoint files whose checksum we have compared
 
 	rootMu sync.Mutex
 	root   *hostRoot // guarded by rootMu; the default root, as it was last seen
@@ -221,7 +222,10 @@ func (b *Backend) load(id string) (*record, error) {
 
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
-	b.sweepOnce.Do(func() { b.sweepOrphans(ctx) })
+	b.sweepOnce.Do(func() {
+		b.sweepOrphans(ctx)
+		b.sweeping.Go(b.sweepFiles)
+	})
 	p, err := b.prepare(ctx, spec)
 	if err != nil {
 		return nil, err

@@ -44,6 +44,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(b.sweeping.Wait) // before the directory goes away
 	return b
 }
 

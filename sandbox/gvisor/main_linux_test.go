@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/recluse-dev/recluse/internal/testbin"
 )
 
@@ -58,7 +60,12 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(rootsDir) }()
-	return m.Run()
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
 }
 
 // TestAsOrdinaryUser runs the tests named Engine, Stream and HostRoot again as an ordinary user.

@@ -88,6 +88,7 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	sum := fingerprint(entries, binds)
 	dir := filepath.Join(cache, hostRootName+sum)
 	root := &hostRoot{dir: dir, binds: binds, entries: entries}
+	touch(dir)
 	if isDir(dir) {
 		return root, nil
 	}
@@ -100,7 +101,7 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	if isDir(dir) {
 		return root, nil
 	}
-	temp, err := os.MkdirTemp(cache, ".new-")
+	temp, err := os.MkdirTemp(cache, newPrefix)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +134,7 @@ func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) boo
 	for _, e := range entries {
 		dir := filepath.Join(cache, e.Name())
 		// Half built ones of processes that died: their builder would hold the lock.
-		stale := strings.HasPrefix(e.Name(), ".new-")
+		stale := strings.HasPrefix(e.Name(), newPrefix)
 		if stale || (strings.HasPrefix(e.Name(), hostRootName) && !keep(dir)) {
 			errs = append(errs, os.RemoveAll(dir))
 		}

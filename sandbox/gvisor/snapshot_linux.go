@@ -109,11 +109,16 @@ func resumePaused(ctx context.Context, e *engine, id string) error {
 
 // save writes a checkpoint and its manifest into dir, which appears only when it is whole.
 func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error) {
-	temp, err := os.MkdirTemp(filepath.Dir(dir), ".new-")
+	temp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix)
 	if err != nil {
 		return snapshotError(err)
 	}
 	defer func() { _ = os.RemoveAll(temp) }() // renamed by then, unless something failed
+	lock, err := lockDir(temp)                // tells it from one whose maker was killed
+	if err != nil {
+		return snapshotError(err)
+	}
+	defer lock.Close()
 	image := filepath.Join(temp, checkpointDir)
 	if err := os.Mkdir(image, 0o700); err != nil {
 		return snapshotError(err)
@@ -341,16 +346,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
 	if !validID(id) {
 		return nil
 	}
-	// Renamed first, so that a half removed one is never taken for whole.
-	dir := b.snapshotDir(id)
-	doomed := filepath.Join(filepath.Dir(dir), ".old-"+randomHex(4))
-	if err := os.Rename(dir, doomed); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete snapshot", Err: err}
-	}
-	if err := os.RemoveAll(doomed); err != nil {
+	if err := discard(b.snapshotDir(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete snapshot", Err: err}
 	}
 	return nil

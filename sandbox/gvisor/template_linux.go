@@ -32,6 +32,7 @@ const templateWait = 60 * time.Second
 // startFromTemplate makes a sandbox from its template, and the template if there is none.
 func (b *Backend) startFromTemplate(ctx context.Context, p *plan) (*machine, error) {
 	dir := filepath.Join(b.dir, "templates", b.templateKey(p))
+	touch(dir) // before it is read, so that no sweep takes it away meanwhile
 	m, err := b.readManifest(dir, "template")
 	if err != nil {
 		if m, err = b.makeTemplate(ctx, p, dir); err != nil {
