@@ -43,7 +43,8 @@ const (
 )
 
 // Capabilities is what a backend can do on this machine, for this user. What is
-// false here is refused when asked for, never half done.
+// false here is refused when asked for, or, for a limit that a backend keeps as well as it can without the
+// host's help, said in its notes; never silently half done.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
 	Snapshots     Snapshots     `json:"snapshots"`
