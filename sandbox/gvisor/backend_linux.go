@@ -55,6 +55,10 @@ type Backend struct {
 	root   *hostRoot // guarded by rootMu; the default root, as it was last seen
 	rootAt time.Time // guarded by rootMu
 
+	healthMu sync.Mutex
+	health   sandbox.Health // guarded by healthMu; the last answer
+	healthAt time.Time      // guarded by healthMu
+
 	mu       sync.Mutex
 	machines map[string]*machine // guarded by mu; attached by us
 }
@@ -147,26 +151,6 @@ func hostHas(name string) bool {
 		}
 	}
 	return false
-}
-
-// Health implements sandbox.Backend: it asks the engine, and tries the namespace that an ordinary user needs.
-func (b *Backend) Health(ctx context.Context) sandbox.Health {
-	began := time.Now()
-	e := b.driver(b.engine.Path, false)
-	out, err := e.call(ctx, "--version")
-	h := sandbox.Health{OK: err == nil, Took: time.Since(began)}
-	if line, _, ok := strings.Cut(string(out), "\n"); ok {
-		h.Version = strings.TrimPrefix(line, "runsc version ")
-	}
-	if err == nil {
-		return h
-	}
-	h.Reason = err.Error()
-	if b.asUser() && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
-		h.Reason = "this system does not let ordinary users make user namespaces: " + err.Error()
-		h.Remedy = "as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
-	}
-	return h
 }
 
 // driver gives the engine, used by this backend's way.

@@ -1,0 +1,94 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// healthKept is how long an answer of Health is believed.
+const healthKept = time.Minute
+
+// guestUnconfigured is the guest's exit code when it is not told what to do.
+const guestUnconfigured = 2
+
+// Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
+// unless it is that the caller gave up.
+func (b *Backend) Health(ctx context.Context) sandbox.Health {
+	b.healthMu.Lock()
+	defer b.healthMu.Unlock()
+	if !b.healthAt.IsZero() && time.Since(b.healthAt) < healthKept {
+		return b.health
+	}
+	began := time.Now()
+	h := sandbox.Health{}
+	out, err := b.driver(b.engine.Path, false).call(ctx, "--version")
+	if line, _, ok := strings.Cut(string(out), "\n"); ok {
+		h.Version = strings.TrimPrefix(line, "runsc version ")
+	}
+	if err == nil {
+		err = b.tryOut(ctx)
+	}
+	h.OK, h.Took = err == nil, time.Since(began)
+	if err != nil {
+		h.Reason, h.Remedy = b.unhealthy(err)
+	}
+	if ctx.Err() == nil {
+		b.health, b.healthAt = h, time.Now()
+	}
+	return h
+}
+
+// unhealthy tells people what is wrong.
+func (b *Backend) unhealthy(err error) (reason, remedy string) {
+	if b.asUser() && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
+		return "this system does not let ordinary users make user namespaces: " + err.Error(),
+			"as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
+	}
+	return err.Error(), ""
+}
+
+// tryOut runs a sandbox that holds the guest and nothing else, to its end.
+func (b *Backend) tryOut(ctx context.Context) error {
+	id := newID()
+	dir := b.sandboxDir(id) // without a record: if we are killed, a sweep finds it
+	root := filepath.Join(dir, "root")
+	for _, d := range []string{"proc", guestMount} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			return fmt.Errorf("a sandbox to try: %w", errors.Join(err, os.RemoveAll(dir)))
+		}
+	}
+	oci := &bundleSpec{
+		root: root, binds: []bind{{Source: filepath.Dir(b.guest.Path), Target: guestMount}}, hostname: "recluse",
+		argv: []string{guestMount + "/" + filepath.Base(b.guest.Path)}, env: []string{"GOMAXPROCS=1"}, capabilities: guestCapabilities,
+	}
+	e := b.driver(b.engine.Path, false)
+	err := oci.write(dir)
+	if err == nil {
+		_, err = e.call(ctx, "run", "--bundle="+dir, id)
+		// The engine ends as the guest did, after the guest has said what it misses.
+		failed, said := errors.AsType[*engineError](err)
+		exit, ended := errors.AsType[*exec.ExitError](err)
+		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, agent.ConfigEnv) && ctx.Err() == nil {
+			return os.RemoveAll(dir)
+		}
+		if err == nil {
+			err = errors.New("the guest ended without a word")
+		}
+	}
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
+	defer cancel()
+	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, b.remove(clean, id, false, e)))
+}

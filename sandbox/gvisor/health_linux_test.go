@@ -1,0 +1,78 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestHealthRunsASandbox(t *testing.T) {
+	for _, asUser := range []bool{false, true} {
+		b := backendIn(t, t.TempDir())
+		b.opts.AsUser = asUser
+		testHealth(t, b)
+	}
+}
+
+func testHealth(t *testing.T, b *Backend) {
+	t.Helper()
+	h := b.Health(t.Context())
+	if !h.OK || h.Version == "" || h.Took == 0 || h.Took > sandbox.ProbeTimeout {
+		t.Fatalf("%+v", h)
+	}
+	t.Logf("it took %s", h.Took)
+	if again := b.Health(t.Context()); again != h {
+		t.Errorf("asked again at once: %+v", again)
+	}
+	for _, d := range []string{"sandboxes", "engine"} {
+		if left, err := os.ReadDir(filepath.Join(b.dir, d)); err != nil || len(left) != 0 {
+			t.Errorf("left in %s: %v %v", d, left, err)
+		}
+	}
+}
+
+func TestHealthSaysWhatIsWrong(t *testing.T) {
+	t.Run("an engine that knows its version and nothing else", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		b.engine.Path = filepath.Join(t.TempDir(), "engine")
+		script := "#!/bin/sh\nfor a; do [ \"$a\" = --version ] && echo runsc version 1 && exit 0; done\necho no can do >&2; exit 1\n"
+		if err := os.WriteFile(b.engine.Path, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		h := b.Health(t.Context())
+		if h.OK || h.Version != "1" || !strings.Contains(h.Reason, "no can do") {
+			t.Errorf("%+v", h)
+		}
+	})
+	t.Run("a guest that cannot run", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		b.guest.Path = filepath.Join(t.TempDir(), "guest")
+		if err := os.WriteFile(b.guest.Path, []byte("no program"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if h := b.Health(t.Context()); h.OK || h.Reason == "" {
+			t.Errorf("%+v", h)
+		}
+		if left := entriesOf(filepath.Join(b.dir, "sandboxes")); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+	t.Run("a caller that gives up is not remembered", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+		defer cancel()
+		if h := b.Health(ctx); h.OK {
+			t.Errorf("%+v", h)
+		}
+		if h := b.Health(t.Context()); !h.OK {
+			t.Errorf("%+v", h)
+		}
+	})
+}
