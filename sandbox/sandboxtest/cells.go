@@ -123,6 +123,100 @@ display("second")
 			})
 		}
 	}},
+	{"an interpreter that died between cells is replaced, and the next verdict tells it", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		for name, die := range map[string]func(pid int){
+			"by itself": func(int) { okCell(t, sb, "import threading\nthreading.Timer(0.3, lambda: os._exit(0)).start()") },
+			"by a kill": func(pid int) { shell(t, sb, fmt.Sprintf("kill -9 %d", pid)) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				pid := numbers(t, okCell(t, sb, "import os\nx = 1\nos.getpid()").Result.Text())
+				die(pid[0])
+				eventually(t, "its death", func() bool { return len(living(t, sb, pid)) == 0 })
+				v := okCell(t, sb, "print('ran')\n'x' in globals()")
+				same(t, "stdout", v.Stdout.String(), "ran\n")
+				same(t, "result", v.Result.Text(), "False")
+				same(t, "state lost before", v.StateLostBefore, true)
+				same(t, "state kept", v.StateKept, true)
+				same(t, "told again", okCell(t, sb, "1").StateLostBefore, false)
+			})
+		}
+		t.Run("with a cell on its way", func(t *testing.T) {
+			pid := numbers(t, okCell(t, sb, "import os\nos.getpid()").Result.Text())[0]
+			// Only when it stands still can it no longer take anything.
+			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
+			done := beside(func() (*sandbox.Verdict, error) {
+				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", ID: "late"})
+			})
+			eventually(t, "the cell at the interpreter", func() bool {
+				ops, err := sb.Operations(t.Context())
+				noError(t, err)
+				return ops[len(ops)-1].ID == "late" && ops[len(ops)-1].PID == pid
+			})
+			shell(t, sb, fmt.Sprintf("sleep 0.2; kill -9 %d", pid))
+			v := verdictOf(t, done)
+			succeeded(t, v)
+			same(t, "stdout", v.Stdout.String(), "ran\n")
+			same(t, "state lost before", v.StateLostBefore, true)
+		})
+	}},
+	{"a cell ends in time while its interpreter starts, and the start is not in vain", func(t *testing.T, s *suite) {
+		if !s.caps.Python {
+			t.Skip("SKIPPED: this backend has no Python in its default root file system")
+		}
+		spec := s.opts.Spec
+		spec.Env = map[string]string{"PYTHONPATH": "slow"}
+		sb := s.openSpec(t, s.backend(t), spec)
+		shell(t, sb, `mkdir slow && touch slow/wait && echo '
+import os, time
+open("slow/pids", "a").write("%d\n" % os.getpid())
+while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
+		began := time.Now()
+		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", Timeout: 300 * time.Millisecond})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
+		pids := pidsIn(t, sb, "slow/pids", 1)
+		cancel()
+		if o := await(t, "the end of what was cancelled", done); o.err == nil {
+			same(t, "ended", o.v.Ended, sandbox.EndedCancelled)
+		}
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		shell(t, sb, "rm slow/wait")
+		v = runCell(t, sb, sandbox.Cell{Code: "import os\nos.getpid()", Context: "slow"})
+		succeeded(t, v)
+		same(t, "the interpreter", v.Result.Text(), fmt.Sprint(pids[0]))
+		same(t, "interpreters started", len(pidsIn(t, sb, "slow/pids", 1)), 1)
+	}},
+	{"a context can be closed while a cell runs in it", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "x = 1")
+		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
+			t.Run(name, func(t *testing.T) {
+				var out recorder
+				run := func() (*sandbox.Verdict, error) {
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, Stdout: &out})
+				}
+				done := beside(run)
+				out.await(t, "ready")
+				next := beside(func() (*sandbox.Verdict, error) {
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", ID: "next-" + strings.ReplaceAll(name, " ", "-")})
+				})
+				noError(t, sb.CloseContext(t.Context(), "c"))
+				v := verdictOf(t, done)
+				same(t, "ended", v.Ended, sandbox.EndedKilled)
+				same(t, "signal", v.Signal, syscall.SIGKILL)
+				same(t, "state kept", v.StateKept, false)
+				v = verdictOf(t, next)
+				succeeded(t, v)
+				same(t, "the next cell", v.Result.Text(), "False")
+				same(t, "state lost before", v.StateLostBefore, false)
+			})
+		}
+		same(t, "another context", okCell(t, sb, "x").Result.Text(), "1")
+	}},
 	{"an interpreter that has died costs nothing more", func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for range 3 {
@@ -428,6 +522,59 @@ got`)
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		_ = await(t, "the end of the call", ended) // why does not matter
+	}},
+	{"more calls to the host than can run at once wait, and a flood of them harms nobody", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		var mu sync.Mutex
+		running, most := 0, 0
+		full := make(chan struct{})
+		sb.OnHostCall(func(ctx context.Context, c sandbox.HostCall) ([]byte, error) {
+			if c.Name == "hang" {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			mu.Lock()
+			running++
+			if most = max(most, running); running == 64 {
+				select {
+				case <-full:
+				default:
+					close(full)
+				}
+			}
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				running--
+				mu.Unlock()
+			}()
+			select {
+			case <-full:
+				return c.Payload, nil
+			case <-ctx.Done():
+				return nil, errors.New("the others did not come")
+			}
+		})
+		v := okCell(t, sb, `
+import recluse
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(150) as pool:
+    got = list(pool.map(lambda i: recluse.call("meet", str(i)), range(150)))
+got == [str(i).encode() for i in range(150)]`)
+		same(t, "all replies", v.Result.Text(), "True")
+		same(t, "at once", most, 64)
+		v = runCell(t, sb, sandbox.Cell{Timeout: 3 * time.Second, Code: `
+k = recluse.call.__globals__
+for i in range(4000): k["_send"](k["_headed"](b"C", {"id": 0, "call": 100000 + i, "name": "hang"}, b""))
+try: recluse.call("hang")
+except recluse.CallError as e: print(e.code)
+import time
+time.sleep(1000)`})
+		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "stdout", v.Stdout.String(), "too_many\n")
+		same(t, "state kept", v.StateKept, true)
+		noError(t, sb.Ping(t.Context()))
+		same(t, "a call after it", okCell(t, sb, "recluse.call('meet', b'again')").Result.Text(), "b'again'")
 	}},
 	{"cells of one context wait for each other, those of two do not", func(t *testing.T, s *suite) {
 		sb := s.python(t)

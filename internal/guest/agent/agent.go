@@ -43,8 +43,12 @@ type Agent struct {
 	identity *wire.Identity          // guarded by mu
 	idle     []*nanny.Nanny          // guarded by mu; nannies without a tree
 	interps  map[string]*interpreter // guarded by mu
+	starts   map[string]*start       // guarded by mu; interpreters on their way
+	untold   map[string]bool         // guarded by mu; contexts whose interpreter died between cells, which no verdict has told yet
 	trees    map[int]*op             // guarded by mu; by nanny pid, whose tree it is
 	nannies  map[int]bool            // guarded by mu; the pids of all of them
+
+	calls callQueue // to the host
 
 	// spawnMu is held for writing by whoever looks for strays: a nanny that has been started and not yet noted would look like one.
 	spawnMu sync.RWMutex
@@ -98,6 +102,8 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 		files:   files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: os.Getuid() == 0 && cfg.UID > 0}),
 		ops:     &table{dir: cfg.State, ops: map[string]*op{}, stir: make(chan struct{}, 1)},
 		interps: map[string]*interpreter{},
+		starts:  map[string]*start{},
+		untold:  map[string]bool{},
 		trees:   map[int]*op{},
 		nannies: map[int]bool{},
 	}

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -127,10 +128,14 @@ type cellRun struct {
 	op     *op
 	req    *wire.Cell
 	stream *wire.Stream
-	interp *interpreter
+	fifo   struct { // of the cell's input
+		path string
+		done func()
+	}
 
-	mu   sync.Mutex
-	over bool // guarded by mu; the interpreter has ended the cell, so what it hears now is meant for the next
+	mu     sync.Mutex
+	interp *interpreter // written with mu held, and by the goroutine that runs the cell only
+	over   bool         // guarded by mu; the interpreter has ended the cell, so what it hears now is meant for the next
 
 	displays  [][]byte
 	shown     int
@@ -147,35 +152,97 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 		timeout = time.AfterFunc(time.Duration(r.req.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) })
 		defer timeout.Stop()
 	}
-	gaveUp := make(chan struct{})
-	o.armed(func() { close(gaveUp) })
+	defer func() {
+		if r.fifo.done != nil {
+			r.fifo.done()
+		}
+	}()
+	for again := true; ; again = false {
+		i, bad := r.take(name)
+		if bad != nil {
+			return nil, bad
+		}
+		v := &wire.Verdict{Ending: o.ending(), ExitCode: -1, StateKept: true}
+		if i != nil {
+			v, bad = r.runOn(i, code)
+		}
+		switch {
+		case bad != nil:
+			return nil, bad
+		case v != nil:
+			v.StateLostBefore = r.agent.tellLoss(name)
+			return v, nil
+		case !again:
+			return nil, failure("internal", "two interpreters died before they took the cell")
+		}
+	}
+}
 
-	var i *interpreter
+// take waits for the turn in a live interpreter. It gives nil when the cell is to end before.
+func (r *cellRun) take(name string) (*interpreter, *wire.Error) {
+	a, o := r.agent, r.op
 	for {
-		var bad *wire.Error
-		if i, bad = r.agent.interpreterFor(name); bad != nil {
+		i, bad := a.interpreterFor(name, o.ended)
+		if i == nil {
 			return nil, bad
 		}
 		select {
 		case <-i.turn:
-		case <-gaveUp:
-			return &wire.Verdict{Ending: o.ending(), ExitCode: -1, StateKept: true}, nil
+		case <-o.ended:
+			return nil, nil
 		}
-		i.mu.Lock()
-		dead := i.dead
-		i.mu.Unlock()
-		if !dead {
-			break
+		switch {
+		case o.ending() != wire.Ending_ENDING_UNKNOWN:
+			i.turn <- struct{}{}
+			return nil, nil
+		case !i.claim(o):
+			i.turn <- struct{}{} // for the next in the queue to find out
+		case i.alive():
+			return i, nil
+		default:
+			r.bury(i)
+			i.yield()
 		}
-		i.turn <- struct{}{} // for the next in the queue to find out
 	}
-	r.interp = i
-	defer func() { i.turn <- struct{}{} }()
+}
+
+// bury does away with an interpreter that died without a cell to tell it.
+//
+// Preconditions: the caller holds the turn.
+func (r *cellRun) bury(i *interpreter) {
+	i.mu.Lock()
+	told := i.closing // whoever closes a context knows
+	i.mu.Unlock()
+	if i.cells > 0 && !told {
+		r.agent.mu.Lock()
+		r.agent.untold[i.context] = true
+		r.agent.mu.Unlock()
+	}
+	i.discard()
+}
+
+// tellLoss reports whether the context lost its state between cells. The answer is given once.
+func (a *Agent) tellLoss(name string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lost := a.untold[name]
+	delete(a.untold, name)
+	return lost
+}
+
+// runOn runs the cell on an interpreter whose turn it has. It gives no verdict when the interpreter has died and never saw the cell.
+func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error) {
+	o := r.op
+	defer i.yield()
+	r.mu.Lock()
+	r.interp, r.over = i, false
+	r.mu.Unlock()
 	r.agent.own(i.nanny, o)
 	defer r.agent.disown(i.nanny)
 	o.mu.Lock()
 	o.pid = i.pid
 	o.signal = r.signal
+	o.oom = false // what came over the interpreter of before
 	o.mu.Unlock()
 	o.armed(r.interrupt) // from now on there is something to interrupt; code may have stopped it, and then even freshen would wait for ever
 	i.freshen()
@@ -193,12 +260,14 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 		header["env"] = r.req.Env
 	}
 	if r.req.Stdin {
-		path, done, err := r.stdin()
-		if err != nil {
-			return nil, failure("internal", "no pipe for the cell's input: %v", err)
+		if r.fifo.path == "" {
+			path, done, err := r.stdin()
+			if err != nil {
+				return nil, failure("internal", "no pipe for the cell's input: %v", err)
+			}
+			r.fifo.path, r.fifo.done = path, done
 		}
-		defer done()
-		header["stdin"] = path
+		header["stdin"] = r.fifo.path
 	}
 	payload, err := headed(header, code)
 	if err != nil {
@@ -211,8 +280,18 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 	r.mu.Lock()
 	r.over = true
 	r.mu.Unlock()
+	if errors.Is(err, errUntaken) && o.ending() == wire.Ending_ENDING_UNKNOWN {
+		i.emitMu.Lock()
+		i.op = nil
+		i.emitMu.Unlock()
+		r.bury(i)
+		return nil, nil
+	}
 	return r.verdict(end, err), nil
 }
+
+// errUntaken says that the interpreter has gone without having read the cell.
+var errUntaken = errors.New("the interpreter died before it took the cell")
 
 // tell sends a signal to the interpreter, unless the cell has ended.
 func (r *cellRun) tell(s syscall.Signal) {
@@ -259,14 +338,17 @@ func (r *cellRun) signal(s int32, tree bool) error {
 	r.op.mu.Lock()
 	r.op.asked = s
 	r.op.mu.Unlock()
+	r.mu.Lock()
+	i := r.interp
+	r.mu.Unlock()
 	if tree {
-		return r.interp.nanny.SignalTree(r.interp.pid, syscall.Signal(s))
+		return i.nanny.SignalTree(i.pid, syscall.Signal(s))
 	}
-	return r.interp.nanny.Signal(r.interp.pid, syscall.Signal(s), false)
+	return i.nanny.Signal(i.pid, syscall.Signal(s), false)
 }
 
 // converse sends the cell and listens until its end. An error means that the
-// interpreter has gone.
+// interpreter has gone, errUntaken that it did before it could run the cell.
 func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 	i := r.interp
 	// Large code must not wait for an interpreter that is busy telling us something.
@@ -274,11 +356,21 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 	if size := len(payload[len(payload)-1]); size > 32<<10 {
 		go func() { sent <- i.send(kernel.TypeExecute, payload...) }()
 	} else if err := i.send(kernel.TypeExecute, payload...); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errUntaken, err)
+	} else {
+		sent <- nil
 	}
+	quiet := true // nothing but the cell has been sent
 	for {
 		typ, p, err := i.read()
 		if err != nil {
+			select {
+			case failed := <-sent:
+				if failed != nil || quiet && i.unread() > 0 {
+					return nil, fmt.Errorf("%w: %w", errUntaken, err)
+				}
+			case <-time.After(follow):
+			}
 			return nil, err
 		}
 		switch typ {
@@ -298,6 +390,7 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 				return nil, err
 			}
 		case kernel.TypeCall:
+			quiet = false
 			if err := r.hostCall(p); err != nil {
 				return nil, err
 			}
@@ -353,12 +446,17 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 		return r.obituary(v)
 	}
 	i.cells++
-	v.StateKept = true
+	i.mu.Lock()
+	v.StateKept = !i.closing
+	i.mu.Unlock()
 	v.CpuNs, v.PeakMemory = end.CPUNanos, end.MaxRSS
 	why := o.ending()
 	switch {
 	case why != wire.Ending_ENDING_UNKNOWN && end.Status != "ok":
 		v.Ending = why
+		if why == wire.Ending_ENDING_KILLED {
+			v.Signal = int32(syscall.SIGKILL)
+		}
 	default:
 		v.Ending = wire.Ending_ENDING_EXIT
 		v.ExitCode = 0
@@ -538,96 +636,17 @@ func (r *cellRun) awaitReader(hold *os.File) {
 		if r.op.finished() {
 			return
 		}
-		links, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.interp.pid))
+		r.mu.Lock()
+		pid := r.interp.pid
+		r.mu.Unlock()
+		links, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		if err == nil {
 			for _, l := range links {
-				if t, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", r.interp.pid, l.Name())); err == nil && t == hold.Name() {
+				if t, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, l.Name())); err == nil && t == hold.Name() {
 					return
 				}
 			}
 		}
 		time.Sleep(time.Millisecond)
-	}
-}
-
-// callHeader is the interpreter's wish to call the host.
-type callHeader struct {
-	Call int    `json:"call"`
-	Name string `json:"name"`
-}
-
-// hostCall carries one call to the host and its reply back, beside the cell.
-func (r *cellRun) hostCall(p []byte) error {
-	h, body, err := kernel.Header(p)
-	if err != nil {
-		return err
-	}
-	var head callHeader
-	if err := json.Unmarshal(h, &head); err != nil {
-		return err
-	}
-	payload := append([]byte(nil), body...)
-	go func() {
-		reply, bad := r.agent.callHost(r.op, head.Name, payload)
-		header := map[string]any{"call": head.Call, "ok": bad == nil}
-		if bad != nil {
-			header["error"] = map[string]string{"code": bad.Code, "message": bad.Message}
-		}
-		if hd, err := headed(header, reply); err == nil {
-			_ = r.interp.send(kernel.TypeReply, hd...) // a dead interpreter needs no reply
-		}
-	}()
-	return nil
-}
-
-// callHost asks the host that is attached now.
-func (a *Agent) callHost(o *op, name string, payload []byte) ([]byte, *wire.Error) {
-	a.mu.Lock()
-	s := a.session
-	a.mu.Unlock()
-	gone := func(err error) *wire.Error { return failure("sandbox_detached", "the host is not there: %v", err) }
-	if s == nil {
-		return nil, gone(os.ErrClosed)
-	}
-	st, err := s.Open()
-	if err != nil {
-		return nil, gone(err)
-	}
-	defer st.Close()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-o.done: // a cell that has ended takes its calls along
-			st.Close()
-		case <-stop:
-		}
-	}()
-	if err := st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Op: o.id, Context: o.context, Name: name}}}); err != nil {
-		return nil, gone(err)
-	}
-	for len(payload) > 0 {
-		n := min(len(payload), wire.Chunk)
-		if err := st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: payload[:n]}}); err != nil {
-			return nil, gone(err)
-		}
-		payload = payload[n:]
-	}
-	if err := st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}}); err != nil {
-		return nil, gone(err)
-	}
-	var reply []byte
-	for {
-		f := &wire.Frame{}
-		if err := st.Receive(f); err != nil {
-			return nil, gone(err)
-		}
-		if e := f.GetError(); e != nil {
-			return nil, e
-		}
-		reply = append(reply, f.GetData()...)
-		if f.Last {
-			return reply, nil
-		}
 	}
 }

@@ -200,7 +200,7 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 // warm starts what the first calls would otherwise wait for.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
 	if w.Python {
-		i, bad := a.interpreterFor("default")
+		i, bad := a.interpreterFor("default", nil)
 		if bad != nil {
 			return bad
 		}
@@ -225,12 +225,16 @@ func (a *Agent) warm(w *wire.Warm) *wire.Error {
 func (a *Agent) contexts(st *wire.Stream, req *wire.Contexts) bool {
 	if req.Close != "" {
 		a.mu.Lock()
-		i := a.interps[req.Close]
+		i, s := a.interps[req.Close], a.starts[req.Close]
 		a.mu.Unlock()
+		if i == nil && s != nil {
+			<-s.done
+			i = s.i
+		}
 		if i == nil {
 			return answer(st, failure("not_found", "no context %q", clip(req.Close, 80)))
 		}
-		i.discard()
+		i.shut()
 		return answer(st, nil)
 	}
 	list := &wire.ContextList{}

@@ -56,9 +56,14 @@ type interpreter struct {
 	known  map[nanny.Process]bool // left by earlier cells; used by the holder of the turn
 	events chan *nanny.Event      // from the nanny
 
-	mu    sync.Mutex
-	stale func() // guarded by mu; what must be said to it before the next cell
-	dead  bool   // guarded by mu
+	refused chan int      // calls to the host that there is no room for; see refuse
+	gone    chan struct{} // closed when it is discarded
+
+	mu      sync.Mutex
+	stale   func() // guarded by mu; what must be said to it before the next cell
+	running *op    // guarded by mu; whose turn it is
+	closing bool   // guarded by mu; its context is being closed: no cell may begin
+	dead    bool   // guarded by mu
 }
 
 type kernelHello struct {
@@ -87,15 +92,52 @@ func (fd blockingReader) Read(p []byte) (int, error) {
 	}
 }
 
-// interpreterFor gives the context's interpreter and starts it if there is none.
-func (a *Agent) interpreterFor(name string) (*interpreter, *wire.Error) {
+// start is an interpreter on its way.
+type start struct {
+	done chan struct{}
+	i    *interpreter // set before done is closed
+	bad  *wire.Error  // set before done is closed
+}
+
+// interpreterFor gives the context's interpreter and starts it if there is none. It gives nil when gaveUp is closed first; the start goes
+// on then, for the next one who asks.
+func (a *Agent) interpreterFor(name string, gaveUp <-chan struct{}) (*interpreter, *wire.Error) {
 	a.mu.Lock()
-	i := a.interps[name]
+	i, s := a.interps[name], a.starts[name]
+	if i == nil && s == nil {
+		s = &start{done: make(chan struct{})}
+		a.starts[name] = s
+		go a.bring(name, s)
+	}
 	a.mu.Unlock()
 	if i != nil {
 		return i, nil
 	}
-	return a.startInterpreter(name)
+	select {
+	case <-s.done:
+		return s.i, s.bad
+	case <-gaveUp:
+		return nil, nil
+	}
+}
+
+// bring starts an interpreter and makes it known.
+func (a *Agent) bring(name string, s *start) {
+	defer close(s.done)
+	a.mu.Lock()
+	old := a.identity
+	a.mu.Unlock()
+	s.i, s.bad = a.startInterpreter(name)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.starts, name)
+	if s.i == nil {
+		return
+	}
+	if a.identity.GetGeneration() != old.GetGeneration() {
+		s.i.personalise(a.envMap(old), a.envMap(a.identity)) // adopt could not know it
+	}
+	a.interps[name] = s.i
 }
 
 func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
@@ -133,7 +175,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 	i := &interpreter{
 		agent: a, context: name, born: time.Now(), turn: make(chan struct{}, 1),
 		in: fds[2][1], out: fds[3][0], pipes: [2]int{fds[0][0], fds[1][0]},
-		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4),
+		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4), refused: make(chan int, maxRefused), gone: make(chan struct{}),
 	}
 	i.frames = bufio.NewReaderSize(blockingReader(i.out), 32<<10)
 	n, e, err := a.launch(nil, &nanny.Start{
@@ -161,6 +203,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		return nil, lost("did not start", err)
 	}
 	go i.listen()
+	go i.refuse()
 	for s := range i.pipes {
 		go i.pump(s)
 	}
@@ -175,13 +218,6 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		return nil, lost("did not answer", err)
 	}
 	i.turn <- struct{}{}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if other := a.interps[name]; other != nil {
-		go i.discard() // two calls were first; one is enough
-		return other, nil
-	}
-	a.interps[name] = i
 	return i, nil
 }
 
@@ -438,7 +474,80 @@ func (i *interpreter) freshen() {
 	}
 }
 
+// claim makes o the one whose turn it is, unless the interpreter is of no use any more.
+//
+// Preconditions: the caller holds the turn.
+func (i *interpreter) claim(o *op) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.dead || i.closing {
+		return false
+	}
+	i.running = o
+	return true
+}
+
+// yield gives the turn to the next.
+func (i *interpreter) yield() {
+	i.mu.Lock()
+	i.running = nil
+	i.mu.Unlock()
+	i.turn <- struct{}{}
+}
+
+// alive tells whether it has not died since its last cell, as far as can be seen.
+//
+// Preconditions: the caller holds the turn.
+func (i *interpreter) alive() bool {
+	select {
+	case e, ok := <-i.events:
+		if !ok || e.Exited || e.Empty {
+			return false
+		}
+	default:
+	}
+	return polled(i.out)&(unix.POLLHUP|unix.POLLERR) == 0
+}
+
+// unread is how much of what it was sent it has not read.
+func (i *interpreter) unread() int {
+	i.sendMu.Lock()
+	defer i.sendMu.Unlock()
+	if i.in < 0 {
+		return 0
+	}
+	n, err := unix.IoctlGetInt(i.in, unix.TIOCINQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// shut ends the interpreter of a context that is closed, and the cell that runs in it. Descriptors are closed only when nobody uses them any more.
+func (i *interpreter) shut() {
+	i.mu.Lock()
+	i.closing = true
+	o := i.running
+	i.mu.Unlock()
+	a := i.agent
+	a.mu.Lock()
+	if a.interps[i.context] == i {
+		delete(a.interps, i.context)
+	}
+	delete(a.untold, i.context)
+	a.mu.Unlock()
+	if o != nil {
+		o.mark(wire.Ending_ENDING_KILLED) // there is no use in asking it to stop
+	}
+	_ = i.nanny.SignalTree(i.pid, syscall.SIGKILL)
+	<-i.turn
+	i.discard()
+	i.yield()
+}
+
 // discard ends the interpreter and everything below it.
+//
+// Preconditions: the caller holds the turn, or nobody else knows the interpreter.
 func (i *interpreter) discard() {
 	i.mu.Lock()
 	if i.dead {
@@ -447,6 +556,7 @@ func (i *interpreter) discard() {
 	}
 	i.dead = true
 	i.mu.Unlock()
+	close(i.gone)
 	a := i.agent
 	a.mu.Lock()
 	if a.interps[i.context] == i {
