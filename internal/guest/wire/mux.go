@@ -254,9 +254,9 @@ func appendHead(b []byte, typ byte, id uint32, n int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(n))
 }
 
-// write writes data, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
+// write writes a frame, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
 // When the stream is closed while the link is full, it returns, and what the other side must have for the sake of the others follows later.
-func (c *conn) write(data []byte) error {
+func (c *conn) write(typ byte, n int, data []byte) error {
 	m := c.m
 	opening, err := m.begin(c)
 	if err != nil {
@@ -266,14 +266,14 @@ func (c *conn) write(data []byte) error {
 	if opening {
 		b = appendHead(b, muxOpen, c.id, 0)
 	}
-	b = append(appendHead(b, muxData, c.id, len(data)), data...)
+	b = append(appendHead(b, typ, c.id, n), data...)
 	m.out = b
-	n, err := m.w.Write(b)
+	done, err := m.w.Write(b)
 	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 		defer m.finish()
 		return m.broken(err)
 	}
-	if n == 0 {
+	if done == 0 {
 		m.finish()
 		return io.ErrClosedPipe
 	}
@@ -283,7 +283,7 @@ func (c *conn) write(data []byte) error {
 	m.mu.Unlock()
 	go func() {
 		defer m.finish()
-		_, err := m.w.Write(b[n:])
+		_, err := m.w.Write(b[done:])
 		_ = m.broken(err) // the session tells
 	}()
 	return io.ErrClosedPipe
@@ -521,7 +521,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	m.mu.Unlock()
 	if grant > 0 {
-		_ = m.send(muxCredit, c.id, grant) // a session that has ended tells the next read
+		_ = c.write(muxCredit, grant, nil) // a session that has ended tells the next read
 	}
 	return n, nil
 }
@@ -534,7 +534,7 @@ func (c *conn) Write(p []byte) (int, error) {
 		if err != nil {
 			return done, err
 		}
-		if err := c.write(p[done : done+n]); err != nil {
+		if err := c.write(muxData, n, p[done:done+n]); err != nil {
 			return done, err
 		}
 		done += n
@@ -563,13 +563,13 @@ func (c *conn) claim(n int) (int, error) {
 }
 
 // Close ends the stream for both sides. The other one still reads what was sent before. A Write that is under way gives up.
-func (c *conn) Close() error {
+func (c *conn) Close() {
 	m := c.m
 	m.mu.Lock()
 	if c.closed || m.err != nil {
 		c.closed = true
 		m.mu.Unlock()
-		return nil
+		return
 	}
 	c.closed = true
 	for _, u := range c.unread {
@@ -584,13 +584,12 @@ func (c *conn) Close() error {
 	}
 	m.mu.Unlock()
 	if !known || ended {
-		return nil
+		return
 	}
-	err := m.send(muxEnd, c.id, 0)
+	_ = m.send(muxEnd, c.id, 0) // a session that has ended needs none
 	if !c.theirs {
 		m.mu.Lock()
 		m.release() // not before: the other side counts those that it knows
 		m.mu.Unlock()
 	}
-	return err
 }

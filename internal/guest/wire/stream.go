@@ -83,13 +83,13 @@ func (s *Stream) Release() {
 	if s.home != nil && s.r.Buffered() == 0 && s.home.mux.keep(s.channel) {
 		return
 	}
-	_ = s.conn.Close()
+	s.conn.Close()
 }
 
 // Close gives the stream up, whatever the state of its call. Once it has been released nothing happens.
 func (s *Stream) Close() {
 	if !s.given.Swap(true) {
-		_ = s.conn.Close()
+		s.conn.Close()
 	}
 }
 
