@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -83,9 +85,9 @@ func (o *op) hush(l *listener) {
 
 // listener is the stream of the call that began an operation.
 type listener struct {
-	st   *wire.Stream
-	sent int            // guarded by the operation's sayMu
-	late sync.WaitGroup // a send that nobody waited for
+	st   interface{ Send(m proto.Message) error } // a *wire.Stream
+	sent int                                      // guarded by the operation's sayMu
+	late sync.WaitGroup                           // a send that nobody waited for
 }
 
 // unasked is how much is sent before the other side must have read some. It is well below the room that a stream has, so

@@ -3,87 +3,81 @@
 package agent
 
 import (
-	"net"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
+// slowHost is a listener that is told something only when the gate opens.
+type slowHost struct {
+	entered chan struct{}
+	gate    chan struct{}
+
+	mu    sync.Mutex
+	heard []string // guarded by mu
+}
+
+func (h *slowHost) Send(m proto.Message) error {
+	h.entered <- struct{}{}
+	<-h.gate
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f, ok := m.(*wire.Frame); ok && f.GetOutput() != nil {
+		h.heard = append(h.heard, "output")
+	} else {
+		h.heard = append(h.heard, "verdict")
+	}
+	return nil
+}
+
 // Survivors of a command write on while its verdict is sent; on a stream that serves the next call that must not be heard.
 func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
-	ours, theirs := net.Pipe()
-	host, guest := wire.NewSession(ours, ours, true), wire.NewSession(theirs, theirs, false)
-	var stop atomic.Bool
-	var writers sync.WaitGroup
-	defer func() {
-		stop.Store(true)
-		writers.Wait()
-		_ = host.Close()
-		_ = guest.Close()
-		guest.Wait()
-	}()
-	go host.Serve(func(*wire.Stream, *wire.Request) bool { return false })
-	ops := &table{dir: t.TempDir(), ops: map[string]*op{}}
-	go guest.Serve(func(st *wire.Stream, req *wire.Request) bool {
-		if req.GetPing() != nil {
-			return last(st, &wire.Frame{Body: &wire.Frame_Data{Data: req.GetPing().Payload}})
-		}
-		o, bad := ops.add(newOp{id: req.GetExec().Id, inline: 1000, spool: -1})
-		if bad != nil {
-			return answer(st, bad)
-		}
-		heard := &listener{st: st}
-		o.live = heard
-		began := make(chan struct{}, 2)
-		for s := range 2 {
-			writers.Go(func() {
-				for k := 0; !stop.Load() && k < 200; k++ {
-					o.emit(s+1, make([]byte, 20<<10))
-					select {
-					case began <- struct{}{}:
-					default:
-					}
-				}
-			})
-		}
-		<-began
-		o.finish(&wire.Verdict{})
-		o.hush(heard)
-		return last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: &wire.Verdict{}}})
-	})
-	for k := range 100 {
-		st, err := host.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := st.Send(&wire.Request{Call: &wire.Request_Exec{Exec: &wire.Exec{Id: "o" + string(rune('a'+k/26)) + string(rune('a'+k%26))}}}); err != nil {
-			t.Fatal(err)
-		}
-		for {
-			f := &wire.Frame{}
-			if err := st.Receive(f); err != nil {
-				t.Fatal(err)
+	for name, size := range map[string]int{"a little output": 10, "more than is sent unasked": unasked} {
+		t.Run(name, func(t *testing.T) {
+			ops := &table{dir: t.TempDir(), ops: map[string]*op{}}
+			o, bad := ops.add(newOp{id: "o", inline: 1000, spool: -1})
+			if bad != nil {
+				t.Fatal(bad)
 			}
-			if f.Last {
-				break
+			host := &slowHost{entered: make(chan struct{}, 10), gate: make(chan struct{})}
+			heard := &listener{st: host}
+			o.live = heard
+			emitted := make(chan struct{})
+			go func() {
+				defer close(emitted)
+				o.emit(1, make([]byte, size))
+			}()
+			<-host.entered
+			o.finish(&wire.Verdict{}) // must not wait for a host that stands still
+			answered := make(chan error, 1)
+			go func() {
+				o.hush(heard)
+				answered <- host.Send(&wire.Frame{Body: &wire.Frame_Verdict{}})
+			}()
+			select {
+			case <-host.entered:
+				t.Error("the verdict is sent beside output")
+			case <-time.After(2 * follow):
 			}
-			if f.GetOutput() == nil {
-				t.Fatalf("got %v", f)
+			if size >= unasked {
+				<-emitted // whoever writes is let go, though the host still stands
 			}
-		}
-		st.Release()
-		if st, err = host.Open(); err != nil {
-			t.Fatal(err)
-		}
-		f := &wire.Frame{}
-		if err := st.Send(&wire.Request{Call: &wire.Request_Ping{Ping: &wire.Ping{Payload: []byte("x")}}}); err != nil {
-			t.Fatal(err)
-		}
-		if err := st.Receive(f); err != nil || string(f.GetData()) != "x" {
-			t.Fatalf("the next call got %v, %v", f, err)
-		}
-		st.Release()
+			close(host.gate)
+			if err := <-answered; err != nil {
+				t.Error(err)
+			}
+			<-emitted
+			o.emit(2, []byte("late"))
+			host.mu.Lock()
+			defer host.mu.Unlock()
+			if want := []string{"output", "verdict"}; !slices.Equal(host.heard, want) {
+				t.Errorf("heard %v, want %v", host.heard, want)
+			}
+		})
 	}
 }
