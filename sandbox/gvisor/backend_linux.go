@@ -388,10 +388,12 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 		return nil, startError(err)
 	}
 	// Again, and as late as can be: somebody may have put another directory or a link in a judged one's place, since the snapshot was taken or just now.
-	if err := b.judgeAgain(r); err != nil {
+	places, err := b.judgeAgain(r)
+	if err != nil {
 		pipes.close()
 		return nil, err
 	}
+	defer places.close()
 	if checkpoint == "" {
 		err = e.run(ctx, r.ID, dir, pipes)
 	} else {
@@ -403,6 +405,9 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
 		}
 		return nil, startError(err)
+	}
+	if err := places.shown(e, r.ID); err != nil {
+		return nil, err
 	}
 	m, err := b.open(r, e, lock)
 	if err != nil {

@@ -93,6 +93,31 @@ func TestARestoreJudgesItsRootAgain(t *testing.T) {
 	wantCode(t, err, sandbox.CodeMountRefused)
 }
 
+// TestASwapDuringTheStartIsNoticed has an engine that swaps the directory for a link in the last moment.
+func TestASwapDuringTheStartIsNoticed(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	b.opts.NoTemplates = true
+	dir := filepath.Join(sharedDir(t), "dir")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/sh\nfor a; do if [ \"$a\" = run ]; then mv " + dir + " " + dir + "-aside; ln -s /etc " + dir + "; fi; done\nexec " + b.engine.Path + " \"$@\"\n"
+	b.engine.Path = filepath.Join(t.TempDir(), "engine")
+	if err := os.WriteFile(b.engine.Path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}})
+	wantCode(t, err, sandbox.CodeMountRefused)
+	if !strings.Contains(err.Error(), "in its place") {
+		t.Errorf("refused for another reason: %v", err)
+	}
+	for _, d := range []string{"sandboxes", "engine"} {
+		if left := entriesOf(filepath.Join(b.dir, d)); len(left) != 0 {
+			t.Errorf("left in %s: %v", d, left)
+		}
+	}
+}
+
 func TestOurOwnDirectoriesStayOutside(t *testing.T) {
 	dir := sharedDir(t)
 	b := backendIn(t, dir)

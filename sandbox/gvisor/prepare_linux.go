@@ -10,6 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
@@ -68,44 +71,90 @@ func mountRefused(path string, err error) error {
 	return e
 }
 
-// judgeAgain refuses a record whose places on the host no longer are what was judged when its first sandbox was made.
-func (b *Backend) judgeAgain(r *record) error {
-	if len(r.Spec.Mounts) == 0 && r.Spec.RootFS == "" {
-		return nil // nothing of the caller's choice
+// judged is what of the host a sandbox is to show by the caller's choice: a handle on each place, by where it appears inside.
+type judged map[string]*os.File
+
+func (j judged) close() {
+	for _, f := range j {
+		_ = f.Close() // only a handle
 	}
-	policy := b.policy()
-	same := func(path string) error {
-		resolved, err := policy.Judge(path)
-		if err == nil && resolved != path {
-			err = fmt.Errorf("%s has become %s", path, resolved)
-		}
+}
+
+// judgeAgain refuses a record whose places on the host no longer are what was judged when its first sandbox was made.
+func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
+	if len(r.Spec.Mounts) == 0 && r.Spec.RootFS == "" {
+		return nil, nil // nothing of the caller's choice
+	}
+	j := judged{}
+	defer func() {
 		if err != nil {
-			return mountRefused(path, err)
+			j.close()
 		}
-		return nil
+	}()
+	policy := b.policy()
+	same := func(path string) (*os.File, error) {
+		f, resolved, err := policy.Open(path)
+		if err != nil {
+			return nil, mountRefused(path, err)
+		}
+		if resolved != path {
+			_ = f.Close()
+			return nil, mountRefused(path, fmt.Errorf("%s has become %s", path, resolved))
+		}
+		return f, nil
+	}
+	if r.Spec.RootFS != "" {
+		top := ""
+		for _, bound := range r.Binds { // the entries of the caller's root
+			if dir := filepath.Dir(bound.Source); dir != top {
+				f, err := same(dir)
+				if err != nil {
+					return nil, err
+				}
+				_ = f.Close()
+				top = dir
+			}
+			fd, err := unix.Open(bound.Source, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return nil, mountRefused(bound.Source, err)
+			}
+			j[bound.Target] = os.NewFile(uintptr(fd), bound.Source)
+		}
 	}
 	for _, m := range r.Spec.Mounts {
-		if err := same(m.Host); err != nil {
-			return err
+		f, err := same(m.Host)
+		if err != nil {
+			return nil, err
 		}
+		if hidden := j[m.Path]; hidden != nil {
+			_ = hidden.Close()
+		}
+		j[m.Path] = f
 	}
-	if r.Spec.RootFS == "" {
+	return j, nil
+}
+
+// shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. The gofer's root is
+// what the sandbox sees.
+func (j judged) shown(e *engine, id string) error {
+	if len(j) == 0 {
 		return nil
 	}
-	judged := ""
-	for _, bound := range r.Binds { // the entries of the caller's root
-		if dir := filepath.Dir(bound.Source); dir != judged {
-			if err := same(dir); err != nil {
-				return err
-			}
-			judged = dir
+	st, err := e.state(id)
+	if err != nil {
+		return startError(err)
+	}
+	for target, f := range j {
+		want, err := f.Stat()
+		if err != nil {
+			return mountRefused(f.Name(), err)
 		}
-		info, err := os.Lstat(bound.Source)
-		if err == nil && !info.IsDir() {
-			err = errors.New("it is no directory any more")
+		got, err := os.Stat(filepath.Join("/proc", strconv.Itoa(st.GoferPid), "root", target))
+		if err == nil && !os.SameFile(want, got) {
+			err = errors.New("something else was put in its place while the sandbox started")
 		}
 		if err != nil {
-			return mountRefused(bound.Source, err)
+			return mountRefused(f.Name(), err)
 		}
 	}
 	return nil
