@@ -273,6 +273,10 @@ func (a attachment) Read(p []byte) (int, error) {
 }
 
 func (a attachment) Write(p []byte) (int, error) { return a.m.stream.Write(p) }
+
+// SetWriteDeadline lets a call that cannot be sent be given up.
+func (a attachment) SetWriteDeadline(t time.Time) error { return a.m.stream.SetWriteDeadline(t) }
+
 func (a attachment) Close() error {
 	_ = a.m.stream.Close() // at once: somebody may be waiting in Read
 	a.m.abandon()
