@@ -54,8 +54,14 @@ type part struct {
 }
 
 var parts = []part{
-	{"cell", cells}, {"command", commands}, {"create", creates}, {"pool", pooled}, {"fork", forks},
-	{"memory", memory}, {"output", outputs}, {"crowd", crowd},
+	{"cell", cells},
+	{"command", commands},
+	{"create", creates},
+	{"pool", pooled},
+	{"fork", forks},
+	{"memory", memory},
+	{"output", outputs},
+	{"crowd", crowd},
 }
 
 // bench is what all parts share.

@@ -271,7 +271,8 @@ func (s *Sandbox) newID(prefix string) string {
 }
 
 // Snapshot writes the sandbox to disk: memory, interpreters and files. It goes on
-// meanwhile, but for the moment of the writing itself.
+// meanwhile, but for the moment of the writing itself. With opts.Stop a snapshot is given also beside
+// the error of a sandbox that could not be ended.
 func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot, error) {
 	held, err := s.guest().Quiesce(ctx)
 	if err != nil {
@@ -279,13 +280,10 @@ func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot
 	}
 	opts.Held = append(opts.Held, held...)
 	snap, err := s.backend.Snapshot(ctx, s.ID(), opts)
-	if err != nil {
-		return nil, err
-	}
-	if opts.Stop {
+	if err == nil && opts.Stop {
 		s.Detach()
 	}
-	return snap, nil
+	return snap, err
 }
 
 // Fork makes n live copies. The copies that could be made are given even when

@@ -9,6 +9,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +43,7 @@ func spawn(count, program string) error {
 	}
 	for range n {
 		began := time.Now()
-		if err := exec.Command(program).Run(); err != nil {
+		if err := exec.CommandContext(context.Background(), program).Run(); err != nil {
 			return err
 		}
 		fmt.Println(time.Since(began).Nanoseconds())
@@ -89,7 +90,7 @@ func carry() error {
 			return err
 		}
 	}
-	python := exec.Command("python3", "-c", kernel.Bootstrap)
+	python := exec.CommandContext(context.Background(), "python3", "-c", kernel.Bootstrap)
 	python.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up")}
 	if err := python.Start(); err != nil {
 		return err

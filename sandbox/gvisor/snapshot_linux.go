@@ -102,7 +102,7 @@ func resumePaused(ctx context.Context, e *engine, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 	defer cancel()
 	if st, err := e.state(id); err != nil || st.Status != statusPaused {
-		return nil //nolint:nilerr // it has ended, or was never paused
+		return nil // it has ended, or was never paused
 	}
 	return e.resume(ctx, id)
 }

@@ -32,7 +32,7 @@ while n < 100: pass`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.DeleteSnapshot(context.Background(), snap.ID) //nolint:errcheck // its directory is the tests' own
+	defer b.DeleteSnapshot(context.Background(), snap.ID)
 	if _, err := b.load(sb.ID()); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("it was not stopped: %v", err)
 	}
