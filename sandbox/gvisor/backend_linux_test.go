@@ -424,7 +424,22 @@ func TestOnlyOneMayBeAttached(t *testing.T) {
 	wantCode(t, err, sandbox.CodeNotFound)
 }
 
+func TestAnOrdinaryUsersMountsAreReadOnly(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	b.opts.AsUser = true
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	_, err = sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data", Writable: true}}})
+	wantCode(t, err, sandbox.CodeNotSupported)
+}
+
 func TestMounts(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("writable mounts need root")
+	}
 	b := testBackend(t)
 	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
 	if err != nil {

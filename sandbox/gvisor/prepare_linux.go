@@ -168,6 +168,10 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	policy := b.policy()
 	p.spec.Mounts = slices.Clone(p.spec.Mounts)
 	for i, m := range p.spec.Mounts {
+		if m.Writable && b.asUser() {
+			// A new file would have to belong to the user inside, and an ordinary user's namespace knows only one.
+			return sandbox.NotSupported(Name, "mount "+m.Host+" writable", "without root mounts are read-only: copy files out instead, or run as root")
+		}
 		resolved, err := policy.Judge(m.Host)
 		if err != nil {
 			return mountRefused(m.Host, err)
