@@ -18,12 +18,12 @@ const (
 	// ownHeap is what the kernel's heap holds without anybody's doing.
 	ownHeap = 16 << 20
 	// largeHeap is from where on the collector runs more often, so that growth is seen before it is too late.
-	largeHeap    = 48 << 20
-	largePercent = 20
+	largeHeap    = 96 << 20
+	largePercent = 50
 	usualPercent = 100
 	// A large heap is collected at these times even if it does not grow, first soon and then more rarely: what an ended
 	// process had there is not free before that, and somebody innocent would be held to account for it.
-	firstLook = 50 * time.Millisecond
+	firstLook = 100 * time.Millisecond
 	lastLook  = 5 * time.Second
 )
 

@@ -40,10 +40,12 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 			b.mu.Lock()
 			m := b.machines[sb.ID()]
 			b.mu.Unlock()
+			m.mu.Lock() // watch reads it under the same lock
 			if m.kills != nil {
 				m.kills.close()
 			}
 			m.kills = &killCounter{files: []*os.File{counter}}
+			m.mu.Unlock()
 			if n, ok := m.MemoryKills(); !ok || n != 1 {
 				t.Fatal(n, ok)
 			}
