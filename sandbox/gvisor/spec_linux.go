@@ -19,8 +19,8 @@ const cpuPeriod = 100_000
 // minCPUQuota is the smallest quota the kernel takes, in microseconds.
 const minCPUQuota = 1_000
 
-// guestCapabilities are the guest's own, inside the sandbox only: the host's kernel never sees them. It mounts tmpfs with inode limits, puts
-// commands into pid namespaces, sets the host name after a restore (SYS_ADMIN), changes to the commands' uid, ends and looks at
+// guestCapabilities are the guest's own, inside the sandbox only: the host's kernel never sees them. It mounts tmpfs with inode limits,
+// sets the host name after a restore (SYS_ADMIN), changes to the commands' uid, ends and looks at
 // their processes and may fork when their uid may not. Commands get none of them.
 var guestCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
@@ -30,7 +30,6 @@ var guestCapabilities = []string{
 // bundleSpec is what a sandbox is made from; write turns it into an OCI bundle for the engine.
 type bundleSpec struct {
 	root         string   // directory of the root file system on the host
-	writable     bool     // whether the root file system may be changed
 	binds        []bind   // host directories and files visible inside
 	tmpfs        []tmpfs  // memory file systems
 	hostname     string   // name of the machine inside
@@ -67,7 +66,7 @@ func (b *bundleSpec) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specs.Version,
 		Hostname: b.hostname,
-		Root:     &specs.Root{Path: b.root, Readonly: !b.writable},
+		Root:     &specs.Root{Path: b.root, Readonly: true},
 		Process: &specs.Process{
 			Args: b.argv,
 			Env:  b.env,

@@ -27,7 +27,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Version is set by the linker.
+// Version names a release, which sets it when it is linked.
 var Version = "dev"
 
 // Agent is the guest's state.

@@ -17,8 +17,7 @@ const ConfigEnv = "RECLUSE_GUEST_CONFIG"
 // Config is what a backend tells the guest at its birth. It stays through snapshots;
 // what differs between copies comes with every attachment (wire.Identity).
 type Config struct {
-	Token   string `json:"token"` // hex
-	Version string `json:"version,omitempty"`
+	Token string `json:"token"` // hex
 	// UID and GID of everything that is run; -1: the guest's own.
 	UID    int      `json:"uid"`
 	GID    int      `json:"gid"`

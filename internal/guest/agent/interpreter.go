@@ -36,7 +36,6 @@ type interpreter struct {
 	nanny   *nanny.Nanny
 	pid     int
 	hello   kernelHello
-	born    time.Time
 
 	turn chan struct{} // holds one token: whoever has it may run a cell
 
@@ -173,7 +172,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		os.NewFile(uintptr(fds[2][0]), "control"), os.NewFile(uintptr(fds[3][1]), "control"),
 	}
 	i := &interpreter{
-		agent: a, context: name, born: time.Now(), turn: make(chan struct{}, 1),
+		agent: a, context: name, turn: make(chan struct{}, 1),
 		in: fds[2][1], out: fds[3][0], pipes: [2]int{fds[0][0], fds[1][0]},
 		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4), refused: make(chan int, maxRefused), gone: make(chan struct{}),
 	}

@@ -158,11 +158,7 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
 	}
 	if n.cfg.UID >= 0 {
-		groups := make([]uint32, len(n.cfg.Groups))
-		for i, g := range n.cfg.Groups {
-			groups[i] = uint32(g)
-		}
-		attr.Sys.Credential = &syscall.Credential{Uid: uint32(n.cfg.UID), Gid: uint32(n.cfg.GID), Groups: groups}
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(n.cfg.UID), Gid: uint32(n.cfg.GID)} // and no other groups
 	}
 	argv := make([]string, len(s.Argv))
 	for i, a := range s.Argv {
@@ -297,7 +293,7 @@ func (n *nannyProcess) killThese(these []Process) {
 
 func (n *nannyProcess) signalMain(s unix.Signal, group bool) {
 	n.mu.Lock()
-	defer n.mu.Unlock() // held while signalling: reap cannot free the pid meanwhile
+	defer n.mu.Unlock() // reap takes it to say that the process has gone
 	if n.main == 0 {
 		return
 	}

@@ -45,11 +45,10 @@ type Start struct {
 
 // Config is what a nanny is told once. Everything it starts inherits it.
 type Config struct {
-	UID       int   `json:"uid"` // of what it starts; -1: its own
-	GID       int   `json:"gid"`
-	Groups    []int `json:"groups,omitempty"`
-	Processes int   `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
-	OpenFiles int   `json:"open_files,omitempty"`
+	UID       int `json:"uid"` // of what it starts; -1: its own
+	GID       int `json:"gid"`
+	Processes int `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
+	OpenFiles int `json:"open_files,omitempty"`
 }
 
 // Process is one of the tree.
