@@ -1,0 +1,149 @@
+package session
+
+import (
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The defaults of every session. They stand here and nowhere else; each can be set in a Policy.
+const (
+	DefaultTTL         = 30 * time.Minute   // of time that is not spent hibernated
+	DefaultIdle        = 15 * time.Minute   // without use
+	DefaultExtensions  = 3                  // how often a lifetime may be extended
+	DefaultExtension   = 30 * time.Minute   // by how much at most, each time
+	DefaultHibernation = 7 * 24 * time.Hour // how long a session is kept on disk
+	DefaultSnapshots   = 10
+	DefaultCommands    = 32       // cells and commands at once, those that wait in a queue included
+	DefaultOutput      = 10 << 30 // bytes of output in all
+	DefaultTenant      = "default"
+
+	// RestoreAttempts lost sandboxes are restored within RestoreWindow before the session is given up as lost.
+	RestoreAttempts = 3
+	RestoreWindow   = 300 * time.Second
+	// EndGrace is what processes have between SIGTERM and SIGKILL when a session ends.
+	EndGrace = 5 * time.Second
+)
+
+// None switches a time of a Policy off.
+const None time.Duration = -1
+
+// Key names a session. Name is the caller's own: 1 to 128 letters, digits, and - _ . : @ is not among them because it
+// separates a session from a snapshot.
+type Key struct {
+	Tenant string `json:"tenant,omitempty"` // empty: DefaultTenant
+	Name   string `json:"name"`
+}
+
+// IdleAction is what becomes of a session nobody uses.
+type IdleAction string
+
+// What can be done about an idle session.
+const (
+	IdleHibernate IdleAction = "hibernate" // where the backend cannot, it ends
+	IdleEnd       IdleAction = "end"
+	IdleKeep      IdleAction = "keep"
+)
+
+// Policy is how long a session lives and how much it may do. Zero fields take their defaults; None switches a time off.
+type Policy struct {
+	TTL         time.Duration `json:"ttl_ns,omitempty"`
+	Idle        time.Duration `json:"idle_ns,omitempty"`
+	OnIdle      IdleAction    `json:"on_idle,omitempty"`
+	Extensions  int           `json:"extensions,omitempty"` // negative: none
+	Extension   time.Duration `json:"extension_ns,omitempty"`
+	Hibernation time.Duration `json:"hibernation_ns,omitempty"`
+	Snapshots   int           `json:"snapshots,omitempty"`
+	Commands    int           `json:"commands,omitempty"`
+	Output      int64         `json:"output,omitempty"`
+}
+
+// OpenOptions says what session to make if the key has none.
+type OpenOptions struct {
+	// Spec of the sandbox. Nil asks for whatever the session has, or the default for a new one. Another spec than the live
+	// session's is the error spec_conflict.
+	Spec *sandbox.Spec
+	// Backend names the one to use; empty: the manager's choice. Another than the live session's is spec_conflict, too.
+	Backend string
+	Policy  Policy // of a new session; a live one keeps its own
+	// From makes a new session from a snapshot, "session@name" of the same tenant.
+	From string
+	// Vars are the first context variables.
+	Vars map[string]string
+	// Existing refuses to make a session: the error is session_not_found.
+	Existing bool
+	// New refuses to find one: the error is session_exists.
+	New bool
+	// Gate is off, warn or block; empty: the manager's own.
+	Gate string
+}
+
+// Info is what can be said about a session.
+type Info struct {
+	ID      string       `json:"id"` // never used again, unlike the key
+	Key     Key          `json:"key"`
+	State   State        `json:"state"`
+	Reason  string       `json:"reason"` // why it is in this state
+	Backend string       `json:"backend"`
+	Sandbox string       `json:"sandbox,omitempty"` // empty while there is none
+	Spec    sandbox.Spec `json:"spec"`
+	Policy  Policy       `json:"policy"`
+	Gate    string       `json:"gate,omitempty"`
+	Created time.Time    `json:"created"`
+	Used    time.Time    `json:"used"`              // when it was last used
+	Expires *time.Time   `json:"expires,omitempty"` // nil: never
+	IdleAt  *time.Time   `json:"idle_at,omitempty"` // when its idle policy acts, if nobody uses it
+	// Extended counts extensions so far.
+	Extended int `json:"extended"`
+	// Restored counts how often a lost sandbox was brought back from a snapshot; StateFrom is the moment its state is from
+	// then, until somebody was told.
+	Restored  int        `json:"restored,omitempty"`
+	StateFrom *time.Time `json:"state_from,omitempty"`
+	Running   int        `json:"running"` // cells and commands
+	Output    int64      `json:"output"`  // bytes so far
+	Snapshots int        `json:"snapshots"`
+	Ended     *time.Time `json:"ended,omitempty"`
+}
+
+// Snapshot is a named snapshot of a session.
+type Snapshot struct {
+	ID      string       `json:"id"`
+	Session string       `json:"session"` // the name part of the key
+	Name    string       `json:"name"`
+	Parent  string       `json:"parent,omitempty"` // name of the snapshot the session had come from
+	Size    int64        `json:"size"`
+	Memory  bool         `json:"memory"` // false: files only
+	Created time.Time    `json:"created"`
+	Spec    sandbox.Spec `json:"spec"`
+}
+
+// Event is something that happened to a session. Seq grows within a session.
+type Event struct {
+	Seq     int64             `json:"seq"`
+	Time    time.Time         `json:"time"`
+	Session string            `json:"session"`
+	Kind    string            `json:"kind"` // state, operation, snapshot, restored, extended, var, gate
+	State   State             `json:"state,omitempty"`
+	Reason  string            `json:"reason,omitempty"`
+	Op      string            `json:"op,omitempty"`
+	Attrs   map[string]string `json:"attrs,omitempty"`
+}
+
+// Entry is a line of the audit log: who ran what when, and how it ended.
+type Entry struct {
+	ID       int64         `json:"id"`
+	Time     time.Time     `json:"time"`
+	Tenant   string        `json:"tenant"`
+	Session  string        `json:"session"`
+	Actor    string        `json:"actor"`  // name of the API key, or the user of the command line
+	Action   string        `json:"action"` // cell, command, open, end, snapshot, restore, fork, file.write, …
+	Detail   string        `json:"detail"` // beginning of the code or command
+	Digest   string        `json:"digest,omitempty"`
+	Op       string        `json:"op,omitempty"`
+	Verdict  string        `json:"verdict,omitempty"`
+	Gate     string        `json:"gate,omitempty"` // the gate's decision
+	Stdout   int64         `json:"stdout,omitempty"`
+	Stderr   int64         `json:"stderr,omitempty"`
+	Duration time.Duration `json:"duration_ns,omitempty"`
+	Error    string        `json:"error,omitempty"` // code of the error
+}
