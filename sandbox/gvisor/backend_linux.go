@@ -383,6 +383,9 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	if err := oci.write(dir); err != nil {
 		return nil, startError(err)
 	}
+	if err := linkShared(sharedOf(checkpoint), filepath.Join(dir, sharedFiles)); err != nil {
+		return nil, startError(err)
+	}
 	pipes, err := makePipes(dir)
 	if err != nil {
 		return nil, startError(err)
@@ -428,7 +431,9 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		return nil, startError(err)
 	}
 	oci := &bundleSpec{
-		root: r.Root, binds: append(append([]bind(nil), r.Binds...), bind{Source: filepath.Dir(guest.Path), Target: guestMount}),
+		root: r.Root, binds: append(append([]bind(nil), r.Binds...),
+			bind{Source: filepath.Dir(guest.Path), Target: guestMount},
+			bind{Source: filepath.Join(b.sandboxDir(r.ID), sharedFiles), Target: sandbox.SharedDir}),
 		hostname: "recluse", argv: []string{guestMount + "/" + filepath.Base(guest.Path)},
 		env:          []string{agent.ConfigEnv + "=" + config, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
 		capabilities: guestCapabilities, openFiles: 16384,

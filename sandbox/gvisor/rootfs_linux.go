@@ -25,7 +25,7 @@ import (
 // and of /etc only what hostEtc lists.
 
 // hostRootVersion changes when this file builds something else from the same host.
-const hostRootVersion = "2"
+const hostRootVersion = "3"
 
 // The commands' user inside.
 const (
@@ -58,7 +58,7 @@ var hostEtc = []string{
 
 // skeletonDirs are made empty in every root: mount points and what programs expect to exist.
 var skeletonDirs = []string{
-	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "srv", "sys", "tmp", "usr", "var/lib", "var/log", "var/tmp",
+	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "shared", "srv", "sys", "tmp", "usr", "var/lib", "var/log", "var/tmp",
 }
 
 // hostRoot is a built root file system.

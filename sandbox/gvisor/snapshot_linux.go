@@ -20,7 +20,7 @@ import (
 )
 
 // snapshotFormat changes when older snapshots can no longer be read.
-const snapshotFormat = 1
+const snapshotFormat = 2
 
 // manifest is what is kept about a snapshot beside the engine's files.
 type manifest struct {
@@ -132,6 +132,10 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 		if diskFull(temp) {
 			err = errors.Join(syscall.ENOSPC, err)
 		}
+		return snapshotError(err)
+	}
+	// Linked while it runs on: a file that is shared in between is in the snapshot without being in its memory.
+	if err := linkShared(filepath.Join(b.sandboxDir(m.Record.ID), sharedFiles), filepath.Join(temp, sharedFiles)); err != nil {
 		return snapshotError(err)
 	}
 	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -49,6 +50,10 @@ type Options struct {
 	ShrinkAfter time.Duration
 	// Wait is how long Get waits for a sandbox that is being made before it makes one itself.
 	Wait time.Duration
+	// Labels and Persist are given to every sandbox that the pool makes, also on demand, so that whoever finds them after a crash
+	// knows whose they were.
+	Labels  map[string]string
+	Persist bool
 }
 
 // Stats counts what a pool has done.
@@ -182,7 +187,7 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 		return nil, err
 	}
 	if !poolable(spec) {
-		return sandbox.Open(ctx, p.backend, spec)
+		return sandbox.Open(ctx, p.backend, p.marked(spec))
 	}
 	wait := make(chan *sandbox.Sandbox, 1)
 	p.mu.Lock()
@@ -227,7 +232,18 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 	p.mu.Lock()
 	p.stats.Misses++
 	p.mu.Unlock()
-	return sandbox.Open(ctx, p.backend, spec)
+	return sandbox.Open(ctx, p.backend, p.marked(spec))
+}
+
+// marked gives a spec with the pool's own labels beside the caller's, which win.
+func (p *Pool) marked(spec sandbox.Spec) sandbox.Spec {
+	labels := maps.Clone(p.opts.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, spec.Labels)
+	spec.Labels, spec.Persist = labels, spec.Persist || p.opts.Persist
+	return spec
 }
 
 // leave takes a waiter out of the queue. It may have been served in the meantime.
@@ -329,7 +345,7 @@ func (p *Pool) make(s *shelf) {
 	p.rest(s)
 	select {
 	case p.slots <- struct{}{}:
-		sb, err = sandbox.Open(p.ctx, p.backend, s.spec)
+		sb, err = sandbox.Open(p.ctx, p.backend, p.marked(s.spec))
 		if err == nil {
 			// Where there is no Python there is less to warm, and that is fine.
 			if werr := sb.Warm(p.ctx); werr != nil && !errors.Is(werr, sandbox.ErrNoPython) {
