@@ -57,10 +57,20 @@ type Agent struct {
 // maxIdleNannies is how many are kept for the next commands; each costs a few MB.
 const maxIdleNannies = 2
 
+// nannyThreads is what a nanny uses at its busiest, with one thread that waits for children and one for us.
+const nannyThreads = 8
+
 // Main runs the guest until its stream ends.
 func Main() int {
 	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
 		return nanny.Main(os.Args[2])
+	}
+	if len(os.Args) > 2 && verbs[os.Args[1]] != nil {
+		if err := verbs[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "recluse-guest:", os.Args[1]+":", err)
+			return 1
+		}
+		return 0
 	}
 	cfg, token, err := configFromEnv()
 	if err != nil {
@@ -107,8 +117,17 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 		trees:   map[int]*op{},
 		nannies: map[int]bool{},
 	}
+	if cfg.Unpack != "" {
+		if err := a.unpack(cfg.Unpack); err != nil {
+			return fmt.Errorf("unpack the snapshot: %w", err)
+		}
+	}
+	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
 		go a.police()
+	}
+	if cfg.Socket != "" {
+		return a.listen(cfg.Socket, token)
 	}
 	return a.attachments(wire.NewLink(in, out, token))
 }
@@ -117,8 +136,7 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 func (a *Agent) attachments(link *wire.Link) error {
 	for {
 		at, err := link.Accept(func(h *wire.Hello) *wire.Welcome {
-			a.adopt(h.Identity)
-			return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
+			return a.welcome(h)
 		})
 		if err != nil {
 			return fmt.Errorf("await a host: %w", err)
@@ -128,14 +146,25 @@ func (a *Agent) attachments(link *wire.Link) error {
 		a.session = s
 		a.mu.Unlock()
 		a.serve(s, at.Epoch)
-		_ = s.Close() // it has ended already, or a stranger broke it
-		a.mu.Lock()
-		if a.session == s {
-			a.session = nil
-		}
-		a.mu.Unlock()
-		a.ops.cut(at.Epoch)
+		a.leave(s, at.Epoch)
 	}
+}
+
+// welcome takes up the identity that a host has brought.
+func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
+	a.adopt(h.Identity)
+	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
+}
+
+// leave ends an attachment's session and what was bound to it.
+func (a *Agent) leave(s *wire.Session, epoch uint64) {
+	_ = s.Close() // it has ended already, or a stranger broke it
+	a.mu.Lock()
+	if a.session == s {
+		a.session = nil
+	}
+	a.mu.Unlock()
+	a.ops.cut(epoch)
 }
 
 func (a *Agent) serve(s *wire.Session, epoch uint64) {
@@ -156,7 +185,7 @@ func (a *Agent) takeNanny() (*nanny.Nanny, error) {
 	a.mu.Unlock()
 	a.spawnMu.RLock()
 	defer a.spawnMu.RUnlock()
-	n, err := nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles})
+	n, err := nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles, Threads: min(a.cfg.Threads, nannyThreads), OOMScore: a.cfg.OOMScore})
 	if err == nil {
 		a.mu.Lock()
 		a.nannies[n.PID()] = true

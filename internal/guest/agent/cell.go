@@ -521,6 +521,9 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	i.drain()
 	i.op = nil
 	i.emitMu.Unlock()
+	if exited != nil {
+		o.judge(syscall.WaitStatus(exited.Status))
+	}
 	o.mu.Lock()
 	why, asked, oom := o.why, o.asked, o.oom
 	o.mu.Unlock()

@@ -428,6 +428,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 		return
 	}
 	ws := syscall.WaitStatus(e.Status)
+	o.judge(ws)
 	o.mu.Lock()
 	why, asked, oom := o.why, o.asked, o.oom
 	o.mu.Unlock()

@@ -1,18 +1,14 @@
-//go:build linux
-
 package agent
-
-import (
-	"encoding/hex"
-	"encoding/json"
-	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
-)
 
 // ConfigEnv is the environment variable in which a backend hands the guest its Config.
 const ConfigEnv = "RECLUSE_GUEST_CONFIG"
+
+// BridgeArg is the first argument that turns the guest's binary into a bridge to a guest, whose socket is the second; PackArg makes it
+// write an archive of the directories that follow.
+const (
+	BridgeArg = "bridge"
+	PackArg   = "pack"
+)
 
 // Config is what a backend tells the guest at its birth. It stays through snapshots;
 // what differs between copies comes with every attachment (wire.Identity).
@@ -35,6 +31,17 @@ type Config struct {
 	// Tmpfs are file systems in memory that the guest mounts itself, because only so can
 	// the number of their files be limited: each costs memory that no size counts.
 	Tmpfs []Tmpfs `json:"tmpfs,omitempty"`
+	// Socket is where bridges come to; empty: the stream is on descriptors 0 and 1.
+	Socket string `json:"socket,omitempty"`
+	// Peer is the user that a bridge runs as, which nothing else in the sandbox does.
+	Peer int `json:"peer,omitempty"`
+	// Unpack is an archive with which the sandbox's directories are filled before anything runs.
+	Unpack string `json:"unpack,omitempty"`
+	// Threads is how many guest and nannies have from the start, where the limit of processes counts theirs too: a Go program that
+	// gets none when it needs one dies.
+	Threads int `json:"threads,omitempty"`
+	// OOMScore is added to the badness of everything that is run, where the kernel of the host chooses whom to kill for memory.
+	OOMScore int `json:"oom_score,omitempty"`
 }
 
 // Tmpfs is one file system in memory.
@@ -44,29 +51,4 @@ type Tmpfs struct {
 	Inodes int64  `json:"inodes"`
 	Mode   string `json:"mode"` // octal
 	UID    int    `json:"uid"`
-}
-
-func (t Tmpfs) mount() error {
-	opts := fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", t.Size, t.Inodes, t.Mode, t.UID, t.UID)
-	if err := unix.Mount("tmpfs", t.Path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
-		return fmt.Errorf("mount %s: %w", t.Path, err)
-	}
-	return nil
-}
-
-func configFromEnv() (Config, []byte, error) {
-	var c Config
-	raw := os.Getenv(ConfigEnv)
-	if raw == "" {
-		return c, nil, fmt.Errorf("%s is not set: this program is started by recluse inside a sandbox", ConfigEnv)
-	}
-	os.Unsetenv(ConfigEnv)
-	if err := json.Unmarshal([]byte(raw), &c); err != nil {
-		return c, nil, fmt.Errorf("read %s: %w", ConfigEnv, err)
-	}
-	token, err := hex.DecodeString(c.Token)
-	if err != nil || len(token) == 0 {
-		return c, nil, fmt.Errorf("read %s: no token", ConfigEnv)
-	}
-	return c, token, nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -31,8 +32,10 @@ const (
 	latest  = 500 * time.Millisecond
 	// asleep is the pause while nothing can run; a new operation ends it.
 	asleep = time.Minute
-	// settle is how long the memory of killed processes has to come back before others are chosen.
-	settle = time.Second
+	// patience is how long the memory of killed processes has to come back before others are chosen, and spent after how long without
+	// a change no more of it is to be expected.
+	patience = time.Second
+	spent    = 100 * time.Millisecond
 )
 
 // police keeps the sandbox below its memory limit.
@@ -88,14 +91,14 @@ func (a *Agent) calm() bool {
 	return true
 }
 
-// meminfo gives the sandbox's memory and how much of it is used, files in memory included.
+// meminfo gives the sandbox's memory and how much of it is used, files in memory included. That may be more than there is.
 func meminfo() (total, used int64, ok bool) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
 		return 0, 0, false
 	}
 	defer f.Close()
-	buf := make([]byte, 512)
+	buf := make([]byte, 2<<10)
 	n, err := f.Read(buf)
 	if err != nil {
 		return 0, 0, false
@@ -115,7 +118,21 @@ func meminfo() (total, used int64, ok bool) {
 	}
 	total, ok1 := field("MemTotal:")
 	free, ok2 := field("MemFree:")
-	return total, total - free, ok1 && ok2
+	if !ok1 || !ok2 {
+		return 0, 0, false
+	}
+	used = total - free
+	// gVisor shows at least no memory as free. What processes and files have is shown as it is.
+	anon, _ := field("AnonPages:")
+	mapped, _ := field("Mapped:")
+	used = max(used, anon+mapped)
+	// And it counts the pages of its file only now and then, the more rarely the more there are. How large the file is
+	// can be asked for at any time; only the heap is not in it.
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) == nil {
+		used = max(used, (int64(si.Totalram)-int64(si.Freeram))*int64(max(si.Unit, 1))) //nolint:unconvert // the types differ between machines
+	}
+	return total, used, true
 }
 
 // load is one process and what it has of the sandbox's memory.
@@ -136,28 +153,12 @@ type tree struct {
 // tree counts and not the process: a hundred small ones are one offender, and the largest process of all may be somebody's
 // innocent interpreter. While it chooses everybody else stands still, or they would outrun it.
 func (a *Agent) killLargest(used int64) {
-	all, err := proc.List()
+	still, err := a.freeze()
 	if err != nil {
 		return
 	}
-	ours := a.ours()
-	stopped := map[int]bool{}
-	for _, p := range all {
-		if !p.Zombie && !ours[p.PID] && p.State != 'T' && unix.Kill(p.PID, syscall.SIGSTOP) == nil {
-			stopped[p.PID] = true
-		}
-	}
-	resume := func(pid int) {
-		if stopped[pid] {
-			_ = unix.Kill(pid, syscall.SIGCONT) // one that has gone needs none
-			delete(stopped, pid)
-		}
-	}
-	defer func() {
-		for pid := range stopped {
-			resume(pid)
-		}
-	}()
+	defer still.thaw(func(proc.Process) bool { return true })
+	all, ours := still.all, still.ours
 	worst := worstTree(a.sorted(all, ours, proc.Resident), used)
 	if worst == nil || worst.bytes < used/attributable {
 		// Resident memory does not tell who it was; what is only held open may.
@@ -197,34 +198,35 @@ func (a *Agent) killLargest(used int64) {
 	for _, v := range victims {
 		doomed[v.PID] = true
 	}
-	// When a member of an orphaned process group ends while others of it are stopped, all of them are sent SIGHUP. Commands are
-	// such groups, so what is left of this tree goes on now.
-	for _, p := range worst.procs {
-		if !doomed[p.PID] {
-			resume(p.PID)
-		}
-	}
+	orphans := still.orphans(doomed)
+	still.thaw(func(p proc.Process) bool { return orphans[p.Group] && !doomed[p.PID] })
 	for _, v := range victims {
 		a.blame(v.Process, parent)
 		_ = unix.Kill(v.PID, syscall.SIGKILL) // one that has gone is what we want
 	}
-	// Their memory comes back some time after they are gone. Until then the figures accuse whoever is next, such as the interpreter
-	// that takes a dead one's place; but not if the rest of the tree grows on.
-	least := int64(-1) // in use since they have gone
-	for end := time.Now().Add(settle); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		_, now, ok := meminfo()
-		if !ok || now < a.cfg.Memory || least >= 0 && now > least+a.cfg.Memory/headroom {
+	a.settle(victims)
+}
+
+// settle waits until the memory of killed processes has come back, which takes longer than their end. Until then everybody stands still:
+// the figures would accuse whoever is next, such as the interpreter that takes a dead one's place, and those who are left would fill the
+// reserve meanwhile.
+func (a *Agent) settle(victims []load) {
+	least := int64(math.MaxInt64)
+	var fell time.Time // when it was last seen to become less
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		_, used, ok := meminfo()
+		if !ok || used < a.cfg.Memory {
 			return
 		}
-		left := least < 0 && slices.ContainsFunc(victims, func(v load) bool {
+		dying := slices.ContainsFunc(victims, func(v load) bool {
 			p, ok := proc.Get(v.PID)
 			return ok && p.Start == v.Start && !p.Zombie
 		})
-		if !left {
-			if least < 0 {
-				least = now
-			}
-			least = min(least, now)
+		if dying || used < least {
+			least, fell = min(least, used), time.Now()
+		}
+		if time.Since(fell) > spent {
+			return // all that they had is back, and it was not enough
 		}
 	}
 }

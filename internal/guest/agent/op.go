@@ -28,6 +28,7 @@ type op struct {
 	began   time.Time
 	meta    map[string]string
 	out     [2]*sink // stdout, stderr
+	before  int64    // processes that the kernel had killed for memory when it began
 
 	mu      sync.Mutex
 	pid     int                            // guarded by mu
@@ -239,7 +240,7 @@ func (t *table) add(n newOp) (*op, *wire.Error) {
 	}
 	o := &op{
 		id: n.id, kind: n.kind, command: clip(n.command, 200), context: n.context, detach: n.detach, epoch: n.epoch,
-		began: time.Now(), meta: n.meta, ended: make(chan struct{}), done: make(chan struct{}),
+		began: time.Now(), meta: n.meta, before: kernelKills(), ended: make(chan struct{}), done: make(chan struct{}),
 	}
 	for i, name := range []string{"stdout", "stderr"} {
 		o.out[i] = newSink(n.inline, n.spool, filepath.Join(t.dir, n.id+"."+name))

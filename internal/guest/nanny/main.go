@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,6 +42,7 @@ func Main(config string) int {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
+	KeepThreads(cfg.Threads)
 	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
 	// What starting up has left is more than a nanny ever needs: 5 MB in each, and in every snapshot.
 	debug.FreeOSMemory()
@@ -75,6 +77,12 @@ func secure(cfg Config) error {
 		// Only here: what runs as our own user (package local) is not confined at all, and says so.
 		if err := confine(); err != nil {
 			return err
+		}
+	}
+	if cfg.OOMScore != 0 {
+		// Raising is allowed to everybody, and inherited.
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(cfg.OOMScore)), 0); err != nil {
+			return fmt.Errorf("offer ourselves to the out-of-memory killer: %w", err)
 		}
 	}
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0}

@@ -49,6 +49,8 @@ type Config struct {
 	GID       int `json:"gid"`
 	Processes int `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
 	OpenFiles int `json:"open_files,omitempty"`
+	Threads   int `json:"threads,omitempty"`   // to have from the start; see KeepThreads
+	OOMScore  int `json:"oom_score,omitempty"` // oom_score_adj of it and what it starts, 0: leave
 }
 
 // Process is one of the tree.

@@ -161,6 +161,14 @@ func NewLink(r io.Reader, w io.Writer, token []byte) *Link {
 	return &Link{w: w, scan: scanner{r: r, token: token}}
 }
 
+// NewLinkAfter makes the guest's end of a stream that is one host's alone, where others have attached on streams before it: epochs go
+// on from theirs.
+func NewLinkAfter(r io.Reader, w io.Writer, token []byte, epoch uint64) *Link {
+	l := NewLink(r, w, token)
+	l.epoch = epoch
+	return l
+}
+
 // Accept waits for the next host that attaches and fences out the one before.
 // decide sees the Hello and gives the Welcome, whose nonce and epoch Accept fills in.
 // A host whose hello cannot be understood, because it was cut off or is broken, is passed over: the next one must find us.

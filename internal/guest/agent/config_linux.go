@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func (t Tmpfs) mount() error {
+	opts := fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", t.Size, t.Inodes, t.Mode, t.UID, t.UID)
+	if err := unix.Mount("tmpfs", t.Path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
+		return fmt.Errorf("mount %s: %w", t.Path, err)
+	}
+	return nil
+}
+
+func configFromEnv() (Config, []byte, error) {
+	var c Config
+	raw := os.Getenv(ConfigEnv)
+	if raw == "" {
+		return c, nil, fmt.Errorf("%s is not set: this program is started by recluse inside a sandbox", ConfigEnv)
+	}
+	os.Unsetenv(ConfigEnv)
+	if err := json.Unmarshal([]byte(raw), &c); err != nil {
+		return c, nil, fmt.Errorf("read %s: %w", ConfigEnv, err)
+	}
+	token, err := hex.DecodeString(c.Token)
+	if err != nil || len(token) == 0 {
+		return c, nil, fmt.Errorf("read %s: no token", ConfigEnv)
+	}
+	return c, token, nil
+}
