@@ -99,20 +99,6 @@ func (v *Verdict) String() string {
 	return fmt.Sprintf("exit status %d", v.ExitCode)
 }
 
-// MarshalJSON adds the signal's name and the shell's status.
-func (v *Verdict) MarshalJSON() ([]byte, error) {
-	type plain Verdict
-	out := struct {
-		*plain
-		Signal string `json:"signal,omitempty"`
-		Status int    `json:"status"`
-	}{plain: (*plain)(v), Status: v.Status()}
-	if v.Signal != 0 {
-		out.Signal = signalName(v.Signal)
-	}
-	return json.Marshal(out)
-}
-
 // Output is one stream of a cell or command.
 type Output struct {
 	Produced int64  `json:"produced"`             // bytes written by the code
@@ -138,17 +124,6 @@ func (o Output) String() string {
 		where = fmt.Sprintf("first %d bytes in %s", o.InFile, o.File)
 	}
 	return fmt.Sprintf("%s\n[… %d of %d bytes cut; %s …]\n%s", o.Head, o.Cut(), o.Produced, where, o.Tail)
-}
-
-// MarshalJSON writes what was kept as text, invalid UTF-8 replaced, beside the true counts.
-func (o Output) MarshalJSON() ([]byte, error) {
-	type plain Output
-	return json.Marshal(struct {
-		Text string `json:"text"`
-		Kept int64  `json:"kept"`
-		Cut  int64  `json:"cut"`
-		plain
-	}{Text: o.String(), Kept: o.Kept(), Cut: o.Cut(), plain: plain(o)})
 }
 
 // Process is one process inside a sandbox.

@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"fmt"
+	"syscall"
+	"unicode/utf8"
+)
+
+// MarshalJSON adds the signal's name and number and the shell's status. Nothing is lost: UnmarshalJSON gives an equal verdict.
+func (v *Verdict) MarshalJSON() ([]byte, error) {
+	type plain Verdict
+	out := struct {
+		*plain
+		Signal string `json:"signal,omitempty"`
+		Number int    `json:"signal_number,omitempty"`
+		Status int    `json:"status"`
+	}{plain: (*plain)(v), Status: v.Status()}
+	if v.Signal != 0 {
+		out.Signal, out.Number = signalName(v.Signal), int(v.Signal)
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. The signal's number counts, not its name: names differ between systems.
+func (v *Verdict) UnmarshalJSON(b []byte) error {
+	type plain Verdict
+	in := struct {
+		*plain
+		Signal string `json:"signal"`
+		Number int    `json:"signal_number"`
+		Status int    `json:"status"`
+	}{plain: (*plain)(v)}
+	if err := json.Unmarshal(b, &in); err != nil {
+		return err
+	}
+	v.Signal = syscall.Signal(in.Number)
+	return nil
+}
+
+// outputJSON is an Output as it is written. Head and tail are in the text; they stand beside it only where a text cannot hold them.
+type outputJSON struct {
+	Text      string `json:"text"`
+	Kept      int64  `json:"kept"`
+	Cut       int64  `json:"cut"`
+	TailBytes int    `json:"tail_bytes,omitempty"` // how much of the text's end is the tail
+	Head      []byte `json:"head_base64,omitempty"`
+	Tail      []byte `json:"tail_base64,omitempty"`
+	plainOutput
+}
+
+type plainOutput Output
+
+// MarshalJSON writes what was kept as text, invalid UTF-8 replaced, beside the true counts. Where something had to be
+// replaced, the bytes follow in base64.
+func (o Output) MarshalJSON() ([]byte, error) {
+	out := outputJSON{Text: o.String(), Kept: o.Kept(), Cut: o.Cut(), TailBytes: len(o.Tail), plainOutput: plainOutput(o)}
+	if !utf8.Valid(o.Head) || !utf8.Valid(o.Tail) {
+		out.Head, out.Tail = o.Head, o.Tail
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (o *Output) UnmarshalJSON(b []byte) error {
+	var in outputJSON
+	if err := json.Unmarshal(b, &in); err != nil {
+		return err
+	}
+	*o = Output(in.plainOutput)
+	if in.Head != nil || in.Tail != nil {
+		o.Head, o.Tail = in.Head, in.Tail
+		return nil
+	}
+	tail := in.TailBytes
+	head := int(in.Kept) - tail
+	if head < 0 || tail < 0 || head+tail > len(in.Text) {
+		return fmt.Errorf("output of %d bytes does not hold the %d bytes it names", len(in.Text), in.Kept)
+	}
+	if head > 0 {
+		o.Head = []byte(in.Text[:head])
+	}
+	if tail > 0 {
+		o.Tail = []byte(in.Text[len(in.Text)-tail:])
+	}
+	return nil
+}
