@@ -92,9 +92,9 @@ type Info struct {
 
 // Price is in US dollars for a million tokens.
 type Price struct {
-	Input       float64 `json:"input"`
-	CachedInput float64 `json:"cached_input"`
-	Output      float64 `json:"output"`
+	Input       float64 `json:"input" yaml:"input"`
+	CachedInput float64 `json:"cached_input" yaml:"cached_input"`
+	Output      float64 `json:"output" yaml:"output"`
 }
 
 // Model is one model that can be asked. Its methods may be called from several goroutines.

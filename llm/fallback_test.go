@@ -1,0 +1,72 @@
+package llm
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestFallback(t *testing.T) {
+	busy := &sandbox.Error{Code: CodeOverloaded, Op: "ask a", Message: "busy", Retry: true}
+	unknown := &sandbox.Error{Code: CodeUnknown, Message: "who?", Remedy: "name another"}
+	invalid := &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: "nonsense"}
+	good := NewScripted("good", Rule{Reply: "fine"})
+	for _, tc := range []struct {
+		name string
+		list []Model
+		want string
+		code sandbox.Code
+	}{
+		{"the first answers", []Model{good, NewScripted("never")}, "fine", ""},
+		{"the second answers", []Model{NewScripted("a", Rule{Error: busy}), good}, "fine", ""},
+		{"an unknown model is passed over", []Model{NewScripted("a", Rule{Error: unknown}), good}, "fine", ""},
+		{"a wrong request is not tried again", []Model{NewScripted("a", Rule{Error: invalid}), good}, "", sandbox.CodeInvalidRequest},
+		{"all fail", []Model{NewScripted("a", Rule{Error: unknown}), NewScripted("b", Rule{Error: busy})}, "", CodeUnknown},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, err := Fallback(tc.list[0], tc.list[1:]...).Complete(t.Context(), ask("hi"))
+			if tc.code != "" {
+				wantCode(t, err, tc.code)
+				return
+			}
+			if err != nil || r.Text != tc.want || r.Model != "scripted/good" {
+				t.Fatalf("%+v, %v", r, err)
+			}
+		})
+	}
+	t.Run("every failure is told", func(t *testing.T) {
+		_, err := Fallback(NewScripted("a", Rule{Error: unknown}), NewScripted("b", Rule{Error: busy})).Complete(t.Context(), ask("hi"))
+		e := wantCode(t, err, CodeUnknown)
+		if !strings.Contains(e.Message, "who?") || !strings.Contains(e.Message, "busy") || !e.Retry {
+			t.Errorf("%+v", e)
+		}
+	})
+	t.Run("what was heard is not said again", func(t *testing.T) {
+		heard := ""
+		req := ask("hi")
+		req.Delta = func(s string) bool { heard += s; return true }
+		r, err := Fallback(NewScripted("a", Rule{Reply: "half", Error: busy}), good).Complete(t.Context(), req)
+		wantCode(t, err, CodeOverloaded)
+		if heard != "half" || r == nil || r.Text != "half" {
+			t.Errorf("heard %q, reply %+v", heard, r)
+		}
+	})
+	t.Run("what was paid is counted", func(t *testing.T) {
+		half := NewScripted("a", Rule{Reply: "half", Error: busy, Usage: &Usage{Input: 10, Output: 5}})
+		r, err := Fallback(half, NewScripted("b", Rule{Reply: "whole", Usage: &Usage{Input: 10, Output: 5}})).Complete(t.Context(), ask("hi"))
+		if err != nil || r.Usage.Tokens() != 30 || r.Usage.Calls != 2 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		r, err = Fallback(half, half).Complete(t.Context(), ask("hi"))
+		wantCode(t, err, CodeOverloaded)
+		if r == nil || r.Usage.Tokens() != 30 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("the smallest window holds", func(t *testing.T) {
+		if w := Fallback(good, NewScripted("small").WithInfo(Info{Window: 100})).Info().Window; w != 100 {
+			t.Errorf("window %d", w)
+		}
+	})
+}

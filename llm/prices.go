@@ -1,0 +1,104 @@
+package llm
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// What is assumed of a model that is not in the table. The window is careful: a prompt too small for the model costs a turn, one
+// too large is refused by it.
+const (
+	defaultWindow = 128_000
+	defaultOutput = 16_384
+	// ollamaWindow is what we ask Ollama to give a model. It takes memory there, and Ollama's own default of a few thousand
+	// silently drops the beginning of a longer prompt.
+	ollamaWindow = 32_768
+)
+
+// known is what is known of a model: its window, its longest reply, and its price for a million tokens: input, cached input, output.
+type known struct {
+	window, output            int64
+	input, cached, outputCost float64
+}
+
+// models holds well-known models by provider and name, as their providers' price pages gave them. A model that is newer than this table
+// works as well, without a price until Config.Models gives one. Dated names (gpt-4o-2024-11-20) are found under the plain one.
+var models = map[string]known{
+	"openai/gpt-5.2":      {400_000, 128_000, 1.75, 0.175, 14},
+	"openai/gpt-5.1":      {400_000, 128_000, 1.25, 0.125, 10},
+	"openai/gpt-5":        {400_000, 128_000, 1.25, 0.125, 10},
+	"openai/gpt-5-mini":   {400_000, 128_000, 0.25, 0.025, 2},
+	"openai/gpt-5-nano":   {400_000, 128_000, 0.05, 0.005, 0.4},
+	"openai/gpt-4.1":      {1_047_576, 32_768, 2, 0.5, 8},
+	"openai/gpt-4.1-mini": {1_047_576, 32_768, 0.4, 0.1, 1.6},
+	"openai/gpt-4.1-nano": {1_047_576, 32_768, 0.1, 0.025, 0.4},
+	"openai/gpt-4o":       {128_000, 16_384, 2.5, 1.25, 10},
+	"openai/gpt-4o-mini":  {128_000, 16_384, 0.15, 0.075, 0.6},
+	"openai/o3":           {200_000, 100_000, 2, 0.5, 8},
+	"openai/o3-mini":      {200_000, 100_000, 1.1, 0.55, 4.4},
+	"openai/o4-mini":      {200_000, 100_000, 1.1, 0.275, 4.4},
+
+	"anthropic/claude-opus-4-6":   {200_000, 128_000, 5, 0.5, 25},
+	"anthropic/claude-opus-4-5":   {200_000, 64_000, 5, 0.5, 25},
+	"anthropic/claude-opus-4-1":   {200_000, 32_000, 15, 1.5, 75},
+	"anthropic/claude-opus-4":     {200_000, 32_000, 15, 1.5, 75},
+	"anthropic/claude-sonnet-4-6": {200_000, 64_000, 3, 0.3, 15},
+	"anthropic/claude-sonnet-4-5": {200_000, 64_000, 3, 0.3, 15},
+	"anthropic/claude-sonnet-4":   {200_000, 64_000, 3, 0.3, 15},
+	"anthropic/claude-haiku-4-5":  {200_000, 64_000, 1, 0.1, 5},
+}
+
+// preferred is the model taken of a provider that was found by its key when none was named: one that is in the table, so that its
+// cost is known.
+var preferred = map[string]string{
+	"openai":    "gpt-5-mini",
+	"anthropic": "claude-sonnet-4-5",
+}
+
+// KnownModels lists the models whose window and price are known without configuration.
+func KnownModels() []string { return slices.Sorted(maps.Keys(models)) }
+
+// dated is the end of a name that pins a version.
+var dated = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$`)
+
+// describe gives what is known of a model. OpenRouter's names are those of the makers, under a name of its own.
+func describe(provider, model string) Info {
+	info := Info{Name: provider + "/" + model, Window: defaultWindow, Output: defaultOutput}
+	name := info.Name
+	if provider == "openrouter" {
+		name = strings.ReplaceAll(model, ".", "-")
+		if strings.HasPrefix(model, "openai/") {
+			name = model
+		}
+	}
+	k, ok := models[name]
+	if !ok {
+		k, ok = models[dated.ReplaceAllString(name, "")]
+	}
+	if !ok {
+		return info
+	}
+	info.Window, info.Output = k.window, k.output
+	info.Price = &Price{Input: k.input, CachedInput: k.cached, Output: k.outputCost}
+	return info
+}
+
+// priced puts the cost on a usage.
+func priced(u Usage, info Info) Usage {
+	if info.Local {
+		return u
+	}
+	if info.Price == nil {
+		u.Unpriced = true
+		return u
+	}
+	u.Cost = info.Price.Cost(u)
+	return u
+}
+
+// Cost is the price of a usage in US dollars.
+func (p Price) Cost(u Usage) float64 {
+	return (float64(u.Input-u.CachedInput)*p.Input + float64(u.CachedInput)*p.CachedInput + float64(u.Output)*p.Output) / 1e6
+}

@@ -1,0 +1,340 @@
+package llm
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Rule says what a scripted model answers, and to what. The first rule of a script that fits a call answers it.
+type Rule struct {
+	// Match is a regular expression over the last message, Conversation one over all of them, each written as "role: content" with
+	// an empty line between. Empty: anything.
+	Match        string
+	Conversation string
+	// Tags must all be on the request with these values.
+	Tags map[string]string
+	// Nth is the one call that the rule is for, from 1, among those that fit it otherwise. 0: all.
+	Nth int
+	// Times is how often the rule may answer. 0: always.
+	Times int
+
+	// Reply is the answer. In it {{1}} or {{name}} stands for what a group of Match, or else of Conversation, has captured, {{0}} for the whole match,
+	// {{tag:x}} for a tag; with |json behind the name it is quoted, which is also right in Python.
+	Reply string
+	// Respond makes the answer instead of Reply.
+	Respond func(ctx context.Context, req Request) (string, error)
+	// Error fails the call. With a Reply, that comes first: the reply is given beside the error, like that of a broken connection.
+	Error error
+
+	Delay time.Duration // before the first piece
+	// Chunk is the bytes of a streamed piece; 0: all at once. A piece may end anywhere but within a character.
+	Chunk      int
+	ChunkDelay time.Duration // before each further piece
+
+	Finish Finish // empty: FinishStop
+	Usage  *Usage // nil: counted
+}
+
+// rule is a Rule made ready.
+type rule struct {
+	Rule
+	match        *regexp.Regexp
+	conversation *regexp.Regexp
+	fitted       int // guarded by Scripted.mu; calls that fit it but for Nth and Times
+	used         int // guarded by Scripted.mu
+}
+
+// Scripted is a model that answers by rules. It needs no network, and takes as much time as it is told to.
+// Unlike a real model it counts exactly: its tokens are by definition those of Count.
+type Scripted struct {
+	info Info
+
+	mu    sync.Mutex
+	rules []*rule // the slice is fixed; its counters are guarded by mu
+	calls int64   // guarded by mu
+}
+
+// NewScripted makes a model from rules. A name without a provider gets "scripted/" before it. It panics when a
+// regular expression is wrong, as regexp.MustCompile does; ReadScript is for rules that come from elsewhere.
+func NewScripted(name string, rules ...Rule) *Scripted {
+	s, err := newScripted(Info{Name: name}, rules)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func newScripted(info Info, rules []Rule) (*Scripted, error) {
+	if !strings.Contains(info.Name, "/") {
+		info.Name = "scripted/" + info.Name
+	}
+	if info.Window <= 0 {
+		info.Window = defaultWindow
+	}
+	if info.Output <= 0 {
+		info.Output = defaultOutput
+	}
+	info.Local = info.Price == nil
+	s := &Scripted{info: info}
+	for i, r := range rules {
+		made, err := makeRule(r)
+		if err != nil {
+			return nil, &sandbox.Error{Code: CodeScript, Op: "read script " + info.Name, Message: fmt.Sprintf("rule %d", i+1), Err: err}
+		}
+		s.rules = append(s.rules, made)
+	}
+	return s, nil
+}
+
+func makeRule(r Rule) (*rule, error) {
+	made := &rule{Rule: r}
+	var err error
+	if r.Match != "" {
+		if made.match, err = regexp.Compile(r.Match); err != nil {
+			return nil, err
+		}
+	}
+	if r.Conversation != "" {
+		if made.conversation, err = regexp.Compile(r.Conversation); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// WithInfo gives the model another window, reply length or price. Its name stays. Call it before the first Complete.
+func (s *Scripted) WithInfo(info Info) *Scripted {
+	if info.Window > 0 {
+		s.info.Window = info.Window
+	}
+	if info.Output > 0 {
+		s.info.Output = info.Output
+	}
+	s.info.Price, s.info.Local = info.Price, info.Price == nil
+	return s
+}
+
+// Info implements Model.
+func (s *Scripted) Info() Info { return s.info }
+
+// Count implements Model.
+func (s *Scripted) Count(text string) int64 { return Count(text) }
+
+// Calls is how often the model was asked.
+func (s *Scripted) Calls() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
+
+// Complete implements Model.
+func (s *Scripted) Complete(ctx context.Context, req Request) (*Reply, error) {
+	start := time.Now()
+	if err := check(s.info.Name, req); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, cancelled(ctx, s.info.Name)
+	}
+	input := CountMessages(s, req.Messages)
+	if input > s.info.Window {
+		return nil, tooLong(s.info, input)
+	}
+	r, fill := s.choose(req)
+	if r == nil {
+		last := req.Messages[len(req.Messages)-1]
+		return nil, &sandbox.Error{
+			Code: CodeScript, Op: "ask " + s.info.Name, Message: fmt.Sprintf("no rule fits; the last message is %q", brief(last.Content, 200)),
+			Remedy: "add a rule to the script; one without conditions fits everything",
+		}
+	}
+	if !wait(ctx, r.Delay) {
+		return nil, cancelled(ctx, s.info.Name)
+	}
+	text, err := r.answer(ctx, req, fill)
+	if ctx.Err() != nil {
+		return nil, cancelled(ctx, s.info.Name)
+	}
+	if err != nil && text == "" {
+		return nil, err
+	}
+	reply := s.say(ctx, req, r, text)
+	reply.Usage = s.usage(r, input, reply)
+	reply.Wall = time.Since(start)
+	if err == nil && ctx.Err() != nil && reply.Finish == "" {
+		reply.Finish, err = FinishCut, cancelled(ctx, s.info.Name)
+	}
+	return reply, err
+}
+
+// choose finds the rule for a call, and what its reply's marks stand for.
+func (s *Scripted) choose(req Request) (*rule, func(string) (string, bool)) {
+	last := req.Messages[len(req.Messages)-1].Content
+	whole := sync.OnceValue(func() string { return transcript(req.Messages) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	var chosen *rule
+	var fill func(string) (string, bool)
+	for _, r := range s.rules {
+		// A rule that counts must see every call, also those that another rule answers.
+		if chosen != nil && r.Nth == 0 {
+			continue
+		}
+		captures, ok := r.fits(req, last, whole)
+		if !ok {
+			continue
+		}
+		r.fitted++
+		if chosen != nil || (r.Nth > 0 && r.fitted != r.Nth) || (r.Times > 0 && r.used >= r.Times) {
+			continue
+		}
+		r.used++
+		chosen, fill = r, captures
+	}
+	return chosen, fill
+}
+
+// fits matches a request, and gives the values of its captures and tags.
+func (r *rule) fits(req Request, last string, whole func() string) (func(string) (string, bool), bool) {
+	for k, v := range r.Tags {
+		if req.Tags[k] != v {
+			return nil, false
+		}
+	}
+	values := map[string]string{}
+	if r.conversation != nil && !capture(r.conversation, whole(), values) {
+		return nil, false
+	}
+	if r.match != nil && !capture(r.match, last, values) {
+		return nil, false
+	}
+	return func(name string) (string, bool) {
+		if tag, ok := strings.CutPrefix(name, "tag:"); ok {
+			return req.Tags[tag], true
+		}
+		v, ok := values[name]
+		return v, ok
+	}, true
+}
+
+// capture puts the groups of a match into values, by number and by name.
+func capture(re *regexp.Regexp, text string, values map[string]string) bool {
+	m := re.FindStringSubmatch(text)
+	if m == nil {
+		return false
+	}
+	for i, name := range re.SubexpNames() {
+		values[fmt.Sprint(i)] = m[i]
+		if name != "" {
+			values[name] = m[i]
+		}
+	}
+	return true
+}
+
+// answer makes the text of a reply.
+func (r *rule) answer(ctx context.Context, req Request, fill func(string) (string, bool)) (string, error) {
+	if r.Respond != nil {
+		return r.Respond(ctx, req)
+	}
+	return expand(r.Reply, fill), r.Error
+}
+
+// say streams a text as the request wants it. The reply's Finish is empty when ctx ended.
+func (s *Scripted) say(ctx context.Context, req Request, r *rule, text string) *Reply {
+	reply := &Reply{Model: s.info.Name}
+	limit := s.info.Output
+	if req.MaxTokens > 0 {
+		limit = min(limit, req.MaxTokens)
+	}
+	natural := r.Finish
+	if natural == "" {
+		natural = FinishStop
+	}
+	if at := firstStop(text, req.Stop); at >= 0 {
+		text = text[:at]
+	}
+	// Counting is only needed where there are more bytes than tokens allowed twice over; a byte is at most two.
+	if int64(len(text)) > limit/2 && Count(text) > limit {
+		text, natural = cutTokens(text, limit), FinishLength
+	}
+	if req.Delta == nil {
+		reply.Text, reply.Finish = text, natural
+		return reply
+	}
+	out := newSink(Request{Delta: req.Delta}, 0)
+	for first, rest := true, text; rest != ""; first = false {
+		if !first && !wait(ctx, r.ChunkDelay) {
+			reply.Text = out.text.String()
+			return reply
+		}
+		piece := rest
+		if r.Chunk > 0 && r.Chunk < len(rest) {
+			if piece = cutRunes(rest, r.Chunk); piece == "" {
+				piece = string([]rune(rest)[:1])
+			}
+		}
+		rest = rest[len(piece):]
+		if !out.write(piece) {
+			natural = out.finish
+			break
+		}
+	}
+	reply.Text, reply.Finish = out.text.String(), natural
+	return reply
+}
+
+// usage counts a call. A real provider would not tell the usage of a reply that was cut, so that is marked.
+func (s *Scripted) usage(r *rule, input int64, reply *Reply) Usage {
+	u := Usage{Input: input, Output: Count(reply.Text), Estimated: reply.Finish == FinishCut || reply.Finish == ""}
+	if r.Usage != nil {
+		u = *r.Usage
+	}
+	u.Calls = 1
+	return priced(u, s.info)
+}
+
+// transcript writes a conversation as one text.
+func transcript(messages []Message) string {
+	var b strings.Builder
+	for i, m := range messages {
+		if i > 0 {
+			b.WriteString("\n\n")
+		}
+		b.WriteString(string(m.Role))
+		b.WriteString(": ")
+		b.WriteString(m.Content)
+	}
+	return b.String()
+}
+
+// wait waits and tells whether ctx lasted.
+func wait(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// tooLong is the error of a prompt that does not fit.
+func tooLong(info Info, input int64) error {
+	return &sandbox.Error{
+		Code: CodeContextExceeded, Op: "ask " + info.Name,
+		Message: fmt.Sprintf("the prompt is about %d tokens and the model's window is %d", input, info.Window),
+		Remedy:  "ask about a smaller piece, or set the model's window if it is really larger",
+	}
+}

@@ -1,0 +1,206 @@
+package llm
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// script is the file form of a scripted model, in YAML or JSON:
+//
+//	name: demo
+//	window_tokens: 128000
+//	price: {input: 1, output: 2}
+//	rules:
+//	  - match: 'capital of (\w+)'
+//	    reply: 'I do not know {{1}}.'
+//	    delay: 50ms
+//	  - tags: {depth: "1"}
+//	    error: {code: model_overloaded, message: busy, retry: true}
+type script struct {
+	Name   string       `yaml:"name"`
+	Window int64        `yaml:"window_tokens"`
+	Output int64        `yaml:"output_tokens"`
+	Price  *Price       `yaml:"price"`
+	Rules  []scriptRule `yaml:"rules"`
+}
+
+type scriptRule struct {
+	Match        string            `yaml:"match"`
+	Conversation string            `yaml:"conversation"`
+	Tags         map[string]string `yaml:"tags"`
+	Nth          int               `yaml:"nth"`
+	Times        int               `yaml:"times"`
+	Reply        string            `yaml:"reply"`
+	Error        *scriptError      `yaml:"error"`
+	Delay        time.Duration     `yaml:"delay"`
+	Chunk        int               `yaml:"chunk"`
+	ChunkDelay   time.Duration     `yaml:"chunk_delay"`
+	Finish       Finish            `yaml:"finish"`
+	Usage        *scriptUsage      `yaml:"usage"`
+}
+
+type scriptError struct {
+	Code    sandbox.Code `yaml:"code"`
+	Message string       `yaml:"message"`
+	Remedy  string       `yaml:"remedy"`
+	Retry   bool         `yaml:"retry"`
+}
+
+type scriptUsage struct {
+	Input       int64 `yaml:"input_tokens"`
+	CachedInput int64 `yaml:"cached_input_tokens"`
+	Output      int64 `yaml:"output_tokens"`
+}
+
+// OpenScript reads a scripted model from a file.
+func OpenScript(path string) (*Scripted, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, &sandbox.Error{Code: CodeScript, Op: "read script", Err: err}
+	}
+	defer f.Close()
+	s, err := ReadScript(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// ReadScript reads a scripted model, in YAML or JSON. A key that is not known is an error.
+func ReadScript(r io.Reader) (*Scripted, error) {
+	bad := func(err error) error {
+		return &sandbox.Error{Code: CodeScript, Op: "read script", Err: err}
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return nil, bad(err)
+	}
+	var sc script
+	if err := decodeStrict(data, &sc); err != nil {
+		return nil, bad(err)
+	}
+	if sc.Name == "" {
+		sc.Name = "script"
+	}
+	if len(sc.Rules) == 0 {
+		return nil, bad(errors.New("it has no rules"))
+	}
+	rules := make([]Rule, 0, len(sc.Rules))
+	for i, r := range sc.Rules {
+		made, err := r.rule(sc.Name)
+		if err != nil {
+			return nil, bad(fmt.Errorf("rule %d: %w", i+1, err))
+		}
+		rules = append(rules, made)
+	}
+	return newScripted(Info{Name: sc.Name, Window: sc.Window, Output: sc.Output, Price: sc.Price}, rules)
+}
+
+func (r scriptRule) rule(name string) (Rule, error) {
+	made := Rule{
+		Match: r.Match, Conversation: r.Conversation, Tags: r.Tags, Nth: r.Nth, Times: r.Times,
+		Reply: r.Reply, Delay: r.Delay, Chunk: r.Chunk, ChunkDelay: r.ChunkDelay, Finish: r.Finish,
+	}
+	switch r.Finish {
+	case "", FinishStop, FinishLength, FinishFilter:
+	default:
+		return Rule{}, fmt.Errorf("finish is %q; it can be stop, length or filter", r.Finish)
+	}
+	if r.Nth < 0 || r.Times < 0 || r.Chunk < 0 || r.Delay < 0 || r.ChunkDelay < 0 {
+		return Rule{}, errors.New("nth, times, chunk and delays cannot be negative")
+	}
+	if r.Usage != nil {
+		made.Usage = &Usage{Input: r.Usage.Input, CachedInput: r.Usage.CachedInput, Output: r.Usage.Output}
+	}
+	if r.Error != nil {
+		if r.Error.Code == "" {
+			return Rule{}, errors.New("the error has no code")
+		}
+		made.Error = &sandbox.Error{Code: r.Error.Code, Op: "ask " + name, Message: r.Error.Message, Remedy: r.Error.Remedy, Retry: r.Error.Retry}
+	}
+	return made, nil
+}
+
+// decodeStrict reads YAML or JSON into v and refuses keys that v does not have. JSON goes through YAML so that both know the
+// same keys and durations; it is read as JSON first because YAML takes no tabs.
+func decodeStrict(data []byte, v any) error {
+	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
+		var tree any
+		dec := json.NewDecoder(bytes.NewReader(trimmed))
+		dec.UseNumber()
+		if err := dec.Decode(&tree); err != nil {
+			return err
+		}
+		var err error
+		if data, err = yaml.Marshal(plainNumbers(tree)); err != nil {
+			return err
+		}
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec.KnownFields(true)
+	if err := dec.Decode(v); err != nil {
+		if errors.Is(err, io.EOF) {
+			return errors.New("it is empty")
+		}
+		return err
+	}
+	return nil
+}
+
+// plainNumbers turns JSON's numbers into Go's, whole ones staying whole.
+func plainNumbers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = plainNumbers(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = plainNumbers(v[i])
+		}
+	case json.Number:
+		if n, err := v.Int64(); err == nil {
+			return n
+		}
+		if f, err := v.Float64(); err == nil {
+			return f
+		}
+	}
+	return v
+}
+
+// mark is a place in a reply that is filled in.
+var mark = regexp.MustCompile(`\{\{([A-Za-z0-9_]+|tag:[^{}|]+)(\|json)?\}\}`)
+
+// expand fills in a reply's marks. What is no mark of ours stays: replies are often code, full of braces.
+func expand(reply string, fill func(string) (string, bool)) string {
+	if !strings.Contains(reply, "{{") {
+		return reply
+	}
+	return mark.ReplaceAllStringFunc(reply, func(m string) string {
+		parts := mark.FindStringSubmatch(m)
+		v, ok := fill(parts[1])
+		if !ok {
+			return m
+		}
+		if parts[2] == "" {
+			return v
+		}
+		quoted, err := json.Marshal(v)
+		if err != nil {
+			return m // a string always has a JSON form
+		}
+		return string(quoted)
+	})
+}
