@@ -122,7 +122,7 @@ func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 	return func(yield func(*FileInfo, error) bool) {
 		after := []byte(nil)
 		for {
-			page, next, err := f.page(ctx, name, opts, after)
+			page, next, err := f.page(ctx, name, opts, after, listPage)
 			for _, i := range page {
 				if !yield(i, nil) {
 					return
@@ -140,9 +140,22 @@ func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 	}
 }
 
-func (f *Files) page(ctx context.Context, name string, opts ListOptions, after []byte) ([]*FileInfo, []byte, error) {
+// listPage is how many entries List asks for at a time.
+const listPage = 1000
+
+// Page gives at most limit entries of a directory behind after, which is empty for the first page and then the next of the page before;
+// an empty next says that there is no more. Entries made or removed between two pages neither repeat nor hide others.
+func (f *Files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (page []*FileInfo, next string, err error) {
+	if limit < 1 {
+		return nil, "", &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
+	}
+	page, rest, err := f.page(ctx, name, opts, []byte(after), min(limit, listPage))
+	return page, string(rest), err
+}
+
+func (f *Files) page(ctx context.Context, name string, opts ListOptions, after []byte, limit int) ([]*FileInfo, []byte, error) {
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
-		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: 1000, After: after,
+		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(limit), After: after,
 	}}})
 	if err != nil {
 		return nil, nil, f.s.explain("list files", err)

@@ -1,0 +1,46 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Duration is a time span as people write it: "90s", "1h30m", or "none". Zero asks for the default.
+type Duration time.Duration
+
+// none is how both packages below write a time that is switched off: sandbox.NoTimeout and session.None.
+const none = Duration(-1)
+
+// MarshalJSON implements json.Marshaler.
+func (d Duration) MarshalJSON() ([]byte, error) {
+	if d == none {
+		return []byte(`"none"`), nil
+	}
+	return json.Marshal(time.Duration(d).String())
+}
+
+// UnmarshalJSON implements json.Unmarshaler. A negative time is refused: there is none that it could mean.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf(`a time is a text like "90s" or "none", not %s`, b)
+	}
+	if s == "none" {
+		*d = none
+		return nil
+	}
+	if s == "" {
+		*d = 0
+		return nil
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil {
+		return fmt.Errorf(`%q is no time: write it like "90s", "1h30m" or "none"`, s)
+	}
+	if v < 0 {
+		return fmt.Errorf("a time of %s: negative", s)
+	}
+	*d = Duration(v)
+	return nil
+}

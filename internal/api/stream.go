@@ -1,0 +1,154 @@
+package api
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The events of a running cell or command, as server-sent events and as text messages of a WebSocket.
+const (
+	EventStarted = "started" // Started
+	EventStdout  = "stdout"  // Chunk
+	EventStderr  = "stderr"  // Chunk
+	EventSkipped = "skipped" // Skipped
+	EventDisplay = "display" // sandbox.Bundle
+	EventVerdict = "verdict" // sandbox.Verdict, the last
+	EventProblem = "problem" // Problem, the last
+	EventChange  = "change"  // FileEvent
+	EventSession = "event"   // session.Event
+)
+
+// Chunk is a piece of output. Offset is where it begins in the whole stream.
+type Chunk struct {
+	Offset int64 `json:"offset"`
+	Data   Text  `json:"data"`
+}
+
+// Skipped tells of output that is no longer kept.
+type Skipped struct {
+	Stream int   `json:"stream"`
+	Bytes  int64 `json:"bytes"`
+}
+
+// Mark is the id of an event of an operation's stream: what to give as Last-Event-ID to go on behind it.
+type Mark struct {
+	Op string
+	Offsets
+}
+
+// String writes a mark.
+func (m Mark) String() string { return fmt.Sprintf("%d:%d:%s", m.Stdout, m.Stderr, m.Op) }
+
+// ParseMark reads what String wrote.
+func ParseMark(s string) (Mark, error) {
+	parts := strings.SplitN(s, ":", 3)
+	if len(parts) == 3 && parts[2] != "" {
+		o, err1 := strconv.ParseInt(parts[0], 10, 64)
+		e, err2 := strconv.ParseInt(parts[1], 10, 64)
+		if err1 == nil && err2 == nil && o >= 0 && e >= 0 {
+			return Mark{Op: parts[2], Offsets: Offsets{o, e}}, nil
+		}
+	}
+	return Mark{}, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: "Last-Event-ID is not one that this server gave"}
+}
+
+// The frames of a WebSocket. Each binary message begins with one of these bytes; the rest is data. Text messages are Control.
+const (
+	FrameStdin  byte = 0
+	FrameStdout byte = 1
+	FrameStderr byte = 2
+)
+
+// Control is a text message of a WebSocket; one field is set. The caller's first is a cell or a command.
+type Control struct {
+	Cell     *Cell    `json:"cell,omitempty"`
+	Command  *Command `json:"command,omitempty"`
+	Stdin    bool     `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
+	StdinEnd bool     `json:"stdin_end,omitempty" doc:"there is no more input"`
+	Resize   *Size    `json:"resize,omitempty"`
+	Cancel   bool     `json:"cancel,omitempty" doc:"end it; the verdict follows"`
+
+	Started *Started         `json:"started,omitempty"`
+	Display *sandbox.Bundle  `json:"display,omitempty"`
+	Verdict *sandbox.Verdict `json:"verdict,omitempty"`
+	Problem *Problem         `json:"problem,omitempty"`
+}
+
+// maxEvent bounds one event: a display may hold an image.
+const maxEvent = 64 << 20
+
+// Event is one server-sent event.
+type Event struct {
+	ID, Kind string
+	Data     []byte
+}
+
+// Decode reads its data.
+func (e Event) Decode(v any) error { return json.Unmarshal(e.Data, v) }
+
+// EventReader reads server-sent events.
+type EventReader struct{ r *bufio.Reader }
+
+// NewEventReader reads from r.
+func NewEventReader(r io.Reader) *EventReader { return &EventReader{bufio.NewReader(r)} }
+
+// Next gives the next event; comments are passed over. io.EOF comes only between events.
+func (r *EventReader) Next() (Event, error) {
+	var e Event
+	some := false
+	for {
+		line, err := r.line()
+		if err != nil {
+			if some && errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return Event{}, err
+		}
+		if line == "" {
+			if some {
+				return e, nil
+			}
+			continue
+		}
+		field, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch field {
+		case "id":
+			e.ID, some = value, true
+		case "event":
+			e.Kind, some = value, true
+		case "data":
+			if len(e.Data) > 0 {
+				e.Data = append(e.Data, '\n')
+			}
+			e.Data, some = append(e.Data, value...), true
+		}
+	}
+}
+
+func (r *EventReader) line() (string, error) {
+	var b []byte
+	for {
+		part, err := r.r.ReadSlice('\n')
+		b = append(b, part...)
+		if len(b) > maxEvent {
+			return "", errors.New("an event is larger than 64 MiB")
+		}
+		if err == nil {
+			return strings.TrimRight(string(b), "\r\n"), nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			if len(b) > 0 && errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return "", err
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"unicode/utf8"
+)
+
+// Text is bytes that are a text nearly always. In JSON it is a string, or {"base64": "…"} when it is not valid UTF-8, so that
+// nothing is replaced on the way.
+type Text string
+
+type base64Text struct {
+	Base64 []byte `json:"base64"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (t Text) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(t)) {
+		return json.Marshal(string(t))
+	}
+	return json.Marshal(base64Text{[]byte(t)})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *Text) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '{' {
+		var e struct {
+			Base64 *[]byte `json:"base64"`
+		}
+		if err := json.Unmarshal(b, &e); err != nil {
+			return err
+		}
+		if e.Base64 == nil {
+			return errors.New(`a text is a string or {"base64": "…"}`)
+		}
+		*t = Text(*e.Base64)
+		return nil
+	}
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return errors.New(`a text is a string or {"base64": "…"}`)
+	}
+	*t = Text(s)
+	return nil
+}
+
+// Texts marks strings that may be any bytes.
+func Texts(s []string) []Text {
+	if s == nil {
+		return nil
+	}
+	out := make([]Text, len(s))
+	for i, x := range s {
+		out[i] = Text(x)
+	}
+	return out
+}
+
+// Strings is the way back from Texts.
+func Strings(t []Text) []string {
+	if t == nil {
+		return nil
+	}
+	out := make([]string, len(t))
+	for i, x := range t {
+		out[i] = string(x)
+	}
+	return out
+}
