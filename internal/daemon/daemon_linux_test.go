@@ -1,0 +1,334 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The test's program is also the server: these say so, and how it behaves.
+const (
+	asServer = "RECLUSE_TEST_DAEMON_DATA"
+	lingers  = "RECLUSE_TEST_DAEMON_LINGER"
+	built    = "RECLUSE_TEST_DAEMON_BUILT"
+	byHand   = "RECLUSE_TEST_DAEMON_BY_HAND"
+	failing  = "RECLUSE_TEST_DAEMON_FAILS"
+	mute     = "RECLUSE_TEST_DAEMON_MUTE"
+)
+
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	if data := os.Getenv(asServer); data != "" {
+		os.Exit(serve(data))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// serve is the least that a server does.
+func serve(data string) int {
+	switch {
+	case os.Getenv(failing) != "":
+		_ = Tell(os.Stdout, &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "try", Message: "no room", Remedy: "make some", Err: errors.New("ENOSPC")})
+		return 1
+	case os.Getenv(mute) != "":
+		_, _ = os.Stderr.WriteString("panic: something broke\n")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	p, err := At(data, "")
+	if err != nil {
+		return 3
+	}
+	o := HostOptions{Background: os.Getenv(byHand) == ""}
+	if n, err := strconv.ParseInt(os.Getenv(built), 10, 64); err == nil {
+		o.Stamp.Built = time.Unix(n, 0)
+	}
+	if d, err := time.ParseDuration(os.Getenv(lingers)); err == nil {
+		o.Linger = d
+	}
+	h, err := p.Claim(ctx, o)
+	if err != nil {
+		_ = Tell(os.Stdout, err)
+		return 4
+	}
+	defer h.Release()
+	if err := h.Ready(ctx, func() bool { return false }); err != nil {
+		return 5
+	}
+	_ = Tell(os.Stdout, nil)
+	select {
+	case <-ctx.Done():
+	case <-h.Leaving():
+	}
+	return 0
+}
+
+// place gives an empty one whose servers end with the test.
+func place(t *testing.T, env ...string) *Place {
+	t.Helper()
+	p, err := At(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(asServer, p.Data)
+	for i := 0; i < len(env); i += 2 {
+		t.Setenv(env[i], env[i+1])
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := p.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func ensure(t *testing.T, p *Place, me Stamp) Status {
+	t.Helper()
+	c, err := p.Ensure(t.Context(), me, p.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	return c.Status
+}
+
+func TestTwentyFirstCallersStartOneServer(t *testing.T) {
+	p := place(t)
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex
+		pids   = map[int]int{}
+		starts int
+	)
+	start := p.Background()
+	counted := func(ctx context.Context) error {
+		mu.Lock()
+		starts++
+		mu.Unlock()
+		return start(ctx)
+	}
+	for range 20 {
+		wg.Go(func() {
+			c, err := p.Ensure(t.Context(), Stamp{}, counted)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			pids[c.Status.PID]++
+		})
+	}
+	wg.Wait()
+	if starts != 1 || len(pids) != 1 {
+		t.Errorf("%d starts, servers %v", starts, pids)
+	}
+}
+
+func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
+	p := place(t, lingers, "50ms")
+	c, err := p.Ensure(t.Context(), Stamp{}, p.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A caller that is there keeps it.
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if l, err := waitLock(ctx, p.lockFile()); err == nil {
+		l.release()
+		t.Error("it left while a caller held it")
+	}
+	c.Close()
+	if !p.gone(t.Context(), patience) {
+		t.Error("it stays for ever")
+	}
+	if s := ensure(t, p, Stamp{}); s.PID == c.Status.PID {
+		t.Error("the dead one answered")
+	}
+}
+
+func TestKilledServerIsReplaced(t *testing.T) {
+	p := place(t)
+	first := ensure(t, p, Stamp{})
+	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if !p.gone(t.Context(), patience) {
+		t.Fatal("it lives")
+	}
+	if _, err := os.Stat(p.control()); err != nil {
+		t.Fatalf("the killed server should have left its socket: %v", err)
+	}
+	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
+		t.Error("the dead one answered")
+	}
+}
+
+func TestHungServerIsReplaced(t *testing.T) {
+	p := place(t)
+	first := ensure(t, p, Stamp{})
+	if err := syscall.Kill(first.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
+		t.Error("the stopped one answered")
+	}
+}
+
+func TestServerWhoseSocketWasRemovedIsReplaced(t *testing.T) {
+	p := place(t)
+	first := ensure(t, p, Stamp{})
+	if err := os.Remove(p.control()); err != nil {
+		t.Fatal(err)
+	}
+	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
+		t.Error("one that nobody can reach answered")
+	}
+}
+
+func TestOlderServerIsReplacedAndANewerOneUsed(t *testing.T) {
+	p := place(t, built, "1000")
+	first := ensure(t, p, Stamp{Built: time.Unix(1000, 0)})
+	if s := ensure(t, p, Stamp{Built: time.Unix(500, 0)}); s.PID != first.PID {
+		t.Error("an older caller replaced it")
+	}
+	t.Setenv(built, "2000")
+	if s := ensure(t, p, Stamp{Built: time.Unix(2000, 0)}); s.PID == first.PID || s.Stamp.Built.Unix() != 2000 {
+		t.Errorf("a newer caller got %+v", s)
+	}
+}
+
+func TestStaleSocketAndRubbishInTheLock(t *testing.T) {
+	p := place(t)
+	l, err := net.Listen("unix", p.control())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	if err := os.WriteFile(p.lockFile(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, p, Stamp{})
+}
+
+// startByHand runs a server as a person would.
+func startByHand(t *testing.T, p *Place) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), byHand+"=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if err := p.await(t.Context(), out.(*os.File), 0); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func TestServerStartedByHandTakesOver(t *testing.T) {
+	p := place(t)
+	first := ensure(t, p, Stamp{})
+	cmd := startByHand(t, p)
+	s := ensure(t, p, Stamp{Built: time.Now()})
+	if s.PID != cmd.Process.Pid || s.PID == first.PID {
+		t.Errorf("found %+v, want the one started by hand, %d; it is never replaced", s, cmd.Process.Pid)
+	}
+	// A second one by hand is refused and told who has the directory.
+	_, err := p.Claim(t.Context(), HostOptions{})
+	if sandbox.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestStartThatFailsSaysWhy(t *testing.T) {
+	p := place(t, failing, "1")
+	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok || e.Code != sandbox.CodeDiskFull || e.Remedy != "make some" || !contains(err, "ENOSPC") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestServerThatEndsWithoutAWordIsToldByItsLog(t *testing.T) {
+	p := place(t, mute, "1")
+	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
+	if sandbox.CodeOf(err) != CodeNotReady || !contains(err, "something broke") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLongDataDirectory(t *testing.T) {
+	dir := t.TempDir()
+	for len(dir) < 150 {
+		dir = filepath.Join(dir, "a-directory-with-a-long-name")
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	p, err := At(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := p.Claim(t.Context(), HostOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	if err := h.Ready(t.Context(), func() bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	fi, err := os.Stat(p.control())
+	if err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+}
+
+func TestFileInPlaceOfTheSocketIsKept(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(t.Context(), file); err == nil {
+		t.Error("listened in place of a file")
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != "x" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+func contains(err error, part string) bool { return err != nil && strings.Contains(err.Error(), part) }

@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Timing of a caller.
+const (
+	// answerWait is how long a server has to say who it is. On a crowded machine that takes more than a moment; one that
+	// takes longer is taken for broken.
+	answerWait = 3 * time.Second
+	// phaseWait is how long a server that is starting or leaving is waited for.
+	phaseWait = 30 * time.Second
+	// stopWait is how long one that was asked to leave has, and killWait how long one that was told to by a signal.
+	stopWait = 30 * time.Second
+	killWait = 3 * time.Second
+)
+
+// Conn holds a server: while it is open, one that was started by itself does not leave.
+type Conn struct {
+	Status Status
+	conn   net.Conn
+	in     *json.Decoder
+}
+
+// Close lets the server go.
+func (c *Conn) Close() error { return c.conn.Close() }
+
+func (c *Conn) ask(ctx context.Context, do string) (Status, error) {
+	deadline := time.Now().Add(answerWait)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	var s Status
+	if err := c.conn.SetDeadline(deadline); err != nil {
+		return s, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := json.NewEncoder(c.conn).Encode(request{Do: do}); err != nil {
+		return s, err
+	}
+	return s, c.in.Decode(&s)
+}
+
+// Find gives the server that answers, or an error if none does.
+func (p *Place) Find(ctx context.Context) (*Conn, error) {
+	var d net.Dialer
+	dialing, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	nc, err := d.DialContext(dialing, "unix", p.control())
+	if err != nil {
+		return nil, errors.Join(errNobody, err)
+	}
+	c := &Conn{conn: nc, in: json.NewDecoder(bufio.NewReader(nc))}
+	if c.Status, err = c.ask(ctx, "hello"); err != nil {
+		nc.Close()
+		return nil, errors.Join(errNobody, err)
+	}
+	return c, nil
+}
+
+// Starter starts a server in the background and returns once it serves, or with the reason why it does not.
+type Starter func(ctx context.Context) error
+
+// Ensure gives a server that works and is not older than the caller: the one there is, or one that it starts in the place of
+// a missing, broken or older one. Servers that a person started are never replaced.
+func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, error) {
+	if c, err := p.Find(ctx); err == nil {
+		if !p.outdated(c, me) {
+			return c, nil
+		}
+		c.Close()
+	}
+	l, err := waitLock(ctx, p.startLock())
+	if err != nil {
+		return nil, &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
+	}
+	defer l.release()
+	c, err := p.usable(ctx, me)
+	if c != nil || err != nil {
+		return c, err
+	}
+	// One that was started by hand in the meantime is as good as ours.
+	if err := start(ctx); err != nil && sandbox.CodeOf(err) != CodeRunning {
+		return nil, err
+	}
+	return p.Find(ctx)
+}
+
+func (p *Place) outdated(c *Conn, me Stamp) bool {
+	return c.Status.Background && me.NewerThan(c.Status.Stamp)
+}
+
+// usable gives a server that needs no replacement, or neither server nor error once the place is free.
+//
+// Preconditions: the caller holds the lock for starting.
+func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
+	limit, cancel := context.WithTimeout(ctx, phaseWait)
+	defer cancel()
+	for {
+		c, failed := p.Find(ctx)
+		if failed == nil {
+			if !p.outdated(c, me) {
+				return c, nil
+			}
+			c.Close()
+			return nil, p.stop(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if ok, err := free(p.lockFile()); ok || err != nil {
+			return nil, err
+		}
+		// It lives and does not answer. One that says why is given time, unless it was killed in between and what it wrote
+		// is already gone.
+		s, err := p.read()
+		if err != nil || s.Phase == Serving || limit.Err() != nil {
+			if err == nil && !s.Background {
+				return nil, &sandbox.Error{
+					Code: CodeNotReady, Op: "reach the server", Message: fmt.Sprintf("the one with pid %d does not answer", s.PID),
+					Remedy: "it was not started by recluse itself: end it, or see what it does", Retry: true, Err: failed,
+				}
+			}
+			return nil, p.force(ctx)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// Stop asks the server to leave and waits until it has. Its sessions live on for the next one. No server is no error.
+func (p *Place) Stop(ctx context.Context) error {
+	l, err := waitLock(ctx, p.startLock())
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	return p.stop(ctx)
+}
+
+// stop ends whatever server there is: by asking, else by a signal, else by force.
+//
+// Preconditions: the caller holds the lock for starting.
+func (p *Place) stop(ctx context.Context) error {
+	if c, err := p.Find(ctx); err == nil {
+		_, err := c.ask(ctx, "stop")
+		c.Close()
+		if err == nil && p.gone(ctx, stopWait) {
+			return nil
+		}
+	}
+	return p.force(ctx)
+}
+
+// force ends the server by a signal, at last by one that it cannot ignore.
+//
+// Preconditions: the caller holds the lock for starting.
+func (p *Place) force(ctx context.Context) error {
+	for _, s := range []struct {
+		send func(int) error
+		wait time.Duration
+	}{{end, killWait}, {kill, killWait}} {
+		// What the file says is about the holder of the lock, and the lock is held.
+		status, err := p.read()
+		ok, lockErr := free(p.lockFile())
+		if ok || lockErr != nil {
+			return lockErr
+		}
+		if err == nil && status.PID > 0 {
+			_ = s.send(status.PID) // one that has ended meanwhile is what is wanted
+		}
+		if p.gone(ctx, s.wait) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return &sandbox.Error{Code: CodeNotReady, Op: "end the server", Message: "it does not end", Remedy: "see " + p.Log()}
+}
+
+// gone waits until nobody holds the server's lock.
+func (p *Place) gone(ctx context.Context, wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	l, err := waitLock(ctx, p.lockFile())
+	if err != nil {
+		return false
+	}
+	l.release()
+	return true
+}

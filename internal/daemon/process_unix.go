@@ -1,0 +1,34 @@
+//go:build unix
+
+package daemon
+
+import (
+	"errors"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// flock takes the lock, or says that somebody else has it.
+func flock(f *os.File) (bool, error) {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return false, nil
+		}
+		return err == nil, err
+	}
+}
+
+// detached makes a process that neither our terminal nor our end reaches.
+func detached() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// end asks a process to end.
+func end(pid int) error { return unix.Kill(pid, unix.SIGTERM) }
+
+// kill ends a process.
+func kill(pid int) error { return unix.Kill(pid, unix.SIGKILL) }

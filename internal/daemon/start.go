@@ -1,0 +1,152 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	// readyWait is how long a server has until it serves: it may have a hundred sessions to take over first.
+	readyWait = 60 * time.Second
+	// maxLog is the size beyond which the log begins anew; what was before stays beside it, once.
+	maxLog = 10 << 20
+	// toldOfLog is how much of the log is shown of a server that ended without a word.
+	toldOfLog = 2 << 10
+)
+
+// news is what a server in the background says on its output, once: it serves, or why not.
+type news struct {
+	Ready   bool         `json:"ready"`
+	Code    sandbox.Code `json:"code,omitempty"`
+	Op      string       `json:"op,omitempty"`
+	Message string       `json:"message,omitempty"`
+	Remedy  string       `json:"remedy,omitempty"`
+	Retry   bool         `json:"retry,omitempty"`
+	Cause   string       `json:"cause,omitempty"`
+}
+
+// Tell says to whoever started this server that it serves, or why it does not, and closes the output: from then on
+// nobody listens.
+func Tell(out *os.File, failed error) error {
+	n := news{Ready: failed == nil}
+	if e, ok := errors.AsType[*sandbox.Error](failed); ok {
+		n.Code, n.Op, n.Message, n.Remedy, n.Retry = e.Code, e.Op, e.Message, e.Remedy, e.Retry
+		if e.Err != nil {
+			n.Cause = e.Err.Error()
+		}
+	} else if failed != nil {
+		n.Code, n.Message = sandbox.CodeInternal, failed.Error()
+	}
+	return errors.Join(json.NewEncoder(out).Encode(n), out.Close())
+}
+
+// err is what the server told of.
+func (n news) err() error {
+	if n.Ready {
+		return nil
+	}
+	e := &sandbox.Error{Code: n.Code, Op: n.Op, Message: n.Message, Remedy: n.Remedy, Retry: n.Retry}
+	if n.Cause != "" {
+		e.Err = errors.New(n.Cause)
+	}
+	return e
+}
+
+// Background gives what starts args of this program as a server that outlives us.
+func (p *Place) Background(args ...string) Starter {
+	return func(ctx context.Context) error {
+		fail := func(err error) error {
+			return &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "it could not be started", Err: err}
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return fail(err)
+		}
+		if _, err := os.Stat(self); err != nil {
+			self = "/proc/self/exe" // the file was replaced while we run; the program is still there
+		}
+		log, err := p.openLog()
+		if err != nil {
+			return fail(err)
+		}
+		defer log.Close()
+		begin, err := log.Seek(0, io.SeekEnd)
+		if err != nil {
+			return fail(err)
+		}
+		// Not our ctx: it must outlive us.
+		cmd := exec.CommandContext(context.Background(), self, args...)
+		cmd.Args[0] = "recluse"
+		cmd.Dir, cmd.Stderr, cmd.SysProcAttr = "/", log, detached()
+		r, w, err := os.Pipe()
+		if err != nil {
+			return fail(err)
+		}
+		defer r.Close()
+		cmd.Stdout = w
+		err = cmd.Start()
+		w.Close()
+		if err != nil {
+			return fail(err)
+		}
+		// One that ends before us would stay as a zombie until we end, too, and we may hold a shell open for hours.
+		go func() { _ = cmd.Wait() }()
+		return p.await(ctx, r, begin)
+	}
+}
+
+// await reads the one thing that the server says.
+func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var n news
+	err := json.NewDecoder(r).Decode(&n)
+	if err == nil {
+		return n.err()
+	}
+	if ctx.Err() != nil {
+		return &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: fmt.Sprintf("it is not ready after %s", readyWait), Remedy: "see " + p.Log(), Retry: true, Err: context.Cause(ctx)}
+	}
+	e := &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "it ended at once", Remedy: "see " + p.Log()}
+	if said := p.logSince(begin); said != "" {
+		e.Err = errors.New(said)
+	}
+	return e
+}
+
+func (p *Place) openLog() (*os.File, error) {
+	if fi, err := os.Stat(p.Log()); err == nil && fi.Size() > maxLog {
+		if err := os.Rename(p.Log(), p.Log()+".old"); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(p.Log(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+}
+
+// logSince gives the end of what was logged from an offset on.
+func (p *Place) logSince(begin int64) string {
+	f, err := os.Open(p.Log())
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, begin, 1<<20))
+	if err != nil {
+		return ""
+	}
+	if len(b) > toldOfLog {
+		b = b[len(b)-toldOfLog:]
+	}
+	return string(bytes.TrimSpace(b))
+}
