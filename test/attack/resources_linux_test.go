@@ -187,6 +187,54 @@ func TestMemoryBombs(t *testing.T) {
 	}
 }
 
+// TestBystandersOfAMemoryBomb is about those who are made to stand still while a culprit is chosen: whoever ran goes on, whoever was stopped
+// stays so, and a shell does not take its jobs for stopped.
+func TestBystandersOfAMemoryBomb(t *testing.T) {
+	sb := fresh(t, small())
+	start := func(script string) string {
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: script})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	ticking := start("echo $$ > /tmp/ticking; while :; do date +%s.%N > /tmp/tick.new; mv /tmp/tick.new /tmp/tick; done")
+	halted := start("echo $$ > /tmp/halted; kill -STOP $$; sleep 1000")
+	alone := start("setsid -w sh -c 'echo $$ > /tmp/alone; sleep 1000 & wait'")
+	await(t, sb, "test -s /tmp/ticking && test -s /tmp/alone && test -s /tmp/tick && grep -q 'State:.T' /proc/$(cat /tmp/halted)/status")
+	siege(t, sb, func() {
+		for _, b := range memoryBombs {
+			if b.name == "forked hogs" || b.name == "a hundred small processes" {
+				b.run(t, sb)
+			}
+		}
+		// The same below a shell with job control.
+		v := run(t, sb, sandbox.Command{Shell: `set -m; python3 -c "
+b = bytearray()
+while True: b += b'x' * (4 << 20)"; echo ended with $?; jobs`})
+		if got := v.Stdout.String(); got != "ended with 137\n" {
+			t.Errorf("the shell says %q, %q", got, v.Stderr)
+		}
+	})
+	await(t, sb, "a=$(cat /tmp/tick); sleep 0.05; test \"$a\" != \"$(cat /tmp/tick)\"")
+	await(t, sb, "grep -q 'State:.T' /proc/$(cat /tmp/halted)/status")
+	await(t, sb, "grep -q 'State:.S' /proc/$(cat /tmp/alone)/status")
+	for _, id := range []string{ticking, halted, alone} {
+		if err := sb.Cancel(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// await waits until a script succeeds.
+func await(t *testing.T, sb *sandbox.Sandbox, script string) {
+	t.Helper()
+	v := run(t, sb, sandbox.Command{Shell: "until { " + script + "; } 2>/dev/null; do sleep 0.02; done", Timeout: 10 * time.Second})
+	if !v.OK() {
+		t.Fatalf("in vain: %s", script)
+	}
+}
+
 // TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict says both.
 func TestMemoryBombInTheInterpreter(t *testing.T) {
 	sb := fresh(t, small())

@@ -83,8 +83,8 @@ func (a *Agent) info(epoch uint64) *wire.Guest {
 	if unix.Uname(&u) == nil {
 		g.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
 	}
-	if total, _, ok := meminfo(); ok {
-		g.Memory = total
+	if m, ok := meminfo(); ok {
+		g.Memory = m.total
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

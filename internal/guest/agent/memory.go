@@ -41,14 +41,14 @@ const (
 // police keeps the sandbox below its memory limit.
 func (a *Agent) police() {
 	for {
-		_, used, ok := meminfo()
+		m, ok := meminfo()
 		if !ok {
 			time.Sleep(latest)
 			continue
 		}
-		left := a.cfg.Memory - used
+		left := a.cfg.Memory - m.used
 		if left <= 0 {
-			a.killLargest(used)
+			a.killLargest(m.used)
 			continue
 		}
 		pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
@@ -91,17 +91,24 @@ func (a *Agent) calm() bool {
 	return true
 }
 
-// meminfo gives the sandbox's memory and how much of it is used, files in memory included. That may be more than there is.
-func meminfo() (total, used int64, ok bool) {
+// memory is what the sandbox's kernel says of its memory.
+type memory struct {
+	total  int64
+	used   int64 // files in memory included; may be more than there is
+	kernel int64 // what is neither a process's nor a file's: the kernel's own, and what it has not yet given back; at least this much
+}
+
+// meminfo reads it.
+func meminfo() (memory, bool) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
-		return 0, 0, false
+		return memory{}, false
 	}
 	defer f.Close()
 	buf := make([]byte, 2<<10)
 	n, err := f.Read(buf)
 	if err != nil {
-		return 0, 0, false
+		return memory{}, false
 	}
 	buf = buf[:n]
 	field := func(name string) (int64, bool) {
@@ -119,20 +126,19 @@ func meminfo() (total, used int64, ok bool) {
 	total, ok1 := field("MemTotal:")
 	free, ok2 := field("MemFree:")
 	if !ok1 || !ok2 {
-		return 0, 0, false
+		return memory{}, false
 	}
-	used = total - free
-	// gVisor shows at least no memory as free. What processes and files have is shown as it is.
+	// gVisor never shows less than nothing as free. What processes and files have is shown as it is.
 	anon, _ := field("AnonPages:")
 	mapped, _ := field("Mapped:")
-	used = max(used, anon+mapped)
+	m := memory{total: total, used: max(total-free, anon+mapped), kernel: max(total-free-anon-mapped, 0)}
 	// And it counts the pages of its file only now and then, the more rarely the more there are. How large the file is
-	// can be asked for at any time; only the heap is not in it.
+	// can be asked for at any time; only the kernel's heap is not in it.
 	var si unix.Sysinfo_t
 	if unix.Sysinfo(&si) == nil {
-		used = max(used, (int64(si.Totalram)-int64(si.Freeram))*int64(max(si.Unit, 1))) //nolint:unconvert // the types differ between machines
+		m.used = max(m.used, int64((si.Totalram-si.Freeram)*uint64(max(si.Unit, 1))))
 	}
-	return total, used, true
+	return m, true
 }
 
 // load is one process and what it has of the sandbox's memory.
@@ -214,18 +220,19 @@ func (a *Agent) settle(victims []load) {
 	least := int64(math.MaxInt64)
 	var fell time.Time // when it was last seen to become less
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		_, used, ok := meminfo()
-		if !ok || used < a.cfg.Memory {
+		m, ok := meminfo()
+		if !ok || m.used < a.cfg.Memory {
 			return
 		}
 		dying := slices.ContainsFunc(victims, func(v load) bool {
 			p, ok := proc.Get(v.PID)
 			return ok && p.Start == v.Start && !p.Zombie
 		})
-		if dying || used < least {
-			least, fell = min(least, used), time.Now()
+		if dying || m.used < least {
+			least, fell = min(least, m.used), time.Now()
 		}
-		if time.Since(fell) > spent {
+		// What waited in pipes and sockets is the kernel's until it collects its garbage.
+		if time.Since(fell) > spent && m.kernel < a.cfg.Memory/headroom {
 			return // all that they had is back, and it was not enough
 		}
 	}
