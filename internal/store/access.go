@@ -1,0 +1,140 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const keyColumns = "SELECT id, name, tenant, scopes, hash, created, expires, revoked FROM api_keys"
+
+// scanner is a row, alone or among others.
+type scanner interface{ Scan(dest ...any) error }
+
+func scanKey(row scanner) (k APIKey, err error) {
+	var scopes string
+	var created, expires, revoked int64
+	err = row.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked)
+	k.Scopes, k.Created, k.Expires, k.Revoked = strings.Fields(scopes), moment(created), moment(expires), moment(revoked)
+	return k, err
+}
+
+// AddKey implements Access.
+func (s *SQLite) AddKey(ctx context.Context, k APIKey) error {
+	return s.change(ctx, "add key", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+			k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash, stamp(k.Created), stamp(k.Expires), stamp(k.Revoked))
+		return err
+	})
+}
+
+// Keys implements Access.
+func (s *SQLite) Keys(ctx context.Context, tenant string) ([]APIKey, error) {
+	var w where
+	w.and(tenant != "", "tenant = ?", tenant)
+	return rowsOf(ctx, s, "list keys", func(rows *sql.Rows) (APIKey, error) { return scanKey(rows) }, keyColumns+w.text+" ORDER BY created, id", w.args...)
+}
+
+// KeyByHash implements Access.
+func (s *SQLite) KeyByHash(ctx context.Context, hash []byte) (APIKey, error) {
+	k, err := scanKey(s.read.QueryRowContext(ctx, keyColumns+" WHERE hash = ?", hash))
+	return k, s.missing("find key", err)
+}
+
+// missing tells a row that is not there from other errors.
+func (s *SQLite) missing(op string, err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: op, Message: "there is none"}
+	}
+	return s.explain(op, err)
+}
+
+// RevokeKey implements Access.
+func (s *SQLite) RevokeKey(ctx context.Context, tenant, id string) (bool, error) {
+	n, err := s.affect(ctx, "revoke key", "UPDATE api_keys SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? AND (? = '' OR tenant = ?)",
+		stamp(time.Now()), id, tenant, tenant)
+	return n > 0, err
+}
+
+// AddToken implements Access.
+func (s *SQLite) AddToken(ctx context.Context, t Token) error {
+	return s.change(ctx, "add token", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT INTO tokens (id, tenant, session, name, scopes, hash, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+			t.ID, t.Tenant, t.Session, t.Name, strings.Join(t.Scopes, " "), t.Hash, stamp(t.Created), stamp(t.Expires))
+		return err
+	})
+}
+
+// TokenByHash implements Access.
+func (s *SQLite) TokenByHash(ctx context.Context, hash []byte) (t Token, err error) {
+	var scopes string
+	var created, expires int64
+	err = s.read.QueryRowContext(ctx, "SELECT id, tenant, session, name, scopes, hash, created, expires FROM tokens WHERE hash = ?", hash).
+		Scan(&t.ID, &t.Tenant, &t.Session, &t.Name, &scopes, &t.Hash, &created, &expires)
+	t.Scopes, t.Created, t.Expires = strings.Fields(scopes), moment(created), moment(expires)
+	return t, s.missing("find token", err)
+}
+
+// DropTokens implements Access.
+func (s *SQLite) DropTokens(ctx context.Context, session string) error {
+	query, arg := "DELETE FROM tokens WHERE session = ?", any(session)
+	if session == "" {
+		query, arg = "DELETE FROM tokens WHERE expires > 0 AND expires < ?", stamp(time.Now())
+	}
+	_, err := s.affect(ctx, "drop tokens", query, arg)
+	return err
+}
+
+// BeginReply implements Access.
+func (s *SQLite) BeginReply(ctx context.Context, r Reply) (old Reply, claimed bool, err error) {
+	err = s.change(ctx, "claim idempotency key", func(tx *sql.Tx) error {
+		var header string
+		var created int64
+		err := tx.QueryRowContext(ctx, "SELECT tenant, key, request, done, status, body, header, created FROM replies WHERE tenant = ? AND key = ?", r.Tenant, r.Key).
+			Scan(&old.Tenant, &old.Key, &old.Request, &old.Done, &old.Status, &old.Body, &header, &created)
+		if err == nil {
+			old.Created = moment(created)
+			return json.Unmarshal([]byte(header), &old.Header)
+		}
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		claimed = true
+		_, err = tx.ExecContext(ctx, "INSERT INTO replies (tenant, key, request, done, status, body, header, created) VALUES (?, ?, ?, 0, 0, x'', '{}', ?)",
+			r.Tenant, r.Key, r.Request, stamp(time.Now()))
+		return err
+	})
+	return old, claimed && err == nil, err
+}
+
+// EndReply implements Access.
+func (s *SQLite) EndReply(ctx context.Context, r Reply) error {
+	header, err := json.Marshal(r.Header)
+	if err != nil {
+		return s.explain("keep reply", err)
+	}
+	if r.Body == nil {
+		r.Body = []byte{}
+	}
+	_, err = s.affect(ctx, "keep reply", "UPDATE replies SET done = 1, status = ?, body = ?, header = ? WHERE tenant = ? AND key = ?",
+		r.Status, r.Body, string(header), r.Tenant, r.Key)
+	return err
+}
+
+// DropReply implements Access.
+func (s *SQLite) DropReply(ctx context.Context, tenant, key string) error {
+	_, err := s.affect(ctx, "drop reply", "DELETE FROM replies WHERE tenant = ? AND key = ?", tenant, key)
+	return err
+}
+
+// TrimReplies implements Access.
+func (s *SQLite) TrimReplies(ctx context.Context, before time.Time) (int, error) {
+	return s.affect(ctx, "trim replies", "DELETE FROM replies WHERE created < ?", stamp(before))
+}
+
+var _ Store = (*SQLite)(nil)

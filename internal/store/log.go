@@ -1,0 +1,131 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"time"
+)
+
+// Append implements Log.
+func (s *SQLite) Append(ctx context.Context, events []Event, entries []Entry) error {
+	if len(events)+len(entries) == 0 {
+		return nil
+	}
+	return s.change(ctx, "append to log", func(tx *sql.Tx) error {
+		if err := appendEvents(ctx, tx, events); err != nil {
+			return err
+		}
+		return appendEntries(ctx, tx, entries)
+	})
+}
+
+func appendEvents(ctx context.Context, tx *sql.Tx, events []Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	stmt, err := tx.PrepareContext(ctx, "INSERT OR IGNORE INTO events (session, seq, time, data) VALUES (?, ?, ?, ?)")
+	if err != nil {
+		return err
+	}
+	defer stmt.Close()
+	for _, e := range events {
+		if _, err := stmt.ExecContext(ctx, e.Session, e.Seq, stamp(e.Time), e.Data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func appendEntries(ctx context.Context, tx *sql.Tx, entries []Entry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	stmt, err := tx.PrepareContext(ctx, `
+		INSERT INTO audit (time, tenant, session, actor, action, detail, digest, op, verdict, gate, error, stdout, stderr, duration)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`)
+	if err != nil {
+		return err
+	}
+	defer stmt.Close()
+	for _, e := range entries {
+		_, err := stmt.ExecContext(ctx, stamp(e.Time), e.Tenant, e.Session, e.Actor, e.Action, e.Detail, e.Digest, e.Op, e.Verdict, e.Gate, e.Error,
+			e.Stdout, e.Stderr, int64(e.Duration))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Events implements Log.
+func (s *SQLite) Events(ctx context.Context, session string, after int64, limit int) ([]Event, error) {
+	var w where
+	w.and(true, "session = ? AND seq > ?", session, after)
+	scan := func(rows *sql.Rows) (e Event, err error) {
+		var at int64
+		err = rows.Scan(&e.Session, &e.Seq, &at, &e.Data)
+		e.Time = moment(at)
+		return e, err
+	}
+	return rowsOf(ctx, s, "read events", scan, "SELECT session, seq, time, data FROM events"+w.text+" ORDER BY seq"+w.limit(limit), w.args...)
+}
+
+// LastEvent implements Log.
+func (s *SQLite) LastEvent(ctx context.Context) (map[string]int64, error) {
+	type last struct {
+		session string
+		seq     int64
+	}
+	scan := func(rows *sql.Rows) (l last, err error) {
+		err = rows.Scan(&l.session, &l.seq)
+		return l, err
+	}
+	all, err := rowsOf(ctx, s, "read events", scan, "SELECT session, max(seq) FROM events GROUP BY session")
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]int64, len(all))
+	for _, l := range all {
+		out[l.session] = l.seq
+	}
+	return out, nil
+}
+
+// Entries implements Log.
+func (s *SQLite) Entries(ctx context.Context, q EntryQuery) ([]Entry, error) {
+	var w where
+	w.and(q.Tenant != "", "tenant = ?", q.Tenant)
+	w.and(q.Session != "", "session = ?", q.Session)
+	w.and(q.Actor != "", "actor = ?", q.Actor)
+	w.and(q.Action != "", "action = ?", q.Action)
+	w.and(q.After > 0, "id > ?", q.After)
+	scan := func(rows *sql.Rows) (e Entry, err error) {
+		var at, took int64
+		err = rows.Scan(&e.ID, &at, &e.Tenant, &e.Session, &e.Actor, &e.Action, &e.Detail, &e.Digest, &e.Op, &e.Verdict, &e.Gate, &e.Error,
+			&e.Stdout, &e.Stderr, &took)
+		e.Time, e.Duration = moment(at), time.Duration(took)
+		return e, err
+	}
+	return rowsOf(ctx, s, "read audit log", scan, `
+		SELECT id, time, tenant, session, actor, action, detail, digest, op, verdict, gate, error, stdout, stderr, duration FROM audit`+
+		w.text+" ORDER BY id"+w.limit(q.Limit), w.args...)
+}
+
+// TrimEntries implements Log.
+func (s *SQLite) TrimEntries(ctx context.Context, before time.Time) (int, error) {
+	return s.affect(ctx, "trim audit log", "DELETE FROM audit WHERE time < ?", stamp(before))
+}
+
+// affect runs one statement and counts the rows it changed.
+func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n int, err error) {
+	err = s.change(ctx, op, func(tx *sql.Tx) error {
+		r, err := tx.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		rows, err := r.RowsAffected()
+		n = int(rows)
+		return err
+	})
+	return n, err
+}

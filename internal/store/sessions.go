@@ -1,0 +1,104 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"time"
+)
+
+// SaveSessions implements Sessions.
+func (s *SQLite) SaveSessions(ctx context.Context, all ...Session) error {
+	return s.change(ctx, "save session", func(tx *sql.Tx) error {
+		now := stamp(time.Now())
+		for _, r := range all {
+			_, err := tx.ExecContext(ctx, `
+				INSERT INTO sessions (id, tenant, name, state, live, image, ended, changed, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+				ON CONFLICT (id) DO UPDATE SET
+					state = excluded.state, live = excluded.live, image = excluded.image, ended = excluded.ended, changed = excluded.changed, data = excluded.data`,
+				r.ID, r.Tenant, r.Name, r.State, r.Live, r.Image, stamp(r.Ended), now, r.Data)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// FindSessions implements Sessions.
+func (s *SQLite) FindSessions(ctx context.Context, q SessionQuery) ([]Session, error) {
+	var w where
+	w.and(q.ID != "", "id = ?", q.ID)
+	w.and(q.Tenant != "", "tenant = ?", q.Tenant)
+	w.and(q.Name != "", "name = ?", q.Name)
+	w.and(q.Live, "live = 1")
+	w.and(q.Dead, "live = 0")
+	w.and(q.After != "", "name > ?", q.After)
+	w.and(!q.EndedBefore.IsZero(), "live = 0 AND ended < ?", stamp(q.EndedBefore))
+	scan := func(rows *sql.Rows) (r Session, err error) {
+		var ended, changed int64
+		err = rows.Scan(&r.ID, &r.Tenant, &r.Name, &r.State, &r.Live, &r.Image, &ended, &changed, &r.Data)
+		r.Ended, r.Changed = moment(ended), moment(changed)
+		return r, err
+	}
+	return rowsOf(ctx, s, "find sessions", scan,
+		"SELECT id, tenant, name, state, live, image, ended, changed, data FROM sessions"+w.text+" ORDER BY tenant, name, live DESC, ended DESC, id"+w.limit(q.Limit), w.args...)
+}
+
+// DropSessions implements Sessions.
+func (s *SQLite) DropSessions(ctx context.Context, ids ...string) error {
+	return s.change(ctx, "drop session", func(tx *sql.Tx) error {
+		for _, id := range ids {
+			for _, q := range []string{"DELETE FROM sessions WHERE id = ?", "DELETE FROM events WHERE session = ?", "DELETE FROM tokens WHERE session = ?"} {
+				if _, err := tx.ExecContext(ctx, q, id); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// SetVars implements Vars.
+func (s *SQLite) SetVars(ctx context.Context, session string, vars map[string]string) error {
+	return s.change(ctx, "set variable", func(tx *sql.Tx) error {
+		for name, value := range vars {
+			_, err := tx.ExecContext(ctx, "INSERT INTO vars (session, name, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", session, name, value)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Vars implements Vars.
+func (s *SQLite) Vars(ctx context.Context, session string) (map[string]string, error) {
+	type pair struct{ name, value string }
+	scan := func(rows *sql.Rows) (p pair, err error) {
+		err = rows.Scan(&p.name, &p.value)
+		return p, err
+	}
+	pairs, err := rowsOf(ctx, s, "read variables", scan, "SELECT name, value FROM vars WHERE session = ?", session)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]string, len(pairs))
+	for _, p := range pairs {
+		out[p.name] = p.value
+	}
+	return out, nil
+}
+
+// DeleteVar implements Vars.
+func (s *SQLite) DeleteVar(ctx context.Context, session, name string) (found bool, err error) {
+	err = s.change(ctx, "delete variable", func(tx *sql.Tx) error {
+		r, err := tx.ExecContext(ctx, "DELETE FROM vars WHERE session = ? AND name = ?", session, name)
+		if err != nil {
+			return err
+		}
+		n, err := r.RowsAffected()
+		found = n > 0
+		return err
+	})
+	return found, err
+}

@@ -1,0 +1,244 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// File is the name of the database in the data directory.
+const File = "recluse.db"
+
+const (
+	// busyWait is how long a statement waits for another program that looks into the file.
+	busyWait = 5 * time.Second
+	// readers is how many connections there are beside the one that writes. More only cost memory.
+	readers = 2
+	// checkSize is up to which size the whole file is checked when it is opened; a larger one would delay the start.
+	checkSize = 32 << 20
+)
+
+// SQLite is a store in a file.
+type SQLite struct {
+	path     string
+	lock     *os.File
+	write    *sql.DB // one connection: SQLite has one writer, and waiting in Go is fair
+	read     *sql.DB
+	instance string
+}
+
+// Open locks the data directory and opens its store, which is made if it is not there. A damaged one is an error and stays as it is.
+func Open(ctx context.Context, dir string) (_ *SQLite, err error) {
+	s := &SQLite{path: filepath.Join(dir, File)}
+	if s.lock, err = lockDir(dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	// The file is made here so that its mode is ours, and nobody else's ever.
+	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, &sandbox.Error{Code: CodeFailed, Op: "open store", Err: err}
+	}
+	info, err := f.Stat()
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return nil, &sandbox.Error{Code: CodeFailed, Op: "open store", Err: err}
+	}
+	if s.write, err = connect(s.path, 1); err != nil {
+		return nil, s.explain("open store", err)
+	}
+	if info.Size() > 0 && info.Size() <= checkSize {
+		if err := s.check(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, err
+	}
+	if s.read, err = connect(s.path, readers); err != nil {
+		return nil, s.explain("open store", err)
+	}
+	if s.instance, err = s.identify(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// connect opens the file. Writes survive the death of this program at any moment; after a power failure the last ones may be missing,
+// and then the backends, which lost their sandboxes too, say what there is.
+func connect(path string, conns int) (*sql.DB, error) {
+	q := url.Values{}
+	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", busyWait.Milliseconds()))
+	q.Add("_pragma", "journal_mode(WAL)")
+	q.Add("_pragma", "synchronous(NORMAL)")
+	q.Add("_pragma", "foreign_keys(1)")
+	q.Add("_txlock", "immediate")
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: q.Encode()}
+	db, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return db, nil
+}
+
+// check reads the whole file.
+func (s *SQLite) check(ctx context.Context) error {
+	var said string
+	if err := s.write.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&said); err != nil {
+		return s.explain("open store", err)
+	}
+	if said != "ok" {
+		return corrupt(s.path, errors.New(said))
+	}
+	return nil
+}
+
+// migrations bring a store from one version to the next, which is their index and one. They are only ever added to.
+var migrations = []string{schema1}
+
+// migrate brings the file to our version, all or nothing.
+func (s *SQLite) migrate(ctx context.Context) error {
+	return s.change(ctx, "migrate store", func(tx *sql.Tx) error {
+		var version int
+		if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+			return err
+		}
+		if version > len(migrations) {
+			return &sandbox.Error{
+				Code: CodeNewer, Op: "open store", Message: fmt.Sprintf("%s has version %d, and this program knows %d", s.path, version, len(migrations)),
+				Remedy: "use the newer program that wrote it",
+			}
+		}
+		for ; version < len(migrations); version++ {
+			if _, err := tx.ExecContext(ctx, migrations[version]); err != nil {
+				return err
+			}
+			if _, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version+1)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// identify gives the store's id and makes it the first time.
+func (s *SQLite) identify(ctx context.Context) (id string, err error) {
+	err = s.change(ctx, "identify store", func(tx *sql.Tx) error {
+		b := make([]byte, 8)
+		_, _ = rand.Read(b) // never fails
+		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", hex.EncodeToString(b)); err != nil {
+			return err
+		}
+		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&id)
+	})
+	return id, err
+}
+
+// Instance implements Store.
+func (s *SQLite) Instance() string { return s.instance }
+
+// Close implements Store.
+func (s *SQLite) Close() error {
+	var errs []error
+	for _, db := range []*sql.DB{s.read, s.write} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// change runs f in a transaction.
+func (s *SQLite) change(ctx context.Context, op string, f func(tx *sql.Tx) error) error {
+	tx, err := s.write.BeginTx(ctx, nil)
+	if err != nil {
+		return s.explain(op, err)
+	}
+	if err := f(tx); err != nil {
+		_ = tx.Rollback() // the first error is the one to tell
+		return s.explain(op, err)
+	}
+	return s.explain(op, tx.Commit())
+}
+
+// rowsOf reads rows into a slice.
+func rowsOf[T any](ctx context.Context, s *SQLite, op string, scan func(*sql.Rows) (T, error), query string, args ...any) ([]T, error) {
+	rows, err := s.read.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, s.explain(op, err)
+	}
+	defer rows.Close()
+	var out []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, s.explain(op, err)
+		}
+		out = append(out, v)
+	}
+	return out, s.explain(op, rows.Err())
+}
+
+// where gathers the conditions of a query.
+type where struct {
+	text string
+	args []any
+}
+
+// and adds a condition unless it is not asked for.
+func (w *where) and(asked bool, condition string, args ...any) {
+	if !asked {
+		return
+	}
+	if w.text == "" {
+		w.text = " WHERE " + condition
+	} else {
+		w.text += " AND " + condition
+	}
+	w.args = append(w.args, args...)
+}
+
+// limit ends a query; 0: all.
+func (w *where) limit(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" LIMIT %d", n)
+}
+
+// stamp writes a moment; the zero one is 0.
+func stamp(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func moment(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}

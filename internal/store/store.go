@@ -1,0 +1,205 @@
+// Package store keeps what must outlive the server: sessions, snapshots, variables, events, the audit log, and who may do what.
+//
+// It adds to what a backend knows and is never the truth about what runs. One data directory has one store open at a time.
+// The default is a SQLite file; [Store] is narrow so that another database can stand behind it.
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// Store is what the rooms above need of a database. Its methods may be called from several goroutines, and each is one transaction: it
+// happens as a whole or not at all.
+type Store interface {
+	// Instance is the id of this store, made when it was made. It marks the sandboxes that are ours.
+	Instance() string
+	// Close writes what is left and gives up the data directory.
+	Close() error
+
+	Sessions
+	Snapshots
+	Vars
+	Log
+	Access
+}
+
+// Session is a session's record. Data is its owner's own encoding; the other fields are what is searched by.
+type Session struct {
+	ID      string
+	Tenant  string
+	Name    string
+	State   string
+	Live    bool      // holds its key; there is at most one such session per tenant and name
+	Image   string    // backend and id of the snapshot it is hibernated in, or ""
+	Ended   time.Time // zero while it is live
+	Data    []byte
+	Changed time.Time
+}
+
+// SessionQuery chooses sessions. Zero fields choose all.
+type SessionQuery struct {
+	ID, Tenant, Name string
+	Live             bool      // only those
+	Dead             bool      // only the others
+	After            string    // names behind this one
+	EndedBefore      time.Time // dead since before this moment
+	Limit            int
+}
+
+// Sessions keeps sessions.
+type Sessions interface {
+	// SaveSessions writes records, new or known. A second live session of a key is the error exists.
+	SaveSessions(ctx context.Context, s ...Session) error
+	// FindSessions gives sessions by tenant and name, the latest first among those of one name.
+	FindSessions(ctx context.Context, q SessionQuery) ([]Session, error)
+	// DropSessions removes records with their variables and events.
+	DropSessions(ctx context.Context, ids ...string) error
+}
+
+// Snapshot is a named snapshot's record.
+type Snapshot struct {
+	ID        string
+	Tenant    string
+	Session   string // name of the session
+	SessionID string
+	Name      string
+	Parent    string // name of the snapshot before it
+	Image     string // backend and id of what holds the data; several may share one
+	Size      int64
+	Memory    bool
+	Created   time.Time
+	Data      []byte // its owner's own encoding
+}
+
+// SnapshotQuery chooses snapshots. Zero fields choose all.
+type SnapshotQuery struct {
+	ID, Tenant, Session, SessionID, Name string
+}
+
+// Snapshots keeps the names of snapshots.
+type Snapshots interface {
+	// AddSnapshot writes a new record. A name that the session has already is the error exists.
+	AddSnapshot(ctx context.Context, s Snapshot) error
+	// FindSnapshots gives snapshots by session, oldest first.
+	FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
+	// DropSnapshots removes records.
+	DropSnapshots(ctx context.Context, ids ...string) error
+	// Images gives every image that a snapshot or a session needs, with the number of those that do.
+	Images(ctx context.Context) (map[string]int, error)
+	// ImageUses counts those that need one image.
+	ImageUses(ctx context.Context, image string) (int, error)
+}
+
+// Vars keeps the variables of sessions.
+type Vars interface {
+	// SetVars writes variables of a session.
+	SetVars(ctx context.Context, session string, vars map[string]string) error
+	// Vars gives all variables of a session.
+	Vars(ctx context.Context, session string) (map[string]string, error)
+	// DeleteVar removes one and says whether it was there.
+	DeleteVar(ctx context.Context, session, name string) (bool, error)
+}
+
+// Event is something that happened to a session.
+type Event struct {
+	Session string // id
+	Seq     int64
+	Time    time.Time
+	Data    []byte
+}
+
+// Entry is a line of the audit log.
+type Entry struct {
+	ID                             int64
+	Time                           time.Time
+	Tenant, Session, Actor, Action string
+	Detail, Digest, Op             string
+	Verdict, Gate, Error           string
+	Stdout, Stderr                 int64
+	Duration                       time.Duration
+}
+
+// EntryQuery chooses entries. Zero fields choose all.
+type EntryQuery struct {
+	Tenant, Session, Actor, Action string
+	After                          int64 // ids larger than this
+	Limit                          int
+}
+
+// Log keeps what happened.
+type Log interface {
+	// Append writes events and entries. Entries get their ids here.
+	Append(ctx context.Context, events []Event, entries []Entry) error
+	// Events gives up to limit events of a session behind seq, oldest first; 0: all.
+	Events(ctx context.Context, session string, after int64, limit int) ([]Event, error)
+	// LastEvent gives the largest seq of each session.
+	LastEvent(ctx context.Context) (map[string]int64, error)
+	// Entries gives entries of the audit log, oldest first.
+	Entries(ctx context.Context, q EntryQuery) ([]Entry, error)
+	// TrimEntries removes entries older than a moment, and counts them.
+	TrimEntries(ctx context.Context, before time.Time) (int, error)
+}
+
+// APIKey lets a program act for a tenant. Only its hash is kept.
+type APIKey struct {
+	ID      string // public, names the key in lists
+	Name    string
+	Tenant  string
+	Scopes  []string
+	Hash    []byte // SHA-256 of the secret
+	Created time.Time
+	Expires time.Time // zero: never
+	Revoked time.Time // zero: not
+}
+
+// Token lets a program act on one session. Only its hash is kept.
+type Token struct {
+	ID      string
+	Tenant  string
+	Session string // id
+	Name    string // of the session
+	Scopes  []string
+	Hash    []byte
+	Created time.Time
+	Expires time.Time
+}
+
+// Reply is an answer that is given again to whoever repeats a request under one idempotency key.
+type Reply struct {
+	Tenant, Key string
+	Request     []byte // digest of the request; another request under the key is a mistake of the caller's
+	Done        bool   // false: the first request is still being answered, or its server died over it
+	Status      int
+	Body        []byte
+	Header      map[string]string
+	Created     time.Time
+}
+
+// Access keeps who may do what, and what was already answered.
+type Access interface {
+	// AddKey writes a new API key.
+	AddKey(ctx context.Context, k APIKey) error
+	// Keys lists the API keys of a tenant, oldest first; "": of all.
+	Keys(ctx context.Context, tenant string) ([]APIKey, error)
+	// KeyByHash finds a key, also one that is revoked or has expired; the error is not found.
+	KeyByHash(ctx context.Context, hash []byte) (APIKey, error)
+	// RevokeKey marks a key as revoked from now on and says whether it was there. An empty tenant means any.
+	RevokeKey(ctx context.Context, tenant, id string) (bool, error)
+
+	// AddToken writes a new token of a session.
+	AddToken(ctx context.Context, t Token) error
+	// TokenByHash finds a token, also one that has expired; the error is not found.
+	TokenByHash(ctx context.Context, hash []byte) (Token, error)
+	// DropTokens removes the tokens of a session, and with "" all that have expired.
+	DropTokens(ctx context.Context, session string) error
+
+	// BeginReply claims an idempotency key. If somebody has claimed it already, that reply is given and claimed is false.
+	BeginReply(ctx context.Context, r Reply) (old Reply, claimed bool, err error)
+	// EndReply keeps the answer of a claimed key.
+	EndReply(ctx context.Context, r Reply) error
+	// DropReply gives a claim up, so that the request can be tried again.
+	DropReply(ctx context.Context, tenant, key string) error
+	// TrimReplies removes replies older than a moment, and counts them.
+	TrimReplies(ctx context.Context, before time.Time) (int, error)
+}

@@ -1,0 +1,312 @@
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func open(t *testing.T, dir string) *SQLite {
+	t.Helper()
+	s, err := Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInstanceStaysTheSame(t *testing.T) {
+	dir := t.TempDir()
+	a := open(t, dir)
+	id := a.Instance()
+	must(t, a.Close())
+	if b := open(t, dir); b.Instance() != id || len(id) != 16 {
+		t.Errorf("instance %q became %q", id, b.Instance())
+	}
+}
+
+func TestASecondOpenNamesTheProcess(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	_, err := Open(t.Context(), dir)
+	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+		t.Fatalf("got %v, want a locked directory and our pid", err)
+	}
+}
+
+const holdEnv = "RECLUSE_TEST_HOLD"
+
+func TestTheLockGoesWithAKilledProcess(t *testing.T) {
+	if dir := os.Getenv(holdEnv); dir != "" {
+		if _, err := Open(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("held")
+		select {}
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestTheLockGoesWithAKilledProcess$")
+	cmd.Env = append(os.Environ(), holdEnv+"="+dir)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(t.Context(), dir)
+	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
+		t.Errorf("got %v, want a locked directory and pid %d", err, cmd.Process.Pid)
+	}
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait() // killed, as it should be
+	open(t, dir)
+}
+
+func TestADamagedFileIsAnErrorAndStaysAsItIs(t *testing.T) {
+	for name, damage := range map[string]func(b []byte) []byte{
+		"not a database": func([]byte) []byte { return bytes.Repeat([]byte("no database "), 1000) },
+		"pages overwritten": func(b []byte) []byte {
+			for i := 4096; i < len(b); i++ {
+				b[i] ^= 0x5a
+			}
+			return b
+		},
+		"cut off": func(b []byte) []byte { return b[:len(b)/2] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := open(t, dir)
+			for i := range 200 {
+				must(t, s.SaveSessions(t.Context(), Session{ID: strconv.Itoa(i), Tenant: "t", Name: strconv.Itoa(i), Live: true, Data: bytes.Repeat([]byte("x"), 500)}))
+			}
+			must(t, s.Close())
+			path := filepath.Join(dir, File)
+			b, err := os.ReadFile(path)
+			must(t, err)
+			b = damage(b)
+			must(t, os.WriteFile(path, b, 0o600))
+			_, err = Open(t.Context(), dir)
+			if sandbox.CodeOf(err) != CodeCorrupt || !strings.Contains(err.Error(), path) {
+				t.Fatalf("got %v, want a damaged store that is named", err)
+			}
+			after, err := os.ReadFile(path)
+			must(t, err)
+			if !bytes.Equal(b, after) {
+				t.Error("the damaged file was changed")
+			}
+		})
+	}
+}
+
+func TestANewerStoreIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	_, err := s.write.ExecContext(t.Context(), "PRAGMA user_version = 9999")
+	must(t, err)
+	must(t, s.Close())
+	if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != CodeNewer {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestOneLiveSessionPerKey(t *testing.T) {
+	s := open(t, t.TempDir())
+	a := Session{ID: "a", Tenant: "t", Name: "n", State: "ready", Live: true, Data: []byte("{}")}
+	must(t, s.SaveSessions(t.Context(), a))
+	b := a
+	b.ID = "b"
+	if err := s.SaveSessions(t.Context(), b); !errors.Is(err, ErrExists) {
+		t.Fatalf("got %v", err)
+	}
+	a.Live, a.Ended = false, time.Now()
+	must(t, s.SaveSessions(t.Context(), a, b))
+	found, err := s.FindSessions(t.Context(), SessionQuery{Tenant: "t", Name: "n"})
+	must(t, err)
+	if len(found) != 2 || found[0].ID != "b" || found[1].Ended.IsZero() {
+		t.Errorf("found %+v", found)
+	}
+	live, err := s.FindSessions(t.Context(), SessionQuery{Live: true})
+	must(t, err)
+	if len(live) != 1 || live[0].ID != "b" {
+		t.Errorf("live are %+v", live)
+	}
+}
+
+func TestVarsGoWithTheirSession(t *testing.T) {
+	s := open(t, t.TempDir())
+	must(t, s.SaveSessions(t.Context(), Session{ID: "a", Tenant: "t", Name: "n", Live: true, Data: []byte("{}")}))
+	must(t, s.SetVars(t.Context(), "a", map[string]string{"k": "v", "l": "w"}))
+	must(t, s.SetVars(t.Context(), "a", map[string]string{"k": "v2"}))
+	if found, err := s.DeleteVar(t.Context(), "a", "l"); err != nil || !found {
+		t.Errorf("delete: %v, %v", found, err)
+	}
+	if found, err := s.DeleteVar(t.Context(), "a", "l"); err != nil || found {
+		t.Errorf("delete again: %v, %v", found, err)
+	}
+	vars, err := s.Vars(t.Context(), "a")
+	must(t, err)
+	if len(vars) != 1 || vars["k"] != "v2" {
+		t.Errorf("vars are %v", vars)
+	}
+	must(t, s.DropSessions(t.Context(), "a"))
+	if vars, err = s.Vars(t.Context(), "a"); err != nil || len(vars) != 0 {
+		t.Errorf("vars of a dropped session: %v, %v", vars, err)
+	}
+}
+
+func TestImagesAreCountedOverSnapshotsAndSessions(t *testing.T) {
+	s := open(t, t.TempDir())
+	must(t, s.SaveSessions(t.Context(), Session{ID: "a", Tenant: "t", Name: "n", Live: true, Image: "g/1", Data: []byte("{}")}))
+	must(t, s.AddSnapshot(t.Context(), Snapshot{ID: "1", Tenant: "t", Session: "n", Name: "x", Image: "g/1", Data: []byte("{}")}))
+	must(t, s.AddSnapshot(t.Context(), Snapshot{ID: "2", Tenant: "t", Session: "n", Name: "y", Image: "g/2", Data: []byte("{}")}))
+	if err := s.AddSnapshot(t.Context(), Snapshot{ID: "3", Tenant: "t", Session: "n", Name: "y", Image: "g/3", Data: []byte("{}")}); !errors.Is(err, ErrExists) {
+		t.Errorf("a second snapshot of a name: %v", err)
+	}
+	must(t, s.DropSnapshots(t.Context(), "2"))
+	all, err := s.Images(t.Context())
+	must(t, err)
+	n, err := s.ImageUses(t.Context(), "g/1")
+	must(t, err)
+	if len(all) != 1 || all["g/1"] != 2 || n != 2 {
+		t.Errorf("images are %v, uses %d", all, n)
+	}
+}
+
+func TestAuditLog(t *testing.T) {
+	s := open(t, t.TempDir())
+	old := time.Now().Add(-time.Hour)
+	must(t, s.Append(t.Context(), nil, []Entry{
+		{Time: old, Tenant: "t", Session: "a", Actor: "me", Action: "cell", Duration: time.Second},
+		{Time: time.Now(), Tenant: "t", Session: "b", Actor: "me", Action: "end"},
+		{Time: time.Now(), Tenant: "u", Session: "a", Actor: "you", Action: "cell"},
+	}))
+	of, err := s.Entries(t.Context(), EntryQuery{Tenant: "t", Limit: 10})
+	must(t, err)
+	if len(of) != 2 || of[0].Duration != time.Second || of[1].Action != "end" {
+		t.Errorf("entries %+v", of)
+	}
+	rest, err := s.Entries(t.Context(), EntryQuery{Tenant: "t", After: of[0].ID})
+	must(t, err)
+	if len(rest) != 1 {
+		t.Errorf("rest %+v", rest)
+	}
+	if n, err := s.TrimEntries(t.Context(), time.Now().Add(-time.Minute)); err != nil || n != 1 {
+		t.Errorf("trimmed %d, %v", n, err)
+	}
+}
+
+func TestEvents(t *testing.T) {
+	s := open(t, t.TempDir())
+	must(t, s.Append(t.Context(), []Event{{Session: "a", Seq: 1, Data: []byte("1")}, {Session: "a", Seq: 7, Data: []byte("7")}, {Session: "b", Seq: 2, Data: []byte("2")}}, nil))
+	got, err := s.Events(t.Context(), "a", 1, 0)
+	must(t, err)
+	if len(got) != 1 || got[0].Seq != 7 {
+		t.Errorf("events %+v", got)
+	}
+	last, err := s.LastEvent(t.Context())
+	must(t, err)
+	if last["a"] != 7 || last["b"] != 2 {
+		t.Errorf("last %v", last)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	s := open(t, t.TempDir())
+	hash := sha256.Sum256([]byte("secret"))
+	k := APIKey{ID: "k1", Name: "ci", Tenant: "t", Scopes: []string{"read", "run"}, Hash: hash[:], Created: time.Now()}
+	must(t, s.AddKey(t.Context(), k))
+	got, err := s.KeyByHash(t.Context(), hash[:])
+	must(t, err)
+	if got.Name != "ci" || !slices.Equal(got.Scopes, k.Scopes) || !got.Revoked.IsZero() || !got.Expires.IsZero() {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := s.KeyByHash(t.Context(), []byte("other")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("unknown key: %v", err)
+	}
+	if ok, err := s.RevokeKey(t.Context(), "other", "k1"); err != nil || ok {
+		t.Errorf("revoked by another tenant: %v, %v", ok, err)
+	}
+	if ok, err := s.RevokeKey(t.Context(), "t", "k1"); err != nil || !ok {
+		t.Errorf("revoke: %v, %v", ok, err)
+	}
+	all, err := s.Keys(t.Context(), "t")
+	must(t, err)
+	if len(all) != 1 || all[0].Revoked.IsZero() {
+		t.Errorf("keys %+v", all)
+	}
+}
+
+func TestTokensGoWithTheirSession(t *testing.T) {
+	s := open(t, t.TempDir())
+	must(t, s.SaveSessions(t.Context(), Session{ID: "a", Tenant: "t", Name: "n", Live: true, Data: []byte("{}")}))
+	must(t, s.AddToken(t.Context(), Token{ID: "1", Tenant: "t", Session: "a", Name: "n", Hash: []byte("h"), Expires: time.Now().Add(time.Hour)}))
+	must(t, s.AddToken(t.Context(), Token{ID: "2", Tenant: "t", Session: "b", Name: "n", Hash: []byte("old"), Expires: time.Now().Add(-time.Hour)}))
+	if got, err := s.TokenByHash(t.Context(), []byte("h")); err != nil || got.Session != "a" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	must(t, s.DropTokens(t.Context(), ""))
+	if _, err := s.TokenByHash(t.Context(), []byte("old")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an expired token: %v", err)
+	}
+	must(t, s.DropSessions(t.Context(), "a"))
+	if _, err := s.TokenByHash(t.Context(), []byte("h")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("token of a dropped session: %v", err)
+	}
+}
+
+func TestAnIdempotencyKeyIsClaimedOnce(t *testing.T) {
+	s := open(t, t.TempDir())
+	r := Reply{Tenant: "t", Key: "k", Request: []byte("digest")}
+	var wg sync.WaitGroup
+	claims := make(chan bool, 20)
+	for range 20 {
+		wg.Go(func() {
+			_, ok, err := s.BeginReply(t.Context(), r)
+			if err != nil {
+				t.Error(err)
+			}
+			claims <- ok
+		})
+	}
+	wg.Wait()
+	close(claims)
+	n := 0
+	for ok := range claims {
+		if ok {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d claims", n)
+	}
+	r.Status, r.Body, r.Header = 201, []byte("made"), map[string]string{"Location": "/x"}
+	must(t, s.EndReply(t.Context(), r))
+	old, ok, err := s.BeginReply(t.Context(), r)
+	if err != nil || ok || !old.Done || old.Status != 201 || string(old.Body) != "made" || old.Header["Location"] != "/x" {
+		t.Errorf("again: %+v, %v, %v", old, ok, err)
+	}
+	must(t, s.DropReply(t.Context(), "t", "k"))
+	if _, ok, err := s.BeginReply(t.Context(), r); err != nil || !ok {
+		t.Errorf("after dropping: %v, %v", ok, err)
+	}
+}
