@@ -1,0 +1,142 @@
+// Package config reads the one configuration file, and the environment that overrides it.
+//
+// The structs below are the whole of it: a key exists because a field does, its variable in the environment is
+// RECLUSE_SECTION_KEY, and docs/CONFIG.md is written from the same fields. A key that is not here is refused with its line and the
+// nearest one that is.
+package config
+
+import (
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/pool"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// Config is everything that can be configured. Tags: key is the name, doc says what it is for, min is the least number,
+// oneof the words that are allowed, none allows a duration to be switched off.
+type Config struct {
+	Server  Server  `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
+	Client  Client  `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
+	Session Session `key:"session" doc:"what a new session gets when its opener does not say"`
+	Pool    Pool    `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
+	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
+	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
+	Log     Log     `key:"log" doc:"the log of the server"`
+	Webhook Webhook `key:"webhook" doc:"who is told of alerts"`
+
+	sources map[string]Source
+}
+
+// Server configures serving.
+type Server struct {
+	Listen  string   `key:"listen" doc:"address for HTTP, beside the socket of the user's own; empty: none"`
+	Socket  string   `key:"socket" doc:"path of the UNIX socket of the API; empty: in the data directory"`
+	TLSCert string   `key:"tls_cert" doc:"file with the certificate (PEM) for the address"`
+	TLSKey  string   `key:"tls_key" doc:"file with its key (PEM)"`
+	Linger  Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
+	Drain   Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
+}
+
+// Client configures the command line.
+type Client struct {
+	URL string `key:"url" doc:"address of another server, e.g. https://box.example:7070; empty: the user's own, over its socket"`
+	Key Secret `key:"key" doc:"API key for that address"`
+}
+
+// Session configures the lives of sessions.
+type Session struct {
+	TTL         Duration `key:"ttl" none:"yes" doc:"how long a session lives; time it spends hibernated does not count"`
+	Idle        Duration `key:"idle" none:"yes" doc:"how long a session may be without use"`
+	OnIdle      string   `key:"on_idle" oneof:"hibernate end keep" doc:"what becomes of a session without use; where a backend cannot hibernate, it ends"`
+	Extensions  int      `key:"extensions" min:"0" doc:"how often a life may be extended"`
+	Extension   Duration `key:"extension" none:"yes" doc:"by how much at most, each time"`
+	Hibernation Duration `key:"hibernation" none:"yes" doc:"how long a hibernated session is kept"`
+	Snapshots   int      `key:"snapshots" min:"1" doc:"named snapshots of one session"`
+	Commands    int      `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
+	Output      Size     `key:"output" doc:"bytes of output of one session, in all"`
+}
+
+// Pool configures warm sandboxes.
+type Pool struct {
+	Enabled     bool     `key:"enabled" doc:"keep any at all"`
+	Min         int      `key:"min" min:"1" doc:"kept however long nobody asks"`
+	Target      int      `key:"target" min:"1" doc:"kept while there is demand"`
+	Max         int      `key:"max" min:"1" doc:"of all kinds together"`
+	ShrinkAfter Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept"`
+	Wait        Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
+}
+
+// Backend configures the choice of a backend.
+type Backend struct {
+	Order            []string `key:"order" doc:"backends to try, in this order; empty: the strongest isolation first"`
+	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse anything weaker"`
+	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"consent to a backend that isolates nothing"`
+}
+
+// Limits configures sandboxes. Zero is the default of package sandbox.
+type Limits struct {
+	Memory    Size    `key:"memory" doc:"memory of a sandbox"`
+	CPUs      float64 `key:"cpus" min:"0" doc:"processor time, in cores"`
+	Processes int     `key:"processes" min:"0" doc:"processes and threads"`
+	Disk      Size    `key:"disk" doc:"files in the sandbox; 0: half of the memory"`
+}
+
+// Log configures logging.
+type Log struct {
+	Level  string `key:"level" oneof:"debug info warn error" doc:"the least that is logged"`
+	Format string `key:"format" oneof:"json text" doc:"how a line looks"`
+}
+
+// Webhook configures alerts.
+type Webhook struct {
+	URL Secret `key:"url" doc:"address that is sent a JSON message when a session is lost; often it holds a token, so it is not shown"`
+}
+
+// Default is what holds where nothing is said.
+func Default() *Config {
+	l := sandbox.Limits{}.WithDefaults()
+	return &Config{
+		Server: Server{Linger: DefaultLinger, Drain: DefaultDrain},
+		Session: Session{
+			TTL: Duration(session.DefaultTTL), Idle: Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,
+			Extension: Duration(session.DefaultExtension), Hibernation: Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
+			Commands: session.DefaultCommands, Output: session.DefaultOutput,
+		},
+		Pool: Pool{
+			Enabled: true, Min: pool.DefaultMin, Target: pool.DefaultTarget, Max: pool.DefaultMax,
+			ShrinkAfter: Duration(pool.DefaultShrinkAfter), Wait: Duration(pool.DefaultWait),
+		},
+		Backend: Backend{MinIsolation: "none"},
+		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
+		Log:     Log{Level: "info", Format: "json"},
+		sources: map[string]Source{},
+	}
+}
+
+// Policy gives the lives of sessions as their package wants them.
+func (s Session) Policy() session.Policy {
+	extensions := s.Extensions
+	if extensions == 0 {
+		extensions = -1 // there, zero is the default
+	}
+	return session.Policy{
+		TTL: s.TTL.Std(), Idle: s.Idle.Std(), OnIdle: session.IdleAction(s.OnIdle), Extensions: extensions, Extension: s.Extension.Std(),
+		Hibernation: s.Hibernation.Std(), Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
+	}
+}
+
+// Options gives the pool's sizes as its package wants them.
+func (p Pool) Options() pool.Options {
+	return pool.Options{Min: p.Min, Target: p.Target, Max: p.Max, ShrinkAfter: p.ShrinkAfter.Std(), Wait: p.Wait.Std()}
+}
+
+// check refuses what does not go together.
+func (c *Config) check() []error {
+	var bad []error
+	if (c.Server.TLSCert == "") != (c.Server.TLSKey == "") {
+		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key go together"))
+	}
+	if c.Pool.Max < c.Pool.Min {
+		bad = append(bad, c.wrong("pool.max", "pool.max is below pool.min"))
+	}
+	return bad
+}

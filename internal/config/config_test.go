@@ -1,0 +1,219 @@
+package config
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+var update = flag.Bool("update", false, "write docs/CONFIG.md anew")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// load reads a file with this content.
+func load(t *testing.T, content string, environ ...string) (*Config, string, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(path, environ)
+	return c, path, err
+}
+
+func TestNothingSetIsTheDefault(t *testing.T) {
+	c, err := Load("", []string{"XDG_CONFIG_HOME=" + t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.Session.Policy()
+	if p.TTL != session.DefaultTTL || p.Extensions != session.DefaultExtensions || c.Server.Listen != "" {
+		t.Errorf("%+v", c)
+	}
+	for _, s := range c.Settings() {
+		if s.Source != "default" || s.Value != s.Default {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+func TestFileAndEnvironment(t *testing.T) {
+	c, path, err := load(t, `# a comment
+server:
+  listen: 127.0.0.1:7070
+session:
+  ttl: none
+  idle: 90s
+  hibernation: 30d
+  extensions: 0
+  output: 1.5g
+pool:
+  enabled: false
+backend:
+  order: [gvisor, local]
+limits: {memory: 256m, cpus: 0.5}
+client:
+  key: very-secret
+`, "RECLUSE_SESSION_IDLE=5m", "RECLUSE_LOG_LEVEL=debug", "RECLUSE_ENV=production", "RECLUSE_ENGINE=/x", "PATH=/bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.Session.Policy()
+	if p.TTL != session.None || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
+		t.Errorf("%+v", p)
+	}
+	if c.Pool.Enabled || strings.Join(c.Backend.Order, " ") != "gvisor local" || c.Limits.Memory != 256<<20 || c.Limits.CPUs != 0.5 || c.Log.Level != "debug" {
+		t.Errorf("%+v", c)
+	}
+	got := map[string]Setting{}
+	for _, s := range c.Settings() {
+		got[s.Key] = s
+	}
+	for key, want := range map[string][2]string{
+		"session.idle": {"5m", "RECLUSE_SESSION_IDLE"}, "session.ttl": {"none", path + ":5"}, "session.hibernation": {"30d", path + ":7"},
+		"session.output": {"1536m", path + ":9"}, "backend.order": {"gvisor,local", path + ":13"}, "client.key": {"[redacted]", path + ":16"},
+		"pool.min": {"2", "default"},
+	} {
+		if s := got[key]; s.Value != want[0] || s.Source != want[1] {
+			t.Errorf("%s: %+v, want %v", key, s, want)
+		}
+	}
+	b, err := json.Marshal(c)
+	if err != nil || strings.Contains(string(b)+fmt.Sprintf("%v %+v %#v", c, c, c), "very-secret") {
+		t.Errorf("the secret is shown: %s %v", b, err)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	for _, tt := range []struct {
+		name, content, environ string
+		want                   []string
+	}{
+		{"misspelt key", "server:\n  listn: x\n", "", []string{":2: server.listn is not a key; did you mean server.listen?"}},
+		{"misspelt section", "sesion:\n  ttl: 1h\n", "", []string{"sesion is not a section; did you mean session?"}},
+		{"key of another section", "server:\n  ttl: 1h\n", "", []string{"did you mean session.ttl?"}},
+		{"nothing like it", "log:\n  zzzzzzzzzz: 1\n", "", []string{"known are log.level, log.format"}},
+		{"several at once", "log:\n  levl: info\npool:\n  min: 0\n", "", []string{":2: log.levl", ":4: pool.min: 0 is below 1"}},
+		{"not YAML", "a: b: c", "", []string{"mapping values are not allowed"}},
+		{"a list", "- a\n", "", []string{"the file must be a mapping"}},
+		{"section that is no mapping", "log: debug\n", "", []string{":1: log must be a mapping"}},
+		{"twice", "log:\n  level: info\n  level: debug\n", "", []string{":3: level is there twice"}},
+		{"two documents", "log: {level: info}\n---\nlog: {level: debug}\n", "", []string{"more than one document"}},
+		{"no value", "log:\n  level:\n", "", []string{"log.level has no value"}},
+		{"mapping as a value", "log:\n  level: {a: b}\n", "", []string{"log.level must be a single value"}},
+		{"word that is not known", "session:\n  on_idle: sleep\n", "", []string{`"sleep" is none of hibernate, end, keep`}},
+		{"duration of nothing", "session:\n  ttl: 0s\n", "", []string{"not a duration above zero"}},
+		{"negative duration", "session:\n  ttl: -1s\n", "", []string{"not a duration above zero"}},
+		{"none where it must be", "pool:\n  wait: none\n", "", []string{"cannot be switched off"}},
+		{"negative size", "session:\n  output: -1g\n", "", []string{"is not a size"}},
+		{"NaN", "limits:\n  cpus: .nan\n", "", []string{"is not a number"}},
+		{"not a number", "pool:\n  min: two\n", "", []string{`"two" is not a whole number`}},
+		{"neither true nor false", "pool:\n  enabled: maybe\n", "", []string{"neither true nor false"}},
+		{"half of TLS", "server:\n  tls_cert: /x\n", "", []string{":2: server.tls_cert and server.tls_key go together"}},
+		{"misspelt variable", "", "RECLUSE_SERVER_LISTN=x", []string{"did you mean RECLUSE_SERVER_LISTEN?"}},
+		{"wrong variable", "", "RECLUSE_LOG_LEVEL=loud", []string{"RECLUSE_LOG_LEVEL: \"loud\" is none of"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := load(t, tt.content, tt.environ)
+			if sandbox.CodeOf(err) != CodeInvalid {
+				t.Fatalf("got %v", err)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q in it", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestWhichFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "recluse", "config.yaml")
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("log: {level: warn}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, environ := range map[string][]string{
+		"XDG_CONFIG_HOME": {"XDG_CONFIG_HOME=" + dir},
+		"RECLUSE_CONFIG":  {"RECLUSE_CONFIG=" + file, "HOME=/nonexistent"},
+	} {
+		if c, err := Load("", environ); err != nil || c.Log.Level != "warn" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, path := range map[string]string{"missing": file + ".not", "directory": dir} {
+		if _, err := Load(path, nil); sandbox.CodeOf(err) != CodeInvalid {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := Load("", []string{"RECLUSE_CONFIG=" + file + ".not"}); err == nil {
+		t.Error("a file that was named and is missing was passed over")
+	}
+}
+
+func TestEmptyFiles(t *testing.T) {
+	for _, content := range []string{"", "# nothing\n", "---\n", "null\n"} {
+		if _, _, err := load(t, content); err != nil {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+}
+
+func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
+	for _, in := range []string{"90s", "30m", "1h30m", "7d", "none", "500ms", "2h"} {
+		d, err := ParseDuration(in)
+		if err != nil {
+			t.Error(err)
+		}
+		again, err := ParseDuration(d.String())
+		if err != nil || again != d {
+			t.Errorf("%s is written %s, %v", in, d, err)
+		}
+	}
+	for _, in := range []string{"0", "4000", "64k", "256m", "2g", "1t"} {
+		if s, err := ParseSize(in); err != nil || s.String() != in {
+			t.Errorf("%s is written %s, %v", in, s, err)
+		}
+	}
+}
+
+func TestEveryKeyIsDocumented(t *testing.T) {
+	for _, f := range all() {
+		if f.tag.Get("doc") == "" || strings.HasSuffix(f.key, ".") {
+			t.Errorf("%s has no name or no doc", f.key)
+		}
+		// Each can be read from its own default.
+		if v := text(f.in(Default())); v != "" {
+			if err := set(f, f.in(Default()), v); err != nil {
+				t.Errorf("%s: %v", f.key, err)
+			}
+		}
+	}
+	path := filepath.Join("..", "..", "docs", "CONFIG.md")
+	want := Markdown()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Error("docs/CONFIG.md is not what the structs say; go test ./internal/config -update writes it")
+	}
+}

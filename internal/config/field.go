@@ -1,0 +1,170 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// field is one key, or one section.
+type field struct {
+	key  string // section.name, or section
+	tag  reflect.StructTag
+	typ  reflect.Type
+	path []int // of the struct's fields
+}
+
+// in gives the field of a configuration.
+func (f field) in(c *Config) reflect.Value { return reflect.ValueOf(c).Elem().FieldByIndex(f.path) }
+
+// variable is its name in the environment.
+func (f field) variable() string {
+	return prefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
+}
+
+// sections gives the sections, in the order of the struct.
+func sections() []field {
+	var out []field
+	for f := range reflect.TypeFor[Config]().Fields() {
+		if key := f.Tag.Get("key"); key != "" {
+			out = append(out, field{key: key, tag: f.Tag, typ: f.Type, path: f.Index})
+		}
+	}
+	return out
+}
+
+// fields gives the keys of a section.
+func fields(section string) []field {
+	s, ok := find(sections(), section)
+	if !ok {
+		return nil
+	}
+	var out []field
+	for f := range s.typ.Fields() {
+		out = append(out, field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)})
+	}
+	return out
+}
+
+// all gives every key.
+func all() []field {
+	var out []field
+	for _, s := range sections() {
+		out = append(out, fields(s.key)...)
+	}
+	return out
+}
+
+func find(list []field, key string) (field, bool) {
+	i := slices.IndexFunc(list, func(f field) bool { return f.key == key })
+	if i < 0 {
+		return field{}, false
+	}
+	return list[i], true
+}
+
+// Setting is one key as it stands.
+type Setting struct {
+	Key      string `json:"key"`
+	Value    string `json:"value"`
+	Source   string `json:"source"`
+	Default  string `json:"default"`
+	Variable string `json:"variable"`
+	Doc      string `json:"doc"`
+}
+
+// Settings lists every key, secrets redacted, in the order of the file.
+func (c *Config) Settings() []Setting {
+	var out []Setting
+	def := Default()
+	for _, f := range all() {
+		out = append(out, Setting{
+			Key: f.key, Value: text(f.in(c)), Source: c.sources[f.key].String(), Default: text(f.in(def)), Variable: f.variable(), Doc: f.doc(),
+		})
+	}
+	return out
+}
+
+// doc says what it is for and which values it takes.
+func (f field) doc() string {
+	doc := f.tag.Get("doc")
+	if words := strings.Fields(f.tag.Get("oneof")); len(words) > 0 {
+		doc += " (" + strings.Join(words, ", ") + ")"
+	}
+	if f.tag.Get("none") != "" {
+		doc += " (or none)"
+	}
+	return doc
+}
+
+// Set reports whether somebody set the key, and where.
+func (c *Config) Set(key string) (Source, bool) {
+	s, ok := c.sources[key]
+	return s, ok
+}
+
+// suggest names the known key that is nearest to a wrong one, or what is known instead when none is near.
+func suggest(wrong, section string, known []field) string {
+	var names, near []string
+	for _, f := range known {
+		names = append(names, f.key)
+		if strings.HasPrefix(f.key, section) {
+			near = append(near, f.key)
+		}
+	}
+	if best := nearest(wrong, names); best != "" {
+		return "; did you mean " + best + "?"
+	}
+	// The same name in another section is what people mean, too.
+	if _, name, ok := strings.Cut(wrong, "."); ok {
+		for _, other := range names {
+			if strings.HasSuffix(other, "."+name) {
+				return "; did you mean " + other + "?"
+			}
+		}
+	}
+	return "; known are " + strings.Join(near, ", ")
+}
+
+func suggestVariable(wrong string) string {
+	var names []string
+	for _, f := range all() {
+		names = append(names, f.variable())
+	}
+	if best := nearest(wrong, names); best != "" {
+		return "; did you mean " + best + "?"
+	}
+	return ""
+}
+
+// nearest gives the name with the fewest letters to change, if those are few for its length.
+func nearest(wrong string, names []string) string {
+	best, least := "", 4
+	for _, n := range names {
+		if d := distance(wrong, n); d < least && d*2 < len(n) {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// distance counts letters to insert, remove or replace.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

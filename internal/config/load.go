@@ -1,0 +1,249 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// CodeInvalid is the code of a configuration that cannot be used.
+const CodeInvalid sandbox.Code = "invalid_config"
+
+// maxFile bounds what is read: one that is larger was not meant.
+const maxFile = 1 << 20
+
+// prefix of every variable.
+const prefix = "RECLUSE_"
+
+// Variable names the file, as --config does.
+const Variable = prefix + "CONFIG"
+
+// Source is where a value comes from.
+type Source struct {
+	File     string `json:"file,omitempty"`
+	Line     int    `json:"line,omitempty"`
+	Variable string `json:"variable,omitempty"`
+}
+
+func (s Source) String() string {
+	switch {
+	case s.Variable != "":
+		return s.Variable
+	case s.File != "":
+		return fmt.Sprintf("%s:%d", s.File, s.Line)
+	}
+	return "default"
+}
+
+// Load reads the file, the environment on top of it, and checks both. An empty path means RECLUSE_CONFIG, else the user's own
+// file, which need not be there. All mistakes are told at once.
+func Load(path string, environ []string) (*Config, error) {
+	c := Default()
+	path, needed := locate(path, environ)
+	var bad []error
+	if path != "" {
+		b, err := read(path)
+		switch {
+		case err == nil:
+			bad = c.readFile(path, b)
+		case needed || !errors.Is(err, fs.ErrNotExist):
+			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: "the file cannot be used", Err: err}
+		}
+	}
+	bad = append(bad, c.readEnviron(environ)...)
+	if len(bad) == 0 {
+		bad = c.check()
+	}
+	if len(bad) > 0 {
+		return nil, &sandbox.Error{
+			Code: CodeInvalid, Op: "read the configuration", Message: "it has a mistake", Remedy: "recluse config show lists every key", Err: errors.Join(bad...),
+		}
+	}
+	return c, nil
+}
+
+// locate gives the path of the file, and whether it has to be there.
+func locate(path string, environ []string) (string, bool) {
+	if path != "" {
+		return path, true
+	}
+	env := func(name string) string { return lookup(environ, name) }
+	if p := env(Variable); p != "" {
+		return p, true
+	}
+	if d := env("XDG_CONFIG_HOME"); filepath.IsAbs(d) {
+		return filepath.Join(d, "recluse", "config.yaml"), false
+	}
+	if d := env("HOME"); filepath.IsAbs(d) {
+		return filepath.Join(d, ".config", "recluse", "config.yaml"), false
+	}
+	return "", false
+}
+
+func lookup(environ []string, name string) string {
+	for _, e := range slices.Backward(environ) {
+		if v, ok := strings.CutPrefix(e, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > maxFile {
+		return nil, fmt.Errorf("%s is larger than %s", path, Size(maxFile))
+	}
+	return b, nil
+}
+
+// readFile takes over what a file says.
+func (c *Config) readFile(path string, b []byte) []error {
+	var doc yaml.Node
+	d := yaml.NewDecoder(strings.NewReader(string(b)))
+	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil // empty, or only comments
+	} else if err != nil {
+		return []error{fmt.Errorf("%s: %w", path, err)}
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return []error{fmt.Errorf("%s: there is more than one document in it", path)}
+	}
+	r := reader{config: c, path: path}
+	top := doc.Content[0]
+	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
+		return nil
+	}
+	r.each(top, "", func(name string, _, value *yaml.Node) {
+		s, ok := find(sections(), name)
+		if !ok {
+			r.fail(value.Line, "%s is not a section%s", name, suggest(name, "", sections()))
+			return
+		}
+		keys := fields(s.key)
+		r.each(value, s.key, func(name string, at, value *yaml.Node) {
+			full := s.key + "." + name
+			f, ok := find(keys, full)
+			if !ok {
+				r.fail(at.Line, "%s is not a key%s", full, suggest(full, s.key+".", all()))
+				return
+			}
+			r.value(f, value)
+		})
+	})
+	return r.bad
+}
+
+// reader collects what is wrong with one file.
+type reader struct {
+	config *Config
+	path   string
+	bad    []error
+}
+
+func (r *reader) fail(line int, format string, args ...any) {
+	r.bad = append(r.bad, fmt.Errorf("%s:%d: "+format, append([]any{r.path, line}, args...)...))
+}
+
+// each goes through a mapping; what is something else, or says a key twice, is told.
+func (r *reader) each(n *yaml.Node, what string, do func(name string, key, value *yaml.Node)) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		if what == "" {
+			what = "the file"
+		}
+		r.fail(n.Line, "%s must be a mapping of keys to values", what)
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k := n.Content[i]
+		if seen[k.Value] {
+			r.fail(k.Line, "%s is there twice", k.Value)
+			continue
+		}
+		seen[k.Value] = true
+		do(k.Value, k, n.Content[i+1])
+	}
+}
+
+// value reads one key's value.
+func (r *reader) value(f field, n *yaml.Node) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	list := f.typ == reflect.TypeFor[[]string]()
+	var text string
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
+		r.fail(n.Line, "%s has no value: remove the line, or write \"\"", f.key)
+		return
+	case n.Kind == yaml.ScalarNode:
+		text = n.Value
+	case n.Kind == yaml.SequenceNode && list:
+		var words []string
+		for _, item := range n.Content {
+			words = append(words, item.Value)
+		}
+		text = strings.Join(words, ",")
+	default:
+		r.fail(n.Line, "%s must be a single value", f.key)
+		return
+	}
+	if err := set(f, f.in(r.config), text); err != nil {
+		r.fail(n.Line, "%s: %v", f.key, err)
+		return
+	}
+	r.config.sources[f.key] = Source{File: r.path, Line: n.Line}
+}
+
+// readEnviron takes over what variables say. One that names a section of ours and no key of it is a mistake, too.
+func (c *Config) readEnviron(environ []string) []error {
+	var bad []error
+	known := map[string]field{}
+	for _, f := range all() {
+		known[f.variable()] = f
+	}
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		if f, ok := known[name]; ok {
+			if err := set(f, f.in(c), value); err != nil {
+				bad = append(bad, fmt.Errorf("%s: %w", name, err))
+				continue
+			}
+			c.sources[f.key] = Source{Variable: name}
+			continue
+		}
+		for _, s := range sections() {
+			if strings.HasPrefix(name, s.variable()+"_") {
+				bad = append(bad, fmt.Errorf("%s: there is no such variable%s", name, suggestVariable(name)))
+			}
+		}
+	}
+	return bad
+}
+
+// wrong says where a value that does not fit others comes from.
+func (c *Config) wrong(key, message string) error {
+	return fmt.Errorf("%s: %s", c.sources[key], message)
+}

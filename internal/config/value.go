@@ -1,0 +1,191 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Defaults of the server's own times.
+const (
+	DefaultLinger = Duration(time.Minute)
+	DefaultDrain  = Duration(10 * time.Second)
+)
+
+// Duration is written 90s, 30m, 1h30m, 7d, or none.
+type Duration time.Duration
+
+// None is a time that is switched off.
+const None Duration = -1
+
+// Std gives it as packages below want it: none is negative.
+func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+func (d Duration) String() string {
+	const day = 24 * time.Hour
+	t := time.Duration(d)
+	switch {
+	case d == None:
+		return "none"
+	case t >= day && t%day == 0:
+		return strconv.FormatInt(int64(t/day), 10) + "d"
+	}
+	s := t.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// ParseDuration reads a duration above zero, or none.
+func ParseDuration(text string) (Duration, error) {
+	if text == "none" {
+		return None, nil
+	}
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		if err == nil && n > 0 {
+			return Duration(time.Duration(n) * 24 * time.Hour), nil
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%q is not a duration above zero, like 90s, 30m or 7d", text)
+	}
+	return Duration(d), nil
+}
+
+// Size is a number of bytes, written 4096, 64k, 256m, 2g; all are powers of 1024.
+type Size int64
+
+func (s Size) String() string {
+	for i, letter := range []string{"t", "g", "m", "k"} {
+		if unit := int64(1) << (10 * (4 - i)); int64(s) >= unit && int64(s)%unit == 0 {
+			return fmt.Sprintf("%d%s", int64(s)/unit, letter)
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// ParseSize reads a size.
+func ParseSize(text string) (Size, error) {
+	digits := strings.ToLower(strings.TrimSpace(text))
+	digits = strings.TrimSuffix(strings.TrimSuffix(digits, "b"), "i")
+	unit := 1.0
+	for i, letter := range []string{"k", "m", "g", "t"} {
+		if rest, ok := strings.CutSuffix(digits, letter); ok {
+			digits, unit = rest, float64(int64(1)<<(10*(i+1)))
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(digits, 64)
+	if bytes := n * unit; err != nil || math.IsNaN(bytes) || bytes < 0 || bytes >= math.MaxInt64 {
+		return 0, fmt.Errorf("%q is not a size, like 256m or 2g", text)
+	}
+	return Size(n * unit), nil
+}
+
+// Secret is a text that is never shown.
+type Secret string
+
+func (s Secret) String() string {
+	if s == "" {
+		return ""
+	}
+	return "[redacted]"
+}
+
+// GoString keeps it out of %#v as well.
+func (s Secret) GoString() string { return strconv.Quote(s.String()) }
+
+// MarshalText keeps it out of JSON as well.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// set reads one scalar into a field, by the field's type and tags.
+func set(f field, v reflect.Value, text string) error {
+	switch p := v.Addr().Interface().(type) {
+	case *Duration:
+		d, err := ParseDuration(text)
+		if err != nil {
+			return err
+		}
+		if d == None && f.tag.Get("none") == "" {
+			return errors.New("it cannot be switched off")
+		}
+		*p = d
+	case *Size:
+		n, err := ParseSize(text)
+		if err != nil {
+			return err
+		}
+		*p = n
+	case *Secret:
+		*p = Secret(text)
+	case *string:
+		if words := strings.Fields(f.tag.Get("oneof")); len(words) > 0 && !slices.Contains(words, text) {
+			return fmt.Errorf("%q is none of %s", text, strings.Join(words, ", "))
+		}
+		*p = text
+	case *bool:
+		switch text {
+		case "true", "yes", "on":
+			*p = true
+		case "false", "no", "off":
+			*p = false
+		default:
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+	case *int:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		if err := atLeast(f, float64(n)); err != nil {
+			return err
+		}
+		*p = n
+	case *float64:
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+			return fmt.Errorf("%q is not a number", text)
+		}
+		if err := atLeast(f, n); err != nil {
+			return err
+		}
+		*p = n
+	case *[]string:
+		*p = nil
+		for word := range strings.SplitSeq(text, ",") {
+			if word = strings.TrimSpace(word); word != "" {
+				*p = append(*p, word)
+			}
+		}
+	default:
+		panic("a field of a type that cannot be read: " + f.key)
+	}
+	return nil
+}
+
+func atLeast(f field, n float64) error {
+	least, err := strconv.ParseFloat(f.tag.Get("min"), 64)
+	if err == nil && n < least {
+		return fmt.Errorf("%v is below %v", n, least)
+	}
+	return nil
+}
+
+// text writes a value as set reads it; a secret is not written.
+func text(v reflect.Value) string {
+	if list, ok := v.Interface().([]string); ok {
+		return strings.Join(list, ",")
+	}
+	return fmt.Sprint(v.Interface())
+}
