@@ -35,7 +35,6 @@ STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
 
 # One package after the other: several of them attack a sandbox with all the machine has, and watch how fast others answer meanwhile.
-# A test that fails is run again, twice at most, and all results are shown; one that never passes fails the run.
 TESTFLAGS ?= -p=1 -timeout=15m
 
 .PHONY: build
@@ -67,7 +66,7 @@ demo: build
 test: setup-test lint cross $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@echo "==> tests"
 	@$(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails --hide-summary=skipped \
-		--rerun-fails=2 --rerun-fails-max-failures=6 --packages=./... -- -race $(TESTFLAGS)
+		--packages=./... -- -race $(TESTFLAGS)
 
 .PHONY: lint
 lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)

@@ -24,7 +24,7 @@ const (
 	// A large heap is collected at these times even if it does not grow, first soon and then more rarely: what an ended
 	// process had there is not free before that, and somebody innocent would be held to account for it.
 	firstLook = 100 * time.Millisecond
-	lastLook  = 5 * time.Second
+	lastLook  = 2 * time.Second
 )
 
 // countHeap adds the heap of gVisor's kernel to the memory that the sandbox shows as used. What waits in pipes and sockets lies there, and

@@ -98,19 +98,28 @@ for i in range(64):
     ctypes.memset(p, 1, 16 << 20)
     libc.shmdt(ctypes.c_void_p(p))
 print('segments', i)`},
-	{name: "full pipes", python: `
-import os, fcntl
-keep = []
-try:
-    while True:
-        r, w = os.pipe(); keep.append((r, w))
-        try: fcntl.fcntl(w, 1031, 1 << 20)
-        except OSError: pass
-        os.set_blocking(w, False)
-        try:
-            while True: os.write(w, b'x' * 65536)
-        except BlockingIOError: pass
-except OSError as e: print(e, len(keep))`},
+	// A process has too few descriptors to fill the machine alone.
+	{name: "full pipes", kills: true, python: `
+import fcntl, os, time
+def fill():
+    keep = []
+    try:
+        while True:
+            r, w = os.pipe(); keep.append((r, w))
+            fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 1 << 20)
+            os.set_blocking(w, False)
+            try:
+                while True: os.write(w, b'x' * 65536)
+            except BlockingIOError: pass
+    except OSError as e: print(e, len(keep), flush=True)
+    time.sleep(3)
+for i in range(4):
+    if os.fork() == 0:
+        fill()
+        os._exit(0)
+print([os.waitstatus_to_exitcode(os.wait()[1]) for i in range(4)])`, check: func(t *testing.T, _ *sandbox.Sandbox, v *sandbox.Verdict) {
+		contains(t, v.Stdout.String(), "-9") // and the one that fills nothing lives to tell it
+	}},
 	{name: "full sockets", kills: true, python: `
 import socket
 keep = []
@@ -182,7 +191,12 @@ func TestMemoryBombs(t *testing.T) {
 	for _, b := range memoryBombs {
 		t.Run(b.name, func(t *testing.T) {
 			sb := fresh(t, small())
-			siege(t, sb, func() { b.run(t, sb) })
+			siege(t, sb, func() {
+				v := b.run(t, sb)
+				if b.check != nil {
+					b.check(t, sb, v)
+				}
+			})
 		})
 	}
 }

@@ -32,9 +32,9 @@ const (
 	latest  = 500 * time.Millisecond
 	// asleep is the pause while nothing can run; a new operation ends it.
 	asleep = time.Minute
-	// patience is how long the memory of killed processes has to come back before others are chosen, and spent after how long without
-	// a change no more of it is to be expected.
-	patience = time.Second
+	// patience is how long the memory of killed processes has to come back before others are chosen: longer than the kernel leaves
+	// its garbage lying (cmd/recluse-engine, heap.go). spent is after how long without a change no more of it is to be expected.
+	patience = 3 * time.Second
 	spent    = 100 * time.Millisecond
 )
 
@@ -165,11 +165,7 @@ func (a *Agent) killLargest(used int64) {
 	}
 	defer still.thaw(func(proc.Process) bool { return true })
 	all, ours := still.all, still.ours
-	worst := worstTree(a.sorted(all, ours, proc.Resident), used)
-	if worst == nil || worst.bytes < used/attributable {
-		// Resident memory does not tell who it was; what is only held open may.
-		worst = worstTree(a.sorted(all, ours, func(pid int) int64 { return proc.Resident(pid) + proc.Held(pid) }), used)
-	}
+	worst := worstTree(a.sorted(all, ours), used)
 	if worst == nil {
 		time.Sleep(soonest)
 		return
@@ -248,7 +244,7 @@ const (
 )
 
 // sorted sorts the processes by whose they are.
-func (a *Agent) sorted(all []proc.Process, ours map[int]bool, weigh func(pid int) int64) []*tree {
+func (a *Agent) sorted(all []proc.Process, ours map[int]bool) []*tree {
 	byPID := map[int]proc.Process{}
 	for _, p := range all {
 		byPID[p.PID] = p
@@ -279,7 +275,8 @@ func (a *Agent) sorted(all []proc.Process, ours map[int]bool, weigh func(pid int
 			found[root] = t
 			out = append(out, t)
 		}
-		bytes := weigh(p.PID)
+		// Most of it is resident, as often as it is shared; some is only held open.
+		bytes := proc.Resident(p.PID) + proc.Held(p.PID)
 		t.procs = append(t.procs, load{p, bytes})
 		t.bytes += bytes
 	}
