@@ -284,6 +284,10 @@ func (t *tap) close() {
 	t.fd = -1
 }
 
+// gathering is how long a flood that comes in small pieces is left to itself between two reads. Each read, and each frame to the host, costs more
+// than the bytes in it; the pipe has room for what comes meanwhile.
+const gathering = 400 * time.Microsecond
+
 // pump reads a pipe to its end.
 func (t *tap) pump(o *op, stream int) {
 	defer t.close()
@@ -295,12 +299,15 @@ func (t *tap) pump(o *op, stream int) {
 			t.set(true)
 			o.emit(stream, buf[:n])
 			t.set(false)
-			if n == len(buf) && len(buf) < wire.Chunk {
+			switch {
+			case n == len(buf) && len(buf) < wire.Chunk:
 				// A stream that fills the buffer is a flood: fewer, larger reads.
 				buf = make([]byte, min(8*len(buf), wire.Chunk))
 				if len(buf) >= wire.Chunk {
 					_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
 				}
+			case len(buf) == wire.Chunk && n < len(buf):
+				time.Sleep(gathering)
 			}
 			continue
 		}

@@ -86,23 +86,27 @@ func (o *op) hush(l *listener) {
 
 // listener is the stream of the call that began an operation.
 type listener struct {
-	st   interface{ Send(m proto.Message) error } // a *wire.Stream
-	sent int                                      // guarded by the operation's sayMu
-	late sync.WaitGroup                           // a send that nobody waited for
+	st   teller
+	late sync.WaitGroup // a send that nobody waited for
 }
 
-// unasked is how much is sent before the other side must have read some. It is well below the room that a stream has, so
-// that sending it cannot stand still.
-const unasked = 1 << 20
+// teller is a *wire.Stream.
+type teller interface {
+	Send(m proto.Message) error
+	RoomFor(n int) bool
+}
+
+// envelope is more than a frame has besides its data.
+const envelope = 128
 
 // send reports whether the listener is still one.
 //
 // Preconditions: sayMu is held.
 func (l *listener) send(o *op, size int, frame func(p []byte) *wire.Frame, p []byte) bool {
-	if l.sent += size + 64; l.sent < unasked {
+	if l.st.RoomFor(size + envelope) {
 		return l.st.Send(frame(p)) == nil
 	}
-	// From here on the listener decides how long it takes, so somebody else waits for him.
+	// Now the listener decides how long it takes, so somebody else waits for him.
 	f := frame(append([]byte(nil), p...))
 	sent := make(chan error, 1)
 	l.late.Go(func() { sent <- l.st.Send(f) })

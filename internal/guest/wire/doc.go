@@ -26,7 +26,7 @@ const (
 	MaxFrame = 8 << 20
 	// Chunk is the size in which bulk data is sent: large enough that its cost is
 	// the copy, small enough that a ping is not kept waiting behind it.
-	Chunk = 128 << 10
+	Chunk = 240 << 10
 	// MaxInlineCode is the largest code sent within a Cell message itself.
 	MaxInlineCode = 1 << 20
 	// MaxCode bounds the code of one cell.

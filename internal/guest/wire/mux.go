@@ -257,6 +257,13 @@ func appendHead(b []byte, typ byte, id uint32, n int) []byte {
 // write writes a frame, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
 // When the stream is closed while the link is full, it returns, and what the other side must have for the sake of the others follows later.
 func (c *conn) write(typ byte, n int, data []byte) error {
+	return c.compose(typ, n, func(b []byte) ([]byte, error) { return append(b, data...), nil })
+}
+
+// fill writes a frame of n bytes that a function appends, for which there is credit. A large message is not copied twice then.
+func (c *conn) fill(n int, f func(b []byte) ([]byte, error)) error { return c.compose(muxData, n, f) }
+
+func (c *conn) compose(typ byte, n int, data func(b []byte) ([]byte, error)) error {
 	m := c.m
 	opening, err := m.begin(c)
 	if err != nil {
@@ -266,7 +273,10 @@ func (c *conn) write(typ byte, n int, data []byte) error {
 	if opening {
 		b = appendHead(b, muxOpen, c.id, 0)
 	}
-	b = append(appendHead(b, typ, c.id, n), data...)
+	if b, err = data(appendHead(b, typ, c.id, n)); err != nil {
+		m.finish()
+		return m.broken(err) // the credit is gone
+	}
 	m.out = b
 	done, err := m.w.Write(b)
 	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -540,6 +550,24 @@ func (c *conn) Write(p []byte) (int, error) {
 		done += n
 	}
 	return done, nil
+}
+
+// roomFor reports whether n bytes can be sent without waiting for the other side to read what came before.
+func (c *conn) roomFor(n int) bool {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	return c.credit >= n
+}
+
+// claimAll takes credit for n bytes if there is as much.
+func (c *conn) claimAll(n int) bool {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	if c.credit < n || c.closed || c.ended || c.m.err != nil {
+		return false
+	}
+	c.credit -= n
+	return true
 }
 
 // claim waits for credit and takes up to n bytes of it.

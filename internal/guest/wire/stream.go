@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -49,6 +50,9 @@ func (s *Stream) Send(m proto.Message) error {
 	if s.given.Load() {
 		return io.ErrClosedPipe
 	}
+	if size := 4 + proto.Size(m); size <= muxFrame && s.conn.claimAll(size) {
+		return s.conn.fill(size, func(b []byte) ([]byte, error) { return AppendFrame(b, m) })
+	}
 	b, err := AppendFrame(s.out[:0], m)
 	if err != nil {
 		return err
@@ -60,7 +64,11 @@ func (s *Stream) Send(m proto.Message) error {
 	return err
 }
 
-// Receive reads one message into m. What m holds is a copy and may be kept.
+// RoomFor reports whether a message of n bytes can be sent without waiting for the other side to read earlier ones.
+func (s *Stream) RoomFor(n int) bool { return s.conn.roomFor(n) }
+
+// Receive reads one message into m. What m holds is a copy and may be kept, but for the data of an Output: that is valid until the next
+// Receive. Output is what comes in bulk, and whoever gets it hands it on.
 func (s *Stream) Receive(m proto.Message) error {
 	b, err := readFrame(s.r, s.in)
 	if err != nil {
@@ -69,10 +77,60 @@ func (s *Stream) Receive(m proto.Message) error {
 	if cap(b) <= 2*Chunk {
 		s.in = b
 	}
+	if f, ok := m.(*Frame); ok && shareOutput(f, b) {
+		return nil
+	}
 	if err := proto.Unmarshal(b, m); err != nil {
 		return fmt.Errorf("read message: %w", err)
 	}
 	return nil
+}
+
+// shareOutput reads an Output whose data stays where it lies. It reports false for any other message, also for an Output with fields that it
+// does not know.
+func shareOutput(f *Frame, b []byte) bool {
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 || num != 4 || typ != protowire.BytesType {
+		return false
+	}
+	body, m := protowire.ConsumeBytes(b[n:])
+	if m < 0 || n+m != len(b) {
+		return false
+	}
+	o := &Output{}
+	for len(body) > 0 {
+		num, typ, n := protowire.ConsumeTag(body)
+		if n < 0 {
+			return false
+		}
+		body = body[n:]
+		var v uint64
+		switch {
+		case num == 3 && typ == protowire.BytesType:
+			o.Data, n = protowire.ConsumeBytes(body)
+		case typ == protowire.VarintType:
+			v, n = protowire.ConsumeVarint(body)
+		default:
+			return false
+		}
+		if n < 0 {
+			return false
+		}
+		body = body[n:]
+		switch num {
+		case 1:
+			o.Stream = uint32(v)
+		case 2:
+			o.Offset = int64(v)
+		case 3:
+		case 4:
+			o.Skipped = int64(v)
+		default:
+			return false
+		}
+	}
+	f.Body = &Frame_Output{Output: o}
+	return true
 }
 
 // Release ends a call whose last frame has been read; the stream serves the next one.
