@@ -253,7 +253,7 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 
 // Warm starts an interpreter and whatever else the first calls would wait for.
 func (s *Sandbox) Warm(ctx context.Context) error {
-	return s.explain("warm the sandbox", s.guest().Warm(ctx, true))
+	return s.explain("warm the sandbox", s.guest().Warm(ctx, true, true))
 }
 
 func (s *Sandbox) guest() *host.Client {

@@ -192,9 +192,9 @@ func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 	return held, nil
 }
 
-// Warm starts what the first calls would otherwise wait for.
-func (c *Client) Warm(ctx context.Context, python bool) error {
-	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: python, Command: true}}})
+// Warm starts what the first cell, and the first command, would otherwise wait for.
+func (c *Client) Warm(ctx context.Context, python, command bool) error {
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: python, Command: command}}})
 	return err
 }
 
