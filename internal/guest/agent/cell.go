@@ -280,14 +280,16 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	r.mu.Lock()
 	r.over = true
 	r.mu.Unlock()
-	if errors.Is(err, errUntaken) && o.ending() == wire.Ending_ENDING_UNKNOWN {
-		i.emitMu.Lock()
-		i.op = nil
-		i.emitMu.Unlock()
-		r.bury(i)
-		return nil, nil
+	if !errors.Is(err, errUntaken) || o.ending() != wire.Ending_ENDING_UNKNOWN {
+		if v := r.verdict(end, err); v != nil {
+			return v, nil
+		}
 	}
-	return r.verdict(end, err), nil
+	i.emitMu.Lock()
+	i.op = nil
+	i.emitMu.Unlock()
+	r.bury(i)
+	return nil, nil
 }
 
 // errUntaken says that the interpreter has gone without having read the cell.
@@ -439,6 +441,7 @@ func (r *cellRun) display(p []byte) error {
 	return nil
 }
 
+// verdict gives nil when the interpreter has ended and the cell had no part in that.
 func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 	o, i := r.op, r.interp
 	v := &wire.Verdict{Displays: r.displays, HasResult: r.hasResult, DisplaysDropped: r.dropped, ExitCode: -1}
@@ -507,7 +510,8 @@ func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
 	}
 }
 
-// obituary says how the interpreter died.
+// obituary says how the interpreter died. It gives nil when it left, by a thread of a cell before, and had not reached the first line of
+// this one: an exit status would be taken for the cell's own. A signal is told, for code that cannot even be read may have brought it about.
 func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	o, i := r.op, r.interp
 	// It may have closed its end and live on, or have become another program; it is of no use any more. One that is
@@ -531,6 +535,9 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	if exited != nil {
 		v.Signal = 0
 		ws := syscall.WaitStatus(exited.Status)
+		if ws.Exited() && i.page.Begun() != i.seq && why == wire.Ending_ENDING_UNKNOWN && !oom {
+			return nil
+		}
 		v.CpuNs, v.PeakMemory = exited.Usage.CPUNanos, exited.Usage.MaxRSS
 		if ws.Signaled() {
 			v.Signal = int32(ws.Signal())

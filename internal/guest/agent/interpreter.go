@@ -36,6 +36,7 @@ type interpreter struct {
 	nanny   *nanny.Nanny
 	pid     int
 	hello   kernelHello
+	page    *kernel.Page
 
 	turn chan struct{} // holds one token: whoever has it may run a cell
 
@@ -167,12 +168,18 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		fail()
 		return nil, lost("no /dev/null", err)
 	}
+	page, file, err := kernel.NewPage()
+	if err != nil {
+		_ = null.Close()
+		fail()
+		return nil, lost("no shared memory", err)
+	}
 	theirs := []*os.File{
 		null, os.NewFile(uintptr(fds[0][1]), "stdout"), os.NewFile(uintptr(fds[1][1]), "stderr"),
-		os.NewFile(uintptr(fds[2][0]), "control"), os.NewFile(uintptr(fds[3][1]), "control"),
+		os.NewFile(uintptr(fds[2][0]), "control"), os.NewFile(uintptr(fds[3][1]), "control"), file,
 	}
 	i := &interpreter{
-		agent: a, context: name, turn: make(chan struct{}, 1),
+		agent: a, context: name, turn: make(chan struct{}, 1), page: page,
 		in: fds[2][1], out: fds[3][0], pipes: [2]int{fds[0][0], fds[1][0]},
 		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4), refused: make(chan int, maxRefused), gone: make(chan struct{}),
 	}
@@ -199,6 +206,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		for _, fd := range []int{i.in, i.out, i.pipes[0], i.pipes[1]} {
 			_ = unix.Close(fd)
 		}
+		_ = page.Close()
 		return nil, lost("did not start", err)
 	}
 	go i.listen()
@@ -575,4 +583,5 @@ func (i *interpreter) discard() {
 	i.in = -1
 	i.sendMu.Unlock()
 	_ = unix.Close(i.out)
+	_ = i.page.Close()
 }

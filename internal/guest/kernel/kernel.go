@@ -1,9 +1,9 @@
 // Package kernel is the live Python interpreter of a sandbox: kernel.py, which runs
 // there, and the frames in which the guest talks with it.
 //
-// The guest starts Python with Bootstrap and five descriptors: 0 is /dev/null, 1 and 2 are
+// The guest starts Python with Bootstrap and six descriptors: 0 is /dev/null, 1 and 2 are
 // pipes that carry what C code and child processes write, 3 and 4 are the control
-// pipes, to and from the interpreter. The first frame on 3 is the kernel's own
+// pipes, to and from the interpreter, and 5 is the file of a Page. The first frame on 3 is the kernel's own
 // source; from then on frames are as listed below.
 package kernel
 

@@ -12,6 +12,7 @@ import fcntl
 import io
 import json
 import linecache
+import mmap
 import os
 import re
 import signal
@@ -91,9 +92,20 @@ class _State:
     ipython = None
 
 
+def _page(fd):
+    """Maps the page on which the guest reads, when we have died, whose first line had been reached."""
+    kept = os.dup(fd)  # the number under which the mapping will keep a copy of it, where ordinary code expects its own files
+    _close(kept)
+    page = mmap.mmap(fd, mmap.PAGESIZE)
+    _close(kept)
+    _close(fd)
+    return page
+
+
 S = _State()
 _in = _high(3)
 _out = _high(4)
+_begun = _page(5)
 
 
 # --- interrupts ---
@@ -762,6 +774,8 @@ def _await(coroutine):
 
 
 def _run_code(code):
+    if not S.child:
+        _begun[:4] = S.cell.to_bytes(4, "little")
     value = eval(code, _main.__dict__)
     if code.co_flags & 0x80 and type(value) is types.CoroutineType:  # CO_COROUTINE: top-level await
         value = _await(value)

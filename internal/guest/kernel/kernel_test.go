@@ -28,6 +28,7 @@ type session struct {
 	in   *os.File
 	out  *bufio.Reader
 	fds  [2]*os.File
+	page *Page
 	next uint32
 }
 
@@ -73,13 +74,18 @@ func start(t testing.TB) *session {
 	r1, w1 := pipe()
 	r2, w2 := pipe()
 	s.cmd.Stdout, s.cmd.Stderr = w1, w2
-	s.cmd.ExtraFiles = []*os.File{inR, outW}
+	page, file, err := NewPage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cmd.ExtraFiles = []*os.File{inR, outW, file}
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []*os.File{inR, outW, w1, w2} {
+	for _, f := range []*os.File{inR, outW, w1, w2, file} {
 		f.Close()
 	}
+	s.page = page
 	s.in, s.out, s.fds = inW, bufio.NewReader(outR), [2]*os.File{r1, r2}
 	t.Cleanup(func() {
 		s.cmd.Process.Kill()
@@ -87,6 +93,7 @@ func start(t testing.TB) *session {
 		for _, f := range []*os.File{inW, outR, r1, r2} {
 			f.Close()
 		}
+		page.Close()
 	})
 	s.in.Write(AppendFrame(nil, TypeSource, Source))
 	typ, p, err := ReadFrame(s.out, nil, 1<<20)
@@ -519,5 +526,24 @@ func BenchmarkCell(b *testing.B) {
 	s := start(b)
 	for b.Loop() {
 		s.run("1+1")
+	}
+}
+
+func TestThePageTellsWhichCellWasBegun(t *testing.T) {
+	s := start(t)
+	s.run("x = 1")
+	if got := s.page.Begun(); got != s.next {
+		t.Errorf("cell %d was begun, the page says %d", s.next, got)
+	}
+	s.run("x =")
+	if got := s.page.Begun(); got != s.next-1 {
+		t.Errorf("cell %d cannot be read, and the page says that %d was begun", s.next, got)
+	}
+	s.run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()")
+	if got := s.page.Begun(); got != s.next {
+		t.Errorf("cell %d was begun, the page says %d", s.next, got)
+	}
+	if o := s.run("open('/dev/null').fileno()"); o.result["text/plain"] != "3" {
+		t.Errorf("the first file of ordinary code is %v", o.result)
 	}
 }

@@ -57,6 +57,12 @@ func secure(cfg Config) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
 	}
+	if cfg.OOMScore != 0 {
+		// Raising is allowed to everybody, and inherited. Once we are unreadable the file is no longer ours.
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(cfg.OOMScore)), 0); err != nil {
+			return fmt.Errorf("offer ourselves to the out-of-memory killer: %w", err)
+		}
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
 	}
@@ -77,12 +83,6 @@ func secure(cfg Config) error {
 		// Only here: what runs as our own user (package local) is not confined at all, and says so.
 		if err := confine(); err != nil {
 			return err
-		}
-	}
-	if cfg.OOMScore != 0 {
-		// Raising is allowed to everybody, and inherited.
-		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(cfg.OOMScore)), 0); err != nil {
-			return fmt.Errorf("offer ourselves to the out-of-memory killer: %w", err)
 		}
 	}
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0}

@@ -1,0 +1,517 @@
+package docker
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
+type Backend struct {
+	opts     Options
+	cli      *client.Client
+	dir      string
+	instance string
+	engine   engineFacts
+
+	sweepOnce sync.Once
+	watchers  sync.WaitGroup
+
+	fillMu sync.Mutex
+	filled map[string]bool // guarded by fillMu; volumes that were seen to be whole
+
+	mu       sync.Mutex
+	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
+	proven   time.Time           // guarded by mu; when a sandbox could be made last
+}
+
+var _ sandbox.Backend = (*Backend)(nil)
+
+// New gives the backend. It fails for options that make no sense; whether the engine is there is told by Health.
+func New(opts Options) (*Backend, error) {
+	if opts.Image == "" {
+		opts.Image = DefaultImage
+	}
+	if opts.Pull == "" {
+		opts.Pull = PullMissing
+	}
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	b := &Backend{opts: opts, dir: opts.Dir, instance: opts.Instance, filled: map[string]bool{}, attached: map[string]*machine{}}
+	if b.dir == "" {
+		data, err := xdg.Data()
+		if err != nil {
+			return nil, err
+		}
+		b.dir = filepath.Join(data, Name)
+	}
+	var err error
+	if b.instance == "" {
+		if b.instance, err = instanceName(b.dir); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "name this instance", Message: b.dir + " cannot be used", Err: err}
+		}
+	}
+	if b.cli, err = connect(opts); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Close lets the engine go. Sandboxes go on, and are found again by the next program of this instance.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	var open []*machine
+	for _, m := range b.attached {
+		if m != nil {
+			open = append(open, m)
+		}
+	}
+	b.mu.Unlock()
+	for _, m := range open {
+		_ = m.stream.Close() // never fails
+	}
+	b.watchers.Wait()
+	return b.cli.Close()
+}
+
+// Name implements sandbox.Backend.
+func (b *Backend) Name() string { return Name }
+
+// Capabilities implements sandbox.Backend.
+func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
+	c := sandbox.Capabilities{
+		Isolation: sandbox.IsolationContainer, Snapshots: sandbox.SnapshotsFiles, NetworkOff: true, Images: true, Mounts: b.local(),
+		OpenFileLimit: true, DiskLimit: true, Python: true, Bash: true, Files: true, PTY: true, ColdStart: 500 * time.Millisecond,
+		Notes: []string{"snapshots hold files, not memory"},
+	}
+	if !c.Mounts {
+		c.Notes = append(c.Notes, "the engine is on another machine, whose directories are not this one's")
+	}
+	if n := b.network(); n != "none" {
+		c.Notes = append(c.Notes, "sandboxes are in the network "+n)
+	}
+	if len(b.opts.Volumes) > 0 {
+		c.Notes = append(c.Notes, "what is written to a named volume counts for no limit")
+	}
+	f, err := b.facts(ctx)
+	if err != nil {
+		c.Isolation = sandbox.IsolationNone
+		c.Notes = append(c.Notes, "nothing is known of the engine: "+err.Error())
+		return c
+	}
+	c.Isolation = b.level(f)
+	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.memory, f.cpu, f.pids
+	c.Notes = append(c.Notes, fmt.Sprintf("Docker %s, API %s, runtime %s", f.version, f.api, f.runtime))
+	if c.Isolation < f.level {
+		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
+	}
+	if !f.memory || !f.cpu || !f.pids {
+		c.Notes = append(c.Notes, "the engine cannot keep limits for which its machine has no cgroups")
+	}
+	return c
+}
+
+// Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute.
+func (b *Backend) Health(ctx context.Context) sandbox.Health {
+	began := time.Now()
+	h := b.health(ctx)
+	h.Took = time.Since(began)
+	return h
+}
+
+func (b *Backend) health(ctx context.Context) sandbox.Health {
+	ill := func(err error) sandbox.Health {
+		h := sandbox.Health{Reason: err.Error()}
+		if e, ok := errors.AsType[*sandbox.Error](err); ok {
+			h.Remedy, e = e.Remedy, &sandbox.Error{Code: e.Code, Op: e.Op, Message: e.Message, Err: e.Err}
+			h.Reason = e.Error()
+		}
+		return h
+	}
+	if _, err := b.cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return ill(failed(ctx, "ask the Docker engine", "it is not well", err))
+	}
+	f, err := b.facts(ctx)
+	if err != nil {
+		return ill(err)
+	}
+	ok := sandbox.Health{OK: true, Version: f.version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.runtime, b.level(f))}
+	b.mu.Lock()
+	proven := time.Since(b.proven) < healthKept
+	b.mu.Unlock()
+	if proven {
+		return ok
+	}
+	if _, err := b.guestProgram(ctx, f.arch); err != nil {
+		return ill(err)
+	}
+	if _, err := b.cli.ImageInspect(ctx, b.opts.Image); errdefs.IsNotFound(err) && b.opts.Pull != PullNever {
+		ok.Reason += "; the image " + b.opts.Image + " will be pulled first"
+		return ok
+	}
+	m, err := b.Start(ctx, sandbox.Spec{}.WithDefaults())
+	if err == nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+		defer cancel()
+		err = errors.Join(b.Stop(clean, m.ID()), m.Stream().Close())
+	}
+	if err != nil {
+		return ill(err)
+	}
+	return ok
+}
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	if spec.RootFS != "" {
+		return nil, sandbox.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
+	}
+	if strings.HasPrefix(spec.Image, "oci:") || strings.HasPrefix(spec.Image, "tar:") {
+		return nil, sandbox.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
+	}
+	return b.start(ctx, spec, spec.Image, "")
+}
+
+// start makes a sandbox from an image, which begins with the files of an archive in it if one is named.
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, unpack string) (sandbox.Machine, error) {
+	const op = "start sandbox"
+	if err := b.judgeMounts(&spec); err != nil {
+		return nil, err
+	}
+	f, err := b.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.consent(f); err != nil {
+		return nil, err
+	}
+	if image == "" {
+		image = b.opts.Image
+	}
+	p := &plan{
+		record: record{ID: "d-" + randomHex(6), Spec: spec, Created: time.Now().UTC(), Owner: self(), Generation: randomHex(8)},
+		facts:  f, token: randomHex(wire.TokenSize), unpack: unpack,
+	}
+	if p.image, err = b.image(ctx, image); err != nil {
+		return nil, err
+	}
+	if a := p.image.Architecture; a != "" && a != f.arch {
+		return nil, &sandbox.Error{Code: sandbox.CodeImageArch, Op: op, Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.arch)}
+	}
+	guest, err := b.guestProgram(ctx, f.arch)
+	if err != nil {
+		return nil, err
+	}
+	p.Guest = guest.Hash
+	if p.volume, err = b.guestVolume(ctx, guest, f.arch, p.image.ID); err != nil {
+		return nil, err
+	}
+	b.sweepOnce.Do(func() { b.sweep(ctx) })
+	m, err := b.launch(ctx, p)
+	if err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+		defer cancel()
+		return nil, errors.Join(failed(ctx, op, "the container could not be started", err), b.remove(clean, containerName(p.ID)))
+	}
+	b.mu.Lock()
+	b.proven = time.Now()
+	b.mu.Unlock()
+	return m, nil
+}
+
+// consent refuses in production what shares the host's kernel.
+func (b *Backend) consent(f *facts) error {
+	production, err := sandbox.Production()
+	if err != nil || !production || b.level(f) >= sandbox.IsolationKernel {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: fmt.Sprintf("RECLUSE_ENV=production forbids the runtime %s, whose containers share the host's kernel", f.runtime),
+		Remedy: "use the runtime runsc",
+	}
+}
+
+func containerName(id string) string { return "recluse-" + id }
+
+// launch makes and starts the container of a plan. When it fails, the caller removes what there is.
+func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
+	labels, err := p.labels(b.instance)
+	if err != nil {
+		return nil, err
+	}
+	config, err := p.containerConfig(labels)
+	if err != nil {
+		return nil, err
+	}
+	hc, err := b.profile(p)
+	if err != nil {
+		return nil, err
+	}
+	res, err := b.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
+	if err != nil {
+		return nil, err
+	}
+	p.Container = res.ID
+	token, err := hex.DecodeString(p.token)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.reserve(p.ID); err != nil {
+		return nil, err
+	}
+	watched, forget := context.WithCancel(context.WithoutCancel(ctx))
+	n := b.subscribe(watched, p.Container)
+	undo := func(err error) error {
+		forget()
+		b.release(p.ID, nil)
+		return err
+	}
+	if _, err := b.cli.ContainerStart(ctx, p.Container, client.ContainerStartOptions{}); err != nil {
+		return nil, undo(startError(err))
+	}
+	if err := b.shown(ctx, p.record); err != nil {
+		return nil, undo(err)
+	}
+	m, err := b.attach(ctx, p.record, token, n, forget, watched)
+	if err != nil {
+		return nil, undo(err)
+	}
+	return m, nil
+}
+
+// startError names what a container cannot be started for and the caller can change.
+func startError(err error) error {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "exec format error"):
+		return &sandbox.Error{Code: sandbox.CodeImageArch, Op: "start sandbox", Message: "the guest is not for the engine's machine", Err: err}
+	case strings.Contains(text, "no space left on device"):
+		return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "start sandbox", Message: "the engine's disk is full", Err: err, Retry: true}
+	}
+	return err
+}
+
+// find looks for a sandbox of this instance.
+func (b *Backend) find(ctx context.Context, id string) (record, *container.Summary, error) {
+	if !goodID.MatchString(id) {
+		return record{}, nil, notFound("find sandbox", "sandbox", id)
+	}
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox + "=" + id)})
+	if err != nil {
+		return record{}, nil, failed(ctx, "find sandbox", "the engine does not tell", err)
+	}
+	for _, c := range res.Items {
+		if r, ok := readRecord(c.ID, c.Labels); ok {
+			return r, &c, nil
+		}
+	}
+	return record{}, nil, notFound("find sandbox", "sandbox", id)
+}
+
+// Attach implements sandbox.Backend. Another program's attachment is fenced out.
+func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
+	const op = "attach"
+	r, _, err := b.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.reserve(id); err != nil {
+		return nil, err
+	}
+	watched, forget := context.WithCancel(context.WithoutCancel(ctx))
+	undo := func(err error) error {
+		forget()
+		b.release(id, nil)
+		return failed(ctx, op, "the guest cannot be reached", err)
+	}
+	n := b.subscribe(watched, r.Container)
+	res, err := b.cli.ContainerInspect(ctx, r.Container, client.ContainerInspectOptions{})
+	if err != nil {
+		return nil, undo(err)
+	}
+	st := res.Container.State
+	switch {
+	case st.Paused:
+		return nil, undo(&sandbox.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "docker unpause it first", Retry: true})
+	case !st.Running:
+		return nil, undo((&machine{record: r}).obituary(st, time.Now()))
+	}
+	token, err := tokenOf(res.Container.Config.Env)
+	if err != nil {
+		return nil, undo(&sandbox.Error{Code: sandbox.CodeNotFound, Op: op, Message: "the container is not one of ours", Err: err})
+	}
+	// From here on it is ours to end, and no sweep of another program may.
+	note := b.readNote(r)
+	note.Owner = self()
+	if err := b.writeNote(id, note); err != nil {
+		return nil, undo(&sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be noted that this program answers for it", Err: err})
+	}
+	m, err := b.attach(ctx, r, token, n, forget, watched)
+	if err != nil {
+		return nil, undo(err)
+	}
+	return m, nil
+}
+
+// tokenOf finds the token where the guest was given it.
+func tokenOf(env []string) ([]byte, error) {
+	for _, kv := range env {
+		text, ok := strings.CutPrefix(kv, agent.ConfigEnv+"=")
+		if !ok {
+			continue
+		}
+		var c agent.Config
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			return nil, err
+		}
+		return hex.DecodeString(c.Token)
+	}
+	return nil, errors.New("it was started without a guest's configuration")
+}
+
+// Stop implements sandbox.Backend.
+func (b *Backend) Stop(ctx context.Context, id string) error {
+	r, _, err := b.find(ctx, id)
+	if err != nil {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			return nil
+		}
+		return err
+	}
+	m := b.attachment(id)
+	if m != nil {
+		m.stopping()
+	}
+	if err := b.remove(ctx, r.Container); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "its container is still there", Retry: true, Err: err}
+	}
+	b.dropNote(id)
+	if m != nil {
+		m.end(nil)
+		b.release(id, m)
+	}
+	return nil
+}
+
+// remove ends a container and waits until nothing of it is left. One that is not there is no error.
+func (b *Backend) remove(ctx context.Context, container string) error {
+	for {
+		_, err := b.cli.ContainerRemove(ctx, container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		if err == nil || errdefs.IsNotFound(err) {
+			return nil
+		}
+		// Somebody else is at it already.
+		if !errdefs.IsConflict(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(removePause):
+		}
+	}
+}
+
+// List implements sandbox.Backend.
+func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox)})
+	if err != nil {
+		return nil, failed(ctx, "list sandboxes", "the engine does not tell", err)
+	}
+	var out []sandbox.Info
+	for _, c := range res.Items {
+		r, ok := readRecord(c.ID, c.Labels)
+		if !ok || c.State == container.StateRemoving {
+			continue
+		}
+		out = append(out, sandbox.Info{
+			ID: r.ID, Backend: Name, Created: r.Created, Running: c.State == container.StateRunning || c.State == container.StatePaused, Labels: b.readNote(r).Labels, Spec: r.Spec,
+		})
+	}
+	slices.SortFunc(out, func(x, y sandbox.Info) int { return x.Created.Compare(y.Created) })
+	return out, nil
+}
+
+// Pause implements sandbox.Pauser.
+func (b *Backend) Pause(ctx context.Context, id string) error {
+	r, c, err := b.find(ctx, id)
+	if err != nil || c.State == container.StatePaused {
+		return err
+	}
+	m := b.attachment(id)
+	if m != nil {
+		m.rest(true)
+	}
+	_, err = b.cli.ContainerPause(ctx, r.Container, client.ContainerPauseOptions{})
+	if err != nil && m != nil {
+		m.rest(false)
+	}
+	return failed(ctx, "pause", "the engine refuses", err)
+}
+
+// Resume implements sandbox.Pauser.
+func (b *Backend) Resume(ctx context.Context, id string) error {
+	r, c, err := b.find(ctx, id)
+	if err != nil || c.State != container.StatePaused {
+		return err
+	}
+	_, err = b.cli.ContainerUnpause(ctx, r.Container, client.ContainerUnpauseOptions{})
+	if m := b.attachment(id); err == nil && m != nil {
+		m.rest(false)
+	}
+	return failed(ctx, "resume", "the engine refuses", err)
+}
+
+// Label implements sandbox.Labeler. The engine's labels cannot be changed, so these are noted on this machine.
+func (b *Backend) Label(ctx context.Context, id string, labels map[string]string) error {
+	r, _, err := b.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	n := b.readNote(r)
+	n.Labels = labels
+	if labels == nil {
+		n.Labels = map[string]string{}
+	}
+	if err := b.writeNote(id, n); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
+	}
+	return nil
+}
+
+// sweep ends what programs of this instance have left that died. Best effort: the next program tries again, and Start must not fail for it.
+func (b *Backend) sweep(ctx context.Context) {
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter()})
+	if err != nil {
+		return
+	}
+	for _, c := range res.Items {
+		r, ok := readRecord(c.ID, c.Labels)
+		switch {
+		case ok && !r.Spec.Persist && b.readNote(r).Owner.dead():
+			_ = b.Stop(ctx, r.ID)
+		case !ok && c.Labels[labelCarrier] != "" && c.State == container.StateCreated:
+			var o owner
+			if json.Unmarshal([]byte(c.Labels[labelOwner]), &o) == nil && o.dead() {
+				_ = b.remove(ctx, c.ID)
+			}
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/docker/cli/cli/config"
+	"github.com/docker/cli/cli/connhelper"
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// connect gives a client of the engine that the options name. Nothing is dialled yet.
+func connect(o Options) (*client.Client, error) {
+	at, err := locate(o)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Err: err}
+	}
+	opts := []client.Opt{client.WithAPIVersionFromEnv(), client.WithUserAgent("recluse")}
+	helper, err := connhelper.GetConnectionHelper(at.host)
+	switch {
+	case err != nil:
+		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Message: at.host, Err: err}
+	case helper != nil:
+		opts = append(opts, client.WithHost(helper.Host), client.WithDialContext(helper.Dialer))
+	case at.host != "":
+		if at.tls != "" {
+			opts = append(opts, client.WithTLSClientConfig(filepath.Join(at.tls, "ca.pem"), filepath.Join(at.tls, "cert.pem"), filepath.Join(at.tls, "key.pem")))
+		} else if at.fromEnv {
+			opts = append(opts, client.WithTLSClientConfigFromEnv())
+		}
+		opts = append(opts, client.WithHost(at.host))
+	}
+	cli, err := client.New(opts...)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Message: at.host, Err: err}
+	}
+	return cli, nil
+}
+
+// address is where an engine is.
+type address struct {
+	host    string // empty: the default socket
+	tls     string // directory with ca.pem, cert.pem and key.pem; empty: none
+	fromEnv bool   // whether DOCKER_TLS_VERIFY and DOCKER_CERT_PATH count
+}
+
+// locate chooses as the docker command does: what was asked for, DOCKER_HOST, DOCKER_CONTEXT, the context in use.
+func locate(o Options) (address, error) {
+	if o.Host != "" {
+		return address{host: o.Host, fromEnv: true}, nil
+	}
+	name := o.Context
+	if name == "" {
+		if h := os.Getenv(client.EnvOverrideHost); h != "" {
+			return address{host: h, fromEnv: true}, nil
+		}
+		name = os.Getenv("DOCKER_CONTEXT")
+	}
+	dir := config.Dir()
+	if name == "" {
+		f, err := config.Load(dir)
+		if err != nil {
+			return address{}, err
+		}
+		name = f.CurrentContext
+	}
+	if name == "" || name == "default" {
+		return address{fromEnv: true}, nil
+	}
+	return readContext(dir, name)
+}
+
+// readContext reads a context where the docker command keeps it.
+func readContext(dir, name string) (address, error) {
+	sum := sha256.Sum256([]byte(name))
+	id := hex.EncodeToString(sum[:])
+	text, err := os.ReadFile(filepath.Join(dir, "contexts", "meta", id, "meta.json"))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return address{}, fmt.Errorf("there is no docker context %q", name)
+		}
+		return address{}, err
+	}
+	var meta struct {
+		Endpoints map[string]struct{ Host string }
+	}
+	if err := json.Unmarshal(text, &meta); err != nil {
+		return address{}, fmt.Errorf("docker context %q: %w", name, err)
+	}
+	at := address{host: meta.Endpoints["docker"].Host}
+	if at.host == "" {
+		return address{}, fmt.Errorf("docker context %q names no engine", name)
+	}
+	tls := filepath.Join(dir, "contexts", "tls", id, "docker")
+	if _, err := os.Stat(filepath.Join(tls, "cert.pem")); err == nil {
+		at.tls = tls
+	}
+	return at, nil
+}
+
+// local says whether the engine sees this machine's directories.
+func (b *Backend) local() bool {
+	u, err := url.Parse(b.cli.DaemonHost())
+	return err == nil && (u.Scheme == "unix" || u.Scheme == "npipe")
+}
+
+// facts is what is known of an engine and does not change while it runs.
+type facts struct {
+	arch    string // as Go calls it
+	version string
+	api     string
+	runtime string // the one that sandboxes get
+	level   sandbox.Isolation
+	memory  bool // limits of memory are kept
+	cpu     bool
+	pids    bool
+}
+
+// engineFacts is asked for once and kept while the engine answers.
+type engineFacts struct {
+	mu   sync.Mutex
+	have *facts // guarded by mu
+}
+
+func (b *Backend) facts(ctx context.Context) (*facts, error) {
+	b.engine.mu.Lock()
+	defer b.engine.mu.Unlock()
+	if b.engine.have != nil {
+		return b.engine.have, nil
+	}
+	f, err := b.askFacts(ctx)
+	if err == nil {
+		b.engine.have = f
+	}
+	return f, err
+}
+
+func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
+	const op = "ask the Docker engine"
+	res, err := b.cli.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return nil, failed(ctx, op, "it tells nothing about itself", err)
+	}
+	i := res.Info
+	if i.OSType != "linux" {
+		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: op, Message: "it runs " + i.OSType + " containers, and sandboxes are Linux machines", Remedy: "switch it to Linux containers"}
+	}
+	f := &facts{
+		arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: cmp.Or(b.opts.Runtime, i.DefaultRuntime),
+		memory: i.MemoryLimit, cpu: i.CPUCfsQuota && i.CPUCfsPeriod, pids: i.PidsLimit,
+	}
+	rt, known := i.Runtimes[f.runtime]
+	if !known && b.opts.Runtime != "" && len(i.Runtimes) > 0 && !strings.Contains(f.runtime, ".") { // one with a dot is a shim, which no list names
+		return nil, &sandbox.Error{
+			Code: CodeRuntimeMissing, Op: op, Message: fmt.Sprintf("it has no runtime %q", f.runtime),
+			Remedy: "register it in the engine's daemon.json under runtimes, or leave the runtime out",
+		}
+	}
+	f.level = isolationOf(f.runtime, rt.Path)
+	return f, nil
+}
+
+// isolationOf tells what stands between code and host with a runtime, by its name and its program. One that is not known is taken for
+// what every runtime is at least.
+func isolationOf(name, path string) sandbox.Isolation {
+	known := func(part string) bool { return strings.Contains(name, part) || strings.Contains(filepath.Base(path), part) }
+	switch {
+	case known("runsc"), known("gvisor"), strings.HasPrefix(filepath.Base(path), "recluse-engine"):
+		return sandbox.IsolationKernel
+	case known("kata"):
+		return sandbox.IsolationVM
+	}
+	return sandbox.IsolationContainer
+}
+
+// goArch gives Go's name for what uname calls a machine.
+func goArch(machine string) string {
+	switch machine {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	}
+	return machine
+}

@@ -1,0 +1,215 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/hostpath"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// plan is a container that is about to be made.
+type plan struct {
+	record
+	facts  *facts
+	image  client.ImageInspectResult
+	volume string // with the guest
+	token  string
+	unpack string // archive in the image to begin with, or ""
+}
+
+// userSpace says that processes inside are not the host kernel's own: its limits then hit the sandbox and not the offender, and the guest
+// keeps them instead.
+func (f *facts) userSpace() bool { return f.level >= sandbox.IsolationKernel }
+
+// guestConfig is what the guest is told at its birth.
+func (p *plan) guestConfig() agent.Config {
+	l := p.Spec.Limits
+	c := agent.Config{
+		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
+		Socket: socketPath, Peer: bridgeUID, Unpack: p.unpack,
+		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
+	}
+	if p.facts.userSpace() {
+		// Users are counted for each sandbox alone there.
+		c.Processes, c.Memory = l.Processes, l.Memory
+	} else {
+		c.Threads, c.OOMScore = guestThreads, oomScore
+	}
+	if ic := p.image.Config; ic != nil {
+		c.Env = ic.Env
+		if ic.WorkingDir != "" && ic.WorkingDir != "/" {
+			c.Dir = ic.WorkingDir
+		}
+	}
+	if p.Spec.Dir != "" {
+		c.Dir = p.Spec.Dir
+	}
+	return c
+}
+
+// containerConfig is the container as such.
+func (p *plan) containerConfig(labels map[string]string) (*container.Config, error) {
+	guest, err := json.Marshal(p.guestConfig())
+	if err != nil {
+		return nil, err
+	}
+	hostname := p.Spec.Hostname
+	if hostname == "" {
+		hostname = p.ID
+	}
+	return &container.Config{
+		Hostname: hostname, Image: p.image.ID, Labels: labels, WorkingDir: "/",
+		User:       strconv.Itoa(sandbox.DefaultUID) + ":" + strconv.Itoa(sandbox.DefaultUID),
+		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
+		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would run beside us
+		StopSignal:  "SIGKILL",                                      // whoever stops it need not wait
+	}, nil
+}
+
+// profile is what the engine is told about the walls. All of it can be changed by Options.HostConfig, and nothing of it silently.
+func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
+	l := p.Spec.Limits
+	no := false
+	memory, pids := l.Memory, int64(l.Processes+processReserve)
+	if p.facts.userSpace() {
+		// What the guest has missed is caught here; the engine's own kernel needs room too.
+		memory += max(256<<20, l.Memory/2)
+		pids = int64(4*l.Processes + 1024)
+	}
+	hc := &container.HostConfig{
+		Runtime: b.opts.Runtime, NetworkMode: container.NetworkMode(b.network()), Init: &no,
+		LogConfig: container.LogConfig{Type: "none"}, RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true, IpcMode: container.IPCModePrivate,
+		Resources: container.Resources{
+			Memory: memory, MemorySwap: memory, // together: no swap
+			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
+		},
+		Tmpfs: tmpfs(l),
+		Mounts: []mount.Mount{{
+			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
+		}},
+	}
+	for _, v := range b.opts.Volumes {
+		hc.Mounts = append(hc.Mounts, mount.Mount{Type: mount.TypeVolume, Source: v.Name, Target: v.Path, ReadOnly: !v.Writable})
+	}
+	for _, m := range p.Spec.Mounts {
+		hc.Mounts = append(hc.Mounts, mount.Mount{
+			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
+		})
+	}
+	if len(b.opts.HostConfig) > 0 {
+		if err := json.Unmarshal(b.opts.HostConfig, hc); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "read the host config", Message: "it is not one of the engine's", Err: err}
+		}
+	}
+	return hc, nil
+}
+
+func (b *Backend) network() string {
+	if b.opts.Network == "" {
+		return "none"
+	}
+	return b.opts.Network
+}
+
+// tmpfs shares the disk out among the file systems in memory. Each file costs memory that no size counts, so their number is
+// bounded by what it may take.
+func tmpfs(l sandbox.Limits) map[string]string {
+	const perFile = 2 << 10
+	inodes := max(1024, l.Memory/8/perFile)
+	// Owned by the user: runtimes give a mount the mode of the directory below it, whatever is asked for.
+	mount := func(share int64, mode, flags string) string {
+		return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, l.Disk/share, inodes/share, mode, sandbox.DefaultUID, sandbox.DefaultUID)
+	}
+	return map[string]string{
+		sandbox.DefaultHome: mount(2, "0750", "exec"), // compiled parts of packages are loaded from there
+		"/tmp":              mount(4, "1777", "exec"),
+		"/var/tmp":          mount(16, "1777", "exec"),
+		"/dev/shm":          mount(16, "1777", "noexec"),
+		stateDir:            mount(8, "0755", "noexec"),
+	}
+}
+
+// level is the isolation that a sandbox really has.
+func (b *Backend) level(f *facts) sandbox.Isolation {
+	level := f.level
+	if len(b.opts.HostConfig) == 0 {
+		return level
+	}
+	var hc container.HostConfig
+	if json.Unmarshal(b.opts.HostConfig, &hc) != nil {
+		return sandbox.IsolationNone
+	}
+	if hc.Privileged || hc.PidMode.IsHost() || hc.IpcMode.IsHost() || hc.UTSMode.IsHost() || hc.NetworkMode.IsHost() || hc.UsernsMode.IsHost() {
+		return sandbox.IsolationNone
+	}
+	return max(level-1, sandbox.IsolationNone)
+}
+
+// judgeMounts resolves this machine's directories that are to be seen inside, and refuses those that must not be.
+func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
+	if len(spec.Mounts) == 0 {
+		return nil
+	}
+	if !b.local() {
+		return sandbox.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
+	}
+	policy := hostpath.Default()
+	policy.Refuse(b.dir, "recluse's notes on sandboxes")
+	for i, m := range spec.Mounts {
+		resolved, err := policy.Judge(m.Host)
+		if err != nil {
+			return mountRefused(m.Host, err)
+		}
+		spec.Mounts[i].Host = resolved
+	}
+	return nil
+}
+
+func mountRefused(path string, err error) error {
+	return &sandbox.Error{Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err, Remedy: "mount a directory that holds only what the code needs"}
+}
+
+// shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. Where the engine's processes
+// cannot be looked at, as on macOS, that cannot be told.
+func (b *Backend) shown(ctx context.Context, r record) error {
+	if len(r.Spec.Mounts) == 0 {
+		return nil
+	}
+	res, err := b.cli.ContainerInspect(ctx, r.Container, client.ContainerInspectOptions{})
+	if err != nil {
+		return err
+	}
+	root := filepath.Join("/proc", strconv.Itoa(res.Container.State.Pid), "root")
+	if _, err := os.Stat(root); err != nil {
+		return nil //nolint:nilerr // not ours to look at
+	}
+	for _, m := range r.Spec.Mounts {
+		want, err := os.Stat(m.Host)
+		if err != nil {
+			return mountRefused(m.Host, err)
+		}
+		got, err := os.Stat(filepath.Join(root, m.Path))
+		if err != nil {
+			continue // gVisor's kernel knows its mounts alone
+		}
+		if !os.SameFile(want, got) {
+			return mountRefused(m.Host, errors.New("something else was put in its place while the sandbox started"))
+		}
+	}
+	return nil
+}

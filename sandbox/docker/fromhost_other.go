@@ -1,0 +1,15 @@
+//go:build !linux
+
+package docker
+
+import (
+	"context"
+	"io"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// WriteHostRoot is for Linux machines, whose programs a container can run.
+func WriteHostRoot(context.Context, io.Writer) error {
+	return sandbox.NotSupported(Name, "build an image from this machine", "pull one instead")
+}

@@ -1,0 +1,132 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"runtime"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// whole is the name of an empty file that is the last to come into a guest's volume: where it is, the guest before it is whole.
+const whole = "whole"
+
+// guestProgram finds the guest for the engine's machine, and what names its version.
+func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program, error) {
+	if b.opts.GuestPath != "" {
+		text, err := os.ReadFile(b.opts.GuestPath)
+		if err != nil {
+			return bundle.Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
+		}
+		return bundle.Program{Path: b.opts.GuestPath, Hash: hash(text)}, nil
+	}
+	if arch != runtime.GOARCH {
+		return bundle.Program{}, &sandbox.Error{
+			Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: fmt.Sprintf("the engine's machine is %s, and this program brings the guest for %s", arch, runtime.GOARCH),
+			Remedy: "name a guest for that machine, built with GOOS=linux GOARCH=" + arch,
+		}
+	}
+	return bundle.Guest(ctx)
+}
+
+// guestVolume gives the name of the volume that holds the guest. It is looked at once in a program's life, and filled if it is not whole.
+// Any image serves the container through which that is done: it is never started.
+func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, arch, image string) (string, error) {
+	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, arch)
+	b.fillMu.Lock()
+	defer b.fillMu.Unlock()
+	if b.filled[name] {
+		return name, nil
+	}
+	if err := b.fill(ctx, name, guest, image); err != nil {
+		return "", failed(ctx, "bring the guest to the engine", "its volume could not be filled", err)
+	}
+	b.filled[name] = true
+	return name, nil
+}
+
+func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, image string) (err error) {
+	if _, err := b.cli.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: guest.Hash}}); err != nil {
+		return err
+	}
+	id, remove, err := b.carrier(ctx, image, nil, &container.HostConfig{
+		NetworkMode: "none",
+		Mounts:      []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: guestDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	_, err = b.cli.ContainerStatPath(ctx, id, client.ContainerStatPathOptions{Path: guestDir + "/" + whole})
+	if err == nil || !errdefs.IsNotFound(err) {
+		return err
+	}
+	r, err := guestArchive(guest.Path)
+	if err != nil {
+		return err
+	}
+	_, err = b.cli.CopyToContainer(ctx, id, client.CopyToContainerOptions{DestinationPath: guestDir, Content: r})
+	return err
+}
+
+// carrier makes a container that is never started, through which files are brought to the engine. The caller removes it; should it die before,
+// the next program's sweep does.
+func (b *Backend) carrier(ctx context.Context, image string, labels map[string]string, hc *container.HostConfig) (id string, remove func() error, err error) {
+	own, err := json.Marshal(self())
+	if err != nil {
+		return "", nil, err
+	}
+	// The image may be a sandbox's, with its labels.
+	l := map[string]string{labelInstance: b.instance, labelCarrier: "true", labelOwner: string(own), labelSandbox: ""}
+	maps.Copy(l, labels)
+	name := "recluse-carrier-" + randomHex(6)
+	remove = func() error {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+		defer cancel()
+		return b.remove(clean, name)
+	}
+	// An entry point of our own: not every image has one, and the engine insists.
+	res, err := b.cli.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Name: name, Config: &container.Config{Image: image, Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Labels: l}, HostConfig: hc,
+	})
+	if err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return res.ID, remove, nil
+}
+
+// guestArchive is the guest, and behind it the sign that it is whole.
+func guestArchive(path string) (io.Reader, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, f := range []struct {
+		name string
+		text []byte
+		mode int64
+	}{{bundle.GuestName, text, 0o755}, {whole, nil, 0o644}} {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Size: int64(len(f.text)), Mode: f.mode}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.text); err != nil {
+			return nil, err
+		}
+	}
+	return &buf, w.Close()
+}

@@ -1,0 +1,149 @@
+package docker
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Name is the backend's.
+const Name = "docker"
+
+// DefaultImage is what sandboxes are made from when nobody names an image.
+const DefaultImage = "python:3.12-slim"
+
+// Pull says when an image is fetched from its registry.
+type Pull string
+
+// When to pull.
+const (
+	PullMissing Pull = "missing" // when the engine does not have it
+	PullAlways  Pull = "always"
+	PullNever   Pull = "never"
+)
+
+// Options says which engine to use and what its sandboxes are like. The zero Options is the engine that the docker command would use, and
+// the strictest profile.
+type Options struct {
+	// Host is the engine's address: unix://, tcp://, npipe:// or ssh://. Empty: DOCKER_HOST, else the context.
+	Host string
+	// Context is the name of a context of the docker command. Empty: DOCKER_CONTEXT, else the one in use there.
+	Context string
+	// Image is the image of sandboxes whose spec names none; empty: DefaultImage.
+	Image string
+	// Pull is when images are fetched; empty: PullMissing.
+	Pull Pull
+	// Runtime is the engine's name for an OCI runtime, such as runsc; empty: the engine's default.
+	Runtime string
+	// Network is the engine's name for the network that sandboxes are in; empty: none at all.
+	Network string
+	// UnsafeHostNetwork allows the network "host", which shows everything that listens on the engine's machine. Never in production.
+	UnsafeHostNetwork bool
+	// Volumes are named volumes of the engine to show inside.
+	Volumes []Volume
+	// HostConfig is laid over what the engine is told about the container, as JSON of the engine's API. Whatever it loosens is no longer
+	// ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or gets a
+	// namespace of the host.
+	HostConfig json.RawMessage
+	// Instance sets the sandboxes of several servers on one engine apart: none touches those of another. Empty: this user's on this machine.
+	Instance string
+	// Dir is where is noted which program answers for a sandbox; empty: our directory below the XDG data directory.
+	Dir string
+	// GuestPath is the guest's binary for the engine's architecture; empty: the one that came with this program.
+	GuestPath string
+	// Progress hears of the pulling of images; total is 0 while it is not known.
+	Progress func(what string, done, total int64)
+}
+
+// Volume shows a named volume of the engine inside.
+type Volume struct {
+	Name     string
+	Path     string // absolute, inside
+	Writable bool   // read-only otherwise
+}
+
+// Where things are inside, beside sandbox.DefaultHome.
+const (
+	ownDir      = "/.recluse"
+	guestDir    = ownDir + "/bin"
+	stateDir    = ownDir + "/run"
+	socketPath  = stateDir + "/guest.sock"
+	archiveName = "snapshot.tar"
+	archivePath = ownDir + "/" + archiveName
+)
+
+// bridgeUID is the user of bridges. It owns nothing, and code in the sandbox cannot become it.
+const bridgeUID = sandbox.DefaultUID + 1
+
+const (
+	// guestThreads is what the guest is born with, since the engine's limit of processes counts them too.
+	guestThreads = 24
+	// processReserve is what guest, nannies and bridges need above the limit of processes.
+	processReserve = 96
+	// oomScore makes the kernel choose what code has started, before the guest.
+	oomScore = 500
+	// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.
+	cpuPeriod = 100_000
+)
+
+// Timing, all in one place.
+const (
+	cleanWait    = 20 * time.Second       // to undo what could not be finished
+	removalWait  = 250 * time.Millisecond // for the news that a killed container was removed as well
+	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost
+	enginePause  = 300 * time.Millisecond // between them
+	removePause  = 20 * time.Millisecond  // between two looks at a container that is being removed
+	oomFreshness = 2 * time.Second        // between a kill for memory and the death that it has caused
+	healthKept   = time.Minute            // how long a sandbox that could be made counts as proof
+)
+
+var (
+	goodID       = regexp.MustCompile(`^d-[a-z0-9]{12}$`)
+	goodSnapshot = regexp.MustCompile(`^s-[a-z0-9]{12}$`)
+	goodName     = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
+)
+
+// check refuses options that no engine could fulfil.
+func (o Options) check() error {
+	bad := func(format string, args ...any) error {
+		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check docker options", Message: fmt.Sprintf(format, args...)}
+	}
+	switch o.Pull {
+	case PullMissing, PullAlways, PullNever:
+	default:
+		return bad("pull is %q, and is one of missing, always, never", o.Pull)
+	}
+	if o.Instance != "" && !goodName.MatchString(o.Instance) {
+		return bad("instance %q is not a name", o.Instance)
+	}
+	var mounts []sandbox.Mount
+	for _, v := range o.Volumes {
+		if !goodName.MatchString(v.Name) {
+			return bad("volume %q is not a name; directories of the host are mounts", v.Name)
+		}
+		mounts = append(mounts, sandbox.Mount{Host: "/", Path: v.Path})
+	}
+	if err := (sandbox.Spec{Mounts: mounts}).WithDefaults().Check(); err != nil {
+		return err
+	}
+	production, err := sandbox.Production()
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.Network == "host" && production:
+		return &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "RECLUSE_ENV=production forbids the host's network"}
+	case o.Network == "host" && !o.UnsafeHostNetwork:
+		return &sandbox.Error{
+			Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "the host's network shows everything that listens on the engine's machine",
+			Remedy: "use the network bridge, or allow it explicitly",
+		}
+	}
+	if len(o.HostConfig) > 0 && !json.Valid(o.HostConfig) {
+		return bad("the host config is not JSON")
+	}
+	return nil
+}
