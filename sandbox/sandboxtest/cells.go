@@ -159,6 +159,32 @@ display("second")
 			same(t, "stdout", v.Stdout.String(), "ran\n")
 			same(t, "state lost before", v.StateLostBefore, true)
 		})
+		t.Run("with a cell that it has read and not begun", func(t *testing.T) {
+			okCell(t, sb, "import os, sys\nsys.addaudithook(lambda event, args: event == 'compile' and os._exit(0))\npass")
+			v := okCell(t, sb, "print('ran')\n6*7")
+			same(t, "stdout", v.Stdout.String(), "ran\n")
+			same(t, "result", v.Result.Text(), "42")
+			same(t, "state lost before", v.StateLostBefore, true)
+			same(t, "state kept", v.StateKept, true)
+		})
+	}},
+	{"an interpreter that leaves before every cell is an error, not a success", func(t *testing.T, s *suite) {
+		if !s.caps.Python {
+			t.Skip("SKIPPED: this backend has no Python in its default root file system")
+		}
+		spec := s.opts.Spec
+		spec.Env = map[string]string{"PYTHONPATH": "leave"}
+		sb := s.openSpec(t, s.backend(t), spec)
+		shell(t, sb, `mkdir leave && echo '
+import os, sys
+sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startswith("<cell") and os._exit(0))' > leave/sitecustomize.py`)
+		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "leave"})
+		if err == nil {
+			t.Fatalf("it was told as %s", v)
+		}
+		if !strings.Contains(err.Error(), "two interpreters died") {
+			t.Errorf("told as %v", err)
+		}
 	}},
 	{"a cell ends in time while its interpreter starts, and the start is not in vain", func(t *testing.T, s *suite) {
 		if !s.caps.Python {
