@@ -1,0 +1,109 @@
+package gate
+
+import (
+	"math/bits"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// distance is how many letters must be changed to make b of a, with two neighbours swapped counting as one;
+// limit when it is not below that.
+func distance(a, b string, limit int) int {
+	x, y := []rune(a), []rune(b)
+	if len(x)-len(y) >= limit || len(y)-len(x) >= limit {
+		return limit
+	}
+	before, prev, cur := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(x); i++ {
+		cur[0] = i
+		least := cur[0]
+		for j := 1; j <= len(y); j++ {
+			cost := 1
+			if x[i-1] == y[j-1] {
+				cost = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && x[i-1] == y[j-2] && x[i-2] == y[j-1] {
+				cur[j] = min(cur[j], before[j-2]+1)
+			}
+			least = min(least, cur[j])
+		}
+		if least >= limit {
+			return limit
+		}
+		before, prev, cur = prev, cur, before
+	}
+	return min(prev[len(y)], limit)
+}
+
+// nearIndex finds terms near a word. For each term it holds which letters are in it: most terms are passed over by one
+// comparison of those.
+type nearIndex struct {
+	terms  []string
+	lower  []string
+	mask   []uint64
+	sorted []int32 // terms by their small letters, for those that begin with the word
+}
+
+func newNearIndex(terms []string) *nearIndex {
+	x := &nearIndex{terms: terms, lower: make([]string, len(terms)), mask: make([]uint64, len(terms)), sorted: make([]int32, len(terms))}
+	for i, t := range terms {
+		x.lower[i] = strings.ToLower(t)
+		x.mask[i] = letters(x.lower[i])
+		x.sorted[i] = int32(i)
+	}
+	slices.SortFunc(x.sorted, func(a, b int32) int { return strings.Compare(x.lower[a], x.lower[b]) })
+	return x
+}
+
+// letters is a set of the letters in a word.
+func letters(s string) uint64 {
+	var m uint64
+	for i := range len(s) {
+		m |= 1 << (s[i] & 63)
+	}
+	return m
+}
+
+// find gives up to most terms near a word: by few changed letters, then those that begin with it.
+func (x *nearIndex) find(word string, most int) []string {
+	limit := 2 // changes; more for long words
+	if len(word) > 5 {
+		limit = 3
+	}
+	if len(word) > 64 {
+		return nil
+	}
+	type candidate struct {
+		term     int32
+		distance int
+	}
+	var found []candidate
+	mask := letters(word)
+	for i, m := range x.mask {
+		if bits.OnesCount64(m^mask) > 2*limit || len(x.lower[i])-len(word) >= 2*limit || len(word)-len(x.lower[i]) >= 2*limit {
+			continue
+		}
+		if d := distance(word, x.lower[i], limit); d < limit {
+			found = append(found, candidate{term: int32(i), distance: d})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b candidate) int { return a.distance - b.distance })
+	out := make([]string, 0, most)
+	for _, c := range found {
+		if len(out) < most {
+			out = append(out, x.terms[c.term])
+		}
+	}
+	from := sort.Search(len(x.sorted), func(i int) bool { return x.lower[x.sorted[i]] >= word })
+	for ; from < len(x.sorted) && len(out) < most && strings.HasPrefix(x.lower[x.sorted[from]], word); from++ {
+		if t := x.terms[x.sorted[from]]; !slices.Contains(out, t) {
+			out = append(out, t)
+		}
+	}
+	return out
+}
