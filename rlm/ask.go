@@ -1,0 +1,244 @@
+package rlm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	// maxReplyBytes ends the generation of a model that does not heed its token limit.
+	maxReplyBytes = 4 << 20
+	previewChars  = 200
+)
+
+// modelCall is one question to a model.
+type modelCall struct {
+	call     string
+	turn     int
+	depth    int // of the model
+	model    llm.Model
+	messages []llm.Message
+	input    int64           // tokens; 0: not counted yet
+	cut      bool            // stop behind the first block
+	schema   json.RawMessage // to be met, where the provider can see to it
+}
+
+// key names what is asked. Turns are named by their place: their conversation holds output that may differ
+// in a replay.
+func (c *modelCall) key() string {
+	if c.call != CallSub {
+		return c.call
+	}
+	h := sha256.New()
+	h.Write([]byte(c.model.Info().Name))
+	for _, m := range c.messages {
+		fmt.Fprintf(h, "\x00%s\x00%d\x00", m.Role, len(m.Content))
+		h.Write([]byte(m.Content))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// ask asks a model within the budget of the whole tree. It is the only place that does.
+func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
+	key := c.key()
+	if c.call != CallSub {
+		return n.pay(ctx, &c, key)
+	}
+	r := n.run
+	kept, err := r.cache.get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if kept != nil {
+		r.cached.Add(1)
+		r.emit(n, c.turn, KindCallEnded, CallEnded{ID: n.callID(), Call: c.call, Key: key, Model: kept.Model, Text: kept.Text, Finish: kept.Finish, Cached: true})
+		return kept, nil
+	}
+	reply, err := n.pay(ctx, &c, key)
+	if err != nil {
+		r.cache.put(key, nil)
+		return nil, err
+	}
+	r.cache.put(key, reply)
+	return reply, nil
+}
+
+func (n *node) callID() string { return "c" + strconv.FormatInt(n.run.calls.Add(1), 10) }
+
+// pay asks a model that must be paid, unless an earlier program has done it already.
+func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, error) {
+	r := n.run
+	info := c.model.Info()
+	var chars int64
+	counted := c.input > 0
+	for _, m := range c.messages {
+		chars += int64(len(m.Content))
+		if !counted {
+			c.input += c.model.Count(m.Content) + perMessage
+		}
+	}
+	if info.Window > 0 && c.input+leastReply > info.Window {
+		return nil, &sandbox.Error{
+			Code: CodeWindow, Op: "ask " + info.Name, Message: fmt.Sprintf("the prompt has about %d tokens (%d bytes), and the model's window is %d tokens", c.input, chars, info.Window),
+			Remedy: "cut it into smaller pieces",
+		}
+	}
+	if rec := r.tape.take(n.id, c.turn, c.call, key); rec != nil {
+		return n.played(c, rec)
+	}
+	if r.tape.strict() {
+		return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("%s of turn %d asks what was not asked before", c.call, c.turn)}
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	wanted := int64(wantedReply)
+	if info.Window > 0 {
+		wanted = min(wanted, info.Window-c.input)
+	}
+	res, err := r.budget.reserve(ctx, info, c.input, wanted)
+	if err != nil {
+		return nil, err
+	}
+	id := n.callID()
+	r.emit(n, c.turn, KindCallStarted, CallStarted{
+		ID: id, Call: c.call, Model: info.Name, Key: key, Chars: chars, Tokens: c.input, Preview: preview(c.messages),
+	})
+	begun := time.Now()
+	reply, err := n.complete(ctx, c, res.reply)
+	end := CallEnded{ID: id, Call: c.call, Key: key, Model: info.Name, Wall: time.Since(begun)}
+	if reply != nil {
+		reply.Usage = n.usage(c, reply)
+		end.Text, end.Finish, end.Usage, end.Model = reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
+	}
+	res.settle(end.Model, c.depth, end.Usage)
+	if err != nil {
+		err = modelError(ctx, info.Name, err)
+		end.Error = note(err)
+	}
+	r.emit(n, c.turn, KindCallEnded, end)
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// perMessage is what the frame around a message takes, about.
+const perMessage = 4
+
+// complete streams the reply and cuts it where it has said enough.
+func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*llm.Reply, error) {
+	var text strings.Builder
+	fenceAt, end := -1, 0
+	req := llm.Request{
+		Messages: c.messages, MaxTokens: maxTokens, Schema: c.schema,
+		Tags: map[string]string{"run": n.run.id, "node": n.id, "call": c.call, "depth": strconv.Itoa(c.depth), "turn": strconv.Itoa(c.turn)},
+	}
+	if c.call != CallSub {
+		req.Delta = func(s string) bool {
+			from := max(0, text.Len()-2)
+			text.WriteString(s)
+			if text.Len() > maxReplyBytes {
+				return false
+			}
+			if !c.cut {
+				return true
+			}
+			all := text.String()
+			if i := max(strings.LastIndex(all[from:], "```"), strings.LastIndex(all[from:], "~~~")); i >= 0 {
+				fenceAt = from + i
+			}
+			if fenceAt >= 0 && strings.IndexByte(all[fenceAt:], '\n') >= 0 {
+				fenceAt = -1
+				end = firstBlockEnd(all)
+			}
+			return end == 0
+		}
+	}
+	reply, err := c.model.Complete(ctx, req)
+	if reply == nil && err == nil {
+		return nil, errors.New("the model gave neither a reply nor an error")
+	}
+	if reply != nil && end > 0 {
+		reply.Text, reply.Finish = text.String()[:end], llm.FinishCut
+		err = nil // what came is all that was wanted
+	}
+	return reply, err
+}
+
+// usage fills in what the provider did not tell.
+func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
+	u := reply.Usage
+	if u.Calls == 0 {
+		u.Calls = 1
+	}
+	if u.Tokens() == 0 {
+		u.Input, u.Output, u.Estimated = c.input, c.model.Count(reply.Text), true
+		info := c.model.Info()
+		switch {
+		case info.Price != nil:
+			u.Cost = (float64(u.Input)*info.Price.Input + float64(u.Output)*info.Price.Output) / 1e6
+		case !info.Local:
+			u.Unpriced = true
+		}
+	}
+	return u
+}
+
+// played gives what an earlier program was told.
+func (n *node) played(c *modelCall, rec *CallEnded) (*llm.Reply, error) {
+	r := n.run
+	if r.tape.fresh {
+		id := n.callID()
+		r.emit(n, c.turn, KindCallStarted, CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Tokens: c.input, Preview: preview(c.messages)})
+		end := *rec
+		end.ID = id
+		r.emit(n, c.turn, KindCallEnded, end)
+		r.budget.credit(rec.Model, c.depth, rec.Usage)
+	}
+	if rec.Error != nil {
+		return nil, &sandbox.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
+	}
+	return &llm.Reply{Text: rec.Text, Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
+}
+
+// modelError tells whose fault it was.
+func modelError(ctx context.Context, model string, err error) error {
+	if ctx.Err() != nil {
+		if c := context.Cause(ctx); c != nil {
+			return c
+		}
+	}
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		return &sandbox.Error{Code: CodeModelFailed, Op: "ask " + model, Message: string(e.Code), Remedy: e.Remedy, Retry: e.Retry, Err: err}
+	}
+	return &sandbox.Error{Code: CodeModelFailed, Op: "ask " + model, Err: err}
+}
+
+func note(err error) *ErrorNote {
+	if err == nil {
+		return nil
+	}
+	return &ErrorNote{Code: sandbox.CodeOf(err), Message: err.Error()}
+}
+
+// preview is the beginning of what was asked last.
+func preview(m []llm.Message) string {
+	if len(m) == 0 {
+		return ""
+	}
+	return firstRunes(strings.ToValidUTF8(m[len(m)-1].Content, "\uFFFD"), previewChars)
+}

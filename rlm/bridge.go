@@ -1,0 +1,349 @@
+package rlm
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+//go:embed bridge.py
+var bridgeSource string
+
+// installCell puts the bridge into an interpreter that has none.
+func installCell(options any) (string, error) {
+	source, err := json.Marshal(bridgeSource)
+	if err != nil {
+		return "", err
+	}
+	opts, err := json.Marshal(options)
+	if err != nil {
+		return "", err
+	}
+	quoted, err := json.Marshal(string(opts))
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf(`def __install(source, options, main):
+    import json, sys, types
+    m = sys.modules.get("recluse_rlm")
+    if m is None:
+        m = types.ModuleType("recluse_rlm")
+        exec(compile(source, "<recluse>", "exec"), m.__dict__)
+        sys.modules["recluse_rlm"] = m
+    m.install(main, json.loads(options))
+__install(%s, %s, globals())
+del __install`, source, quoted), nil
+}
+
+// bridgeTool is a tool as the bridge hears of it.
+type bridgeTool struct {
+	Name   string `json:"name"`
+	Doc    string `json:"doc,omitempty"`
+	Source string `json:"source,omitempty"`
+}
+
+// queryRequest is a call of llm_query, rlm_query and their batches.
+type queryRequest struct {
+	Prompts []json.RawMessage `json:"prompts"`
+	Model   string            `json:"model"`
+}
+
+type queryReply struct {
+	Text  string     `json:"text"`
+	Error *ErrorNote `json:"error,omitempty"`
+}
+
+// afterNote is what a cell has left behind.
+type afterNote struct {
+	Answer   *answer  `json:"answer"`
+	Draft    *answer  `json:"draft"`
+	Restored []string `json:"restored"`
+	Vars     [][3]any `json:"vars"`
+}
+
+// loadedNote is what became of the contexts.
+type loadedNote struct {
+	Contexts []ContextNote `json:"contexts"`
+	Error    *ErrorNote    `json:"error"`
+}
+
+// serve answers the code's calls to the host. ctx ends with the cell, n's own with the run; whichever comes first ends the call.
+func (n *node) serve(run context.Context) sandbox.HostFunc {
+	return func(ctx context.Context, call sandbox.HostCall) ([]byte, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(run, func() { cancel(context.Cause(run)) })()
+		n.mu.Lock()
+		turn := n.turn
+		n.mu.Unlock()
+		switch call.Name {
+		case "rlm.llm", "rlm.rlm":
+			n.inCalls.Add(1)
+			defer n.inCalls.Add(-1)
+			return n.queries(ctx, call.Name == "rlm.rlm", turn, call.Payload)
+		case "rlm.tool":
+			n.inCalls.Add(1)
+			defer n.inCalls.Add(-1)
+			return n.useTool(ctx, turn, call.Payload)
+		case "rlm.budget":
+			return json.Marshal(n.left(turn))
+		case "rlm.final", "rlm.ready":
+			return n.offered(call.Name == "rlm.final", call.Payload)
+		case "rlm.after":
+			a := &afterNote{}
+			if err := json.Unmarshal(call.Payload, a); err != nil {
+				return nil, err
+			}
+			n.mu.Lock()
+			n.afterRun = a
+			n.mu.Unlock()
+			return nil, nil
+		case "rlm.loaded":
+			l := &loadedNote{}
+			if err := json.Unmarshal(call.Payload, l); err != nil {
+				return nil, err
+			}
+			n.mu.Lock()
+			n.loaded = l
+			n.mu.Unlock()
+			return nil, nil
+		}
+		return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no function " + call.Name}
+	}
+}
+
+// left is the budget as the code at this node sees it.
+func (n *node) left(turn int) Left {
+	l := n.run.budget.left()
+	l.Depth = max(0, n.run.limits.Depth-n.depth)
+	if n.run.limits.Turns >= 0 {
+		l.Turns = max(0, n.run.limits.Turns-turn)
+	}
+	return l
+}
+
+// offered takes an answer that code hands in. With answer["ready"] the cell goes on, and may still change it.
+func (n *node) offered(final bool, payload []byte) ([]byte, error) {
+	a := &answer{}
+	if err := json.Unmarshal(payload, a); err != nil {
+		return nil, err
+	}
+	var why string
+	if final {
+		why = n.accept(a)
+	} else if why = n.check(a); why == "" {
+		n.mu.Lock()
+		n.ready = a
+		n.mu.Unlock()
+	}
+	return json.Marshal(map[string]any{"ok": why == "", "error": why})
+}
+
+// queries asks about each prompt, so many at once as the tree allows, and keeps the order.
+func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte) ([]byte, error) {
+	var req queryRequest
+	if err := json.Unmarshal(payload, &req); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read call", Err: err}
+	}
+	replies := make([]queryReply, len(req.Prompts))
+	var wg sync.WaitGroup
+	var next int
+	var mu sync.Mutex
+	workers := n.run.engine.o.Parallel
+	if child {
+		workers = n.run.engine.o.Children
+	}
+	for range min(workers, len(req.Prompts)) {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= len(req.Prompts) {
+					return
+				}
+				text, err := n.resolve(ctx, child, turn, req.Prompts[i], req.Model)
+				replies[i] = queryReply{Text: text, Error: note(err)}
+			}
+		})
+	}
+	wg.Wait()
+	return json.Marshal(map[string]any{"replies": replies})
+}
+
+// resolve answers one prompt with a plain call or a child run.
+func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMessage, model string) (string, error) {
+	messages, err := readPrompt(raw)
+	if err != nil {
+		return "", err
+	}
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	depth, limit := n.depth+1, n.run.limits.Depth
+	if limit >= 0 && depth > limit {
+		return "", &sandbox.Error{
+			Code: CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
+		}
+	}
+	m, err := n.run.engine.model(depth, model)
+	if err != nil {
+		return "", err
+	}
+	for _, msg := range messages {
+		n.run.coverage.note(msg.Content, readByCall)
+	}
+	if child && (limit < 0 || depth < limit) {
+		return n.spawn(ctx, turn, messages, m)
+	}
+	reply, err := n.ask(ctx, modelCall{call: CallSub, turn: turn, depth: depth, model: m, messages: messages})
+	if err != nil {
+		return "", err
+	}
+	return reply.Text, nil
+}
+
+func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return []llm.Message{{Role: llm.User, Content: text}}, nil
+	}
+	var messages []llm.Message
+	if err := json.Unmarshal(raw, &messages); err != nil || len(messages) == 0 {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read prompt", Message: "a prompt is a text or a list of messages", Err: err}
+	}
+	return messages, nil
+}
+
+// queryChars is the longest prompt of a child that is put as its question; a longer one is its context alone.
+const queryChars = 2000
+
+// spawn lets a child run answer. Its place in the tree follows from what it was asked, so that a resumed run finds what the child had done.
+func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m llm.Model) (string, error) {
+	r := n.run
+	text := messages[0].Content
+	if len(messages) > 1 {
+		var b strings.Builder
+		for _, msg := range messages {
+			fmt.Fprintf(&b, "%s: %s\n", msg.Role, msg.Content)
+		}
+		text = b.String()
+	}
+	if text == "" {
+		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty"}
+	}
+	sum := sha256.Sum256([]byte(m.Info().Name + "\x00" + text))
+	key := hex.EncodeToString(sum[:6])
+	n.mu.Lock()
+	if n.seen == nil {
+		n.seen = map[string]int{}
+	}
+	place := fmt.Sprintf("%d-%s", turn, key)
+	n.seen[place]++
+	if c := n.seen[place]; c > 1 {
+		place = fmt.Sprintf("%s-%d", place, c)
+	}
+	n.mu.Unlock()
+	c := &node{run: r, id: n.id + "/" + place, depth: n.depth + 1, model: m}
+	if len(text) <= queryChars {
+		c.query = text
+	}
+	if rec := r.tape.child(c.id); rec != nil && !r.tape.fresh {
+		if rec.Error != nil {
+			return "", &sandbox.Error{Code: rec.Error.Code, Op: "child run", Message: rec.Error.Message}
+		}
+		return rec.Answer, nil
+	}
+	slot := r.childSlots(c.depth)
+	select {
+	case slot <- struct{}{}:
+		defer func() { <-slot }()
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	r.kids.Add(1)
+	r.emit(n, turn, KindChildStarted, ChildStarted{Node: c.id, Model: m.Info().Name, Key: key, Chars: int64(len(text)), Preview: firstRunes(text, previewChars)})
+	err := c.answerText(ctx, text)
+	end := ChildEnded{Node: c.id, Key: key, Reason: ReasonAnswered}
+	switch a := c.taken(); {
+	case a != nil:
+		end.Answer, err = a.Content, nil
+	default:
+		err = cause(ctx, err)
+		end.Reason = reasonOf(err)
+		if b := c.best(); b != nil {
+			end.Answer = b.Content
+		}
+		end.Error = note(err)
+	}
+	r.emit(n, turn, KindChildEnded, end)
+	return end.Answer, err
+}
+
+// answerText runs a child whose context is a text.
+func (n *node) answerText(ctx context.Context, text string) error {
+	sum := sha256.Sum256([]byte(n.id))
+	dir := filepath.Join(n.run.dir, "children", hex.EncodeToString(sum[:8]))
+	s, err := stage(ctx, dir, []Input{Text(text)})
+	if err != nil {
+		return err
+	}
+	n.staged = s
+	return errors.Join(n.work(ctx), os.RemoveAll(dir))
+}
+
+// childSlots bounds the child runs of one depth. Each depth has its own places: a parent that waits for its children holds none of theirs.
+func (r *Run) childSlots(depth int) chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.children == nil {
+		r.children = map[int]chan struct{}{}
+	}
+	if r.children[depth] == nil {
+		r.children[depth] = make(chan struct{}, r.engine.o.Children)
+	}
+	return r.children[depth]
+}
+
+// useTool calls a Go function for the code.
+func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, error) {
+	var req struct {
+		Name   string                     `json:"name"`
+		Args   []json.RawMessage          `json:"args"`
+		Kwargs map[string]json.RawMessage `json:"kwargs"`
+	}
+	if err := json.Unmarshal(payload, &req); err != nil {
+		return nil, err
+	}
+	for _, t := range n.run.engine.o.Tools {
+		if t.Name != req.Name || t.Call == nil {
+			continue
+		}
+		value, err := t.Call(ctx, ToolCall{Args: req.Args, Kwargs: req.Kwargs})
+		used := ToolUsed{Name: t.Name, Args: payload}
+		if err == nil {
+			used.Value, err = json.Marshal(value)
+		}
+		if err != nil {
+			used.Error = err.Error()
+		}
+		n.run.emit(n, turn, KindTool, used)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(map[string]json.RawMessage{"value": used.Value})
+	}
+	return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no tool " + req.Name}
+}

@@ -1,0 +1,462 @@
+# What code of a run finds in its interpreter: its context, the models, the budget, and the ways to answer.
+# It is run once in a module of its own (bridge.go) and again only if the interpreter was lost. Standard library only; Python 3.8 and later.
+#
+# It shares its interpreter with code that may overwrite anything. So whatever must stay is put back after each cell.
+
+import codecs
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+
+import recluse
+
+_call = recluse.call
+_dumps = json.JSONEncoder(ensure_ascii=False).encode
+_loads = json.loads
+PACK_BYTES = 32 << 20   # of prompts in one call to the host
+PACK_ITEMS = 5000
+DRAFT_LIMIT = 1 << 20
+VARS_LIMIT = 200
+
+
+class QueryError(RuntimeError):
+    """A model could not be asked; .code says why."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+class Failure:
+    """Stands in a list of replies for one that did not come. It is no text, so that nobody takes it for a reply."""
+
+    def __init__(self, error):
+        self.code, self.message = error.get("code", "failed"), error.get("message", "the call failed")
+
+    def __bool__(self):
+        return False
+
+    def __repr__(self):
+        return "<failed: %s>" % self.message
+
+    def __str__(self):
+        return "Error: " + self.message
+
+
+def _ask(name, body):
+    try:
+        data = _dumps(body).encode("utf-8", "surrogatepass")
+    except UnicodeEncodeError:
+        data = json.dumps(body).encode()
+    try:
+        return _loads(_call(name, data.decode("utf-8", "replace").encode()))
+    except recluse.CallError as e:
+        raise QueryError(e.code, str(e)) from None
+
+
+def _prompt(p):
+    if isinstance(p, str):
+        return p
+    if isinstance(p, (list, tuple)) and p and all(isinstance(m, dict) and "content" in m for m in p):
+        return [{"role": str(m.get("role", "user")), "content": str(m["content"])} for m in p]
+    if isinstance(p, dict) and "content" in p:
+        return [{"role": str(p.get("role", "user")), "content": str(p["content"])}]
+    return str(p)
+
+
+def _size(p):
+    return len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p)
+
+
+def _many(name, prompts, model):
+    prompts = [_prompt(p) for p in prompts]
+    out, pack, size = [], [], 0
+    for i, p in enumerate(prompts):
+        pack.append(p)
+        size += _size(p)
+        if size >= PACK_BYTES or len(pack) >= PACK_ITEMS or i == len(prompts) - 1:
+            out += _ask(name, {"prompts": pack, "model": model})["replies"]
+            pack, size = [], 0
+    return out
+
+
+def _one(reply):
+    if "error" not in reply:
+        return reply.get("text", "")
+    if O.error_strings:
+        return "Error: " + reply["error"].get("message", "the call failed")
+    raise QueryError(reply["error"].get("code", "failed"), reply["error"].get("message", "the call failed"))
+
+
+def _all(replies):
+    failed = [r for r in replies if "error" in r]
+    if not failed:
+        return [r.get("text", "") for r in replies]
+    if O.error_strings:
+        return [_one(r) for r in replies]
+    if len(failed) == len(replies):
+        return [_one(r) for r in replies]  # raises
+    print("%d of %d calls failed, their places hold a Failure; the first: %s" % (
+        len(failed), len(replies), failed[0]["error"].get("message", "")), file=sys.stderr)
+    return [Failure(r["error"]) if "error" in r else r.get("text", "") for r in replies]
+
+
+def llm_query(prompt, model=None):
+    """Asks a sub-model and gives its reply."""
+    return _one(_many("rlm.llm", [prompt], model)[0])
+
+
+def llm_query_batched(prompts, model=None):
+    """Asks a sub-model about several prompts at once. Replies come in the order of the prompts."""
+    return _all(_many("rlm.llm", prompts, model))
+
+
+def rlm_query(prompt, model=None):
+    """Lets a child with an interpreter of its own work on the prompt, and gives its answer."""
+    return _one(_many("rlm.rlm", [prompt], model)[0])
+
+
+def rlm_query_batched(prompts, model=None):
+    """rlm_query for several prompts at once."""
+    return _all(_many("rlm.rlm", prompts, model))
+
+
+def budget():
+    """What is left of tokens, money, seconds, calls, depth and turns."""
+    return _ask("rlm.budget", {})
+
+
+# --- answers ---
+
+def _content(value):
+    """An answer as text, and as JSON if it is more than text."""
+    if isinstance(value, str):
+        return {"content": value}
+    try:
+        text = _dumps(value)
+        return {"content": text, "value": _loads(text)}
+    except (TypeError, ValueError):
+        return {"content": str(value)}
+
+
+def _hand_in(value):
+    reply = _ask("rlm.final", _content(value))
+    if not reply.get("ok"):
+        raise ValueError("the answer was not accepted: " + reply.get("error", ""))
+    raise SystemExit(0)  # nothing behind an answer matters
+
+
+def FINAL(value=""):
+    """Hands in the answer and ends the run."""
+    _hand_in(value)
+
+
+def FINAL_VAR(name):
+    """Hands in the value of a variable, which is given by its name."""
+    if isinstance(name, str):
+        key = name.strip().strip("\"'")
+        if key not in _main or key in _names and key not in ("context", "history", "answer"):
+            known = ", ".join(sorted(n for n, _, _ in _variables())) or "none"
+            raise NameError("FINAL_VAR: there is no variable %r; there are: %s" % (key, known))
+        value = _main[key]
+        if value is answer:
+            value = answer.get("content", "")
+        _hand_in(value)
+    _hand_in(name)
+
+
+def SUBMIT(*args, **fields):
+    """Hands in the answer: one value, or fields by name."""
+    if fields and not args:
+        _hand_in(fields)
+    _hand_in(args[0] if len(args) == 1 else list(args))
+
+
+def _ready(a):
+    r = a.get("ready")
+    return bool(r) and not (isinstance(r, str) and r.strip().lower() in ("false", "no", "0"))
+
+
+class _Answer(dict):
+    """answer["content"] and answer["ready"]."""
+
+    def _note(self):
+        # The code goes on, but what it has said is safe from now on, whatever becomes of it.
+        if _ready(self):
+            _ask("rlm.ready", _content(self.get("content", "")))
+
+    def __setitem__(self, key, value):
+        dict.__setitem__(self, key, value)
+        self._note()
+
+    def update(self, *args, **kwargs):
+        dict.update(self, *args, **kwargs)
+        self._note()
+
+
+answer = _Answer(content="", ready=False)
+
+
+# --- looking around ---
+
+def _describe(value):
+    if isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset, Mapping)):
+        try:
+            return type(value).__name__, len(value)
+        except Exception:
+            pass
+    return type(value).__name__, None
+
+
+def _variables():
+    out = []
+    for name, value in list(_main.items()):
+        if name.startswith("_") or name in _names and _names[name] is value or isinstance(value, types.ModuleType):
+            continue
+        kind, size = _describe(value)
+        out.append((name, kind, size))
+        if len(out) >= VARS_LIMIT:
+            break
+    return out
+
+
+def SHOW_VARS():
+    """Names and types of the variables that code has made."""
+    lines = ["%s: %s%s" % (n, k, "" if s is None else " of %d" % s) for n, k, s in sorted(_variables())]
+    return "\n".join(lines) if lines else "no variables yet"
+
+
+def chunks(text, size=50000, overlap=0):
+    """Cuts a text into pieces of at most size characters, at line ends where it can."""
+    if size <= 0 or overlap < 0 or overlap >= size:
+        raise ValueError("size must be positive, overlap smaller than size")
+    out, at, n = [], 0, len(text)
+    while at < n:
+        end = min(at + size, n)
+        if end < n:
+            cut = text.rfind("\n", at + size // 2, end)
+            if cut > 0:
+                end = cut + 1
+        out.append(text[at:end])
+        if end >= n:
+            break
+        at = max(end - overlap, at + 1)
+    return out
+
+
+def search(term, text=None, window=200, limit=20, regex=False):
+    """Finds a term, upper or lower case, and gives (position, surrounding text) of each place; in a mapping or list (key, position, text)."""
+    if text is None:
+        text = _main.get("context")
+    pattern = re.compile(term if regex else re.escape(term), re.I)
+    out = []
+
+    def places(s):
+        for m in pattern.finditer(s):
+            yield m.start(), s[max(0, m.start() - window):m.end() + window]
+
+    if isinstance(text, str):
+        for p in places(text):
+            out.append(p)
+            if len(out) >= limit:
+                break
+        return out
+    items = text.items() if isinstance(text, Mapping) else enumerate(text)
+    for key, s in items:
+        for p in places(s if isinstance(s, str) else _dumps(s)):
+            out.append((key,) + p)
+            if len(out) >= limit:
+                return out
+    return out
+
+
+# --- the context ---
+
+def _decode(path, encoding):
+    """A file as text, without a second copy of its bytes."""
+    size = os.path.getsize(path)
+    if size == 0:
+        return "", "utf-8"
+    with open(path, "rb") as f:
+        with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as m:
+            if encoding:
+                return codecs.decode(m, encoding, "replace"), encoding
+            try:
+                skip = 3 if m[:3] == b"\xef\xbb\xbf" else 0
+                with memoryview(m) as whole, whole[skip:] as view:
+                    return str(view, "utf-8"), "utf-8"
+            except UnicodeDecodeError:
+                try:
+                    return codecs.decode(m, "cp1252"), "cp1252"
+                except UnicodeDecodeError:
+                    return codecs.decode(m, "latin-1"), "latin-1"
+
+
+def _pdf(path):
+    try:
+        done = subprocess.run(["pdftotext", "-enc", "UTF-8", "-layout", path, "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except FileNotFoundError:
+        raise QueryError("context_binary", "a PDF can be read only where pdftotext is; install poppler-utils in the sandbox's image, or give its text")
+    if done.returncode != 0:
+        raise QueryError("context_unreadable", "pdftotext failed: " + done.stderr.decode("utf-8", "replace").strip()[:300])
+    return done.stdout.decode("utf-8", "replace")
+
+
+class Directory(Mapping):
+    """A directory as a mapping of paths to texts, each read when it is wanted."""
+
+    def __init__(self, root, files):
+        self._root, self._files = root, files
+
+    def __getitem__(self, path):
+        entry = self._files[path]
+        real = os.path.join(self._root, entry["file"])
+        return _pdf(real) if entry.get("kind") == "pdf" else _decode(real, entry.get("encoding"))[0]
+
+    def __iter__(self):
+        return iter(self._files)
+
+    def __len__(self):
+        return len(self._files)
+
+    def __contains__(self, path):
+        return path in self._files
+
+    def size(self, path):
+        """Bytes of a file, without reading it."""
+        return self._files[path]["bytes"]
+
+    def __repr__(self):
+        return "<Directory of %d files>" % len(self._files)
+
+
+def _load_one(root, entry):
+    kind, path = entry["kind"], os.path.join(root, entry["file"])
+    if kind == "text":
+        return _decode(path, entry.get("encoding"))
+    if kind == "pdf":
+        return _pdf(path), "pdf"
+    if kind in ("json", "messages"):
+        text, encoding = _decode(path, entry.get("encoding"))
+        try:
+            return json.loads(text), encoding
+        except ValueError:
+            if not entry.get("lenient"):
+                raise
+            return text, encoding
+    if kind == "list":
+        with open(path, "rb") as f:
+            return [f.read(n).decode("utf-8", "replace") for n in entry["lengths"]], "utf-8"
+    if kind == "dir":
+        with open(path, encoding="utf-8") as f:
+            files = json.load(f)
+        return Directory(root, {f["path"]: f for f in files}), "utf-8"
+    raise QueryError("context_unreadable", "a context of kind %r" % kind)
+
+
+def load(root):
+    """Puts the contexts that lie in a directory into variables."""
+    with open(os.path.join(root, "manifest.json"), encoding="utf-8") as f:
+        manifest = json.load(f)
+    told = []
+    for i, entry in enumerate(manifest["contexts"], len(_contexts)):
+        try:
+            value, encoding = _load_one(root, entry)
+        except MemoryError:
+            _call("rlm.loaded", _dumps({"error": {"code": "memory", "message": "context %d does not fit into the sandbox's memory" % i}}))
+            return
+        except QueryError as e:
+            _call("rlm.loaded", _dumps({"error": {"code": e.code, "message": "context %d (%s): %s" % (i, entry.get("name", ""), e)}}))
+            return
+        except (ValueError, OSError) as e:
+            _call("rlm.loaded", _dumps({"error": {"code": "context_unreadable", "message": "context %d (%s): %s" % (i, entry.get("name", ""), e)}}))
+            return
+        _contexts.append(value)
+        name = "context_%d" % i
+        _names[name] = _main[name] = value
+        if i == 0:
+            _names["context"] = _main["context"] = value
+        kind, size = _describe(value)
+        note = {"variable": name, "type": kind, "size": size, "encoding": encoding}
+        if isinstance(value, list):
+            note["chars"] = sum(len(v) if isinstance(v, str) else len(_dumps(v)) for v in value)
+        elif isinstance(value, str):
+            note["chars"] = len(value)
+        told.append(note)
+    _call("rlm.loaded", _dumps({"contexts": told}))
+
+
+def set_history(path):
+    """Makes the conversation so far the variable history."""
+    with open(path, encoding="utf-8") as f:
+        _names["history"] = _main["history"] = json.load(f)
+
+
+# --- after each cell ---
+
+def after():
+    """Puts back our names, and tells the host what the cell has left."""
+    note, restored = {}, []
+    mine = _main.get("answer")
+    if mine is not answer and isinstance(mine, dict):
+        dict.update(answer, mine)
+    _main["answer"] = answer
+    for name, value in _names.items():
+        if _main.get(name) is not value:
+            _main[name] = value
+            restored.append(name)
+    if _ready(answer):
+        note["answer"] = _content(answer.get("content", ""))
+        dict.__setitem__(answer, "ready", False)
+    elif answer.get("content") not in ("", None):
+        draft = _content(answer["content"])
+        if len(draft["content"]) <= DRAFT_LIMIT:
+            note["draft"] = draft
+    if restored:
+        note["restored"] = restored
+    note["vars"] = _variables()
+    _call("rlm.after", _dumps(note).encode("utf-8", "replace"))
+
+
+def _tool(name):
+    def tool(*args, **kwargs):
+        reply = _ask("rlm.tool", {"name": name, "args": args, "kwargs": kwargs})
+        return reply.get("value")
+    tool.__name__ = name
+    return tool
+
+
+class _Options:
+    error_strings = False
+
+
+O = _Options()
+_contexts = []
+_names = {}
+
+
+def install(main, options):
+    """Puts everything into the namespace that cells run in."""
+    global _main
+    _main = main
+    O.error_strings = bool(options.get("error_strings"))
+    for f in (llm_query, llm_query_batched, rlm_query, rlm_query_batched, budget, FINAL, FINAL_VAR, SUBMIT, SHOW_VARS, chunks, search):
+        _names[f.__name__] = f
+    _names["QueryError"] = QueryError
+    _names.setdefault("history", [])
+    for tool in options.get("tools") or ():
+        if tool.get("source"):
+            space = {"__name__": "tool_" + tool["name"]}
+            exec(compile(tool["source"], "<tool %s>" % tool["name"], "exec"), space)
+            f = space[tool["name"]]
+        else:
+            f = _tool(tool["name"])
+        f.__doc__ = tool.get("doc") or f.__doc__
+        _names[tool["name"]] = f
+    _main.update(_names)
+    _main["answer"] = answer

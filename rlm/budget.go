@@ -1,0 +1,290 @@
+package rlm
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Unlimited switches a limit off.
+const Unlimited = -1
+
+// Limits bounds a run with everything below it. Zero means zero: begin with DefaultLimits.
+type Limits struct {
+	Tokens int64         `json:"tokens"` // of all models, input and output
+	Cost   float64       `json:"cost_usd"`
+	Time   time.Duration `json:"time_ns"`
+	Calls  int64         `json:"calls"` // of models, turns included
+	// Depth is how many levels of calls there are below the run: with 0 there are none, with 1 rlm_query is a plain
+	// call, with 2 it is a child run whose own rlm_query is a plain call.
+	Depth  int           `json:"depth"`
+	Turns  int           `json:"turns"`       // of the run, and of each child
+	Errors int           `json:"errors"`      // cells that fail one after the other
+	CPU    time.Duration `json:"cell_cpu_ns"` // of all cells and commands
+}
+
+// DefaultLimits are those of a run that sets none.
+func DefaultLimits() Limits {
+	return Limits{
+		Tokens: 100_000, Cost: Unlimited, Time: 300 * time.Second, Calls: Unlimited, Depth: 2, Turns: 30, Errors: 8, CPU: Unlimited,
+	}
+}
+
+// The size of a reply that is reserved.
+const (
+	wantedReply = 8192 // at most, where the model's own limit is not smaller
+	leastReply  = 64   // a call for which less is left is not worth making
+)
+
+// budget is the one account of a run and everything below it. What a call may cost at most is reserved before it and settled after it, so
+// calls at once cannot spend the same token twice.
+//
+// A reservation is held only while a model is asked, never by a parent that waits for a child. So whoever
+// waits here for others to settle waits for calls that end by themselves.
+type budget struct {
+	limits Limits
+	begun  time.Time
+
+	mu       sync.Mutex
+	spent    llm.Usage          // guarded by mu
+	by       map[usageKey]Spent // guarded by mu
+	cpu      time.Duration      // guarded by mu
+	tokens   int64              // guarded by mu; reserved
+	cost     float64            // guarded by mu; reserved
+	inFlight int64              // guarded by mu; reservations that are not settled
+	settled  chan struct{}      // guarded by mu; closed and replaced whenever one is
+}
+
+type usageKey struct {
+	model string
+	depth int
+}
+
+// Spent is what one model took at one depth.
+type Spent struct {
+	Model string `json:"model"`
+	Depth int    `json:"depth"`
+	llm.Usage
+}
+
+func newBudget(l Limits) *budget {
+	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, settled: make(chan struct{})}
+}
+
+// reservation is what a call may take.
+type reservation struct {
+	b     *budget
+	input int64
+	reply int64 // the longest reply that is paid for
+	cost  float64
+	price *llm.Price
+	done  bool
+}
+
+// reserve takes what a call with so many tokens of input may cost. While other calls hold what is missing it waits for them.
+func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
+	if wanted <= 0 {
+		wanted = wantedReply
+	}
+	if info.Output > 0 {
+		wanted = min(wanted, info.Output)
+	}
+	least := min(wanted, leastReply)
+	if b.limits.Cost >= 0 && info.Price == nil && !info.Local {
+		return nil, &sandbox.Error{
+			Code: CodePriceUnknown, Op: "ask " + info.Name, Message: "money is limited, and the price of this model is not known",
+			Remedy: "give its price in the configuration, or set no limit of money",
+		}
+	}
+	for {
+		r, wait, err := b.try(info, input, wanted, least)
+		if err != nil || r != nil {
+			return r, err
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// try reserves, or gives what to wait for, or the limit that is reached for good.
+func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <-chan struct{}, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.limits.Time >= 0 && time.Since(b.begun) >= b.limits.Time {
+		return nil, nil, exhausted(ReasonTime, "%s are over", b.limits.Time)
+	}
+	if b.limits.Calls >= 0 && b.spent.Calls+b.inFlight >= b.limits.Calls {
+		// A call that fails without having reached the provider gives its place back.
+		if b.inFlight > 0 && b.spent.Calls < b.limits.Calls {
+			return nil, b.settled, nil
+		}
+		return nil, nil, exhausted(ReasonCalls, "%d of %d calls are made", b.spent.Calls, b.limits.Calls)
+	}
+	reply, short := wanted, Reason("")
+	if b.limits.Tokens >= 0 {
+		left := b.limits.Tokens - b.spent.Tokens() - b.tokens - input
+		if left < reply {
+			// Half of the rest: those who come at the same time get something too.
+			reply = max(least, left/2)
+		}
+		if left < least {
+			short = ReasonTokens
+		}
+	}
+	price := info.Price
+	if info.Local {
+		price = nil
+	}
+	if b.limits.Cost >= 0 && price != nil {
+		left := b.limits.Cost - b.spent.Cost - b.cost - float64(input)*price.Input/1e6
+		if afford := int64(left / max(price.Output, 1e-12) * 1e6); afford < reply {
+			reply = max(least, afford/2)
+			if afford < least {
+				short = ReasonCost
+			}
+		}
+	}
+	if b.limits.Cost == 0 && !info.Local {
+		short = ReasonCost
+	}
+	if short != "" {
+		if b.inFlight > 0 {
+			return nil, b.settled, nil
+		}
+		if short == ReasonCost {
+			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call takes more than the rest", b.spent.Cost, b.limits.Cost)
+		}
+		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call takes at least %d", b.spent.Tokens(), b.limits.Tokens, input+least)
+	}
+	r := &reservation{b: b, input: input, reply: reply, price: price}
+	if price != nil {
+		r.cost = float64(input)*price.Input/1e6 + float64(reply)*price.Output/1e6
+	}
+	b.tokens += input + reply
+	b.cost += r.cost
+	b.inFlight++
+	return r, nil, nil
+}
+
+// settle replaces the reservation by what the call took. A call that took nothing, because it never
+// reached its provider, is settled with the zero usage.
+func (r *reservation) settle(model string, depth int, u llm.Usage) {
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.done {
+		return
+	}
+	r.done = true
+	b.tokens -= r.input + r.reply
+	b.cost -= r.cost
+	b.inFlight--
+	b.book(model, depth, u)
+	close(b.settled)
+	b.settled = make(chan struct{})
+}
+
+// book adds usage. Preconditions: mu is held.
+func (b *budget) book(model string, depth int, u llm.Usage) {
+	if u == (llm.Usage{}) {
+		return
+	}
+	b.spent = b.spent.Add(u)
+	k := usageKey{model, depth}
+	s := b.by[k]
+	b.by[k] = Spent{Model: model, Depth: depth, Usage: s.Add(u)}
+}
+
+// credit books what an earlier program has paid for this run.
+func (b *budget) credit(model string, depth int, u llm.Usage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.book(model, depth, u)
+}
+
+// useCPU adds the time of a cell and says when it was too much.
+func (b *budget) useCPU(d time.Duration) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cpu += d
+	if b.limits.CPU >= 0 && b.cpu > b.limits.CPU {
+		return exhausted(ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), b.limits.CPU)
+	}
+	return nil
+}
+
+// Left is what remains of a budget. A limit that is off is not there.
+type Left struct {
+	Tokens  *int64   `json:"tokens,omitempty"`
+	Cost    *float64 `json:"cost_usd,omitempty"`
+	Seconds *float64 `json:"seconds,omitempty"`
+	Calls   *int64   `json:"calls,omitempty"`
+	CPU     *float64 `json:"cell_cpu_seconds,omitempty"`
+	Depth   int      `json:"depth"`
+	Turns   int      `json:"turns"`
+}
+
+// left tells what is neither spent nor reserved.
+func (b *budget) left() Left {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var l Left
+	if b.limits.Tokens >= 0 {
+		n := max(0, b.limits.Tokens-b.spent.Tokens()-b.tokens)
+		l.Tokens = &n
+	}
+	if b.limits.Cost >= 0 {
+		n := max(0, b.limits.Cost-b.spent.Cost-b.cost)
+		l.Cost = &n
+	}
+	if b.limits.Time >= 0 {
+		n := max(0, (b.limits.Time - time.Since(b.begun)).Seconds())
+		l.Seconds = &n
+	}
+	if b.limits.Calls >= 0 {
+		n := max(0, b.limits.Calls-b.spent.Calls-b.inFlight)
+		l.Calls = &n
+	}
+	if b.limits.CPU >= 0 {
+		n := max(0, (b.limits.CPU - b.cpu).Seconds())
+		l.CPU = &n
+	}
+	return l
+}
+
+// usage gives the sum and its parts.
+func (b *budget) usage() (llm.Usage, []Spent) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	parts := make([]Spent, 0, len(b.by))
+	for s := range maps.Values(b.by) {
+		parts = append(parts, s)
+	}
+	return b.spent, sortSpent(parts)
+}
+
+// String is for the model's eyes.
+func (l Left) String() string {
+	s := fmt.Sprintf("%d turns", l.Turns)
+	if l.Tokens != nil {
+		s += fmt.Sprintf(", %d tokens", *l.Tokens)
+	}
+	if l.Cost != nil {
+		s += fmt.Sprintf(", $%.4f", *l.Cost)
+	}
+	if l.Seconds != nil {
+		s += fmt.Sprintf(", %.0f s", *l.Seconds)
+	}
+	if l.Calls != nil {
+		s += fmt.Sprintf(", %d model calls", *l.Calls)
+	}
+	return s
+}

@@ -1,0 +1,348 @@
+package rlm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// watchEvery is how often a running cell's time is looked at.
+const watchEvery = 50 * time.Millisecond
+
+// do does one action and reports whether it went well. An error means that the machine or the run is over, not that code failed.
+func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err error) {
+	o := n.run.engine.o
+	switch a.kind {
+	case actCell:
+		end, err := n.runCell(ctx, a.text, false)
+		if err != nil {
+			return "", false, err
+		}
+		return observe(end, o.CellTimeout, o.OutputChars) + n.takeRefusal(), end.OK, nil
+	case actCommand:
+		end, err := n.runCommand(ctx, a.text)
+		if err != nil {
+			return "", false, err
+		}
+		return observe(end, o.CellTimeout, o.OutputChars), end.OK, nil
+	case actQuery, actQueries:
+		return n.directQueries(ctx, a)
+	case actSnapshot:
+		return n.remember(ctx, a.text)
+	case actRollback:
+		return n.rollback(ctx, a.text)
+	}
+	return "", false, fmt.Errorf("an action of kind %q", a.kind)
+}
+
+// takeRefusal tells why an answer of the cell was not taken.
+func (n *node) takeRefusal() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.refusal == "" || n.handedIn != nil {
+		return ""
+	}
+	why := n.refusal
+	n.refusal = ""
+	return "[your answer was not taken: " + why + "]\n"
+}
+
+// runCell runs code and what must happen behind it.
+func (n *node) runCell(ctx context.Context, code string, quiet bool) (*CellEnded, error) {
+	quiet = quiet || n.turn <= n.silentTo
+	if !quiet {
+		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "python", Code: code})
+	}
+	n.mu.Lock()
+	n.afterRun, n.ready, n.refusal = nil, nil, ""
+	n.mu.Unlock()
+	o := n.run.engine.o
+	cellCtx, expired, stop := n.watch(ctx)
+	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(o.OutputChars)})
+	stop()
+	if err != nil {
+		return nil, n.lost(ctx, err)
+	}
+	n.run.cells.Add(1)
+	end := n.describe(v, expired())
+	end.StateKept = v.StateKept && !v.StateLostBefore
+	if err := n.behind(ctx, end); err != nil {
+		return nil, err
+	}
+	if !quiet {
+		n.run.emit(n, n.turn, KindCellEnded, end)
+	}
+	if ctx.Err() != nil && n.taken() == nil {
+		return nil, context.Cause(ctx)
+	}
+	return end, n.run.budget.useCPU(v.CPU)
+}
+
+// behind puts the bridge's names back and learns what the cell has left. A lost interpreter gets bridge and context again.
+func (n *node) behind(ctx context.Context, end *CellEnded) error {
+	if n.taken() != nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		n.takeReady()
+		return nil
+	}
+	if !end.StateKept {
+		n.takeReady()
+		if n.taken() != nil {
+			return nil
+		}
+		return n.install(ctx)
+	}
+	if err := n.own(ctx, "__import__('recluse_rlm').after()"); err != nil {
+		if ctx.Err() != nil {
+			n.takeReady()
+			return nil
+		}
+		if errors.Is(err, sandbox.ErrSandboxLost) {
+			// Code has broken the bridge itself. A new one takes its place.
+			if ierr := n.own(ctx, "__import__('sys').modules.pop('recluse_rlm', None)"); ierr == nil {
+				return n.install(ctx)
+			}
+		}
+		return err
+	}
+	n.mu.Lock()
+	a := n.afterRun
+	n.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	end.Restored = a.Restored
+	end.Vars = map[string]string{}
+	for _, v := range a.Vars {
+		end.Vars[fmt.Sprint(v[0])] = fmt.Sprint(v[1])
+	}
+	if a.Answer != nil {
+		n.accept(a.Answer)
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a.Draft != nil {
+		n.draft = a.Draft
+	}
+	return nil
+}
+
+// takeReady takes an answer that was declared ready by a cell that did not come to its end.
+func (n *node) takeReady() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.handedIn == nil && n.ready != nil {
+		n.handedIn = n.ready
+	}
+}
+
+// watch ends a cell that works too long. Time in which it waits for models is not its own.
+func (n *node) watch(ctx context.Context) (cell context.Context, expired func() bool, stop func()) {
+	cell, cancel := context.WithCancel(ctx)
+	var mu sync.Mutex
+	over := false
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	limit := n.run.engine.o.CellTimeout
+	wg.Go(func() {
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		last, used := time.Now(), time.Duration(0)
+		defer func() { n.cellTime += used + time.Since(last) }()
+		for {
+			select {
+			case <-done:
+				return
+			case now := <-tick.C:
+				if n.inCalls.Load() == 0 {
+					used += now.Sub(last)
+				}
+				last = now
+				if limit > 0 && used > limit {
+					mu.Lock()
+					over = true
+					mu.Unlock()
+					cancel()
+				}
+			}
+		}
+	})
+	return cell, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return over
+		}, func() {
+			close(done)
+			wg.Wait()
+			cancel()
+		}
+}
+
+// lost is the error of a machine that did not give a verdict.
+func (n *node) lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		n.takeReady()
+		return context.Cause(ctx)
+	}
+	n.takeReady()
+	return err
+}
+
+func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4)) }
+
+// describe is a verdict as the log and the model see it.
+func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
+	limit := n.run.engine.o.OutputChars
+	end := &CellEnded{
+		Ended: v.Ended, OK: v.OK(), Exit: v.ExitCode, Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2),
+		Produced: v.Stdout.Produced + v.Stderr.Produced, Wall: v.Wall, CPU: v.CPU, StateKept: true,
+	}
+	if expired && v.Ended == sandbox.EndedCancelled {
+		end.Ended = sandbox.EndedTimeout
+	}
+	if v.Result != nil {
+		end.Result = cut(v.Result.Text(), limit)
+	}
+	if v.Error != nil {
+		end.Error = cut(v.Error.Traceback, limit/2)
+	}
+	return end
+}
+
+// runCommand runs a block of bash.
+func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
+	quiet := n.turn <= n.silentTo
+	if !quiet {
+		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "bash", Code: script})
+	}
+	cmdCtx, expired, stop := n.watch(ctx)
+	v, err := n.machine.Run(cmdCtx, sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)})
+	stop()
+	if err != nil {
+		return nil, n.lost(ctx, err)
+	}
+	n.run.cells.Add(1)
+	end := n.describe(v, expired())
+	if !quiet {
+		n.run.emit(n, n.turn, KindCellEnded, end)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return end, n.run.budget.useCPU(v.CPU)
+}
+
+// directQueries are model calls that the reply itself asks for.
+func (n *node) directQueries(ctx context.Context, a action) (string, bool, error) {
+	items := a.items
+	if a.kind == actQuery {
+		items = []string{a.text}
+	}
+	if len(items) == 0 {
+		return "[there was no prompt to ask]\n", false, nil
+	}
+	var seen string
+	ok := true
+	for i, p := range items {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			return "", false, err
+		}
+		text, err := n.resolve(ctx, false, n.turn, raw, "")
+		if ctx.Err() != nil {
+			return "", false, context.Cause(ctx)
+		}
+		if err != nil {
+			ok = false
+			text = "[failed: " + err.Error() + "]"
+		}
+		if len(items) > 1 {
+			seen += fmt.Sprintf("[%d] ", i)
+		}
+		seen += cut(text, n.run.engine.o.OutputChars/len(items)) + "\n"
+	}
+	return seen, ok, nil
+}
+
+// remember keeps the machine under a name.
+func (n *node) remember(ctx context.Context, name string) (string, bool, error) {
+	snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{"recluse.run": n.run.id, "recluse.name": name}})
+	if err != nil {
+		return n.refusedAction(ctx, "the snapshot could not be taken", err)
+	}
+	if n.named == nil {
+		n.named = map[string]string{}
+	}
+	if old := n.named[name]; old != "" {
+		_ = n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old) // it has been replaced; the sweep of old ones finds it
+	}
+	n.named[name] = snap.ID
+	return fmt.Sprintf("[snapshot %q taken]\n", name), true, nil
+}
+
+// rollback goes on in a copy of the machine as it was.
+func (n *node) rollback(ctx context.Context, name string) (string, bool, error) {
+	id := n.named[name]
+	if id == "" {
+		return fmt.Sprintf("[there is no snapshot %q]\n", name), false, nil
+	}
+	if n.borrowed {
+		return "[this machine belongs to a session, which alone can roll it back]\n", false, nil
+	}
+	m, err := n.run.engine.o.Sandboxes.Restore(ctx, id)
+	if err != nil {
+		return n.refusedAction(ctx, "the snapshot could not be restored", err)
+	}
+	old := n.machine
+	n.machine = m
+	m.OnHostCall(n.serve(n.ctx))
+	n.run.emit(n, n.turn, KindSandbox, SandboxReady{ID: m.ID()})
+	if err := old.Close(); err != nil {
+		n.run.engine.o.Logger.Warn("a sandbox of a run is left behind", "run", n.run.id, "sandbox", old.ID(), "error", err)
+	}
+	return fmt.Sprintf("[back at snapshot %q]\n", name), true, nil
+}
+
+func (n *node) refusedAction(ctx context.Context, what string, err error) (string, bool, error) {
+	if ctx.Err() != nil {
+		return "", false, context.Cause(ctx)
+	}
+	if errors.Is(err, sandbox.ErrSandboxLost) || errors.Is(err, sandbox.ErrGuestLost) {
+		return "", false, err
+	}
+	return fmt.Sprintf("[%s: %v]\n", what, err), false, nil
+}
+
+// snapshotBeside takes a snapshot while the model is asked, when cells have worked long enough since the last one. The returned function waits for it.
+func (n *node) snapshotBeside(ctx context.Context) func() {
+	every := n.run.engine.o.SnapshotEvery
+	if every < 0 || n.cellTime < every || n.depth > 0 || n.borrowed || n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+		return func() {}
+	}
+	n.cellTime = 0
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{"recluse.run": n.run.id}})
+		if err != nil {
+			n.run.engine.o.Logger.Warn("a run goes on without a new snapshot", "run", n.run.id, "error", err)
+			return
+		}
+		old := n.snapshot
+		n.snapshot = snap.ID
+		n.run.emit(n, n.turn-1, KindSnapshot, SnapshotTaken{ID: snap.ID})
+		if old != "" {
+			if err := n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old); err != nil {
+				n.run.engine.o.Logger.Warn("a snapshot of a run is left behind", "run", n.run.id, "snapshot", old, "error", err)
+			}
+		}
+	})
+	return wg.Wait
+}

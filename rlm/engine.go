@@ -1,0 +1,311 @@
+package rlm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The defaults of a run that are no limits.
+const (
+	DefaultParallel    = 16      // model calls at once in the whole tree
+	DefaultChildren    = 4       // child runs at once on each level
+	DefaultOutputChars = 20_000  // of a turn's output that the model sees
+	DefaultPlainBelow  = 1 << 14 // tokens; below, a plain call is better than a run
+	DefaultCellTimeout = 60 * time.Second
+	DefaultSnapshots   = 30 * time.Second // of cell time between two snapshots
+)
+
+// Blocks says how many blocks of a reply are run.
+type Blocks string
+
+// The policies.
+const (
+	// FirstBlock cuts the generation behind the first block, so that a model cannot invent its output.
+	FirstBlock Blocks = "first"
+	// AllBlocks runs every block of a reply in order.
+	AllBlocks Blocks = "all"
+)
+
+// Options configures an Engine.
+type Options struct {
+	// Models gives the model for a depth: 0 is the run itself, 1 what it calls, and so on. name is what the code asked for
+	// with model=, else empty.
+	Models func(depth int, name string) (llm.Model, error)
+	// Sandboxes makes the machines.
+	Sandboxes Sandboxes
+	// Spec is what each machine is made from; mounts and memory for the context come on top.
+	Spec sandbox.Spec
+	// Limits bounds a run; nil: DefaultLimits.
+	Limits *Limits
+	// Dir is where runs are kept; empty: below the user's data directory.
+	Dir string
+
+	Blocks Blocks // empty: FirstBlock
+	// PlainBelow is the size of a context in tokens below which the model is asked directly; 0: DefaultPlainBelow, negative: never.
+	PlainBelow int64
+	// Parallel and Children bound what happens at once.
+	Parallel, Children int
+	// OutputChars is how much of a turn's output the model sees.
+	OutputChars int
+	// CellTimeout is how long a cell may work; time in which it waits for models does not count.
+	CellTimeout time.Duration
+	// SnapshotEvery is the cell time after which a snapshot is taken while the model is asked; 0: DefaultSnapshots, negative: never.
+	SnapshotEvery time.Duration
+	// Durable keeps the sandbox when this program dies, until the run is resumed.
+	Durable bool
+	// ErrorStrings lets failed calls return "Error: …" instead of raising, as other implementations do.
+	ErrorStrings bool
+
+	Prompts Prompts
+	Tools   []Tool
+	// Cache keeps replies to identical sub-calls; nil: one for each run.
+	Cache *Cache
+	// Coverage switches the count of what was read of the context off when false is given.
+	NoCoverage bool
+	Logger     *slog.Logger
+}
+
+// Engine answers questions over contexts of any size. Its methods may be called from several goroutines.
+type Engine struct {
+	o   Options
+	dir string
+}
+
+// New makes an engine.
+func New(o Options) (*Engine, error) {
+	if o.Models == nil {
+		return nil, NoModel()
+	}
+	if o.Sandboxes == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeNoBackend, Op: "make engine", Message: "no sandboxes to run code in", Remedy: "give Options.Sandboxes, e.g. FromBackend"}
+	}
+	if o.Limits == nil {
+		l := DefaultLimits()
+		o.Limits = &l
+	}
+	if o.Blocks == "" {
+		o.Blocks = FirstBlock
+	}
+	if o.Blocks != FirstBlock && o.Blocks != AllBlocks {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("blocks %q: there are %q and %q", o.Blocks, FirstBlock, AllBlocks)}
+	}
+	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
+	o.Parallel = or(o.Parallel, DefaultParallel)
+	o.Children = or(o.Children, DefaultChildren)
+	o.OutputChars = or(o.OutputChars, DefaultOutputChars)
+	o.CellTimeout = or(o.CellTimeout, DefaultCellTimeout)
+	o.SnapshotEvery = or(o.SnapshotEvery, DefaultSnapshots)
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	prompts, err := o.Prompts.parse()
+	if err != nil {
+		return nil, err
+	}
+	o.Prompts = prompts
+	if err := checkTools(o.Tools); err != nil {
+		return nil, err
+	}
+	dir := o.Dir
+	if dir == "" {
+		data, err := xdg.Data()
+		if err != nil {
+			return nil, err
+		}
+		dir = filepath.Join(data, "runs")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "make engine", Err: err}
+	}
+	return &Engine{o: o, dir: dir}, nil
+}
+
+// NoModel is the error of somebody who has configured no model.
+func NoModel() error {
+	return &sandbox.Error{
+		Code: CodeNoModel, Op: "choose model", Message: "no model is configured",
+		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this machine, or name a scripted model for a try without any",
+	}
+}
+
+func or[T comparable](v, other T) T {
+	var zero T
+	if v == zero {
+		return other
+	}
+	return v
+}
+
+// Question is what a run is to answer.
+type Question struct {
+	Query  string
+	Inputs []Input
+	// Schema is the JSON Schema that an answer must meet; nil: any text will do.
+	Schema json.RawMessage
+	// Model is asked for by name instead of the default one.
+	Model  string
+	Limits *Limits // instead of the engine's
+	Labels map[string]string
+	// History is the conversation before this question; code finds it as history.
+	History []llm.Message
+	// Machine is used instead of a new one, and is not closed; with the variables of earlier questions in it. Loaded is how many contexts it has already.
+	Machine Machine
+}
+
+// Result is how a run ended.
+type Result struct {
+	Run     string          `json:"run"`
+	Answer  string          `json:"answer"`
+	Value   json.RawMessage `json:"value,omitempty"` // the answer as JSON, when it was handed in as more than text
+	Reason  Reason          `json:"reason"`
+	Message string          `json:"message,omitempty"` // more about the reason
+	// Partial says that the answer was not handed in: it is the best that there was when the run ended.
+	Partial  bool          `json:"partial,omitempty"`
+	Plain    bool          `json:"plain,omitempty"` // the model was asked directly
+	Turns    int           `json:"turns"`
+	Children int64         `json:"children,omitempty"`
+	Cached   int64         `json:"cached,omitempty"` // sub-calls answered from the cache
+	Cells    int64         `json:"cells"`
+	Usage    llm.Usage     `json:"usage"`
+	By       []Spent       `json:"by,omitempty"`
+	Wall     time.Duration `json:"wall_ns"`
+	Coverage *Coverage     `json:"coverage,omitempty"`
+	Dir      string        `json:"-"`
+	// Conversation is what a follow-up question goes on from.
+	Conversation []llm.Message `json:"-"`
+}
+
+// Run answers a question. The result is there also beside an error, once the run had begun: with what there was of an answer,
+// and what it took. The error is nil only if an answer was handed in.
+func (e *Engine) Run(ctx context.Context, q Question) (*Result, error) {
+	r, err := e.Start(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return r.Wait()
+}
+
+// Start begins a run and gives it while it goes on. What is wrong with the question itself is told at once.
+func (e *Engine) Start(ctx context.Context, q Question) (*Run, error) {
+	r, err := e.newRun(ctx, q, newRunID())
+	if err != nil {
+		return nil, err
+	}
+	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.fresh(ctx) })
+	return r, nil
+}
+
+func newRunID() string {
+	b := make([]byte, 4)
+	_, _ = rand.Read(b) // never fails
+	return time.Now().UTC().Format("20060102-150405-") + hex.EncodeToString(b)
+}
+
+// newRun checks the question, makes the run's directory and stages its context.
+func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error) {
+	r, err := e.prepare(q, id)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(e.dir, id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Err: err}
+	}
+	r.dir = dir
+	fail := func(err error) (*Run, error) {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
+		return fail(err)
+	}
+	if err := r.writeFile(); err != nil {
+		return fail(err)
+	}
+	if r.log, err = trajectory.Create(dir); err != nil {
+		return fail(err)
+	}
+	return r, nil
+}
+
+// prepare is the part of a run that needs no disk.
+func (e *Engine) prepare(q Question, id string) (*Run, error) {
+	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache}
+	if q.Limits != nil {
+		r.limits = *q.Limits
+	}
+	if len(q.Schema) > 0 {
+		s, err := compileSchema(q.Schema)
+		if err != nil {
+			return nil, err
+		}
+		r.schema = s
+	}
+	model, err := e.model(0, q.Model)
+	if err != nil {
+		return nil, err
+	}
+	r.model = model
+	r.budget = newBudget(r.limits)
+	r.slots = make(chan struct{}, e.o.Parallel)
+	if r.cache == nil {
+		r.cache = NewCache(0)
+	}
+	r.done = make(chan struct{})
+	return r, nil
+}
+
+func (e *Engine) model(depth int, name string) (llm.Model, error) {
+	m, err := e.o.Models(depth, name)
+	if err == nil && m == nil {
+		err = NoModel()
+	}
+	if err == nil {
+		return m, nil
+	}
+	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+		return nil, err
+	}
+	return nil, &sandbox.Error{Code: CodeNoModel, Op: "choose model", Message: name, Err: err}
+}
+
+func compileSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
+	bad := func(err error) error {
+		return &sandbox.Error{Code: CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or older", Err: err}
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytesReader(raw))
+	if err != nil {
+		return nil, bad(err)
+	}
+	c := jsonschema.NewCompiler()
+	c.UseLoader(noLoader{})
+	if err := c.AddResource("answer.json", doc); err != nil {
+		return nil, bad(err)
+	}
+	s, err := c.Compile("answer.json")
+	if err != nil {
+		return nil, bad(err)
+	}
+	return s, nil
+}
+
+// noLoader refuses schemas that refer to files or addresses.
+type noLoader struct{}
+
+func (noLoader) Load(url string) (any, error) {
+	return nil, fmt.Errorf("a schema may not refer to %s", url)
+}

@@ -1,0 +1,182 @@
+package rlm
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Event is one thing that happened in a run.
+type Event = trajectory.Event
+
+// Kind is what an event tells.
+type Kind = trajectory.Kind
+
+// The kinds of events, with what their data is.
+const (
+	KindRunStarted   Kind = "run_started"   // RunStarted
+	KindContext      Kind = "context"       // ContextLoaded
+	KindSandbox      Kind = "sandbox"       // SandboxReady
+	KindTurnStarted  Kind = "turn_started"  // no data
+	KindTurnEnded    Kind = "turn_ended"    // TurnEnded
+	KindCallStarted  Kind = "call_started"  // CallStarted
+	KindCallEnded    Kind = "call_ended"    // CallEnded
+	KindCellStarted  Kind = "cell_started"  // CellStarted
+	KindCellEnded    Kind = "cell_ended"    // CellEnded
+	KindChildStarted Kind = "child_started" // ChildStarted
+	KindChildEnded   Kind = "child_ended"   // ChildEnded
+	KindTool         Kind = "tool"          // ToolUsed
+	KindCompacted    Kind = "compacted"     // Compacted
+	KindSnapshot     Kind = "snapshot"      // SnapshotTaken
+	KindResumed      Kind = "resumed"       // Resumed
+	KindRunEnded     Kind = "run_ended"     // *Result
+)
+
+// RunStarted begins a log.
+type RunStarted struct {
+	Run    string            `json:"run"`
+	Query  string            `json:"query"`
+	Model  string            `json:"model"`
+	Schema json.RawMessage   `json:"schema,omitempty"`
+	Limits Limits            `json:"limits"`
+	Labels map[string]string `json:"labels,omitempty"`
+	Forked string            `json:"forked_from,omitempty"`
+}
+
+// ContextLoaded tells what the model hears about the context.
+type ContextLoaded struct {
+	Contexts []ContextNote `json:"contexts"`
+	Bytes    int64         `json:"bytes"`
+}
+
+// ContextNote describes one context variable.
+type ContextNote struct {
+	Variable string `json:"variable"`
+	Name     string `json:"name,omitempty"`
+	Type     string `json:"type"`
+	Size     int64  `json:"size,omitempty"`  // len() of it
+	Chars    int64  `json:"chars,omitempty"` // of text in it, where that is known
+	Encoding string `json:"encoding,omitempty"`
+	Skipped  int    `json:"skipped,omitempty"`
+}
+
+// SandboxReady names the machine of a node.
+type SandboxReady struct {
+	ID string `json:"id"`
+}
+
+// TurnEnded is what a turn added to the conversation.
+type TurnEnded struct {
+	Reply       string `json:"reply"`
+	Observation string `json:"observation,omitempty"`
+}
+
+// The ways in which a run asks models.
+const (
+	CallTurn    = "turn"    // the root model, for the next step
+	CallLast    = "last"    // the root model, for its best answer when turns are over
+	CallPlain   = "plain"   // a question that needs no interpreter
+	CallSub     = "sub"     // llm_query
+	CallSummary = "summary" // compaction
+)
+
+// CallStarted begins a model call. Prompts may hold much of the context, so only their beginning is told.
+type CallStarted struct {
+	ID      string `json:"id"`
+	Call    string `json:"call"`
+	Model   string `json:"model"`
+	Key     string `json:"key"` // of what was asked
+	Chars   int64  `json:"chars"`
+	Tokens  int64  `json:"tokens"` // estimated
+	Preview string `json:"preview,omitempty"`
+}
+
+// CallEnded ends it.
+type CallEnded struct {
+	ID     string        `json:"id"`
+	Call   string        `json:"call"`
+	Key    string        `json:"key"`
+	Model  string        `json:"model"`
+	Text   string        `json:"text"`
+	Finish llm.Finish    `json:"finish,omitempty"`
+	Usage  llm.Usage     `json:"usage"`
+	Wall   time.Duration `json:"wall_ns"`
+	Cached bool          `json:"cached,omitempty"`
+	Error  *ErrorNote    `json:"error,omitempty"`
+}
+
+// ErrorNote is an error in an event.
+type ErrorNote struct {
+	Code    sandbox.Code `json:"code"`
+	Message string       `json:"message"`
+}
+
+// CellStarted begins a cell or command.
+type CellStarted struct {
+	Lang string `json:"lang"`
+	Code string `json:"code"`
+}
+
+// CellEnded tells how it ended, as the model sees it.
+type CellEnded struct {
+	Ended     sandbox.Ending    `json:"ended"`
+	OK        bool              `json:"ok"`
+	Exit      int               `json:"exit_code"`
+	Error     string            `json:"error,omitempty"`
+	Stdout    string            `json:"stdout,omitempty"`
+	Stderr    string            `json:"stderr,omitempty"`
+	Result    string            `json:"result,omitempty"`
+	Produced  int64             `json:"produced"` // bytes of output
+	Wall      time.Duration     `json:"wall_ns"`
+	CPU       time.Duration     `json:"cpu_ns"`
+	StateKept bool              `json:"state_kept"`
+	Restored  []string          `json:"restored,omitempty"`
+	Vars      map[string]string `json:"vars,omitempty"`
+}
+
+// ChildStarted begins a child run; its events carry Node.
+type ChildStarted struct {
+	Node    string `json:"node"`
+	Model   string `json:"model,omitempty"`
+	Key     string `json:"key"`
+	Chars   int64  `json:"chars"`
+	Preview string `json:"preview,omitempty"`
+}
+
+// ChildEnded ends it.
+type ChildEnded struct {
+	Node   string     `json:"node"`
+	Key    string     `json:"key"`
+	Answer string     `json:"answer"`
+	Reason Reason     `json:"reason"`
+	Error  *ErrorNote `json:"error,omitempty"`
+}
+
+// ToolUsed is a call of a Go tool.
+type ToolUsed struct {
+	Name  string          `json:"name"`
+	Args  json.RawMessage `json:"args,omitempty"`
+	Value json.RawMessage `json:"value,omitempty"`
+	Error string          `json:"error,omitempty"`
+}
+
+// Compacted says that turns gave way to a summary.
+type Compacted struct {
+	Upto    int    `json:"upto_turn"`
+	Summary string `json:"summary"`
+}
+
+// SnapshotTaken names a snapshot with the state behind a turn.
+type SnapshotTaken struct {
+	ID string `json:"id"`
+}
+
+// Resumed says how an interrupted run went on.
+type Resumed struct {
+	How   string `json:"how"` // attached, restored or rebuilt
+	Turn  int    `json:"turn"`
+	Rerun int    `json:"rerun"` // turns whose cells were run again
+}

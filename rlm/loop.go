@@ -1,0 +1,423 @@
+package rlm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	maxNothing  = 3    // replies in a row with nothing to run, then the run ends
+	maxBlocks   = 32   // of one reply that are run
+	maxRepeats  = 2    // equal turns, then the model is told
+	compactAt   = 0.85 // of the model's window
+	keepTurns   = 2    // that compaction leaves as they are
+	schemaTries = 3    // for an answer in plain text that must meet a schema
+	childWindow = 4    // characters of a token, roughly, for the model's eyes
+)
+
+// work answers the node's question: directly when its context is small, else turn by turn.
+func (n *node) work(ctx context.Context) error {
+	if n.machine == nil {
+		if done, err := n.tryPlain(ctx); done || err != nil {
+			return err
+		}
+	}
+	defer n.close()
+	if err := n.open(ctx); err != nil {
+		return err
+	}
+	if err := n.greet(); err != nil {
+		return err
+	}
+	return n.loop(ctx)
+}
+
+// data is what prompts tell.
+func (n *node) data() PromptData {
+	o := n.run.engine.o
+	d := PromptData{
+		Query: n.query, Contexts: n.notes, Bytes: n.staged.bytes, Tools: o.Tools, Depth: n.depth, Left: n.left(n.turn), Output: o.OutputChars,
+	}
+	limit := n.run.limits.Depth
+	d.SubCalls = limit < 0 || n.depth < limit
+	d.Child = limit < 0 || n.depth+1 < limit
+	if n.depth == 0 {
+		d.Schema = string(n.run.q.Schema)
+	}
+	if d.SubCalls {
+		if m, err := n.run.engine.model(n.depth+1, ""); err == nil {
+			d.Window = m.Info().Window * childWindow * 3 / 4
+		}
+	}
+	return d
+}
+
+// tryPlain asks the model directly when everything fits, which costs less and answers better.
+func (n *node) tryPlain(ctx context.Context) (bool, error) {
+	o := n.run.engine.o
+	// A token is seldom less than three bytes; larger contexts need not be read to know.
+	if o.PlainBelow < 0 || n.staged.bytes > 6*o.PlainBelow {
+		return false, nil
+	}
+	text, err := n.staged.readAll()
+	if err != nil {
+		return false, nil //nolint:nilerr // not plain text: the interpreter will read it
+	}
+	if n.model.Count(text) > o.PlainBelow {
+		return false, nil
+	}
+	d := n.data()
+	d.Text = text
+	if n.depth > 0 {
+		d.Query = "" // a child's question is its context
+	}
+	prompt, err := o.Prompts.text("plain", d)
+	if err != nil {
+		return false, err
+	}
+	if n.depth > 0 {
+		prompt = text
+	}
+	messages := []llm.Message{}
+	if n.depth == 0 {
+		messages = append(messages, n.run.q.History...)
+	}
+	messages = append(messages, llm.Message{Role: llm.User, Content: prompt})
+	n.plain = true
+	n.run.coverage.note(text, readByModel)
+	return true, n.askPlainly(ctx, CallPlain, messages)
+}
+
+// askPlainly takes the reply itself as the answer, and asks again while it does not meet the schema.
+func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Message) error {
+	var why string
+	for range schemaTries {
+		c := modelCall{call: call, turn: n.turn, depth: n.depth, model: n.model, messages: messages}
+		if n.schema != nil {
+			c.schema = n.run.q.Schema
+		}
+		reply, err := n.ask(ctx, c)
+		if err != nil {
+			return err
+		}
+		text := strings.TrimSpace(reply.Text)
+		if f := readReply(text).final; f != nil && !f.variable {
+			text = f.text
+		}
+		n.mu.Lock()
+		n.lastSaid = text
+		n.mu.Unlock()
+		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
+		if text == "" {
+			why = "the reply was empty"
+		} else if call == CallLast && n.schema == nil {
+			return nil // the best that there is, but nobody handed it in
+		} else if why = n.accept(&answer{Content: text}); why == "" {
+			return nil
+		}
+		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
+	}
+	return &sandbox.Error{Code: CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{ReasonFormat, "no reply was an answer"}}
+}
+
+// greet writes the beginning of the conversation.
+func (n *node) greet() error {
+	o, d := n.run.engine.o, n.data()
+	system, err := o.Prompts.text("system", d)
+	if err != nil {
+		return err
+	}
+	first, err := o.Prompts.text("first", d)
+	if err != nil {
+		return err
+	}
+	n.say(llm.System, system)
+	n.say(llm.User, first)
+	return nil
+}
+
+// say adds to the conversation.
+func (n *node) say(role llm.Role, text string) {
+	m := message{llm.Message{Role: role, Content: text}, n.model.Count(text) + perMessage}
+	n.messages = append(n.messages, m)
+	n.tokens += m.tokens
+	if role != llm.System {
+		n.full = append(n.full, m.Message)
+	}
+}
+
+// conversation is everything that was said, for a follow-up question.
+func (n *node) conversation() []llm.Message {
+	out := append([]llm.Message(nil), n.run.q.History...)
+	if n.depth > 0 {
+		out = nil
+	}
+	return append(out, n.full...)
+}
+
+func (n *node) asked() []llm.Message {
+	out := make([]llm.Message, len(n.messages))
+	for i, m := range n.messages {
+		out[i] = m.Message
+	}
+	return out
+}
+
+// loop goes turn by turn until there is an answer or a limit.
+func (n *node) loop(ctx context.Context) error {
+	limits := n.run.limits
+	for n.taken() == nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if limits.Turns >= 0 && n.turn >= limits.Turns {
+			return n.lastCall(ctx)
+		}
+		n.mu.Lock()
+		n.turn++
+		n.seen = nil
+		n.mu.Unlock()
+		n.run.emit(n, n.turn, KindTurnStarted, nil)
+		if err := n.oneTurn(ctx); err != nil {
+			return err
+		}
+		if limits.Errors >= 0 && n.errors > limits.Errors && n.taken() == nil {
+			return exhausted(ReasonErrors, "code failed in %d turns one after the other", n.errors)
+		}
+		if n.nothing >= maxNothing {
+			return exhausted(ReasonFormat, "%d replies one after the other had nothing to run", n.nothing)
+		}
+	}
+	return nil
+}
+
+// oneTurn asks the model and does what it says.
+func (n *node) oneTurn(ctx context.Context) error {
+	if err := n.compact(ctx); err != nil {
+		return err
+	}
+	wait := n.snapshotBeside(ctx)
+	reply, err := n.ask(ctx, modelCall{
+		call: CallTurn, turn: n.turn, depth: n.depth, model: n.model, messages: n.asked(), input: n.tokens, cut: n.run.engine.o.Blocks == FirstBlock,
+	})
+	wait()
+	if err != nil {
+		return err
+	}
+	if text := strings.TrimSpace(reply.Text); text != "" {
+		n.mu.Lock()
+		n.lastSaid = text
+		n.mu.Unlock()
+	}
+	seen, err := n.act(ctx, reply)
+	if err != nil {
+		return err
+	}
+	n.run.emit(n, n.turn, KindTurnEnded, TurnEnded{Reply: reply.Text, Observation: seen})
+	n.say(llm.Assistant, or(reply.Text, "(empty)"))
+	if n.taken() == nil {
+		n.run.coverage.note(seen, readByModel)
+		n.say(llm.User, seen)
+	}
+	return nil
+}
+
+// act does what a reply asks for and gives what the model is to see of it.
+func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
+	r := readReply(reply.Text)
+	if len(r.actions) == 0 {
+		return n.noAction(ctx, r)
+	}
+	n.nothing = 0
+	last := &r.actions[len(r.actions)-1]
+	if last.open && reply.Finish == llm.FinishLength {
+		n.errors++
+		return "Your reply was cut off in the middle of a block, so it was not run. Write shorter code, in several turns if need be.\n", nil
+	}
+	var b strings.Builder
+	failed := false
+	for i, a := range r.actions {
+		if i >= maxBlocks {
+			fmt.Fprintf(&b, "[%d more blocks of your reply were not run: at most %d are]\n", len(r.actions)-i, maxBlocks)
+			break
+		}
+		seen, ok, err := n.do(ctx, a)
+		if err != nil {
+			return "", err
+		}
+		if len(r.actions) > 1 {
+			fmt.Fprintf(&b, "--- block %d ---\n", i+1)
+		}
+		b.WriteString(seen)
+		failed = failed || !ok
+		if n.taken() != nil {
+			return b.String(), nil
+		}
+		if !ok {
+			if rest := len(r.actions) - i - 1; rest > 0 {
+				fmt.Fprintf(&b, "[%d more blocks were not run, because this one failed]\n", rest)
+			}
+			break
+		}
+	}
+	if failed {
+		n.errors++
+	} else {
+		n.errors = 0
+	}
+	if f := r.final; f != nil {
+		n.besideCode(ctx, f, failed, &b)
+		if n.taken() != nil {
+			return b.String(), nil
+		}
+	}
+	n.noticeRepeats(reply.Text, b.String(), &b)
+	out := cut(b.String(), n.run.engine.o.OutputChars+2000)
+	return fmt.Sprintf("%s[left: %s]", out, n.left(n.turn)), nil
+}
+
+// besideCode refuses, once, an answer in the text of a reply whose code had not run when it was written.
+func (n *node) besideCode(ctx context.Context, f *finalForm, failed bool, b *strings.Builder) {
+	if n.refused && !failed {
+		if why := n.textual(ctx, f); why != "" {
+			b.WriteString("[your answer was not taken: " + why + "]\n")
+		}
+		return
+	}
+	n.refused = true
+	b.WriteString("[the answer in your text was not taken: you wrote it before you saw the output of your code. Look at the output, then call FINAL in code]\n")
+}
+
+// noAction takes an answer in the text, or tells the model how to go on.
+func (n *node) noAction(ctx context.Context, r reading) (string, error) {
+	if r.final != nil {
+		why := n.textual(ctx, r.final)
+		if why == "" {
+			return "", nil
+		}
+		n.nothing++
+		return "Your answer was not taken: " + why + "\n", nil
+	}
+	n.nothing++
+	d := n.data()
+	d.Untagged = r.untagged
+	return n.run.engine.o.Prompts.text("nothing", d)
+}
+
+// textual takes FINAL(…) or FINAL_VAR(…) from a reply's text, or says why not.
+func (n *node) textual(ctx context.Context, f *finalForm) string {
+	if f.bad != "" {
+		return f.bad
+	}
+	if !f.variable {
+		return n.accept(&answer{Content: f.text})
+	}
+	name, err := json.Marshal(f.text)
+	if err != nil {
+		return err.Error()
+	}
+	end, err := n.runCell(ctx, fmt.Sprintf("FINAL_VAR(%s)", name), true)
+	if err != nil {
+		return err.Error()
+	}
+	if n.taken() != nil {
+		return ""
+	}
+	if i := strings.LastIndex(strings.TrimSpace(end.Error), "\n"); i >= 0 {
+		return strings.TrimSpace(end.Error)[i+1:]
+	}
+	return or(end.Error, "the variable could not be read")
+}
+
+// noticeRepeats tells a model that goes in circles.
+func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
+	now := code + "\x00" + seen
+	if now != n.lastCode {
+		n.lastCode, n.repeats = now, 0
+		return
+	}
+	if n.repeats++; n.repeats >= maxRepeats-1 {
+		fmt.Fprintf(b, "[this is the same code with the same output, %d times now: try something else, or hand in the answer]\n", n.repeats+1)
+	}
+}
+
+// lastCall asks for the best answer when turns are over. What comes is a partial answer.
+func (n *node) lastCall(ctx context.Context) error {
+	over := exhausted(ReasonTurns, "%d turns are over", n.run.limits.Turns)
+	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	have := n.ready != nil || n.draft != nil
+	n.mu.Unlock()
+	if n.run.limits.Turns == 0 || have {
+		return over
+	}
+	messages := append(n.asked(), llm.Message{Role: llm.User, Content: prompt})
+	if err := n.askPlainly(ctx, CallLast, messages); err != nil && !errors.Is(err, &sandbox.Error{Code: CodeAnswerRefused}) {
+		return errors.Join(over, err)
+	}
+	n.mu.Lock()
+	if n.handedIn != nil { // it was checked, but not handed in by code
+		n.ready, n.handedIn = n.handedIn, nil
+	}
+	n.mu.Unlock()
+	return over
+}
+
+// compact replaces old turns by a summary when the conversation comes near the model's window. Code still finds all of it as history.
+func (n *node) compact(ctx context.Context) error {
+	window := n.model.Info().Window
+	if window <= 0 || float64(n.tokens) < compactAt*float64(window-min(wantedReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
+		return nil
+	}
+	old := n.messages[2 : len(n.messages)-2*keepTurns]
+	prompt, err := n.run.engine.o.Prompts.text("summary", n.data())
+	if err != nil {
+		return err
+	}
+	var asked []llm.Message
+	for _, m := range n.messages[:len(n.messages)-2*keepTurns] {
+		asked = append(asked, m.Message)
+	}
+	var summary string
+	reply, err := n.ask(ctx, modelCall{call: CallSummary, turn: n.turn, depth: n.depth, model: n.model, messages: append(asked, llm.Message{Role: llm.User, Content: prompt})})
+	switch {
+	case err == nil:
+		summary = strings.TrimSpace(reply.Text)
+	case sandbox.CodeOf(err) == CodeWindow:
+		summary = fmt.Sprintf("(%d older messages are left out.)", len(old))
+	default:
+		return err
+	}
+	if err := n.setHistory(ctx, n.conversation()); err != nil {
+		return err
+	}
+	n.shorten(summary)
+	n.run.emit(n, n.turn, KindCompacted, Compacted{Upto: n.turn - 1 - keepTurns, Summary: summary})
+	return nil
+}
+
+// shorten puts the summary in the place of the old turns.
+func (n *node) shorten(summary string) {
+	head, tail := n.messages[:2], n.messages[len(n.messages)-2*keepTurns:]
+	first := head[1]
+	first.Content += "\n\nWhat happened so far (all of it is in the variable history):\n" + summary
+	first.tokens = n.model.Count(first.Content) + perMessage
+	if i := strings.Index(head[1].Content, "\n\nWhat happened so far (all of it"); i >= 0 {
+		first.Content = head[1].Content[:i] + first.Content[len(head[1].Content):]
+		first.tokens = n.model.Count(first.Content) + perMessage
+	}
+	n.messages = append([]message{head[0], first}, tail...)
+	n.tokens = 0
+	for _, m := range n.messages {
+		n.tokens += m.tokens
+	}
+}

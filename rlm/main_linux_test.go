@@ -1,0 +1,227 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+)
+
+var (
+	boxes   *gvisor.Backend
+	boxesAt string
+)
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	engine, guest, err := testbin.Programs()
+	if err == nil {
+		err = errors.Join(os.Setenv("RECLUSE_ENGINE", engine.Path), os.Setenv("RECLUSE_GUEST", guest.Path))
+	}
+	if err == nil {
+		boxesAt = os.Getenv(stateEnv)
+		if boxesAt == "" {
+			boxesAt, err = os.MkdirTemp("", "recluse-rlm-")
+			defer func() { _ = os.RemoveAll(boxesAt) }()
+		}
+	}
+	if err == nil {
+		boxes, err = gvisor.New(gvisor.Options{DataDir: boxesAt})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxes for tests:", err)
+		return 1
+	}
+	if os.Getenv(stateEnv) != "" {
+		return victim()
+	}
+	code := m.Run()
+	if left, err := boxes.List(context.Background()); err != nil || len(left) > 0 {
+		fmt.Fprintln(os.Stderr, "sandboxes left behind:", left, err)
+		code = 1
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// fake is a model that answers with a function.
+type fake struct {
+	name   string
+	window int64
+	price  *llm.Price
+	// answer gets the request and which request of this model it is, from 1 on.
+	answer func(ctx context.Context, n int, req llm.Request) (string, error)
+
+	mu    sync.Mutex
+	calls int
+	total llm.Usage
+	most  int // calls at once
+	now   int
+	asked []llm.Request
+}
+
+func (f *fake) Info() llm.Info {
+	return llm.Info{Name: or(f.name, "fake/root"), Window: or(f.window, 200_000), Output: 8192, Price: f.price, Local: f.price == nil}
+}
+
+func (f *fake) Count(text string) int64 { return int64(len(text)+3) / 4 }
+
+func (f *fake) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
+	f.mu.Lock()
+	f.calls++
+	n := f.calls
+	f.now++
+	f.most = max(f.most, f.now)
+	f.asked = append(f.asked, req)
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		f.now--
+		f.mu.Unlock()
+	}()
+	text, err := f.answer(ctx, n, req)
+	if err != nil {
+		return nil, err
+	}
+	finish := llm.FinishStop
+	if req.Delta != nil {
+		// In small pieces, as providers do.
+		said := ""
+		for len(text) > len(said) {
+			piece := text[len(said):min(len(text), len(said)+7)]
+			said += piece
+			if !req.Delta(piece) {
+				text, finish = said, llm.FinishCut
+				break
+			}
+		}
+	}
+	if req.MaxTokens > 0 && f.Count(text) > req.MaxTokens {
+		text, finish = text[:req.MaxTokens*4-3], llm.FinishLength
+	}
+	u := llm.Usage{Calls: 1, Output: f.Count(text)}
+	for _, m := range req.Messages {
+		u.Input += f.Count(m.Content)
+	}
+	if f.price != nil {
+		u.Cost = (float64(u.Input)*f.price.Input + float64(u.Output)*f.price.Output) / 1e6
+	}
+	f.mu.Lock()
+	f.total = f.total.Add(u)
+	f.mu.Unlock()
+	return &llm.Reply{Text: text, Model: f.Info().Name, Finish: finish, Usage: u}, nil
+}
+
+// script answers the n-th request with the n-th text, and repeats the last.
+func script(texts ...string) func(context.Context, int, llm.Request) (string, error) {
+	return func(_ context.Context, n int, _ llm.Request) (string, error) {
+		return texts[min(n, len(texts))-1], nil
+	}
+}
+
+func block(code string) string { return "```repl\n" + strings.TrimSpace(code) + "\n```\n" }
+
+// desk is an engine with its models for one test.
+type desk struct {
+	t    *testing.T
+	root *fake
+	sub  *fake
+	opts Options
+}
+
+// newDesk has a root model that says the texts one after the other, and a sub-model that repeats the beginning of what it is asked.
+func newDesk(t *testing.T, texts ...string) *desk {
+	t.Helper()
+	d := &desk{t: t, root: &fake{name: "fake/root", answer: script(texts...)}}
+	d.sub = &fake{name: "fake/sub", answer: func(_ context.Context, _ int, req llm.Request) (string, error) {
+		text := req.Messages[len(req.Messages)-1].Content
+		return "read: " + text[:min(len(text), 20)], nil
+	}}
+	l := DefaultLimits()
+	l.Tokens, l.Time = 10_000_000, 120*time.Second
+	d.opts = Options{
+		Models: func(depth int, name string) (llm.Model, error) {
+			if name != "" && name != "fake/sub" {
+				return nil, fmt.Errorf("there is no model %q", name)
+			}
+			if depth == 0 {
+				return d.root, nil
+			}
+			return d.sub, nil
+		},
+		Sandboxes: FromBackend(boxes), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+	}
+	return d
+}
+
+func (d *desk) engine() *Engine {
+	d.t.Helper()
+	e, err := New(d.opts)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return e
+}
+
+func (d *desk) run(q Question) (*Result, error) {
+	d.t.Helper()
+	res, err := d.engine().Run(d.t.Context(), q)
+	if err != nil {
+		d.t.Logf("%v", err)
+	}
+	return res, err
+}
+
+// answered runs a question that must be answered.
+func (d *desk) answered(q Question) *Result {
+	d.t.Helper()
+	res, err := d.run(q)
+	if err != nil {
+		d.t.Fatalf("%v\n%+v", err, res)
+	}
+	if res.Reason != ReasonAnswered || res.Partial {
+		d.t.Fatalf("ended by %s: %+v", res.Reason, res)
+	}
+	return res
+}
+
+// seen is the last thing that the root model was told.
+func (d *desk) seen() string {
+	d.root.mu.Lock()
+	defer d.root.mu.Unlock()
+	m := d.root.asked[len(d.root.asked)-1].Messages
+	return m[len(m)-1].Content
+}
+
+func same[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+func contains(t *testing.T, what, text, part string) {
+	t.Helper()
+	if !strings.Contains(text, part) {
+		t.Errorf("%s lacks %q:\n%s", what, part, text)
+	}
+}
+
+var _ = sandbox.CodeInternal

@@ -1,0 +1,94 @@
+package rlm
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// cut keeps the first and last characters of a text, and says how long it was.
+func cut(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	n := utf8.RuneCountInString(s)
+	if n <= limit {
+		return s
+	}
+	half := limit / 2
+	return fmt.Sprintf("%s\n[… %d of %d characters cut …]\n%s", firstRunes(s, half), n-2*half, n, lastRunes(s, half))
+}
+
+func firstRunes(s string, n int) string {
+	for i := range s {
+		if n == 0 {
+			return s[:i]
+		}
+		n--
+	}
+	return s
+}
+
+func lastRunes(s string, n int) string {
+	at := len(s)
+	for ; n > 0 && at > 0; n-- {
+		_, size := utf8.DecodeLastRuneInString(s[:at])
+		at -= size
+	}
+	return s[at:]
+}
+
+// stream is one stream of a cell as text, valid UTF-8, with what is missing said.
+func stream(o sandbox.Output, limit int) string {
+	if o.Cut() <= 0 {
+		return cut(strings.ToValidUTF8(o.String(), "\uFFFD"), limit)
+	}
+	where := ""
+	if o.File != "" {
+		where = fmt.Sprintf("; its first %d bytes are in %s", o.InFile, o.File)
+	}
+	half := limit / 2
+	return fmt.Sprintf("%s\n[… the output had %d bytes, only its beginning and end are shown%s …]\n%s",
+		firstRunes(strings.ToValidUTF8(string(o.Head), "\uFFFD"), half), o.Produced, where, lastRunes(strings.ToValidUTF8(string(o.Tail), "\uFFFD"), half))
+}
+
+// observe tells the model how a cell or command ended. The parts share the characters that are shown.
+func observe(e *CellEnded, timeout time.Duration, limit int) string {
+	var b strings.Builder
+	part := func(title, text string) {
+		if text = strings.TrimRight(text, "\n"); text != "" {
+			if title != "" {
+				b.WriteString(title + "\n")
+			}
+			b.WriteString(text + "\n")
+		}
+	}
+	part("", e.Stdout)
+	part("[stderr]", e.Stderr)
+	part("[value]", e.Result)
+	part("", e.Error)
+	switch e.Ended {
+	case sandbox.EndedTimeout:
+		fmt.Fprintf(&b, "[stopped: it worked for more than %s]\n", timeout)
+	case sandbox.EndedMemory:
+		b.WriteString("[killed: it took more memory than there is]\n")
+	case sandbox.EndedSignal, sandbox.EndedKilled:
+		b.WriteString("[the process was ended by a signal]\n")
+	}
+	if e.Ended == sandbox.EndedExit && e.Exit != 0 && e.Error == "" {
+		fmt.Fprintf(&b, "[exit status %d]\n", e.Exit)
+	}
+	if !e.StateKept {
+		b.WriteString("[the interpreter was lost and started again: your variables are gone, the context is loaded anew]\n")
+	}
+	if len(e.Restored) > 0 {
+		fmt.Fprintf(&b, "[put back, because they belong to the interpreter: %s]\n", strings.Join(e.Restored, ", "))
+	}
+	if b.Len() == 0 {
+		return "[no output]\n"
+	}
+	return cut(b.String(), limit+1000)
+}

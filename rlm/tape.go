@@ -1,0 +1,83 @@
+package rlm
+
+import (
+	"fmt"
+	"sync"
+)
+
+// tape is what models said to an earlier program in the same run.
+type tape struct {
+	// fresh says that the run is told anew, as in a replay: what is on the tape becomes events again.
+	fresh bool
+	only  bool // ask no model; what is not on the tape is an error
+
+	mu       sync.Mutex
+	calls    map[string][]*CallEnded // guarded by mu
+	children map[string]*ChildEnded  // guarded by mu
+}
+
+func tapeKey(node string, turn int, call, key string) string {
+	return fmt.Sprintf("%s\x00%d\x00%s\x00%s", node, turn, call, key)
+}
+
+// add records an event, if it is one of those that matter.
+func (t *tape) add(e *Event) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch e.Kind {
+	case KindCallEnded:
+		c := &CallEnded{}
+		if err := e.Decode(c); err != nil {
+			return err
+		}
+		if c.Cached || c.Error != nil && !t.only {
+			return nil // what failed then may go well now
+		}
+		if t.calls == nil {
+			t.calls = map[string][]*CallEnded{}
+		}
+		k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
+		t.calls[k] = append(t.calls[k], c)
+	case KindChildEnded:
+		c := &ChildEnded{}
+		if err := e.Decode(c); err != nil {
+			return err
+		}
+		if c.Error != nil {
+			return nil
+		}
+		if t.children == nil {
+			t.children = map[string]*ChildEnded{}
+		}
+		t.children[c.Node] = c
+	}
+	return nil
+}
+
+// take gives a recorded reply, each once.
+func (t *tape) take(node string, turn int, call, key string) *CallEnded {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := tapeKey(node, turn, call, key)
+	q := t.calls[k]
+	if len(q) == 0 {
+		return nil
+	}
+	t.calls[k] = q[1:]
+	return q[0]
+}
+
+// child gives the recorded end of a child run.
+func (t *tape) child(node string) *ChildEnded {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.children[node]
+}
+
+func (t *tape) strict() bool { return t != nil && t.only }
