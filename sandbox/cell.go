@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"syscall"
 	"time"
@@ -13,9 +14,12 @@ import (
 // DefaultInterruptGrace is how long an interrupted cell has before its interpreter is killed.
 const DefaultInterruptGrace = 2 * time.Second
 
+// MaxCode is how long the code of one cell may be, in bytes.
+const MaxCode = wire.MaxCode
+
 // Cell is one piece of Python to run in a live interpreter, where state stays.
 type Cell struct {
-	Code string
+	Code string // at most MaxCode
 	// Context names the interpreter; empty: "default". Cells of one context run one after the other.
 	Context string
 	Stdin   io.Reader // nil: input() raises EOFError
@@ -45,8 +49,8 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(c.Code) > wire.MaxCode {
-		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: "the code is larger than 256 MiB", Remedy: "write it to a file and import that"}
+	if len(c.Code) > MaxCode {
+		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), MaxCode>>20), Remedy: "write it to a file and import that"}
 	}
 	if err := checkSize("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
 		return nil, err

@@ -168,6 +168,22 @@ display("second")
 			same(t, "state kept", v.StateKept, true)
 		})
 	}},
+	{"code as long as it may be runs, and longer code is refused", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "x = 1")
+		sized := func(n int) string {
+			const head, tail = "x += 1\n#", "\nx"
+			return head + strings.Repeat("-", n-len(head)-len(tail)) + tail
+		}
+		same(t, "result", okCell(t, sb, sized(sandbox.MaxCode)).Result.Text(), "2")
+		for _, n := range []int{sandbox.MaxCode + 1, 100_000_000} {
+			v, err := sb.Cell(t.Context(), sandbox.Cell{Code: sized(n)})
+			if sandbox.CodeOf(err) != sandbox.CodeTooLarge {
+				t.Errorf("%d bytes: %v, %v", n, v, err)
+			}
+		}
+		same(t, "what was kept", okCell(t, sb, "x").Result.Text(), "2")
+	}},
 	{"an interpreter that leaves before every cell is an error, not a success", func(t *testing.T, s *suite) {
 		if !s.caps.Python {
 			t.Skip("SKIPPED: this backend has no Python in its default root file system")

@@ -29,6 +29,7 @@ const (
 	Chunk = 240 << 10
 	// MaxInlineCode is the largest code sent within a Cell message itself.
 	MaxInlineCode = 1 << 20
-	// MaxCode bounds the code of one cell.
-	MaxCode = 256 << 20
+	// MaxCode bounds the code of one cell. On its way code is copied a few times and Python makes several times as much of it: 100 MB
+	// cost the interpreter its life, and the session its state, in a machine of 512 MiB.
+	MaxCode = 16 << 20
 )
