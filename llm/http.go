@@ -1,0 +1,125 @@
+package llm
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Bounds of what a provider may send us. A reply of text is bounded by its tokens; these are for what is around it.
+const (
+	maxResponse = 256 << 20
+	maxError    = 1 << 20
+)
+
+// The reasons for which we end an attempt ourselves.
+var (
+	errTotal = errors.New("the attempt took too long")
+	errIdle  = errors.New("the provider was silent for too long")
+	errLarge = errors.New("the response is too large")
+)
+
+// newTransport makes the connections of a set. They are kept for as many calls at once as a provider may have.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 15 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConns:          4 * DefaultConcurrency,
+		MaxIdleConnsPerHost:   DefaultConcurrency,
+		IdleConnTimeout:       90 * time.Second,
+		TLSHandshakeTimeout:   15 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+}
+
+// newClient makes a provider's client. Time limits come with the context.
+func newClient(t *http.Transport) *http.Client { return &http.Client{Transport: watchedTransport{t}} }
+
+// watchedTransport bounds responses, tells the idle watch of every byte, and takes no redirects: the key in a header would go along.
+type watchedTransport struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t watchedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
+		resp.Body.Close()
+		return nil, refusal(resp.StatusCode, resp.Header, "")
+	}
+	idle, _ := req.Context().Value(idleKey{}).(*idleWatch)
+	idle.touch()
+	left := int64(maxResponse)
+	if resp.StatusCode >= http.StatusBadRequest {
+		left = maxError
+	}
+	resp.Body = &watchedBody{body: resp.Body, idle: idle, left: left}
+	return resp, nil
+}
+
+type watchedBody struct {
+	body io.ReadCloser
+	idle *idleWatch
+	left int64
+}
+
+// Read implements io.Reader.
+func (b *watchedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errLarge
+	}
+	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	if n > 0 {
+		b.idle.touch()
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *watchedBody) Close() error { return b.body.Close() }
+
+type idleKey struct{}
+
+// idleWatch ends a context when nobody has touched it for a while.
+type idleWatch struct {
+	limit  time.Duration
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	timer *time.Timer // guarded by mu; nil once stopped
+}
+
+// watchIdle makes a context that ends with errIdle when its watch is not touched for limit. Stop the watch.
+func watchIdle(ctx context.Context, limit time.Duration) (context.Context, *idleWatch) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := &idleWatch{limit: limit, cancel: cancel}
+	w.timer = time.AfterFunc(limit, func() { cancel(errIdle) })
+	return context.WithValue(ctx, idleKey{}, w), w
+}
+
+// touch says that there is life. A nil watch is none.
+func (w *idleWatch) touch() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Reset(w.limit)
+	}
+}
+
+func (w *idleWatch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.timer.Stop()
+	w.timer = nil
+	w.cancel(context.Canceled)
+}

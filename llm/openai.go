@@ -1,0 +1,267 @@
+package llm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/packages/param"
+	"github.com/openai/openai-go/v3/packages/respjson"
+	"github.com/openai/openai-go/v3/packages/ssestream"
+	"github.com/openai/openai-go/v3/shared"
+)
+
+// openAI speaks chat completions, with OpenAI and with the many servers that speak them too. Those differ in which parameters
+// they take; what a server has refused for a model is not sent to it again.
+type openAI struct {
+	service  openai.ChatCompletionService
+	noStream bool
+
+	mu     sync.Mutex
+	quirks map[string]quirks // guarded by mu; by model
+}
+
+// quirks is what a model's server does not take.
+type quirks struct {
+	noUsage   bool // stream_options
+	noStop    bool // stop: we find the stop words ourselves anyway
+	maxTokens bool // wants max_tokens, not max_completion_tokens
+}
+
+// stopless are the models of OpenAI's that take no stop words.
+var stopless = regexp.MustCompile(`^(o\d|gpt-5|gpt-6)`)
+
+// maxStops is how many stop words OpenAI takes.
+const maxStops = 4
+
+// newOpenAI makes the dialect. The SDK's client as a whole would take keys and addresses from the environment, also for servers that
+// they are not meant for; its service takes only what it is given.
+func newOpenAI(cfg Provider, client *http.Client) *openAI {
+	opts := []option.RequestOption{option.WithHTTPClient(client), option.WithBaseURL(strings.TrimRight(cfg.BaseURL, "/") + "/"), option.WithMaxRetries(0), option.WithUnsafeAllowHTTP()}
+	if cfg.Key != "" {
+		opts = append(opts, option.WithAPIKey(cfg.Key))
+	}
+	for k, v := range cfg.Headers {
+		opts = append(opts, option.WithHeader(k, v))
+	}
+	return &openAI{service: openai.NewChatCompletionService(opts...), noStream: cfg.NoStream, quirks: map[string]quirks{}}
+}
+
+// startQuirks is what is known of a model before it was asked. Only OpenAI itself knows the newer name of the limit.
+func startQuirks(q question) quirks {
+	own := strings.HasPrefix(q.info.Name, "openai/")
+	return quirks{noStop: own && stopless.MatchString(q.model), maxTokens: !own}
+}
+
+// ask implements dialect.
+func (o *openAI) ask(ctx context.Context, q question, out *sink, res *outcome) error {
+	o.mu.Lock()
+	quirk, known := o.quirks[q.model]
+	o.mu.Unlock()
+	if !known {
+		quirk = startQuirks(q)
+	}
+	for {
+		params, err := o.params(q, quirk)
+		if err != nil {
+			return err
+		}
+		if o.noStream {
+			err = o.whole(ctx, params, out, res)
+		} else {
+			err = o.stream(ctx, params, out, res)
+		}
+		learned, ok := quirk.learn(err, params)
+		if !ok {
+			return err
+		}
+		quirk = learned
+		o.mu.Lock()
+		o.quirks[q.model] = quirk
+		o.mu.Unlock()
+	}
+}
+
+// learn tells whether a refusal is about a parameter that we can do without.
+func (k quirks) learn(err error, sent openai.ChatCompletionNewParams) (quirks, bool) {
+	f, ok := errors.AsType[*failure](err)
+	if !ok || f.code != CodeRefused {
+		return k, false
+	}
+	was := k
+	switch text := f.message; {
+	case strings.Contains(text, "stream_options") && !param.IsOmitted(sent.StreamOptions):
+		k.noUsage = true
+	case strings.Contains(text, "max_completion_tokens") && !k.maxTokens && sent.MaxCompletionTokens.Valid():
+		k.maxTokens = true
+	case strings.Contains(text, "max_tokens") && k.maxTokens && sent.MaxTokens.Valid():
+		k.maxTokens = false
+	case strings.Contains(text, "stop") && !k.noStop && len(sent.Stop.OfStringArray) > 0:
+		k.noStop = true
+	}
+	return k, k != was
+}
+
+// params writes a request.
+func (o *openAI) params(q question, quirk quirks) (openai.ChatCompletionNewParams, error) {
+	p := openai.ChatCompletionNewParams{Model: q.model}
+	for _, m := range q.req.Messages {
+		switch m.Role {
+		case System:
+			p.Messages = append(p.Messages, openai.SystemMessage(m.Content))
+		case Assistant:
+			p.Messages = append(p.Messages, openai.AssistantMessage(m.Content))
+		default:
+			p.Messages = append(p.Messages, openai.UserMessage(m.Content))
+		}
+	}
+	if n := q.req.MaxTokens; n > 0 {
+		if quirk.maxTokens {
+			p.MaxTokens = openai.Int(n)
+		} else {
+			p.MaxCompletionTokens = openai.Int(n)
+		}
+	}
+	if q.req.Temperature != nil {
+		p.Temperature = openai.Float(*q.req.Temperature)
+	}
+	if n := len(q.req.Stop); n > 0 && n <= maxStops && !quirk.noStop {
+		p.Stop.OfStringArray = q.req.Stop
+	}
+	if !o.noStream && !quirk.noUsage {
+		p.StreamOptions.IncludeUsage = openai.Bool(true)
+	}
+	if len(q.req.Schema) > 0 {
+		var schema map[string]any
+		if err := json.Unmarshal(q.req.Schema, &schema); err != nil {
+			return p, badSchema(err)
+		}
+		p.ResponseFormat.OfJSONSchema = &shared.ResponseFormatJSONSchemaParam{
+			JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "reply", Schema: schema},
+		}
+	}
+	return p, nil
+}
+
+// badSchema is the failure of a request whose schema is no JSON object.
+func badSchema(err error) *failure {
+	return &failure{code: CodeRefused, message: fmt.Sprintf("the schema is no JSON object: %v", err)}
+}
+
+// stream asks for a reply in pieces.
+func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewParams, out *sink, res *outcome) error {
+	var resp *http.Response
+	s := o.service.NewStreaming(ctx, params, option.WithResponseInto(&resp))
+	defer s.Close()
+	seen := false
+	for s.Next() {
+		chunk := s.Current()
+		seen = seen || len(chunk.Choices) > 0
+		if chunk.Usage.TotalTokens > 0 || chunk.Usage.PromptTokens > 0 {
+			openAIUsage(chunk.Usage, res)
+		}
+		if len(chunk.Choices) == 0 {
+			continue
+		}
+		c := chunk.Choices[0]
+		res.hidden += hiddenTokens(c.Delta.JSON.ExtraFields)
+		if c.Delta.Refusal != "" {
+			res.finish = FinishFilter
+		}
+		if !out.write(c.Delta.Content + c.Delta.Refusal) {
+			return nil
+		}
+		if c.FinishReason != "" && res.finish != FinishFilter {
+			res.finish = openAIFinish(c.FinishReason)
+		}
+	}
+	if err := s.Err(); err != nil {
+		return openAIFailure(err)
+	}
+	if !seen {
+		return nothing(headerOf(resp))
+	}
+	if res.finish == "" && !res.outputKnown {
+		return unfinished()
+	}
+	return nil
+}
+
+// whole asks for a reply in one piece.
+func (o *openAI) whole(ctx context.Context, params openai.ChatCompletionNewParams, out *sink, res *outcome) error {
+	var resp *http.Response
+	c, err := o.service.New(ctx, params, option.WithResponseInto(&resp))
+	if err != nil {
+		return openAIFailure(err)
+	}
+	if c == nil || len(c.Choices) == 0 {
+		return nothing(headerOf(resp))
+	}
+	if c.Usage.TotalTokens > 0 || c.Usage.PromptTokens > 0 {
+		openAIUsage(c.Usage, res)
+	}
+	choice := c.Choices[0]
+	res.hidden += hiddenTokens(choice.Message.JSON.ExtraFields)
+	res.finish = openAIFinish(choice.FinishReason)
+	if choice.Message.Refusal != "" {
+		res.finish = FinishFilter
+	}
+	out.write(choice.Message.Content + choice.Message.Refusal)
+	return nil
+}
+
+func openAIUsage(u openai.CompletionUsage, res *outcome) {
+	res.input, res.cached = u.PromptTokens, u.PromptTokensDetails.CachedTokens
+	res.output, res.outputKnown = u.CompletionTokens, true
+	// OpenRouter, which has many models' prices, says what it takes.
+	if cost, err := strconv.ParseFloat(u.JSON.ExtraFields["cost"].Raw(), 64); err == nil {
+		res.providerCost = cost
+	}
+}
+
+func openAIFinish(reason string) Finish {
+	switch reason {
+	case "length":
+		return FinishLength
+	case "content_filter":
+		return FinishFilter
+	}
+	return FinishStop
+}
+
+// hiddenTokens estimates the thinking that some servers show beside the text.
+func hiddenTokens(fields map[string]respjson.Field) int64 {
+	for _, name := range []string{"reasoning_content", "reasoning"} {
+		var text string
+		if json.Unmarshal([]byte(fields[name].Raw()), &text) == nil && text != "" {
+			return Count(text)
+		}
+	}
+	return 0
+}
+
+func openAIFailure(err error) error {
+	if e, ok := errors.AsType[*openai.Error](err); ok {
+		body := e.RawJSON()
+		return refusal(e.StatusCode, headerOf(e.Response), body)
+	}
+	if e, ok := errors.AsType[*ssestream.StreamError](err); ok {
+		return refusal(0, nil, string(e.Event.Data))
+	}
+	return err
+}
+
+func headerOf(resp *http.Response) http.Header {
+	if resp == nil {
+		return http.Header{}
+	}
+	return resp.Header
+}

@@ -1,0 +1,478 @@
+package llm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestRepliesAreWhole(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		m, _ := serve(t, w, say(w.stream("Hel", "lo ", "wörld", "\n\"x\" 🙂")))
+		for _, streamed := range []bool{true, false} {
+			req := ask("hi")
+			heard := ""
+			if streamed {
+				req.Delta = func(s string) bool { heard += s; return true }
+			}
+			r := mustSay(t, m, req, "Hello wörld\n\"x\" 🙂")
+			if streamed && heard != r.Text {
+				t.Errorf("heard %q", heard)
+			}
+			if r.Model != "here/m" || r.Finish != FinishStop || r.Usage.Calls != 1 || r.Usage.Input != w.input || r.Usage.Output != 7 || r.Usage.Estimated || r.Usage.Unpriced {
+				t.Errorf("%+v", r)
+			}
+			if r.Usage.Cost <= 0 {
+				t.Errorf("it costs %v", r.Usage.Cost)
+			}
+		}
+	})
+}
+
+func TestAnthropicCostsCacheAsItIs(t *testing.T) {
+	m, _ := serve(t, wires[1], say(wires[1].stream("x")))
+	r := mustSay(t, m, ask("hi"), "x")
+	// 14 at full price, a quarter of 4 on top, 20 from the cache, 7 of output.
+	if want := (14*1 + 1 + 20*0.1 + 7*2) / 1e6; fmt.Sprintf("%.9f", r.Usage.Cost) != fmt.Sprintf("%.9f", want) {
+		t.Errorf("cost %v, not %v", r.Usage.Cost, want)
+	}
+}
+
+func TestStreamsSplitAnywhere(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		body := w.stream("a", "ö🙂", "\n")
+		var at atomic.Int64
+		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+			i := int(at.Load())
+			io.WriteString(rw, body[:i])
+			flush(rw)
+			io.WriteString(rw, body[i:])
+		})
+		for i := range len(body) {
+			at.Store(int64(i))
+			mustSay(t, m, ask("hi"), "aö🙂\n")
+		}
+	})
+	t.Run("byte by byte", func(t *testing.T) {
+		eachWire(t, func(t *testing.T, w wire) {
+			body := w.stream("a", "ö🙂", "\n")
+			m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+				for i := range len(body) {
+					io.WriteString(rw, body[i:i+1])
+					flush(rw)
+				}
+			})
+			mustSay(t, m, ask("hi"), "aö🙂\n")
+		})
+	})
+	t.Run("lines end in CRLF", func(t *testing.T) {
+		eachWire(t, func(t *testing.T, w wire) {
+			m, _ := serve(t, w, say(strings.ReplaceAll(w.stream("a", "b"), "\n", "\r\n")))
+			mustSay(t, m, ask("hi"), "ab")
+		})
+	})
+}
+
+func TestFailuresAreNamed(t *testing.T) {
+	long := "This model's maximum context length is 8192 tokens"
+	for _, tc := range []struct {
+		name    string
+		status  int
+		kind    string
+		message string
+		code    sandbox.Code
+		hits    int
+		remedy  string
+	}{
+		{"wrong key", 401, "authentication_error", "Incorrect API key provided: " + secret, CodeKeyRefused, 1, "key"},
+		{"forbidden", 403, "permission_error", "your key " + secret + " may not", CodeKeyRefused, 1, "rights"},
+		{"no money", 402, "billing_error", "pay first", CodeQuota, 1, "credit"},
+		{"quota used up", 429, "insufficient_quota", "You exceeded your current quota", CodeQuota, 1, "credit"},
+		{"no such model", 404, "not_found_error", "model: m not found", CodeUnknown, 1, "m"},
+		{"prompt too long", 400, "invalid_request_error", long, CodeContextExceeded, 1, "smaller"},
+		{"too large", 413, "request_too_large", "too big", CodeContextExceeded, 1, "smaller"},
+		{"nonsense asked", 400, "invalid_request_error", "temperature must be at most 1", CodeRefused, 1, ""},
+		{"too often", 429, "rate_limit_error", "slow down", CodeRateLimited, 3, "concurrency"},
+		{"overloaded", 529, "overloaded_error", "Overloaded", CodeOverloaded, 3, "later"},
+		{"broken", 500, "api_error", "oops", CodeOverloaded, 3, "later"},
+		{"bad gateway", 502, "", "<html>\nbad\ngateway</html>", CodeOverloaded, 3, "later"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachWire(t, func(t *testing.T, w wire) {
+				m, h := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+					rw.Header().Set("Content-Type", "application/json")
+					rw.WriteHeader(tc.status)
+					if tc.kind == "" {
+						io.WriteString(rw, tc.message)
+						return
+					}
+					io.WriteString(rw, w.fail(tc.kind, tc.message))
+				})
+				r, err := m.Complete(t.Context(), ask("hi"))
+				e := wantCode(t, err, tc.code)
+				if r != nil {
+					t.Errorf("there is a reply: %+v", r)
+				}
+				if strings.Contains(fmt.Sprintf("%v %+v %#v", err, e, e), secret) {
+					t.Errorf("the key is in the error: %v", err)
+				}
+				if e.Retry != (tc.hits > 1) || h.count() != tc.hits {
+					t.Errorf("retry %v, asked %d times", e.Retry, h.count())
+				}
+				if !strings.Contains(e.Remedy, tc.remedy) {
+					t.Errorf("the remedy is %q", e.Remedy)
+				}
+				if strings.Contains(e.Message, "\n") {
+					t.Errorf("more than a line: %q", e.Message)
+				}
+			})
+		})
+	}
+}
+
+func TestTrialsGoOn(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		first func(w wire, rw http.ResponseWriter)
+	}{
+		{"after a time the provider names", func(w wire, rw http.ResponseWriter) {
+			rw.Header().Set("Retry-After", "0.01")
+			rw.WriteHeader(429)
+			io.WriteString(rw, w.fail("rate_limit_error", "slow down"))
+		}},
+		{"after a failure", func(w wire, rw http.ResponseWriter) {
+			rw.WriteHeader(503)
+			io.WriteString(rw, w.fail("overloaded_error", "busy"))
+		}},
+		{"after a connection that was dropped at once", func(_ wire, rw http.ResponseWriter) { panic(http.ErrAbortHandler) }},
+		{"after one that was dropped on the way", func(w wire, rw http.ResponseWriter) {
+			io.WriteString(rw, w.cut("half "))
+			drop(rw)
+		}},
+		{"after a reply without an end", func(w wire, rw http.ResponseWriter) { io.WriteString(rw, w.cut("half ")) }},
+		{"after garbage", func(_ wire, rw http.ResponseWriter) { io.WriteString(rw, "\x00\xff{{{ not this\n\n") }},
+		{"after nothing", func(wire, http.ResponseWriter) {}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachWire(t, func(t *testing.T, w wire) {
+				m, h := serve(t, w, func(n int, rw http.ResponseWriter, _ *http.Request) {
+					if n == 1 {
+						tc.first(w, rw)
+						return
+					}
+					io.WriteString(rw, w.stream("whole"))
+				})
+				r := mustSay(t, m, ask("hi"), "whole")
+				if h.count() != 2 || r.Usage.Calls != 1 {
+					t.Errorf("asked %d times, usage %+v", h.count(), r.Usage)
+				}
+			})
+		})
+	}
+}
+
+func TestALongWaitIsNotWaitedFor(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		m, h := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Retry-After", "3600")
+			rw.WriteHeader(429)
+			io.WriteString(rw, w.fail("rate_limit_error", "tomorrow"))
+		})
+		_, err := m.Complete(t.Context(), ask("hi"))
+		if e := wantCode(t, err, CodeRateLimited); !strings.Contains(e.Message, "1h0m0s") || h.count() != 1 {
+			t.Errorf("asked %d times: %v", h.count(), err)
+		}
+	})
+}
+
+func TestWhatWasHeardIsKept(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		for name, end := range map[string]func(http.ResponseWriter){"dropped": drop, "ended": flush} {
+			m, h := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+				io.WriteString(rw, w.cut("half a ", "reply"))
+				end(rw)
+			})
+			heard := ""
+			req := ask("hi")
+			req.Delta = func(s string) bool { heard += s; return true }
+			r, err := m.Complete(t.Context(), req)
+			e := wantCode(t, err, CodeUnreachable)
+			if heard != "half a reply" || r == nil || r.Text != heard || r.Finish != FinishCut || !r.Usage.Estimated || r.Usage.Output == 0 || !e.Retry {
+				t.Errorf("%s: heard %q, %+v, %v", name, heard, r, err)
+			}
+			if h.count() != 1 {
+				t.Errorf("%s: said twice", name)
+			}
+		}
+	})
+}
+
+func TestErrorsInTheMiddleOfAStream(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		failing := map[string]string{
+			TypeOpenAI:    "data: " + w.fail("server_error", "gpu on fire") + "\n\n",
+			TypeAnthropic: "event: error\ndata: " + w.fail("overloaded_error", "gpu on fire") + "\n\n",
+			TypeOllama:    w.fail("", "gpu on fire") + "\n",
+		}
+		m, _ := serve(t, w, say(w.cut("some")+failing[w.typ]))
+		r, err := m.Complete(t.Context(), ask("hi"))
+		if e := wantCode(t, err, CodeOverloaded); !strings.Contains(e.Message, "gpu on fire") || !e.Retry {
+			t.Errorf("%v", err)
+		}
+		if r == nil || r.Text != "some" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestStrangeReplies(t *testing.T) {
+	for name, text := range map[string]string{
+		"garbage": strings.Repeat("\x00\xfe garbage", 1000), "nothing": "", "a list": "[1,2,3]\n", "another object": `{"hello": "world"}` + "\n",
+		"an event of garbage": "event: content_block_delta\ndata: {{{{\n\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachWire(t, func(t *testing.T, w wire) {
+				m, _ := serve(t, w, say(text))
+				_, err := m.Complete(t.Context(), ask("hi"))
+				wantCode(t, err, CodeReplyBroken)
+			})
+		})
+	}
+	t.Run("a web page", func(t *testing.T) {
+		eachWire(t, func(t *testing.T, w wire) {
+			m, h := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
+				rw.Header().Set("Content-Type", "text/html; charset=utf-8")
+				io.WriteString(rw, "<html><title>log in</title></html>")
+			})
+			_, err := m.Complete(t.Context(), ask("hi"))
+			if e := wantCode(t, err, CodeReplyBroken); !strings.Contains(e.Message, "web page") || h.count() != 1 {
+				t.Errorf("asked %d times: %v", h.count(), err)
+			}
+		})
+	})
+	t.Run("an empty one is a reply", func(t *testing.T) {
+		eachWire(t, func(t *testing.T, w wire) {
+			m, h := serve(t, w, say(w.stream("")))
+			if r := mustSay(t, m, ask("hi"), ""); r.Finish != FinishStop || h.count() != 1 {
+				t.Errorf("%+v", r)
+			}
+		})
+	})
+}
+
+func TestEndlessRepliesEnd(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		gone := make(chan struct{})
+		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+			defer close(gone)
+			for r.Context().Err() == nil {
+				io.WriteString(rw, w.cut(strings.Repeat("again and ", 100)))
+				flush(rw)
+			}
+		})
+		req := ask("hi")
+		req.MaxTokens = 1000
+		r, err := m.Complete(t.Context(), req)
+		if err != nil || r.Finish != FinishLength || len(r.Text) > 1024*32 || !r.Usage.Estimated {
+			t.Fatalf("%d bytes, %v", len(r.Text), err)
+		}
+		<-gone
+	})
+}
+
+func TestListenersCut(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		gone := make(chan struct{})
+		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+			defer close(gone)
+			io.WriteString(rw, w.cut("one ", "two ", "three "))
+			flush(rw)
+			<-r.Context().Done()
+		})
+		heard := ""
+		req := ask("hi")
+		req.Delta = func(s string) bool { heard += s; return !strings.Contains(heard, "two") }
+		r, err := m.Complete(t.Context(), req)
+		if err != nil || r.Text != "one two " || r.Finish != FinishCut || !r.Usage.Estimated || r.Usage.Output < 2 || r.Usage.Input < 5 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		<-gone
+	})
+}
+
+func TestStopWordsHold(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		m, _ := serve(t, w, say(w.stream("one <", "e", "n", "> <", "end", "> two")))
+		heard := ""
+		req := ask("hi")
+		req.Stop = []string{"<end>", "a", "b", "c", "d", " "}[:1]
+		req.Delta = func(s string) bool { heard += s; return true }
+		r := mustSay(t, m, req, "one <en> ")
+		if heard != r.Text || r.Finish != FinishStop || !r.Usage.Estimated {
+			t.Errorf("heard %q, %+v", heard, r)
+		}
+	})
+}
+
+func TestCallsAreGivenUpAtOnce(t *testing.T) {
+	for _, when := range []string{"before a byte", "in the middle", "while waiting to try again", "while waiting for a slot"} {
+		t.Run(when, func(t *testing.T) {
+			eachWire(t, func(t *testing.T, w wire) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				entered := make(chan struct{}, 10)
+				m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+					entered <- struct{}{}
+					switch when {
+					case "in the middle":
+						io.WriteString(rw, w.cut("half"))
+						flush(rw)
+					case "while waiting to try again":
+						rw.WriteHeader(503)
+						return
+					}
+					<-r.Context().Done()
+				}, func(c *Config, p *Provider) {
+					p.Concurrency = 1
+					c.Retry.Backoff, c.Retry.Max = time.Hour, time.Hour
+				})
+				var wg sync.WaitGroup
+				if when == "while waiting for a slot" {
+					wg.Go(func() { m.Complete(ctx, ask("first")) })
+					<-entered
+				}
+				req := ask("hi")
+				heard := make(chan struct{}, 1)
+				req.Delta = func(string) bool { heard <- struct{}{}; return true }
+				wg.Go(func() {
+					switch when {
+					case "in the middle":
+						<-heard
+					case "while waiting for a slot":
+					default:
+						<-entered
+					}
+					cancel()
+				})
+				r, err := m.Complete(ctx, req)
+				wg.Wait()
+				wantCode(t, err, sandbox.CodeCancelled)
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("%v does not hold the context's error", err)
+				}
+				if when == "in the middle" && (r == nil || r.Text != "half") {
+					t.Errorf("what came is lost: %+v", r)
+				}
+			})
+		})
+	}
+}
+
+func TestTimeLimits(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		silent := func(_ int, rw http.ResponseWriter, r *http.Request) {
+			io.WriteString(rw, w.cut("half"))
+			flush(rw)
+			<-r.Context().Done()
+		}
+		m, h := serve(t, w, silent, func(_ *Config, p *Provider) { p.Idle = 20 * time.Millisecond })
+		r, err := m.Complete(t.Context(), ask("hi"))
+		if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "silent") || r == nil || r.Text != "half" || h.count() != 2 {
+			t.Errorf("%d times, %+v, %v", h.count(), r, err)
+		}
+		m, h = serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				io.WriteString(rw, "\n") // life, but no reply
+				flush(rw)
+				wait(r.Context(), time.Millisecond)
+			}
+		}, func(_ *Config, p *Provider) { p.Timeout = 50 * time.Millisecond })
+		_, err = m.Complete(t.Context(), ask("hi"))
+		if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "50ms") || h.count() != 1 {
+			t.Errorf("%d times, %v", h.count(), err)
+		}
+	})
+}
+
+func TestConcurrencyIsKept(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		var now, most atomic.Int64
+		full := make(chan struct{})
+		m, h := serve(t, w, func(n int, rw http.ResponseWriter, _ *http.Request) {
+			at := now.Add(1)
+			defer now.Add(-1)
+			for old := most.Load(); at > old && !most.CompareAndSwap(old, at); old = most.Load() {
+			}
+			if n == 3 {
+				close(full)
+			}
+			<-full // nobody leaves before three are in
+			io.WriteString(rw, w.stream("x"))
+		}, func(_ *Config, p *Provider) { p.Concurrency = 3 })
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if _, err := m.Complete(t.Context(), ask("hi")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() != 3 || h.count() != 20 {
+			t.Errorf("%d at once, %d in all", most.Load(), h.count())
+		}
+	})
+}
+
+func TestRatesAreKept(t *testing.T) {
+	m, h := serve(t, wires[0], say(wires[0].stream("x")), func(_ *Config, p *Provider) { p.RequestsPerMinute = 1 })
+	mustSay(t, m, ask("hi"), "x")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := m.Complete(ctx, ask("hi"))
+	wantCode(t, err, sandbox.CodeCancelled)
+	if !errors.Is(err, context.DeadlineExceeded) || h.count() != 1 {
+		t.Errorf("asked %d times: %v", h.count(), err)
+	}
+	m, h = serve(t, wires[0], say(wires[0].stream("x")), func(_ *Config, p *Provider) { p.TokensPerMinute = 100 })
+	mustSay(t, m, ask(strings.Repeat("many words ", 1000)), "x") // more than a minute's worth goes alone
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = m.Complete(ctx, ask("hi"))
+	wantCode(t, err, sandbox.CodeCancelled)
+	if h.count() != 1 {
+		t.Errorf("asked %d times", h.count())
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		srv := httptest.NewServer(http.NotFoundHandler())
+		srv.Close()
+		m, _ := serve(t, w, nil, func(_ *Config, p *Provider) { p.BaseURL = srv.URL })
+		_, err := m.Complete(t.Context(), ask("hi"))
+		if e := wantCode(t, err, CodeUnreachable); !strings.Contains(e.Remedy, "here") || !e.Retry {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	eachWire(t, func(t *testing.T, w wire) {
+		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the key went elsewhere") }))
+		defer elsewhere.Close()
+		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) { http.Redirect(rw, r, elsewhere.URL, http.StatusTemporaryRedirect) })
+		_, err := m.Complete(t.Context(), ask("hi"))
+		wantCode(t, err, CodeUnreachable)
+	})
+}
