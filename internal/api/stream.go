@@ -23,6 +23,7 @@ const (
 	EventProblem = "problem" // Problem, the last
 	EventChange  = "change"  // FileEvent
 	EventSession = "event"   // session.Event
+	EventEnd     = "end"     // nothing more will come
 )
 
 // Chunk is a piece of output. Offset is where it begins in the whole stream.

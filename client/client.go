@@ -1,0 +1,268 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// Codes of errors that come from the way to the server, beside those of packages sandbox and session.
+const (
+	CodeUnavailable  = api.CodeUnavailable  // the server cannot be reached, or is being stopped
+	CodeUnauthorized = api.CodeUnauthorized // the key is missing or not good
+	CodeForbidden    = api.CodeForbidden    // the key is not good enough
+	CodeRateLimited  = api.CodeRateLimited
+)
+
+// The times of a client, all in one place.
+const (
+	DefaultPatience = 10 * time.Second // for a server that does not answer, before a call is given up
+
+	firstPause  = 20 * time.Millisecond // between attempts, doubled each time
+	lastPause   = time.Second
+	cancelWait  = 5 * time.Second  // for a cancel to be delivered
+	verdictWait = 20 * time.Second // for the verdict of what was cancelled, beside its grace
+	dialTimeout = 5 * time.Second
+)
+
+// Options makes a Client. Either URL or Socket is needed.
+type Options struct {
+	URL    string // e.g. http://127.0.0.1:7070
+	Socket string // path of a UNIX socket
+	Key    string // an API key or a session's token; not needed over a socket of one's own
+	Tenant string // for whom an operator acts; empty: the key's own
+	// HTTPClient is used instead of our own. It must not have a time-out, or cells end with it.
+	HTTPClient *http.Client
+	// Patience is how long a server that cannot be reached is tried again; 0: DefaultPatience, negative: not at all. Only what
+	// is safe is tried again.
+	Patience time.Duration
+}
+
+// Client speaks to one server. Its methods may be called from several goroutines.
+type Client struct {
+	opts Options
+	base string
+	http *http.Client
+	own  *http.Transport // to close
+}
+
+// New makes a client. It does not connect.
+func New(opts Options) (*Client, error) {
+	c := &Client{opts: opts, base: strings.TrimRight(opts.URL, "/"), http: opts.HTTPClient}
+	if (opts.URL == "") == (opts.Socket == "") {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make client", Message: "either a URL or a socket is needed"}
+	}
+	if opts.Patience == 0 {
+		c.opts.Patience = DefaultPatience
+	}
+	dial := (&net.Dialer{Timeout: dialTimeout}).DialContext
+	if opts.Socket != "" {
+		c.base = "http://recluse"
+		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", opts.Socket)
+		}
+	} else if u, err := url.Parse(c.base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make client", Message: fmt.Sprintf("%q is no address of a server", opts.URL), Remedy: "write http://HOST:PORT"}
+	}
+	if c.http == nil {
+		c.own = &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, DisableCompression: true, ForceAttemptHTTP2: true}
+		if opts.Socket == "" {
+			c.own.Proxy = http.ProxyFromEnvironment
+		}
+		c.http = &http.Client{Transport: c.own}
+	}
+	return c, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() {
+	if c.own != nil {
+		c.own.CloseIdleConnections()
+	}
+}
+
+// request is one request and how it may be repeated.
+type request struct {
+	op     string
+	method string
+	path   string
+	query  url.Values
+	body   any       // JSON
+	raw    io.Reader // instead of body; cannot be sent twice
+	header map[string]string
+	again  bool // harmless to repeat even if it may have been done
+}
+
+// call sends a request and reads a JSON answer into out, unless that is nil.
+func (c *Client) call(ctx context.Context, r request, out any) error {
+	_, err := c.status(ctx, r, out)
+	return err
+}
+
+// status is call for whoever wants to know the status, too.
+func (c *Client) status(ctx context.Context, r request, out any) (int, error) {
+	res, err := c.send(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)); res.Body.Close() }() // so that the connection is used again
+	if out == nil {
+		return res.StatusCode, nil
+	}
+	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+		return 0, unreachable(ctx, r.op, err)
+	}
+	return res.StatusCode, nil
+}
+
+// send sends a request until the server answers, as long as patience and ctx allow. The answer is a success; problems are errors.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	var body []byte
+	if r.body != nil {
+		var err error
+		if body, err = json.Marshal(r.body); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: r.op, Message: "the request cannot be written", Err: err}
+		}
+	}
+	p := c.patience()
+	for {
+		res, err := c.once(ctx, r, body)
+		if err == nil || r.raw != nil || !c.harmless(r, err) || !p.wait(ctx) {
+			return res, err
+		}
+	}
+}
+
+// harmless reports whether a failed request may be sent again: it never arrived, was refused at the door, or does no harm twice.
+func (c *Client) harmless(r request, err error) bool {
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok || !e.Retry {
+		return false
+	}
+	if e.Code == session.CodeClosing {
+		return true
+	}
+	if e.Code != CodeUnavailable {
+		return false
+	}
+	if r.again {
+		return true
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial"
+}
+
+func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Response, error) {
+	target := c.base + r.path
+	if len(r.query) > 0 {
+		target += "?" + r.query.Encode()
+	}
+	var rd io.Reader
+	if r.raw != nil {
+		rd = r.raw
+	} else if body != nil {
+		rd = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, target, rd)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
+	}
+	c.headers(ctx, req.Header)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for k, v := range r.header {
+		req.Header.Set(k, v)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return nil, unreachable(ctx, r.op, err)
+	}
+	if res.StatusCode < 300 {
+		return res, nil
+	}
+	defer res.Body.Close()
+	return nil, problem(r.op, res)
+}
+
+// headers says who asks, and carries the caller's trace on.
+func (c *Client) headers(ctx context.Context, h http.Header) {
+	if c.opts.Key != "" {
+		h.Set("Authorization", "Bearer "+c.opts.Key)
+	}
+	if c.opts.Tenant != "" {
+		h.Set(api.HeaderTenant, c.opts.Tenant)
+	}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(h))
+}
+
+// problem reads the error of an answer.
+func problem(op string, res *http.Response) error {
+	raw, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err == nil && strings.HasPrefix(res.Header.Get("Content-Type"), api.ProblemType) {
+		var p api.Problem
+		if json.Unmarshal(raw, &p) == nil && p.Code != "" {
+			e := p.Err()
+			if e.Op == "" {
+				e.Op = op
+			}
+			return e
+		}
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeProtocol, Op: op, Message: fmt.Sprintf("the server answered %s, and not as a recluse server would", res.Status),
+		Retry: res.StatusCode == http.StatusBadGateway || res.StatusCode == http.StatusServiceUnavailable || res.StatusCode == http.StatusGatewayTimeout,
+	}
+}
+
+// unreachable is the error of a server that did not answer, or of a caller that gave up.
+func unreachable(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil {
+		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: op, Message: "given up", Err: ctx.Err()}
+	}
+	return &sandbox.Error{Code: CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
+}
+
+// patience measures how long to go on trying.
+type patience struct {
+	until time.Time
+	pause time.Duration
+}
+
+func (c *Client) patience() *patience {
+	return &patience{until: time.Now().Add(c.opts.Patience), pause: firstPause}
+}
+
+// wait waits before the next attempt, and reports whether there is to be one.
+func (p *patience) wait(ctx context.Context) bool {
+	if time.Now().Add(p.pause).After(p.until) {
+		return false
+	}
+	t := time.NewTimer(p.pause)
+	defer t.Stop()
+	p.pause = min(2*p.pause, lastPause)
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// randomID names an operation or a request.
+func randomID(prefix string) string { return prefix + strings.ToLower(rand.Text()[:20]) }

@@ -1,0 +1,101 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// listen hands server-sent events to fn until the stream ends in order, ctx ends or fn gives an error. A stream that breaks is
+// taken up again behind the last event that had an id.
+func (c *Client) listen(ctx context.Context, r request, fn func(api.Event) error) error {
+	p := c.patience()
+	r.header = maps.Clone(r.header)
+	for {
+		heard, err := c.listenOnce(ctx, r, fn)
+		var mine *fnError
+		if errors.As(err, &mine) {
+			return mine.err
+		}
+		if err == nil || !interrupted(err) {
+			return err
+		}
+		if heard {
+			p = c.patience()
+		}
+		if !p.wait(ctx) {
+			if ctx.Err() != nil {
+				return unreachable(ctx, r.op, ctx.Err())
+			}
+			return err
+		}
+	}
+}
+
+// fnError is an error of whoever listens, which is none of the connection.
+type fnError struct{ err error }
+
+// Error implements error.
+func (e *fnError) Error() string { return e.err.Error() }
+
+func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) error) (heard bool, err error) {
+	res, err := c.once(ctx, r, nil)
+	if err != nil {
+		return false, err
+	}
+	defer res.Body.Close()
+	in := api.NewEventReader(res.Body)
+	for {
+		e, err := in.Next()
+		if err != nil {
+			return heard, unreachable(ctx, r.op, err)
+		}
+		heard = true
+		switch e.Kind {
+		case api.EventEnd:
+			return true, nil
+		case api.EventProblem:
+			var p api.Problem
+			if err := e.Decode(&p); err != nil {
+				return true, malformed(r.op, err)
+			}
+			return true, p.Err()
+		}
+		if err := fn(e); err != nil {
+			return true, &fnError{err}
+		}
+		if e.ID != "" {
+			r.header[api.HeaderLastEvent] = e.ID
+		}
+	}
+}
+
+var errStop = errors.New("stop")
+
+// Events gives what happened to the session after seq, and goes on until ctx ends if follow is set.
+func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[session.Event, error] {
+	return func(yield func(session.Event, error) bool) {
+		q := url.Values{"after": {strconv.FormatInt(after, 10)}, "follow": {strconv.FormatBool(follow)}}
+		r := request{op: "follow events", method: http.MethodGet, path: s.path + "/events", query: q, header: map[string]string{"Accept": api.EventStream}}
+		err := s.c.listen(ctx, r, func(e api.Event) error {
+			var ev session.Event
+			if err := e.Decode(&ev); err != nil {
+				return malformed("follow events", err)
+			}
+			if !yield(ev, nil) {
+				return errStop
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errStop) {
+			yield(session.Event{}, err)
+		}
+	}
+}

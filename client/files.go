@@ -1,0 +1,277 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Files reads and writes the files of a session. It has the methods of sandbox.Files. Paths are absolute, or relative to the root it was
+// made with, and cannot leave that root.
+type Files struct {
+	s    *Session
+	root string
+}
+
+// Files gives access to the whole file system of the session.
+func (s *Session) Files() *Files { return &Files{s: s} }
+
+// Below gives access that is confined to a directory.
+func (f *Files) Below(dir string) *Files { return &Files{s: f.s, root: path.Join("/", f.root, dir)} }
+
+// query names the root; a path of it that is relative belongs to that.
+func (f *Files) query() url.Values {
+	if f.root == "" {
+		return url.Values{"root": {"/"}}
+	}
+	return url.Values{"root": {f.root}}
+}
+
+func (f *Files) named(name string) url.Values {
+	q := f.query()
+	q.Set("path", named(name))
+	return q
+}
+
+// named gives the root itself for no name, as the library does.
+func named(name string) string {
+	if name == "" {
+		return "/"
+	}
+	return name
+}
+
+func (f *Files) call(ctx context.Context, op, method, p string, q url.Values, in, out any) error {
+	r := request{op: op, method: method, path: f.s.path + "/files" + p, query: q, body: in, again: method == http.MethodGet}
+	return f.s.c.call(ctx, r, out)
+}
+
+// Read copies a regular file to w.
+func (f *Files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.FileInfo, error) {
+	return f.ReadRange(ctx, name, 0, 0, w)
+}
+
+// ReadRange copies limit bytes from offset on; limit 0: up to the size the file has at the beginning.
+func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
+	q := f.named(name)
+	q.Set("offset", strconv.FormatInt(offset, 10))
+	q.Set("limit", strconv.FormatInt(limit, 10))
+	var info api.FileInfo
+	if err := f.download(ctx, request{op: "read file", path: "", query: q}, w, api.TrailerFile, &info); err != nil {
+		return nil, err
+	}
+	return info.Sandbox(), nil
+}
+
+// download copies a body to w and reads what its trailer tells.
+func (f *Files) download(ctx context.Context, r request, w io.Writer, trailer string, out any) error {
+	r.method, r.path, r.again = http.MethodGet, f.s.path+"/files"+r.path, true
+	res, err := f.s.c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	to := &taker{w: w}
+	if _, err := io.Copy(to, res.Body); err != nil {
+		if to.err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
+		}
+		return unreachable(ctx, r.op, err)
+	}
+	if err := json.Unmarshal([]byte(res.Trailer.Get(trailer)), out); err != nil {
+		return malformed(r.op, err)
+	}
+	return nil
+}
+
+// taker remembers whose fault it was.
+type taker struct {
+	w   io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (t *taker) Write(b []byte) (int, error) {
+	n, err := t.w.Write(b)
+	t.err = err
+	return n, err
+}
+
+// ReadAll gives a whole file; it refuses one of more than 64 MiB.
+func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
+	const most = 64 << 20
+	var b bytes.Buffer
+	info, err := f.ReadRange(ctx, name, 0, most, &b)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size > most {
+		return nil, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
+	}
+	return b.Bytes(), nil
+}
+
+// Write makes or replaces a file, whole or not at all.
+func (f *Files) Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error) {
+	q := f.named(name)
+	flag(q, "overwrite", !o.Exclusive)
+	flag(q, "parents", o.Parents)
+	flag(q, "append", o.Append)
+	if o.Mode != 0 {
+		q.Set("mode", fmt.Sprintf("%o", o.Mode.Perm()))
+	}
+	var info api.FileInfo
+	if err := f.upload(ctx, request{op: "write file", query: q}, r, &info); err != nil {
+		return nil, err
+	}
+	return info.Sandbox(), nil
+}
+
+// upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
+func (f *Files) upload(ctx context.Context, q request, r io.Reader, out any) error {
+	from := &giver{r: r}
+	q.method, q.path, q.raw = http.MethodPut, f.s.path+"/files"+q.path, from
+	err := f.s.c.call(ctx, q, out)
+	if err != nil && from.err != nil && ctx.Err() == nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: q.op, Message: "the data could not be read", Err: from.err}
+	}
+	return err
+}
+
+// giver remembers whose fault it was. It also hides what r is, so that nothing is read before it is asked for.
+type giver struct {
+	r   io.Reader
+	err error
+}
+
+// Read implements io.Reader.
+func (g *giver) Read(b []byte) (int, error) {
+	n, err := g.r.Read(b)
+	if err != nil && err != io.EOF { //nolint:errorlint // readers give it as it is
+		g.err = err
+	}
+	return n, err
+}
+
+// WriteAll is Write for what is in memory.
+func (f *Files) WriteAll(ctx context.Context, name string, data []byte, o sandbox.WriteOptions) error {
+	_, err := f.Write(ctx, name, bytes.NewReader(data), o)
+	return err
+}
+
+// Stat describes a file; a symbolic link is not followed.
+func (f *Files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error) {
+	var info api.FileInfo
+	if err := f.call(ctx, "stat", http.MethodGet, "/stat", f.named(name), nil, &info); err != nil {
+		return nil, err
+	}
+	return info.Sandbox(), nil
+}
+
+// List gives the entries of a directory, sorted by name, page by page behind the scenes.
+func (f *Files) List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error] {
+	return func(yield func(*sandbox.FileInfo, error) bool) {
+		q := f.named(name)
+		q.Set("limit", "1000")
+		flag(q, "recursive", o.Recursive)
+		if o.Depth != 0 {
+			q.Set("depth", strconv.Itoa(o.Depth))
+		}
+		for {
+			var page api.FileList
+			if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &page); err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, i := range page.Files {
+				if !yield(i.Sandbox(), nil) {
+					return
+				}
+			}
+			if page.Next == "" {
+				return
+			}
+			q.Set("after", string(page.Next))
+		}
+	}
+}
+
+// Mkdir makes a directory, with its parents if asked.
+func (f *Files) Mkdir(ctx context.Context, name string, parents bool) error {
+	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), api.Mkdir{Path: api.Text(named(name)), Parents: parents}, nil)
+}
+
+// Move renames; with exclusive it never replaces.
+func (f *Files) Move(ctx context.Context, from, to string, exclusive bool) error {
+	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), api.Move{From: api.Text(from), To: api.Text(to), Overwrite: !exclusive}, nil)
+}
+
+// Remove removes a file, a link or an empty directory, or with recursive a whole tree.
+func (f *Files) Remove(ctx context.Context, name string, recursive bool) error {
+	q := f.named(name)
+	flag(q, "recursive", recursive)
+	return f.call(ctx, "remove", http.MethodDelete, "", q, nil, nil)
+}
+
+// Watch tells of changes below a path until ctx ends or fn gives an error. The first event is always "ready". A connection that breaks
+// is made again, and changes meanwhile told as "overflow".
+func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
+	q := f.named(name)
+	flag(q, "recursive", recursive)
+	r := request{op: "watch", method: http.MethodGet, path: f.s.path + "/files/watch", query: q, header: map[string]string{"Accept": api.EventStream}}
+	ready := false
+	return f.s.c.listen(ctx, r, func(e api.Event) error {
+		var c api.FileEvent
+		if err := e.Decode(&c); err != nil {
+			return malformed("watch", err)
+		}
+		if c.Op == "ready" {
+			if ready {
+				c.Op = "overflow"
+			}
+			ready = true
+		}
+		return fn(sandbox.FileEvent{Op: c.Op, Path: string(c.Path), From: string(c.From)})
+	})
+}
+
+// Upload unpacks a tar stream into a directory, and nowhere else. The server bounds its size and the number of its entries.
+func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.TarOptions) (*sandbox.TarStats, error) {
+	q := f.named(dir)
+	flag(q, "parents", o.Parents)
+	flag(q, "overwrite", !o.Exclusive)
+	if o.MaxBytes != 0 {
+		q.Set("max_bytes", strconv.FormatInt(o.MaxBytes, 10))
+	}
+	if o.MaxEntries != 0 {
+		q.Set("max_entries", strconv.FormatInt(o.MaxEntries, 10))
+	}
+	var st api.TarStats
+	if err := f.upload(ctx, request{op: "unpack", path: "/tar", query: q}, r, &st); err != nil {
+		return nil, err
+	}
+	return st.Sandbox(), nil
+}
+
+// Download writes files and directories as a tar stream.
+func (f *Files) Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error) {
+	q := f.query()
+	for _, n := range names {
+		q.Add("path", named(n))
+	}
+	var st api.TarStats
+	if err := f.download(ctx, request{op: "pack", path: "/tar", query: q}, w, api.TrailerTar, &st); err != nil {
+		return nil, err
+	}
+	return st.Sandbox(), nil
+}

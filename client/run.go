@@ -1,0 +1,349 @@
+package client
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// running is one cell or command while it is waited for.
+type running struct {
+	s              *Session
+	op             string // for errors
+	id             string
+	kind           string // cells or commands
+	body           api.Control
+	grace          time.Duration
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	display        func(sandbox.Bundle)
+	resize         <-chan sandbox.Size
+	pty            bool
+
+	at       api.Offsets // what has been handed on
+	writeErr error
+	onSkip   func(stream int, bytes int64) // hears of output that is no longer kept
+	onStuck  func()                        // called when the output cannot be handed on
+}
+
+// Cell runs code to its end. A failure of the code is in the verdict; err is not nil only when the machinery failed. When ctx ends the
+// cell is interrupted, and the verdict says so.
+func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
+	if c.ID == "" {
+		c.ID = randomID("x-")
+	}
+	in := api.CellOf(c)
+	r := &running{
+		s: s, op: "run cell", id: c.ID, kind: "/cells", body: api.Control{Cell: &in}, grace: c.KillGrace,
+		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, display: c.Display,
+	}
+	return r.run(ctx)
+}
+
+// Run runs a command to its end. When ctx ends, the command is cancelled with everything it started, and the verdict says so.
+func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
+	if c.ID == "" {
+		c.ID = randomID("c-")
+	}
+	in := api.CommandOf(c)
+	r := &running{
+		s: s, op: "run command", id: c.ID, kind: "/commands", body: api.Control{Command: &in}, grace: c.KillGrace,
+		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, pty: c.PTY != nil,
+	}
+	return r.run(ctx)
+}
+
+// Start runs a command in the background and gives its id as soon as it runs. Stdin is not read.
+func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) {
+	if c.ID == "" {
+		c.ID = randomID("c-")
+	}
+	in := api.CommandOf(c)
+	in.Background = true
+	var out api.Started
+	r := request{
+		op: "start command", method: http.MethodPost, path: s.path + "/commands", body: in, again: true,
+		header: map[string]string{api.HeaderIdempotency: randomID("")},
+	}
+	err := s.c.call(ctx, r, &out)
+	return out.ID, err
+}
+
+// run waits for the verdict in the way that the streams need.
+func (r *running) run(ctx context.Context) (*sandbox.Verdict, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: r.op, Message: "given up before it began", Err: err}
+	}
+	// The request outlives ctx for as long as the verdict of what was cancelled takes.
+	way, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave()
+	stop := context.AfterFunc(ctx, func() { r.giveUp(way, leave) })
+	defer stop()
+	var v *sandbox.Verdict
+	var err error
+	switch {
+	case r.stdin != nil || r.pty:
+		v, err = r.socket(way)
+	case r.stdout != nil || r.stderr != nil || r.display != nil:
+		v, err = r.events(way)
+	default:
+		v, err = r.plain(way)
+	}
+	if err != nil && ctx.Err() != nil && way.Err() != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: r.op, Message: "given up, and the server did not tell how it ended", Err: ctx.Err()}
+	}
+	if err == nil && r.writeErr != nil {
+		return v, &sandbox.Error{Code: sandbox.CodeInternal, Op: r.op, Message: "the output could not be handed on", Err: r.writeErr}
+	}
+	return v, err
+}
+
+// giveUp cancels the operation, so that its verdict comes. One that has not begun is given up with the connection: the server then
+// does not begin it.
+func (r *running) giveUp(way context.Context, leave func()) {
+	told, cancel := context.WithTimeout(way, cancelWait)
+	defer cancel()
+	if r.s.Cancel(told, r.id) != nil {
+		leave()
+		return
+	}
+	t := time.NewTimer(verdictWait + r.grace)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		leave()
+	case <-way.Done():
+	}
+}
+
+func (r *running) request() request {
+	q := request{op: r.op, method: http.MethodPost, path: r.s.path + r.kind, body: r.body.Cell}
+	if r.body.Command != nil {
+		q.body = r.body.Command
+	}
+	return q
+}
+
+// plain waits for the verdict alone.
+func (r *running) plain(ctx context.Context) (*sandbox.Verdict, error) {
+	v := &sandbox.Verdict{}
+	err := r.s.c.call(ctx, r.request(), v)
+	if err == nil {
+		return v, nil
+	}
+	if !interrupted(err) {
+		return nil, err
+	}
+	return r.again(ctx, err)
+}
+
+// interrupted reports an error behind which the operation may go on.
+func interrupted(err error) bool { return sandbox.CodeOf(err) == CodeUnavailable }
+
+// again finds an operation whose connection was lost. If the server does not know it, it never began: the error is then the first one.
+func (r *running) again(ctx context.Context, lost error) (*sandbox.Verdict, error) {
+	p := r.s.c.patience()
+	for p.wait(ctx) {
+		v, err := r.follow(ctx)
+		switch {
+		case err == nil:
+			return v, nil
+		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			return nil, lost
+		case !interrupted(err):
+			return nil, err
+		}
+	}
+	return nil, lost
+}
+
+// events runs it with server-sent events.
+func (r *running) events(ctx context.Context) (*sandbox.Verdict, error) {
+	q := r.request()
+	q.header = map[string]string{"Accept": api.EventStream}
+	res, err := r.s.c.send(ctx, q)
+	if err == nil {
+		var v *sandbox.Verdict
+		if v, err = r.listen(ctx, res); err == nil {
+			return v, nil
+		}
+	}
+	if !interrupted(err) {
+		return nil, err
+	}
+	return r.again(ctx, err)
+}
+
+// follow goes on from where the output was handed on so far, once.
+func (r *running) follow(ctx context.Context) (*sandbox.Verdict, error) {
+	q := request{
+		op: r.op, method: http.MethodGet, path: r.s.path + r.s.operation(r.id) + "/output", header: map[string]string{"Accept": api.EventStream},
+		query: url.Values{"stdout": {strconv.FormatInt(r.at.Stdout, 10)}, "stderr": {strconv.FormatInt(r.at.Stderr, 10)}},
+	}
+	res, err := r.s.c.once(ctx, q, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.listen(ctx, res)
+}
+
+// listen hands on what the server tells until the verdict.
+func (r *running) listen(ctx context.Context, res *http.Response) (*sandbox.Verdict, error) {
+	defer res.Body.Close()
+	in := api.NewEventReader(res.Body)
+	for {
+		e, err := in.Next()
+		if err != nil {
+			return nil, unreachable(ctx, r.op, err)
+		}
+		switch e.Kind {
+		case api.EventVerdict:
+			v := &sandbox.Verdict{}
+			if err := e.Decode(v); err != nil {
+				return nil, malformed(r.op, err)
+			}
+			_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection is used again
+			return v, nil
+		case api.EventProblem:
+			var p api.Problem
+			if err := e.Decode(&p); err != nil {
+				return nil, malformed(r.op, err)
+			}
+			return nil, p.Err()
+		default:
+			if err := r.hear(e); err != nil {
+				return nil, malformed(r.op, err)
+			}
+		}
+	}
+}
+
+// hear hands on one event.
+func (r *running) hear(e api.Event) error {
+	switch e.Kind {
+	case api.EventStdout, api.EventStderr:
+		var c api.Chunk
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		r.output(e.Kind == api.EventStderr, []byte(c.Data))
+	case api.EventSkipped:
+		var k api.Skipped
+		if err := e.Decode(&k); err != nil {
+			return err
+		}
+		r.skipped(k)
+	case api.EventDisplay:
+		if r.display == nil {
+			return nil
+		}
+		var b sandbox.Bundle
+		if err := e.Decode(&b); err != nil {
+			return err
+		}
+		r.display(b)
+	}
+	return nil
+}
+
+func (r *running) skipped(k api.Skipped) {
+	if k.Stream == 2 {
+		r.at.Stderr += k.Bytes
+	} else {
+		r.at.Stdout += k.Bytes
+	}
+	if r.onSkip != nil {
+		r.onSkip(k.Stream, k.Bytes)
+	}
+}
+
+// output hands on a piece. Whoever cannot take it misses the rest; the operation goes on.
+func (r *running) output(stderr bool, b []byte) {
+	w, at := r.stdout, &r.at.Stdout
+	if stderr {
+		w, at = r.stderr, &r.at.Stderr
+	}
+	*at += int64(len(b))
+	if w != nil && r.writeErr == nil {
+		if _, r.writeErr = w.Write(b); r.writeErr != nil && r.onStuck != nil {
+			r.onStuck()
+		}
+	}
+}
+
+func malformed(op string, err error) error {
+	return &sandbox.Error{Code: sandbox.CodeProtocol, Op: op, Message: "the server said something that cannot be read", Err: err}
+}
+
+// Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. When ctx ends the operation goes on.
+// With NoWait both results are nil while the operation runs; otherwise exactly one is.
+func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+	if o.NoWait {
+		return s.peek(ctx, id, o)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	f := &running{
+		s: s, op: "follow", id: id, stdout: o.Stdout, stderr: o.Stderr, at: api.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
+		onSkip: o.Skipped, onStuck: stop,
+	}
+	p := s.c.patience()
+	for {
+		before := f.at
+		v, err := f.follow(ctx)
+		if f.writeErr != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: f.writeErr}
+		}
+		if err == nil || !interrupted(err) {
+			return v, err
+		}
+		if f.at != before {
+			p = s.c.patience() // it moved
+		}
+		if !p.wait(ctx) {
+			return nil, err
+		}
+	}
+}
+
+// peek gives what is there now, answer by answer.
+func (s *Session) peek(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+	at := api.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset}
+	for {
+		var out api.Followed
+		q := url.Values{"stdout": {strconv.FormatInt(at.Stdout, 10)}, "stderr": {strconv.FormatInt(at.Stderr, 10)}}
+		r := request{op: "follow", method: http.MethodGet, path: s.path + s.operation(id) + "/output", query: q, again: true}
+		if err := s.c.call(ctx, r, &out); err != nil {
+			return nil, err
+		}
+		if o.Skipped != nil {
+			if out.Skipped.Stdout > 0 {
+				o.Skipped(1, out.Skipped.Stdout)
+			}
+			if out.Skipped.Stderr > 0 {
+				o.Skipped(2, out.Skipped.Stderr)
+			}
+		}
+		for _, p := range []struct {
+			w io.Writer
+			t api.Text
+		}{{o.Stdout, out.Stdout}, {o.Stderr, out.Stderr}} {
+			if p.w == nil || p.t == "" {
+				continue
+			}
+			if _, err := io.WriteString(p.w, string(p.t)); err != nil {
+				return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+			}
+		}
+		if out.Verdict != nil || out.Running || out.Next == at {
+			return out.Verdict, nil
+		}
+		at = out.Next
+	}
+}

@@ -1,0 +1,304 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// scope is how much a caller may do; each includes those before it.
+type scope int
+
+const (
+	scopeNone    scope = iota // nobody needs to be known
+	scopeRead                 // look
+	scopeExecute              // run code, write files, make and end sessions
+	scopeAdmin                // keys and audit log of the tenant
+)
+
+var scopeNames = []string{"none", "read", "execute", "admin"}
+
+// String gives the name that is used in requests.
+func (s scope) String() string { return scopeNames[s] }
+
+func parseScope(name string) (scope, error) {
+	for i, n := range scopeNames[1:] {
+		if n == name {
+			return scope(i + 1), nil
+		}
+	}
+	return 0, invalid("%q is no scope: there are read, execute and admin", name)
+}
+
+// principal is who asks.
+type principal struct {
+	actor  string // for the audit log
+	tenant string
+	scope  scope
+	// operator may act for every tenant; host may name files and directories of this machine.
+	operator, host bool
+	rate           string // whose rate it counts against; empty: nobody's
+	session        string // of a token: the only session it is good for, by name
+	sessionID      string // and by id, because names come again
+}
+
+// Prefixes of secrets, so that people and scanners recognise what they have found.
+const (
+	keyPrefix   = "rk"
+	tokenPrefix = "rs"
+)
+
+// allTenants is the tenant of an operator's key.
+const allTenants = "*"
+
+// newSecret makes "prefix_id_secret": the id finds the record, the secret proves. It is random enough that a plain hash keeps it safe.
+func newSecret(prefix string) (text, id string, hash []byte) {
+	b := make([]byte, 8+32)
+	_, _ = rand.Read(b) // never fails
+	id = hex.EncodeToString(b[:8])
+	secret := hex.EncodeToString(b[8:])
+	sum := sha256.Sum256([]byte(secret))
+	return prefix + "_" + id + "_" + secret, id, sum[:]
+}
+
+// splitSecret takes a secret apart.
+func splitSecret(text string) (prefix, id, secret string, ok bool) {
+	parts := strings.Split(text, "_")
+	if len(parts) != 3 {
+		return "", "", "", false
+	}
+	return parts[0], parts[1], parts[2], true
+}
+
+// access knows keys and tokens. It is the only one that changes keys, so the ones it holds are never behind the store.
+type access struct {
+	store store.Access
+
+	mu     sync.RWMutex
+	keys   map[string]store.APIKey // guarded by mu; all of them, by id
+	tokens map[string]store.Token  // guarded by mu; those that were used, by id
+}
+
+// maxTokens is how many tokens are held in memory before they are forgotten, and read from the store again.
+const maxTokens = 10_000
+
+func loadAccess(ctx context.Context, st store.Access) (*access, error) {
+	a := &access{store: st, keys: map[string]store.APIKey{}, tokens: map[string]store.Token{}}
+	keys, err := st.Keys(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range keys {
+		a.keys[k.ID] = k
+	}
+	return a, nil
+}
+
+// any reports whether a key can be used now.
+func (a *access) any() bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	now := time.Now()
+	for _, k := range a.keys {
+		if keyUsable(k, now) {
+			return true
+		}
+	}
+	return false
+}
+
+func keyUsable(k store.APIKey, now time.Time) bool {
+	return k.Revoked.IsZero() && (k.Expires.IsZero() || now.Before(k.Expires))
+}
+
+// check finds whose secret it is. Hashes are compared in constant time, also when there is no such id.
+func (a *access) check(ctx context.Context, text string) (principal, bool) {
+	prefix, id, secret, ok := splitSecret(text)
+	if !ok {
+		return principal{}, false
+	}
+	sum := sha256.Sum256([]byte(secret))
+	now := time.Now()
+	if prefix == tokenPrefix {
+		t := a.token(ctx, id, sum[:])
+		if !same(t.Hash, sum[:]) || !t.Expires.IsZero() && !now.Before(t.Expires) {
+			return principal{}, false
+		}
+		return principal{
+			actor: "token " + t.ID, tenant: t.Tenant, scope: scopeOf(t.Scopes), rate: "token " + t.ID, session: t.Name, sessionID: t.Session,
+		}, true
+	}
+	a.mu.RLock()
+	k := a.keys[id]
+	a.mu.RUnlock()
+	if prefix != keyPrefix || !same(k.Hash, sum[:]) || !keyUsable(k, now) {
+		return principal{}, false
+	}
+	who := principal{actor: k.Name, tenant: k.Tenant, scope: scopeOf(k.Scopes), rate: "key " + k.ID}
+	if k.Tenant == allTenants {
+		who.tenant, who.operator = session.DefaultTenant, true
+	}
+	return who, true
+}
+
+// token gives the token of an id, from memory or from the store.
+func (a *access) token(ctx context.Context, id string, hash []byte) store.Token {
+	a.mu.RLock()
+	t, ok := a.tokens[id]
+	a.mu.RUnlock()
+	if ok {
+		return t
+	}
+	t, err := a.store.TokenByHash(ctx, hash)
+	if err != nil || t.ID != id {
+		return store.Token{}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.tokens) >= maxTokens {
+		clear(a.tokens)
+	}
+	a.tokens[id] = t
+	return t
+}
+
+func scopeOf(names []string) scope {
+	most := scopeNone
+	for _, n := range names {
+		if s, err := parseScope(n); err == nil {
+			most = max(most, s)
+		}
+	}
+	return most
+}
+
+func same(have, given []byte) bool {
+	if len(have) != sha256.Size {
+		have = make([]byte, sha256.Size) // which no secret hashes to
+	}
+	return subtle.ConstantTimeCompare(have, given) == 1
+}
+
+// authenticate says who asks, or that nobody may.
+func (s *Server) authenticate(r *http.Request) (principal, error) {
+	who, err := s.identify(r)
+	if err != nil {
+		return principal{}, err
+	}
+	tenant := r.Header.Get(api.HeaderTenant)
+	if tenant == "" || tenant == who.tenant {
+		return who, nil
+	}
+	if !who.operator {
+		return principal{}, &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "only an operator's key may name a tenant"}
+	}
+	if !validName(tenant) {
+		return principal{}, invalid("%q is no name of a tenant", tenant)
+	}
+	who.tenant = tenant
+	return who, nil
+}
+
+func (s *Server) identify(r *http.Request) (principal, error) {
+	if h := r.Header.Get("Authorization"); h != "" {
+		kind, secret, _ := strings.Cut(h, " ")
+		if strings.EqualFold(kind, "bearer") {
+			if who, ok := s.access.check(r.Context(), strings.TrimSpace(secret)); ok {
+				return who, nil
+			}
+		}
+		return principal{}, &sandbox.Error{Code: api.CodeUnauthorized, Op: "check access", Message: "the key is not known, has expired or was revoked"}
+	}
+	if p := peerOf(r.Context()); p.unix {
+		if p.known && p.uid == os.Geteuid() {
+			return principal{actor: "user " + userName(p.uid), tenant: session.DefaultTenant, scope: scopeAdmin, operator: true, host: true}, nil
+		}
+		return principal{}, &sandbox.Error{Code: api.CodeUnauthorized, Op: "check access", Message: "the socket belongs to another user", Remedy: "give a key"}
+	}
+	if !s.access.any() && local(r) {
+		return principal{actor: "anonymous", tenant: session.DefaultTenant, scope: scopeExecute, rate: "anonymous"}, nil
+	}
+	return principal{}, &sandbox.Error{
+		Code: api.CodeUnauthorized, Op: "check access", Message: "a key is needed", Remedy: "send it as Authorization: Bearer KEY",
+	}
+}
+
+// local reports a request that this machine's own programs sent over loopback. A page in a browser is none of them: it is told by its
+// origin, and by a host name that only looks local to the resolver.
+func local(r *http.Request) bool {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil || !loopback(host) {
+		return false
+	}
+	name := r.Host
+	if h, _, err := net.SplitHostPort(name); err == nil {
+		name = h
+	}
+	if !loopback(strings.Trim(name, "[]")) {
+		return false
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
+		return false
+	}
+	origin := r.Header.Get("Origin")
+	return origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// allow refuses what the caller's scope does not include.
+func (c *call) allow() error {
+	if c.who.scope < c.route.scope {
+		return &sandbox.Error{
+			Code: api.CodeForbidden, Op: "check access", Message: "this needs the scope " + c.route.scope.String() + "; the key has " + c.who.scope.String(),
+		}
+	}
+	if c.route.operator && !c.who.operator {
+		return &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "this needs an operator's key"}
+	}
+	if c.who.session == "" {
+		return nil
+	}
+	if !strings.Contains(c.route.path, "{session}") {
+		if c.route.everybody {
+			return nil
+		}
+		return &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "a session's token is good for its session only"}
+	}
+	if c.r.PathValue("session") != c.who.session {
+		return c.unknownSession()
+	}
+	return nil
+}
+
+// validName says what tenants may be called.
+func validName(s string) bool {
+	if s == "" || len(s) > 64 {
+		return false
+	}
+	for _, r := range s {
+		if !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r)) {
+			return false
+		}
+	}
+	return true
+}

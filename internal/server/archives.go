@@ -1,0 +1,164 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"path"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	// maxBatch is the most files of one upload.
+	maxBatch = 1000
+	// maxTrailer is how many names of a tar's statistics fit into a trailer; the counts are always whole.
+	maxTrailer = 20
+)
+
+// downloadTar packs files and directories.
+func downloadTar(c *call) error {
+	if len(c.query["path"]) == 0 {
+		return badQuery("path", "a path, or several")
+	}
+	var names []string
+	for _, p := range c.query["path"] {
+		names = append(names, c.absolute(p))
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	d := &download{c: c, media: "application/x-tar"}
+	stats, err := f.Download(c.ctx(), d, names...)
+	if err != nil {
+		return err
+	}
+	out := api.TarStatsOf(stats)
+	out.Skipped, out.Changed = out.Skipped[:min(len(out.Skipped), maxTrailer)], out.Changed[:min(len(out.Changed), maxTrailer)]
+	d.end(api.TrailerTar, out)
+	return nil
+}
+
+// uploadTar unpacks an archive into a directory, and nowhere else.
+func uploadTar(c *call) error {
+	dir, err := c.path("path")
+	if err != nil {
+		return err
+	}
+	overwrite, err := c.flag("overwrite", false)
+	if err != nil {
+		return err
+	}
+	parents, err := c.flag("parents", false)
+	if err != nil {
+		return err
+	}
+	o := sandbox.TarOptions{Parents: parents, Exclusive: !overwrite}
+	if o.MaxBytes, err = c.number("max_bytes", 0); err != nil {
+		return err
+	}
+	if o.MaxEntries, err = c.number("max_entries", 0); err != nil {
+		return err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	stats, err := f.Upload(c.ctx(), dir, c.upload(), o)
+	if err != nil {
+		return uploadError(err)
+	}
+	return c.reply(api.TarStatsOf(stats))
+}
+
+// uploadBatch writes several files. One that fails does not keep the others from being written; the answer says which.
+func uploadBatch(c *call) error {
+	kind, params, err := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
+		return invalid("a batch is multipart/form-data")
+	}
+	dir := c.absolute(c.query.Get("dir"))
+	opts, err := c.writeOptions()
+	if err != nil {
+		return err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	parts := multipart.NewReader(c.upload(), params["boundary"])
+	out := api.Batch{Files: []api.Uploaded{}}
+	for {
+		part, err := parts.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return uploadError(&sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
+		}
+		if len(out.Files) == maxBatch {
+			return &sandbox.Error{Code: sandbox.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"}
+		}
+		up, err := c.uploadPart(f, dir, part, opts)
+		if err != nil {
+			return err
+		}
+		if up.Problem != nil {
+			out.Failed++
+		}
+		out.Files = append(out.Files, up)
+	}
+	if len(out.Files) == 0 {
+		return invalid("there is no file in the upload")
+	}
+	if out.Failed > 0 {
+		c.status = http.StatusMultiStatus
+	}
+	return c.reply(out)
+}
+
+// uploadPart writes one file. Its name may hold directories; whatever it holds, it stays below dir.
+func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, opts sandbox.WriteOptions) (api.Uploaded, error) {
+	name := partName(part)
+	up := api.Uploaded{Name: api.Text(name), Path: api.Text(path.Join(dir, path.Join("/", name)))}
+	fail := func(err error) (api.Uploaded, error) {
+		p := api.ProblemOf(err)
+		up.Problem = &p
+		_, err = io.Copy(io.Discard, part) // the next part is behind it
+		return up, uploadError(err)
+	}
+	if name == "" || string(up.Path) == dir {
+		return fail(invalid("a file of the upload has no name"))
+	}
+	sum := sha256.New()
+	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(part, sum), opts)
+	if err != nil {
+		if c.ctx().Err() != nil || sandbox.CodeOf(uploadError(err)) == api.CodeBodyTooLarge {
+			return up, uploadError(err)
+		}
+		return fail(err)
+	}
+	up.Size, up.SHA256 = info.Size, hex.EncodeToString(sum.Sum(nil))
+	return up, nil
+}
+
+// partName is the name a part gives itself, directories included, which Part.FileName would drop.
+func partName(p *multipart.Part) string {
+	_, params, err := mime.ParseMediaType(p.Header.Get("Content-Disposition"))
+	if err != nil {
+		return ""
+	}
+	if n := params["filename"]; n != "" {
+		return n
+	}
+	return params["name"]
+}

@@ -1,0 +1,279 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
+const maxDepth = 64
+
+// call is one request while it is answered.
+type call struct {
+	s      *Server
+	w      *recorder
+	r      *http.Request
+	route  *route
+	who    principal
+	log    *slog.Logger
+	id     string
+	query  url.Values
+	status int    // of the answer; 0: 200, or 204 without a body
+	after  func() // called once the answer is out
+}
+
+// none is the body of a request or answer that has none.
+type none struct{}
+
+// ctx is the request's context, marked with who acts.
+func (c *call) ctx() context.Context { return c.r.Context() }
+
+// session finds the session the path names, under the caller's own tenant. One of another tenant is not there.
+func (c *call) session() (*session.Session, error) {
+	ses, err := c.s.manager.Get(c.ctx(), c.key())
+	if err != nil {
+		return nil, err
+	}
+	if c.who.sessionID != "" && ses.Info().ID != c.who.sessionID {
+		return nil, c.unknownSession()
+	}
+	return ses, nil
+}
+
+func (c *call) key() session.Key {
+	return session.Key{Tenant: c.who.tenant, Name: c.r.PathValue("session")}
+}
+
+// unknownSession is what the manager says of a name it does not know, for sessions that the caller may not know of.
+func (c *call) unknownSession() error {
+	return &sandbox.Error{
+		Code: session.CodeNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", c.r.PathValue("session")), Remedy: "list sessions, or open it",
+	}
+}
+
+// decode reads a JSON body strictly: nothing unknown, nothing behind it, nothing too deep.
+func decode[T any](c *call) (T, error) {
+	var v T
+	if reflect.TypeFor[T]() == reflect.TypeFor[none]() {
+		return v, nil
+	}
+	rc := http.NewResponseController(c.w)
+	_ = rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Body))
+	if err != nil {
+		return v, bodyError(err)
+	}
+	_ = rc.SetReadDeadline(time.Time{})
+	return v, unmarshal(raw, &v)
+}
+
+// unmarshal is decode for bytes.
+func unmarshal(raw []byte, v any) error {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		raw = []byte("{}") // every field of ours that is needed is checked by its handler
+	}
+	if err := checkDepth(raw); err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return jsonError(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("there is more behind the JSON object, at byte %d", d.InputOffset())}
+	}
+	return nil
+}
+
+func bodyError(err error) error {
+	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &sandbox.Error{
+			Code: api.CodeBodyTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
+			Remedy: "upload large things as files",
+		}
+	}
+	return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
+}
+
+func jsonError(err error) error {
+	out := &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		out.Message = fmt.Sprintf("the body is not JSON, at byte %d", e.Offset)
+	}
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		out.Message, out.Err = fmt.Sprintf("field %q cannot be a %s", e.Field, e.Value), nil
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		out.Code, out.Message, out.Err = api.CodeUnknownField, "there is no field "+name+" here", nil
+		out.Remedy = "/v1/openapi.json lists the fields"
+	}
+	return out
+}
+
+// checkDepth refuses JSON that is nested deeper than maxDepth, before anything is made of it.
+func checkDepth(raw []byte) error {
+	depth, inString, escaped := 0, false, false
+	for i, b := range raw {
+		switch {
+		case escaped:
+			escaped = false
+		case inString:
+			escaped, inString = b == '\\', b != '"'
+		case b == '"':
+			inString = true
+		case b == '{' || b == '[':
+			if depth++; depth > maxDepth {
+				return &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("the JSON is nested deeper than %d, at byte %d", maxDepth, i)}
+			}
+		case b == '}' || b == ']':
+			depth--
+		}
+	}
+	return nil
+}
+
+// reply writes a JSON answer.
+func (c *call) reply(v any) error {
+	if _, empty := v.(none); empty {
+		if c.status == 0 {
+			c.status = http.StatusNoContent
+		}
+		c.w.WriteHeader(c.status)
+		return nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.Header().Set("Content-Length", strconv.Itoa(len(b)+1))
+	if c.status != 0 {
+		c.w.WriteHeader(c.status)
+	}
+	_, _ = c.w.Write(append(b, '\n')) // a caller who has gone misses it
+	return nil
+}
+
+// problem tells an error, unless the answer has begun: then the connection is cut, so that nobody takes half for the whole.
+func (c *call) problem(err error) {
+	p := api.ProblemOf(err)
+	c.w.problem = p
+	if p.Status >= http.StatusInternalServerError {
+		c.log.Warn("request failed", "code", p.Code, "error", err)
+	}
+	if c.w.status != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	p.Instance = c.id
+	writeProblem(c.w, p)
+}
+
+func writeProblem(w http.ResponseWriter, p api.Problem) {
+	b, err := json.Marshal(p)
+	if err != nil { // texts only
+		b = []byte(`{"code":"internal"}`)
+	}
+	w.Header().Set("Content-Type", api.ProblemType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Del("Content-Length")
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="recluse"`)
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(b, '\n'))
+}
+
+// invalid is the error of a value that cannot be.
+func invalid(format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
+}
+
+func badQuery(name, want string) error {
+	return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
+}
+
+// flag reads a yes or no of the query.
+func (c *call) flag(name string, otherwise bool) (bool, error) {
+	s := c.query.Get(name)
+	if s == "" {
+		return otherwise, nil
+	}
+	b, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, badQuery(name, "true or false")
+	}
+	return b, nil
+}
+
+// number reads a number of the query that is not negative.
+func (c *call) number(name string, otherwise int64) (int64, error) {
+	s := c.query.Get(name)
+	if s == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0, badQuery(name, "a number, 0 or more")
+	}
+	return n, nil
+}
+
+// Pages of lists.
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// page reads the size of a page.
+func (c *call) page() (int, error) {
+	n, err := c.number("limit", defaultPage)
+	if err != nil || n < 1 || n > maxPage {
+		return 0, badQuery("limit", fmt.Sprintf("a number from 1 to %d", maxPage))
+	}
+	return int(n), nil
+}
+
+// recorder notes what was answered, for log and metrics.
+type recorder struct {
+	http.ResponseWriter
+	status  int
+	bytes   int64
+	problem api.Problem
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 && (status >= http.StatusOK || status == http.StatusSwitchingProtocols) {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	n, err := r.ResponseWriter.Write(b)
+	r.bytes += int64(n)
+	return n, err
+}
+
+// Unwrap lets http.ResponseController through.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

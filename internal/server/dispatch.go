@@ -1,0 +1,174 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// makeMux builds the mux from the table. Each path also answers to methods it does not have, with what it has.
+func (s *Server) makeMux() *http.ServeMux {
+	mux := http.NewServeMux()
+	methods := map[string][]string{}
+	for i := range s.routes {
+		r := &s.routes[i]
+		methods[r.path] = append(methods[r.path], r.method)
+		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, r) })
+	}
+	for path, have := range methods {
+		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
+		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Allow", allow)
+			writeProblem(w, api.ProblemOf(&sandbox.Error{Code: api.CodeMethod, Op: "find route", Message: fmt.Sprintf("%s is not possible here: %s is", req.Method, allow)}))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeProblem(w, api.ProblemOf(&sandbox.Error{Code: api.CodeNoRoute, Op: "find route", Message: "there is nothing here", Remedy: "/v1/openapi.json lists what there is"}))
+	})
+	return mux
+}
+
+// serve is the way into everything.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	s.requests.Add(1)
+	defer s.requests.Done()
+	s.mux.ServeHTTP(w, r)
+}
+
+// dispatch checks who asks, and lets the route answer.
+func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
+	began := time.Now()
+	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: requestID()}
+	c.w.Header().Set(api.HeaderRequest, c.id)
+	c.w.Header().Set("X-Content-Type-Options", "nosniff")
+	span := s.startSpan(c)
+	c.log = s.log.With("request", c.id)
+	s.metrics.inFlight.Inc()
+	defer func() {
+		aborted := recover()
+		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
+			c.log.Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
+			if c.w.status == 0 {
+				writeProblem(c.w, api.ProblemOf(errors.New("panic")))
+				aborted = nil
+			}
+		}
+		took := time.Since(began)
+		s.metrics.inFlight.Dec()
+		s.metrics.request(rt, c.w.status, took)
+		endSpan(span, c)
+		c.logRequest(took)
+		if c.after != nil {
+			c.after()
+		}
+		if aborted != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}()
+	if err := c.answer(); err != nil {
+		c.problem(err)
+	}
+}
+
+func (c *call) answer() error {
+	if err := c.admit(); err != nil {
+		return err
+	}
+	if err := c.readQuery(); err != nil {
+		return err
+	}
+	ctx := session.WithActor(c.r.Context(), session.Actor{Name: c.who.actor, Tenant: c.who.tenant})
+	if !c.route.long {
+		limited, cancel := context.WithTimeoutCause(ctx, c.s.opts.Limits.Time, errTooLong)
+		defer cancel()
+		ctx = limited
+	}
+	c.r = c.r.WithContext(ctx)
+	var err error
+	if c.route.repeatable {
+		err = c.s.repeats.once(c, func() error { return c.route.handle(c) })
+	} else {
+		err = c.route.handle(c)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), errTooLong) {
+		return &sandbox.Error{Code: api.CodeRequestTime, Op: "answer", Message: "it took longer than " + c.s.opts.Limits.Time.String(), Retry: true, Err: err}
+	}
+	return err
+}
+
+var errTooLong = errors.New("the request took too long")
+
+// admit checks who asks, how often, and whether they may.
+func (c *call) admit() error {
+	if c.route.scope == scopeNone {
+		return nil
+	}
+	who, err := c.s.authenticate(c.r)
+	if err != nil {
+		return err
+	}
+	c.who = who
+	if wait, err := c.s.rates.take(who.rate); err != nil {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+		return err
+	}
+	return c.allow()
+}
+
+// readQuery refuses parameters that nobody reads.
+func (c *call) readQuery() error {
+	if c.r.URL.RawQuery == "" {
+		c.query = url.Values{}
+		return nil
+	}
+	q, err := url.ParseQuery(c.r.URL.RawQuery)
+	if err != nil {
+		return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}
+	}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if !slices.ContainsFunc(c.route.query, func(p param) bool { return p.name == name }) {
+			return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("there is no parameter %q here", name), Remedy: "/v1/openapi.json lists them"}
+		}
+	}
+	c.query = q
+	return nil
+}
+
+// logRequest writes one line. Neither query nor body is in it: they may hold what is nobody's business.
+func (c *call) logRequest(took time.Duration) {
+	if !c.log.Enabled(c.ctx(), levelRequests) {
+		return
+	}
+	attrs := []any{"method", c.route.method, "route", c.route.path, "status", c.w.status, "took", took, "bytes", c.w.bytes}
+	if c.who.actor != "" {
+		attrs = append(attrs, "tenant", c.who.tenant, "actor", c.who.actor)
+	}
+	if name := c.r.PathValue("session"); name != "" {
+		attrs = append(attrs, "session", name)
+	}
+	if c.w.problem.Code != "" {
+		attrs = append(attrs, "code", c.w.problem.Code)
+	}
+	c.log.Log(c.ctx(), levelRequests, "request", attrs...)
+}
+
+func requestID() string {
+	b := make([]byte, 8)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,157 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// stream writes server-sent events. Its methods may be called from several goroutines.
+type stream struct {
+	c    *call
+	rc   *http.ResponseController
+	stop context.CancelFunc
+
+	mu   sync.Mutex
+	gone error // guarded by mu; why nobody hears us any more
+}
+
+// startStream begins an event stream. From here on problems are events.
+func startStream(c *call) *stream {
+	h := c.w.Header()
+	h.Set("Content-Type", api.EventStream)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // of a proxy that would wait for more
+	c.w.WriteHeader(http.StatusOK)
+	ctx, stop := context.WithCancel(c.ctx())
+	s := &stream{c: c, rc: http.NewResponseController(c.w), stop: stop}
+	_ = s.rc.Flush() // the first event fails if this did
+	c.s.requests.Go(func() { s.beat(ctx) })
+	return s
+}
+
+// beat shows from time to time that we live, and finds out whether the caller does.
+func (s *stream) beat(ctx context.Context) {
+	t := time.NewTicker(heartbeat)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			_ = s.write([]byte(":\n\n")) // noted
+		}
+	}
+}
+
+// close ends the stream. Nothing is written behind it.
+func (s *stream) close() {
+	s.stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone == nil {
+		s.gone = http.ErrHandlerTimeout
+	}
+	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may serve more requests
+}
+
+// send writes an event. Its error says that the caller has gone.
+func (s *stream) send(id, kind string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 0, len(data)+len(id)+len(kind)+32)
+	if id != "" {
+		b = append(append(append(b, "id: "...), id...), '\n')
+	}
+	b = append(append(append(b, "event: "...), kind...), '\n')
+	b = append(append(append(b, "data: "...), data...), "\n\n"...)
+	return s.write(b)
+}
+
+func (s *stream) write(b []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone != nil {
+		return s.gone
+	}
+	_ = s.rc.SetWriteDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	_, err := s.c.w.Write(b)
+	if err == nil {
+		err = s.rc.Flush()
+	}
+	s.gone = err
+	return err
+}
+
+// problem is the last event of a stream that failed.
+func (s *stream) problem(err error) {
+	p := api.ProblemOf(err)
+	p.Instance = s.c.id
+	s.c.w.problem = p
+	_ = s.send("", api.EventProblem, p) // a caller who has gone misses it
+}
+
+// wantsEvents reports whether the caller asked for a stream.
+func (c *call) wantsEvents() bool {
+	return strings.Contains(c.r.Header.Get("Accept"), api.EventStream)
+}
+
+// untilDrain is the request's context, which also ends when the server begins to stop: for what would never end by itself.
+func (c *call) untilDrain() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(c.ctx())
+	stop := context.AfterFunc(c.s.drain, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// sessionEvents tells what happened to a session, and with follow what happens.
+func sessionEvents(c *call) error {
+	ses, err := c.session()
+	if err != nil {
+		return err
+	}
+	after, err := c.number("after", 0)
+	if err != nil {
+		return err
+	}
+	if last := c.r.Header.Get(api.HeaderLastEvent); last != "" {
+		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
+			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
+		}
+	}
+	follow, err := c.flag("follow", true)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := c.untilDrain()
+	defer cancel()
+	st := startStream(c)
+	defer st.close()
+	for e, err := range ses.Events(ctx, after, follow) {
+		if err != nil {
+			if c.s.draining() {
+				err = closingError()
+			}
+			st.problem(err)
+			return nil
+		}
+		if st.send(strconv.FormatInt(e.Seq, 10), api.EventSession, e) != nil {
+			return nil
+		}
+	}
+	_ = st.send("", api.EventEnd, none{})
+	return nil
+}
+
+// closingError tells callers of streams why they end.
+func closingError() error {
+	return &sandbox.Error{Code: api.CodeUnavailable, Op: "stream", Message: "the server is being stopped", Remedy: "connect again; what runs goes on", Retry: true}
+}

@@ -1,0 +1,302 @@
+package server
+
+import (
+	"encoding/json"
+	"io"
+	"io/fs"
+	"net/http"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// files gives access to the session's files until done is called, confined to the directory the query names as root.
+func (c *call) files() (f *sandbox.Files, done func(), err error) {
+	ses, err := c.session()
+	if err != nil {
+		return nil, nil, err
+	}
+	f, done, err = ses.Files(c.ctx())
+	if err == nil && c.query.Get("root") != "" {
+		f = f.Below(c.query.Get("root"))
+	}
+	return f, done, err
+}
+
+// path reads a path of the query. Names are bytes, so it is not looked at further.
+func (c *call) path(name string) (string, error) {
+	p := c.query.Get(name)
+	if p == "" {
+		return "", badQuery(name, "a path")
+	}
+	return c.absolute(p), nil
+}
+
+// absolute puts a relative path below the home directory, where commands begin, unless the caller has chosen a root.
+func (c *call) absolute(p string) string {
+	if path.IsAbs(p) || c.query.Get("root") != "" {
+		return p
+	}
+	return sandbox.DefaultHome + "/" + p
+}
+
+// slow reads a body that must keep moving.
+type slow struct {
+	r  io.Reader
+	rc *http.ResponseController
+}
+
+// Read implements io.Reader.
+func (s *slow) Read(b []byte) (int, error) {
+	_ = s.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
+	return s.r.Read(b)
+}
+
+// upload is the body of an upload, bounded in size and in time without movement.
+func (c *call) upload() io.Reader {
+	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
+}
+
+// uploadError tells a body that was too large from what else can fail.
+func uploadError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := bodyError(err).(*sandbox.Error); ok && e.Code == api.CodeBodyTooLarge { //nolint:errorlint // bodyError gives it as it is
+		return e
+	}
+	return err
+}
+
+// download is a body that begins with its first byte, so that a failure before it is a plain problem.
+type download struct {
+	c     *call
+	media string
+}
+
+// Write implements io.Writer.
+func (d *download) Write(b []byte) (int, error) {
+	d.begin()
+	_ = http.NewResponseController(d.c.w).SetWriteDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	return d.c.w.Write(b)
+}
+
+func (d *download) begin() {
+	if d.c.w.status == 0 {
+		d.c.w.Header().Set("Content-Type", d.media)
+		d.c.w.WriteHeader(http.StatusOK)
+	}
+}
+
+// end adds what is known only now.
+func (d *download) end(trailer string, v any) {
+	d.begin()
+	_ = http.NewResponseController(d.c.w).SetWriteDeadline(time.Time{}) // the connection may serve more requests
+	if b, err := json.Marshal(v); err == nil {
+		d.c.w.Header().Set(http.TrailerPrefix+trailer, string(b))
+	}
+}
+
+func readFile(c *call) error {
+	name, err := c.path("path")
+	if err != nil {
+		return err
+	}
+	offset, err := c.number("offset", 0)
+	if err != nil {
+		return err
+	}
+	limit, err := c.number("limit", 0)
+	if err != nil {
+		return err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	d := &download{c: c, media: "application/octet-stream"}
+	info, err := f.ReadRange(c.ctx(), name, offset, limit, d)
+	if err != nil {
+		return err
+	}
+	d.end(api.TrailerFile, api.FileInfoOf(info))
+	return nil
+}
+
+func writeFile(c *call) error {
+	name, err := c.path("path")
+	if err != nil {
+		return err
+	}
+	opts, err := c.writeOptions()
+	if err != nil {
+		return err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	info, err := f.Write(c.ctx(), name, c.upload(), opts)
+	if err != nil {
+		return uploadError(err)
+	}
+	return c.reply(api.FileInfoOf(info))
+}
+
+func (c *call) writeOptions() (sandbox.WriteOptions, error) {
+	var o sandbox.WriteOptions
+	overwrite, err := c.flag("overwrite", false)
+	if err != nil {
+		return o, err
+	}
+	if o.Parents, err = c.flag("parents", false); err != nil {
+		return o, err
+	}
+	if o.Append, err = c.flag("append", false); err != nil {
+		return o, err
+	}
+	o.Exclusive = !overwrite && !o.Append
+	if m := c.query.Get("mode"); m != "" {
+		bits, err := strconv.ParseUint(m, 8, 32)
+		if err != nil || bits > 0o777 {
+			return o, badQuery("mode", "permission bits in octal, e.g. 644")
+		}
+		o.Mode = fs.FileMode(bits)
+	}
+	return o, nil
+}
+
+func removeFile(c *call, _ none) (none, error) {
+	name, err := c.path("path")
+	if err != nil {
+		return none{}, err
+	}
+	recursive, err := c.flag("recursive", false)
+	if err != nil {
+		return none{}, err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return none{}, err
+	}
+	defer done()
+	return none{}, f.Remove(c.ctx(), name, recursive)
+}
+
+func statFile(c *call, _ none) (api.FileInfo, error) {
+	name, err := c.path("path")
+	if err != nil {
+		return api.FileInfo{}, err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return api.FileInfo{}, err
+	}
+	defer done()
+	info, err := f.Stat(c.ctx(), name)
+	if err != nil {
+		return api.FileInfo{}, err
+	}
+	return api.FileInfoOf(info), nil
+}
+
+func listFiles(c *call, _ none) (api.FileList, error) {
+	name, err := c.path("path")
+	if err != nil {
+		return api.FileList{}, err
+	}
+	limit, err := c.page()
+	if err != nil {
+		return api.FileList{}, err
+	}
+	depth, err := c.number("depth", 0)
+	if err != nil || depth > 1<<20 {
+		return api.FileList{}, badQuery("depth", "a number of levels")
+	}
+	o := sandbox.ListOptions{Depth: int(depth)}
+	if o.Recursive, err = c.flag("recursive", false); err != nil {
+		return api.FileList{}, err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return api.FileList{}, err
+	}
+	defer done()
+	page, next, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
+	if err != nil {
+		return api.FileList{}, err
+	}
+	out := api.FileList{Files: make([]api.FileInfo, 0, len(page)), Next: api.Text(next)}
+	for _, i := range page {
+		out.Files = append(out.Files, api.FileInfoOf(i))
+	}
+	return out, nil
+}
+
+func makeDirectory(c *call, in api.Mkdir) (none, error) {
+	if in.Path == "" {
+		return none{}, invalid("a path is missing")
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return none{}, err
+	}
+	defer done()
+	return none{}, f.Mkdir(c.ctx(), c.absolute(string(in.Path)), in.Parents)
+}
+
+func moveFile(c *call, in api.Move) (none, error) {
+	if in.From == "" || in.To == "" {
+		return none{}, invalid("from and to are needed")
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return none{}, err
+	}
+	defer done()
+	return none{}, f.Move(c.ctx(), c.absolute(string(in.From)), c.absolute(string(in.To)), !in.Overwrite)
+}
+
+// watchFiles tells of changes. The first event says that it listens.
+func watchFiles(c *call) error {
+	name, err := c.path("path")
+	if err != nil {
+		return err
+	}
+	recursive, err := c.flag("recursive", false)
+	if err != nil {
+		return err
+	}
+	f, done, err := c.files()
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := c.untilDrain()
+	defer cancel()
+	var st *stream
+	err = f.Watch(ctx, name, recursive, func(e sandbox.FileEvent) error {
+		if st == nil {
+			st = startStream(c)
+		}
+		return st.send("", api.EventChange, api.FileEvent{Op: e.Op, Path: api.Text(e.Path), From: api.Text(e.From)})
+	})
+	if st == nil {
+		return err
+	}
+	defer st.close()
+	if c.s.draining() {
+		err = closingError()
+	}
+	if err != nil {
+		st.problem(err)
+		return nil
+	}
+	_ = st.send("", api.EventEnd, none{})
+	return nil
+}

@@ -1,0 +1,154 @@
+package server
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// createKey makes a key. Its secret is in this answer and nowhere else.
+func createKey(c *call, in api.NewKey) (api.Key, error) {
+	sc, err := parseScope(in.Scope)
+	if err != nil {
+		return api.Key{}, err
+	}
+	if in.Name == "" || len(in.Name) > 128 {
+		return api.Key{}, invalid("a key needs a name of 1 to 128 bytes")
+	}
+	tenant := in.Tenant
+	if tenant == "" {
+		tenant = c.who.tenant
+	}
+	if tenant != c.who.tenant && !c.who.operator {
+		return api.Key{}, &sandbox.Error{Code: api.CodeForbidden, Op: "create key", Message: "only an operator may make keys for another tenant"}
+	}
+	if tenant != allTenants && !validName(tenant) {
+		return api.Key{}, invalid("%q is no name of a tenant", tenant)
+	}
+	text, id, hash := newSecret(keyPrefix)
+	k := store.APIKey{ID: id, Name: in.Name, Tenant: tenant, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now()}
+	if in.For > 0 {
+		k.Expires = k.Created.Add(time.Duration(in.For))
+	}
+	if err := c.s.access.store.AddKey(c.ctx(), k); err != nil {
+		return api.Key{}, err
+	}
+	c.s.access.mu.Lock()
+	c.s.access.keys[id] = k
+	c.s.access.mu.Unlock()
+	c.status = http.StatusCreated
+	out := keyInfo(k)
+	out.Secret = text
+	return out, nil
+}
+
+func listKeys(c *call, _ none) (api.Keys, error) {
+	tenant := c.who.tenant
+	if c.who.operator && c.r.Header.Get(api.HeaderTenant) == "" {
+		tenant = "" // all of them
+	}
+	keys, err := c.s.access.store.Keys(c.ctx(), tenant)
+	if err != nil {
+		return api.Keys{}, err
+	}
+	out := api.Keys{Keys: []api.Key{}}
+	for _, k := range keys {
+		out.Keys = append(out.Keys, keyInfo(k))
+	}
+	return out, nil
+}
+
+func revokeKey(c *call, _ none) (none, error) {
+	tenant := c.who.tenant
+	if c.who.operator {
+		tenant = ""
+	}
+	id := c.r.PathValue("key")
+	there, err := c.s.access.store.RevokeKey(c.ctx(), tenant, id)
+	if err != nil {
+		return none{}, err
+	}
+	if !there {
+		return none{}, &sandbox.Error{Code: api.CodeKeyUnknown, Op: "revoke key", Message: "there is no such key"}
+	}
+	c.s.access.mu.Lock()
+	defer c.s.access.mu.Unlock()
+	k := c.s.access.keys[id]
+	k.Revoked = time.Now()
+	c.s.access.keys[id] = k
+	return none{}, nil
+}
+
+func keyInfo(k store.APIKey) api.Key {
+	return api.Key{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked)}
+}
+
+// some gives nil for no time.
+func some(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again.
+func createToken(c *call, in api.NewToken) (api.Token, error) {
+	if in.Scope == "" {
+		in.Scope = scopeExecute.String()
+	}
+	sc, err := parseScope(in.Scope)
+	if err != nil {
+		return api.Token{}, err
+	}
+	if sc > scopeExecute {
+		return api.Token{}, invalid("a session's token can have the scope read or execute")
+	}
+	ses, err := c.session()
+	if err != nil {
+		return api.Token{}, err
+	}
+	info := ses.Info()
+	text, id, hash := newSecret(tokenPrefix)
+	t := store.Token{
+		ID: id, Tenant: c.who.tenant, Session: info.ID, Name: info.Key.Name, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now(),
+	}
+	if in.For > 0 {
+		t.Expires = t.Created.Add(time.Duration(in.For))
+	}
+	if err := c.s.access.store.AddToken(c.ctx(), t); err != nil {
+		return api.Token{}, err
+	}
+	c.status = http.StatusCreated
+	return api.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: some(t.Expires)}, nil
+}
+
+// auditLog gives a page of the tenant's audit log.
+func auditLog(c *call, _ none) (api.Audit, error) {
+	limit, err := c.page()
+	if err != nil {
+		return api.Audit{}, err
+	}
+	after, err := c.number("after", 0)
+	if err != nil {
+		return api.Audit{}, err
+	}
+	o := session.AuditOptions{
+		Tenant: c.who.tenant, Session: c.query.Get("session"), Actor: c.query.Get("actor"), Action: c.query.Get("action"), After: after, Limit: limit + 1,
+	}
+	out := api.Audit{Entries: []session.Entry{}}
+	for e, err := range c.s.manager.Audit(c.ctx(), o) {
+		if err != nil {
+			return out, err
+		}
+		if len(out.Entries) == limit {
+			out.Next = out.Entries[limit-1].ID
+			break
+		}
+		out.Entries = append(out.Entries, e)
+	}
+	return out, nil
+}

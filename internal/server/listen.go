@@ -1,0 +1,51 @@
+package server
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// CheckListen refuses an address that others can reach while there is no key: whoever reaches it could run code here.
+func CheckListen(addr string, haveKeys bool) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return &sandbox.Error{Code: api.CodeListenRefused, Op: "listen", Message: addr + " is no address", Remedy: "write HOST:PORT, e.g. 127.0.0.1:7070", Err: err}
+	}
+	if haveKeys || loopback(host) {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: api.CodeListenRefused, Op: "listen", Message: addr + " can be reached from other machines, and there is no key yet",
+		Remedy: "make one with recluse key create, or listen on 127.0.0.1",
+	}
+}
+
+// ListenUnix listens on a UNIX socket that only its user may open. A socket that a dead server left is replaced; the caller must
+// have made sure that no live one uses it.
+func ListenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, listenError(path, err)
+	}
+	if fi, err := os.Lstat(path); err == nil {
+		if fi.Mode().Type() != os.ModeSocket {
+			return nil, listenError(path, errors.New("there is a file that is no socket"))
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, listenError(path, err)
+		}
+	}
+	ln, err := listenPrivate(path)
+	if err != nil {
+		return nil, listenError(path, err)
+	}
+	return ln, nil
+}
+
+func listenError(path string, err error) error {
+	return &sandbox.Error{Code: api.CodeListenRefused, Op: "listen", Message: "cannot listen on " + path, Err: err}
+}

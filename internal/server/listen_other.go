@@ -1,0 +1,8 @@
+//go:build !unix
+
+package server
+
+import "net"
+
+// listenPrivate relies on the rights of the directory.
+func listenPrivate(path string) (net.Listener, error) { return net.Listen("unix", path) }

@@ -1,0 +1,141 @@
+package server
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/pool"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// scrapeTimeout bounds a look at all sessions.
+const scrapeTimeout = 10 * time.Second
+
+// metrics are the figures for Prometheus. Every label has a few values that are known beforehand: no names of sessions, tenants or keys.
+type metrics struct {
+	registry *prometheus.Registry
+	inFlight prometheus.Gauge
+	requests *prometheus.CounterVec
+	took     *prometheus.HistogramVec
+	creates  *prometheus.HistogramVec
+	runs     *prometheus.HistogramVec
+	ends     *prometheus.CounterVec
+	failures *prometheus.CounterVec
+}
+
+// Buckets from a warm cell to an image that must be fetched.
+var (
+	fastBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	makeBuckets = []float64{.01, .025, .05, .1, .2, .5, 1, 2.5, 5, 10, 30, 60}
+)
+
+func newMetrics(m *session.Manager) *metrics {
+	x := &metrics{
+		registry: prometheus.NewRegistry(),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "recluse_http_requests_in_flight", Help: "Requests that are being answered."}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_http_requests_total", Help: "Requests, by route and status."}, []string{"method", "route", "status"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "recluse_http_request_seconds", Help: "Time to answer, streams included.", Buckets: fastBuckets,
+		}, []string{"method", "route"}),
+		creates: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "recluse_session_create_seconds", Help: "Time to make a session.", Buckets: makeBuckets,
+		}, []string{"backend"}),
+		runs: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "recluse_run_seconds", Help: "Time from request to verdict of cells and commands.", Buckets: fastBuckets,
+		}, []string{"kind"}),
+		ends:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_run_ends_total", Help: "Cells and commands, by what ended them."}, []string{"kind", "ended"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_run_failures_total", Help: "Cells and commands without a verdict, by code."}, []string{"kind", "code"}),
+	}
+	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.ends, x.failures, &census{m: m},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return x
+}
+
+func (x *metrics) request(r *route, status int, took time.Duration) {
+	x.requests.WithLabelValues(r.method, r.path, strconv.Itoa(status)).Inc()
+	x.took.WithLabelValues(r.method, r.path).Observe(took.Seconds())
+}
+
+func (x *metrics) created(backend string, took time.Duration) {
+	x.creates.WithLabelValues(backend).Observe(took.Seconds())
+}
+
+func (x *metrics) ran(kind string, v *sandbox.Verdict, err error, took time.Duration) {
+	if v == nil {
+		x.failures.WithLabelValues(kind, string(sandbox.CodeOf(err))).Inc()
+		return
+	}
+	x.runs.WithLabelValues(kind).Observe(took.Seconds())
+	x.ends.WithLabelValues(kind, string(v.Ended)).Inc()
+}
+
+func metricsPage(c *call) error {
+	promhttp.HandlerFor(c.s.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(c.w, c.r)
+	return nil
+}
+
+// census counts sessions and pools when it is asked, so that the figures are never stale.
+type census struct{ m *session.Manager }
+
+var (
+	descSessions = prometheus.NewDesc("recluse_sessions", "Sessions that hold their key, by state and backend.", []string{"state", "backend"}, nil)
+	descRestored = prometheus.NewDesc("recluse_sessions_restored", "Live sessions that were brought back from a snapshot at least once.", nil, nil)
+	descReady    = prometheus.NewDesc("recluse_pool_ready", "Sandboxes that wait to be taken.", []string{"backend"}, nil)
+	descMaking   = prometheus.NewDesc("recluse_pool_making", "Sandboxes that are being made.", []string{"backend"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (n *census) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descSessions, descRestored, descReady, descMaking, descTaken, descFailed} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (n *census) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	type group struct {
+		state   session.State
+		backend string
+	}
+	count := map[group]int{}
+	restored := 0
+	for i, err := range n.m.List(ctx, session.ListOptions{Tenant: allTenants}) {
+		if err != nil {
+			ch <- prometheus.NewInvalidMetric(descSessions, err)
+			return
+		}
+		count[group{i.State, i.Backend}]++
+		if i.Restored > 0 {
+			restored++
+		}
+	}
+	for g, c := range count {
+		ch <- prometheus.MustNewConstMetric(descSessions, prometheus.GaugeValue, float64(c), string(g.state), g.backend)
+	}
+	ch <- prometheus.MustNewConstMetric(descRestored, prometheus.GaugeValue, float64(restored))
+	for backend, p := range n.m.PoolStats() {
+		n.pool(ch, backend, p)
+	}
+}
+
+var (
+	descTaken  = prometheus.NewDesc("recluse_pool_taken_total", "Sandboxes that were asked for: hit, from the pool, or miss, made on demand.", []string{"backend", "how"}, nil)
+	descFailed = prometheus.NewDesc("recluse_pool_failed_total", "Sandboxes of the pool that died while they waited, or could not be made.", []string{"backend", "how"}, nil)
+)
+
+func (n *census) pool(ch chan<- prometheus.Metric, backend string, p pool.Stats) {
+	ch <- prometheus.MustNewConstMetric(descReady, prometheus.GaugeValue, float64(p.Ready), backend)
+	ch <- prometheus.MustNewConstMetric(descMaking, prometheus.GaugeValue, float64(p.Making), backend)
+	ch <- prometheus.MustNewConstMetric(descTaken, prometheus.CounterValue, float64(p.Hits), backend, "hit")
+	ch <- prometheus.MustNewConstMetric(descTaken, prometheus.CounterValue, float64(p.Misses), backend, "miss")
+	ch <- prometheus.MustNewConstMetric(descFailed, prometheus.CounterValue, float64(p.Died), backend, "died")
+	ch <- prometheus.MustNewConstMetric(descFailed, prometheus.CounterValue, float64(p.Failed), backend, "not made")
+}

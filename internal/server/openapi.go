@@ -1,0 +1,188 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// document is the OpenAPI description of the table. Its schemas are made from the types that the handlers use.
+func (s *Server) document() *huma.OpenAPI {
+	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
+	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
+	reg.RegisterTypeAlias(reflect.TypeFor[api.Text](), text)
+	reg.RegisterTypeAlias(reflect.TypeFor[api.Duration](), duration)
+	reg.RegisterTypeAlias(reflect.TypeFor[sandbox.Verdict](), reflect.TypeFor[verdictSchema]())
+	doc := &huma.OpenAPI{
+		OpenAPI: "3.1.0",
+		Info: &huma.Info{Title: "recluse", Version: s.opts.Version, Description: "Sandboxes for model-written code, bound to sessions. " +
+			"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
+			"A text that is not valid UTF-8 is an object with its base64."},
+		Components: &huma.Components{Schemas: reg, SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer"}}},
+	}
+	problem := &huma.Response{Description: "A problem", Content: map[string]*huma.MediaType{
+		api.ProblemType: {Schema: reg.Schema(reflect.TypeFor[api.Problem](), true, "")},
+	}}
+	for i := range s.routes {
+		doc.AddOperation(operation(&s.routes[i], reg, problem))
+	}
+	return doc
+}
+
+var pathParam = regexp.MustCompile(`\{(\w+)\}`)
+
+func operation(r *route, reg huma.Registry, problem *huma.Response) *huma.Operation {
+	op := &huma.Operation{
+		Method: r.method, Path: r.path, Summary: r.summary, Tags: []string{r.tag}, OperationID: operationID(r),
+		Responses: map[string]*huma.Response{"default": problem},
+	}
+	if r.scope != scopeNone {
+		op.Security = []map[string][]string{{"key": {}}}
+		op.Description = "Needs the scope " + r.scope.String() + "."
+	}
+	for _, m := range pathParam.FindAllStringSubmatch(r.path, -1) {
+		op.Parameters = append(op.Parameters, &huma.Param{Name: m[1], In: "path", Required: true, Schema: &huma.Schema{Type: "string"}})
+	}
+	for _, q := range r.query {
+		op.Parameters = append(op.Parameters, &huma.Param{Name: q.name, In: "query", Description: q.doc, Schema: &huma.Schema{Type: q.kind}})
+	}
+	if r.repeatable {
+		op.Parameters = append(op.Parameters, &huma.Param{
+			Name: api.HeaderIdempotency, In: "header", Schema: &huma.Schema{Type: "string"}, Description: "a repetition under the same key gets the first answer again",
+		})
+	}
+	switch {
+	case r.in != nil:
+		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{"application/json": {Schema: reg.Schema(r.in, true, "")}}}
+	case r.accepts != "":
+		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{r.accepts: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}
+	}
+	op.Responses[strconv.Itoa(r.success())] = answerOf(r, reg)
+	return op
+}
+
+func answerOf(r *route, reg huma.Registry) *huma.Response {
+	res := &huma.Response{Description: http.StatusText(r.success()), Content: map[string]*huma.MediaType{}}
+	if r.out != nil {
+		res.Content["application/json"] = &huma.MediaType{Schema: reg.Schema(r.out, true, "")}
+	}
+	for _, g := range r.gives {
+		res.Content[g] = &huma.MediaType{Schema: &huma.Schema{Type: "string"}}
+	}
+	return res
+}
+
+func (r *route) success() int {
+	if r.status != 0 {
+		return r.status
+	}
+	if r.out == nil && len(r.gives) == 0 {
+		return http.StatusNoContent
+	}
+	return http.StatusOK
+}
+
+// operationID makes a name from method and path: "post-sessions-session-cells".
+func operationID(r *route) string {
+	p := strings.NewReplacer("/v1/", "", "{", "", "}", "", "/", "-", ".", "-").Replace(r.path)
+	return strings.ToLower(r.method) + "-" + strings.Trim(p, "-")
+}
+
+// schemaName keeps apart types of one name in several packages.
+func schemaName(t reflect.Type, hint string) string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == reflect.TypeFor[verdictSchema]() {
+		return "Verdict"
+	}
+	name := huma.DefaultSchemaNamer(t, hint)
+	switch p := t.PkgPath(); {
+	case strings.HasSuffix(p, "/session"):
+		return "Session" + name
+	case strings.HasSuffix(p, "/sandbox"):
+		return "Sandbox" + name
+	}
+	return name
+}
+
+// verdictSchema is what a verdict looks like once it has been written: its own methods add to it.
+type verdictSchema struct {
+	ID              string             `json:"id"`
+	Ended           string             `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
+	ExitCode        int                `json:"exit_code"`
+	Signal          string             `json:"signal,omitempty"`
+	SignalNumber    int                `json:"signal_number,omitempty"`
+	Status          int                `json:"status" doc:"what a shell would say"`
+	Stdout          outputSchema       `json:"stdout"`
+	Stderr          outputSchema       `json:"stderr"`
+	Started         string             `json:"started" format:"date-time"`
+	Wall            int64              `json:"wall_ns"`
+	CPU             int64              `json:"cpu_ns"`
+	PeakMemory      int64              `json:"peak_memory"`
+	MemoryKills     int                `json:"memory_kills,omitempty"`
+	Survivors       []sandbox.Process  `json:"survivors,omitempty"`
+	SurvivorsTotal  int                `json:"survivors_total,omitempty"`
+	StateKept       bool               `json:"state_kept"`
+	StateLostBefore bool               `json:"state_lost_before,omitempty"`
+	Error           *sandbox.CellError `json:"error,omitempty"`
+	StartError      string             `json:"start_error,omitempty"`
+	Displays        []map[string]any   `json:"displays,omitempty"`
+	DisplaysDropped int                `json:"displays_dropped,omitempty"`
+	Result          map[string]any     `json:"result,omitempty"`
+	Metadata        map[string]string  `json:"metadata,omitempty"`
+}
+
+type outputSchema struct {
+	Text      string `json:"text" doc:"what was kept, invalid UTF-8 replaced, with a line where something was cut"`
+	Produced  int64  `json:"produced"`
+	Kept      int64  `json:"kept"`
+	Cut       int64  `json:"cut"`
+	TailBytes int    `json:"tail_bytes,omitempty"`
+	Head      string `json:"head_base64,omitempty" contentEncoding:"base64" doc:"only when the text had to replace something"`
+	Tail      string `json:"tail_base64,omitempty" contentEncoding:"base64"`
+	File      string `json:"file,omitempty" doc:"in the sandbox, when there was more than was kept"`
+	FileBytes int64  `json:"file_bytes,omitempty"`
+}
+
+// documents keeps the written document of each server; it does not change.
+type documents struct {
+	once       sync.Once
+	json, yaml []byte
+	err        error
+}
+
+func (d *documents) make(s *Server) {
+	d.once.Do(func() {
+		doc := s.document()
+		if d.json, d.err = json.Marshal(doc); d.err == nil {
+			d.yaml, d.err = doc.YAML()
+		}
+	})
+}
+
+func openapiJSON(c *call) error {
+	return writeDocument(c, "application/json", func(d *documents) []byte { return d.json })
+}
+func openapiYAML(c *call) error {
+	return writeDocument(c, "application/yaml", func(d *documents) []byte { return d.yaml })
+}
+
+func writeDocument(c *call, media string, pick func(*documents) []byte) error {
+	c.s.documents.make(c.s)
+	if c.s.documents.err != nil {
+		return c.s.documents.err
+	}
+	c.w.Header().Set("Content-Type", media)
+	_, _ = c.w.Write(pick(&c.s.documents))
+	return nil
+}

@@ -1,0 +1,85 @@
+package server
+
+import (
+	"sync"
+	"unicode/utf8"
+
+	"github.com/recluse-dev/recluse/internal/api"
+)
+
+// position is how far the caller of a stream has been told.
+type position struct {
+	op string
+
+	mu sync.Mutex
+	at api.Offsets // guarded by mu
+}
+
+// mark is the id of an event: whoever gives it back goes on behind it.
+func (p *position) mark() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return api.Mark{Op: p.op, Offsets: p.at}.String()
+}
+
+// advance moves a stream's offset and gives where it was.
+func (p *position) advance(stream int, n int64) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := &p.at.Stdout
+	if stream == 2 {
+		at = &p.at.Stderr
+	}
+	was := *at
+	*at += n
+	return was
+}
+
+// output sends what is written to it as events. It never fails: what becomes of a task whose caller has gone is decided elsewhere.
+type output struct {
+	st     *stream
+	pos    *position
+	stream int
+	rest   []byte // the beginning of a character whose end has not come yet
+}
+
+// Write implements io.Writer.
+func (o *output) Write(b []byte) (int, error) {
+	data := append(o.rest, b...)
+	cut := len(data) - incomplete(data)
+	o.rest = append([]byte(nil), data[cut:]...)
+	o.send(data[:cut])
+	return len(b), nil
+}
+
+// flush sends what was held back.
+func (o *output) flush() {
+	o.send(o.rest)
+	o.rest = nil
+}
+
+func (o *output) send(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	kind := api.EventStdout
+	if o.stream == 2 {
+		kind = api.EventStderr
+	}
+	at := o.pos.advance(o.stream, int64(len(b)))
+	_ = o.st.send(o.pos.mark(), kind, api.Chunk{Offset: at, Data: api.Text(b)})
+}
+
+// incomplete counts the bytes at the end that begin a character of UTF-8 and do not end it.
+func incomplete(b []byte) int {
+	for n := 1; n <= min(len(b), utf8.UTFMax-1); n++ {
+		c := b[len(b)-n]
+		if utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
+}

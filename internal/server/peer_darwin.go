@@ -1,0 +1,20 @@
+package server
+
+import (
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// peerUID asks the kernel who connected.
+func peerUID(c *net.UnixConn) (uid int, ok bool) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var cred *unix.Xucred
+	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED) }); cerr != nil || err != nil {
+		return 0, false
+	}
+	return int(cred.Uid), true
+}

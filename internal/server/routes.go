@@ -1,0 +1,197 @@
+package server
+
+import (
+	"net/http"
+	"reflect"
+	"strings"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// route is one line of the API.
+type route struct {
+	method, path string
+	tag, summary string
+	scope        scope
+	operator     bool // needs an operator
+	everybody    bool // also for a session's token, though it names no session
+	query        []param
+	in, out      reflect.Type // bodies; nil: none
+	accepts      string       // media type of a body that is no JSON
+	gives        []string     // media types of the answer beside JSON
+	status       int          // of success; 0: 200, or 204 without a body
+	long         bool         // runs code or streams: no time limit of ours
+	repeatable   bool         // heeds Idempotency-Key
+	handle       func(c *call) error
+}
+
+// param is a parameter of the query.
+type param struct{ name, kind, doc string }
+
+// with adds parameters of the query.
+func (r route) with(p ...param) route { r.query = append(r.query, p...); return r }
+
+// lasting marks a route that may last as long as it likes.
+func (r route) lasting() route { r.long = true; return r }
+
+// repeating marks a route that heeds Idempotency-Key.
+func (r route) repeating() route { r.repeatable = true; return r }
+
+// giving adds media types of the answer.
+func (r route) giving(types ...string) route { r.gives = append(r.gives, types...); return r }
+
+// taking says what the body is when it is no JSON.
+func (r route) taking(media string) route { r.accepts = media; return r }
+
+// succeeding sets the status of success.
+func (r route) succeeding(status int) route { r.status = status; return r }
+
+// operators keeps everybody else out.
+func (r route) operators() route { r.operator = true; return r }
+
+// on makes a route whose bodies are JSON.
+func on[In, Out any](method, path, tag, summary string, sc scope, f func(c *call, in In) (Out, error)) route {
+	r := route{method: method, path: path, tag: tag, summary: summary, scope: sc, in: body[In](), out: body[Out]()}
+	r.handle = func(c *call) error {
+		in, err := decode[In](c)
+		if err != nil {
+			return err
+		}
+		out, err := f(c, in)
+		if err != nil {
+			return err
+		}
+		return c.reply(out)
+	}
+	return r
+}
+
+// raw makes a route that reads and writes for itself. Out is what it answers with, for the document.
+func raw[In, Out any](method, path, tag, summary string, sc scope, f func(c *call) error) route {
+	return route{method: method, path: path, tag: tag, summary: summary, scope: sc, in: body[In](), out: body[Out](), handle: f}
+}
+
+func body[T any]() reflect.Type {
+	if t := reflect.TypeFor[T](); t != reflect.TypeFor[none]() {
+		return t
+	}
+	return nil
+}
+
+// Parameters that several routes have.
+var (
+	qPath  = param{"path", "string", "absolute, or relative to the home directory; percent-encoded bytes"}
+	qRoot  = param{"root", "string", "confine the request to this directory, to which relative paths then belong"}
+	qLimit = param{"limit", "integer", "entries of a page, 1 to 1000; 100 if left out"}
+)
+
+// table is the whole API.
+func (s *Server) table() []route {
+	const (
+		ses   = "/v1/sessions/{session}"
+		op    = ses + "/operations/{operation}"
+		files = ses + "/files"
+	)
+	rs := []route{
+		on("GET", "/healthz", "server", "Is the server alive?", scopeNone, healthz),
+		on("GET", "/readyz", "server", "Can it make sandboxes?", scopeNone, readyz),
+		raw[none, none]("GET", "/metrics", "server", "Figures for Prometheus", scopeAdmin, metricsPage).giving("text/plain"),
+		raw[none, map[string]any]("GET", "/v1/openapi.json", "server", "This document", scopeNone, openapiJSON),
+		raw[none, none]("GET", "/v1/openapi.yaml", "server", "This document", scopeNone, openapiYAML).giving("application/yaml"),
+		on("GET", "/v1/server", "server", "Who answers, and whom it takes you for", scopeRead, serverInfo),
+		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().succeeding(http.StatusAccepted),
+		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
+
+		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
+			with(qLimit, param{"after", "string", "name behind which to begin"}, param{"state", "string", "only this state; may be repeated"}),
+		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
+		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).repeating().lasting(),
+		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, showSession),
+		on("DELETE", ses, "sessions", "End a session", scopeExecute, endSession).with(param{"reason", "string", "for the log"}),
+		on("POST", ses+"/extend", "sessions", "Give it more time", scopeExecute, extendSession),
+		on("POST", ses+"/pause", "sessions", "Freeze it in memory", scopeExecute, pauseSession),
+		on("POST", ses+"/hibernate", "sessions", "Write it to disk and give its memory back", scopeExecute, hibernateSession).lasting(),
+		on("POST", ses+"/resume", "sessions", "Undo pause or hibernate", scopeExecute, resumeSession).lasting(),
+		on("POST", ses+"/tokens", "access", "Make a token for this session alone", scopeExecute, createToken).succeeding(http.StatusCreated),
+		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, showGuest),
+		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, sessionEvents).
+			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "go on for ever; true if left out"}).
+			giving(api.EventStream).lasting(),
+
+		raw[api.Cell, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, runCell).giving(api.EventStream).lasting(),
+		raw[api.Command, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, runCommand).
+			giving(api.EventStream).lasting().repeating(),
+		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, runSocket).lasting().
+			succeeding(http.StatusSwitchingProtocols),
+		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, listOperations),
+		on("GET", op, "run", "Look at a cell or command", scopeRead, showOperation),
+		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, forgetOperation),
+		raw[none, api.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, followOperation).
+			with(param{"stdout", "integer", "offset to begin at"}, param{"stderr", "integer", "offset to begin at"}).giving(api.EventStream).lasting(),
+		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, awaitOperation).lasting(),
+		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, signalOperation),
+		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, cancelOperation),
+		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, listContexts),
+		on("DELETE", ses+"/contexts/{context}", "run", "End an interpreter", scopeExecute, closeContext),
+
+		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, readFile).
+			with(qPath, param{"offset", "integer", "bytes to pass over"}, param{"limit", "integer", "bytes to give; 0: all"}).giving("application/octet-stream").lasting(),
+		raw[none, api.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, writeFile).
+			with(qPath, param{"overwrite", "boolean", "replace a file that is there"}, param{"parents", "boolean", "make missing directories"},
+				param{"append", "boolean", "add to the end"}, param{"mode", "string", "permission bits, octal"}).taking("application/octet-stream").lasting(),
+		on("DELETE", files, "files", "Remove a file", scopeExecute, removeFile).with(qPath, param{"recursive", "boolean", "a whole tree"}),
+		on("GET", files+"/stat", "files", "Describe a file", scopeRead, statFile).with(qPath),
+		on("GET", files+"/list", "files", "List a directory", scopeRead, listFiles).
+			with(qPath, qLimit, param{"recursive", "boolean", "also what is below"}, param{"depth", "integer", "with recursive; 0: all"},
+				param{"after", "string", "next of the page before"}),
+		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, makeDirectory),
+		on("POST", files+"/move", "files", "Rename", scopeExecute, moveFile),
+		raw[none, api.Batch]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
+			with(param{"dir", "string", "where to; the home directory if left out"}, param{"overwrite", "boolean", "replace files that are there"},
+				param{"parents", "boolean", "make missing directories"}).taking("multipart/form-data").lasting(),
+		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, downloadTar).
+			with(param{"path", "string", "may be repeated"}).giving("application/x-tar").lasting(),
+		raw[none, api.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, uploadTar).
+			with(qPath, param{"overwrite", "boolean", "replace files that are there"}, param{"parents", "boolean", "make the directory"},
+				param{"max_bytes", "integer", "refuse more; 0: the sandbox's own limit"}, param{"max_entries", "integer", "refuse more; 0: the sandbox's own limit"}).
+			taking("application/x-tar").lasting(),
+		raw[none, api.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, watchFiles).
+			with(qPath, param{"recursive", "boolean", "also what is below"}).giving(api.EventStream).lasting(),
+
+		on("GET", ses+"/vars", "vars", "All variables", scopeRead, listVars),
+		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, getVar),
+		on("PUT", ses+"/vars/{name}", "vars", "Set a variable", scopeExecute, setVar),
+		on("DELETE", ses+"/vars/{name}", "vars", "Remove a variable", scopeExecute, deleteVar),
+
+		on("GET", ses+"/snapshots", "snapshots", "List snapshots of a session, also of one that has ended", scopeRead, listSnapshots),
+		on("POST", ses+"/snapshots", "snapshots", "Take a snapshot", scopeExecute, saveSnapshot).repeating().succeeding(http.StatusCreated).lasting(),
+		on("DELETE", ses+"/snapshots", "snapshots", "Remove all snapshots of a session", scopeExecute, deleteSnapshots),
+		on("DELETE", ses+"/snapshots/{snapshot}", "snapshots", "Remove a snapshot", scopeExecute, deleteSnapshot),
+		on("POST", ses+"/restore", "snapshots", "Put the session back to a snapshot", scopeExecute, restoreSnapshot).lasting(),
+		on("POST", ses+"/forks", "snapshots", "Make live copies", scopeExecute, forkSession).repeating().succeeding(http.StatusCreated).lasting(),
+		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots),
+
+		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
+			with(qLimit, param{"after", "integer", "id behind which to begin"}, param{"session", "string", "only this one"},
+				param{"actor", "string", "only this one"}, param{"action", "string", "only this one"}),
+		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys),
+		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
+		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),
+	}
+	for i := range rs {
+		if strings.HasPrefix(rs[i].path, files) {
+			rs[i] = rs[i].with(qRoot)
+		}
+		switch rs[i].path {
+		case "/v1/server":
+			rs[i].everybody = true
+		case "/metrics":
+			if s.opts.PublicMetrics {
+				rs[i].scope = scopeNone
+			}
+		}
+	}
+	return rs
+}

@@ -1,0 +1,183 @@
+package server
+
+import (
+	"crypto/rand"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// states are those that may be asked for.
+var states = []session.State{
+	session.Creating, session.Ready, session.Executing, session.Paused, session.Hibernated, session.Lost, session.Ended, session.Expired,
+}
+
+func listSessions(c *call, _ none) (api.Sessions, error) {
+	limit, err := c.page()
+	if err != nil {
+		return api.Sessions{}, err
+	}
+	o := session.ListOptions{Tenant: c.who.tenant, After: c.query.Get("after"), Limit: limit + 1}
+	for _, name := range c.query["state"] {
+		if !slices.Contains(states, session.State(name)) {
+			return api.Sessions{}, badQuery("state", "one of the states of a session")
+		}
+		o.States = append(o.States, session.State(name))
+	}
+	out := api.Sessions{Sessions: []session.Info{}}
+	for i, err := range c.s.manager.List(c.ctx(), o) {
+		if err != nil {
+			return out, err
+		}
+		if len(out.Sessions) == limit {
+			out.Next = out.Sessions[limit-1].Key.Name
+			break
+		}
+		out.Sessions = append(out.Sessions, i)
+	}
+	return out, nil
+}
+
+// createSession makes a session that was not there.
+func createSession(c *call, in api.Open) (api.Opened, error) {
+	if in.Existing {
+		return api.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
+	}
+	if in.Name == "" {
+		in.Name = "s-" + strings.ToLower(rand.Text()[:16])
+	}
+	in.New = true
+	return open(c, in)
+}
+
+// openSession finds a session, or makes it.
+func openSession(c *call, in api.Open) (api.Opened, error) {
+	if in.Name != "" && in.Name != c.r.PathValue("session") {
+		return api.Opened{}, invalid("the body names another session than the path")
+	}
+	in.Name = c.r.PathValue("session")
+	return open(c, in)
+}
+
+func open(c *call, in api.Open) (api.Opened, error) {
+	if err := c.checkSpec(in); err != nil {
+		return api.Opened{}, err
+	}
+	if c.who.session != "" { // a token finds its session, and makes none
+		in.Existing = true
+		if _, err := c.session(); err != nil {
+			return api.Opened{}, err
+		}
+	}
+	began := time.Now()
+	ses, made, err := c.s.manager.Open(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Name}, session.OpenOptions{
+		Spec: in.Spec, Backend: in.Backend, Policy: in.Policy.Session(), From: in.From, Vars: in.Vars, Existing: in.Existing, New: in.New, Gate: in.Gate,
+	})
+	if err != nil {
+		return api.Opened{}, err
+	}
+	info := ses.Info()
+	if made {
+		c.s.metrics.created(info.Backend, time.Since(began))
+		c.status = http.StatusCreated
+		c.w.Header().Set("Location", "/v1/sessions/"+url.PathEscape(info.Key.Name))
+	}
+	return api.Opened{Info: info, Made: made}, nil
+}
+
+// checkSpec refuses what only the machine's own user may ask for, and what nobody may.
+func (c *call) checkSpec(in api.Open) error {
+	p := in.Policy
+	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
+		return invalid("a limit of the policy is negative")
+	}
+	if in.Spec == nil {
+		return nil
+	}
+	for name := range in.Spec.Labels {
+		if strings.HasPrefix(name, "recluse.") {
+			return invalid("labels that begin with recluse. are kept for the server")
+		}
+	}
+	l := in.Spec.Limits
+	if l.Memory < 0 || l.CPUs < 0 || l.Processes < 0 || l.Disk < 0 || l.OpenFiles < 0 {
+		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "open session", Message: "a limit is negative", Remedy: "leave it out for the default"}
+	}
+	if c.who.host {
+		return nil
+	}
+	image := in.Spec.Image
+	if len(in.Spec.Mounts) > 0 || in.Spec.RootFS != "" || strings.HasPrefix(image, "oci:") || strings.HasPrefix(image, "tar:") {
+		return &sandbox.Error{
+			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files and directories of the host are not shown to callers over the network",
+			Remedy: "use the server's UNIX socket as its user, or upload the files",
+		}
+	}
+	return nil
+}
+
+func showSession(c *call, _ none) (session.Info, error) {
+	ses, err := c.session()
+	if err != nil {
+		return session.Info{}, err
+	}
+	return ses.Info(), nil
+}
+
+func showGuest(c *call, _ none) (*sandbox.Guest, error) {
+	ses, err := c.session()
+	if err != nil {
+		return nil, err
+	}
+	return ses.Guest(c.ctx())
+}
+
+func endSession(c *call, _ none) (none, error) {
+	ses, err := c.session()
+	if err != nil {
+		return none{}, err
+	}
+	reason := c.query.Get("reason")
+	if reason == "" {
+		reason = "ended by " + c.who.actor
+	}
+	return none{}, ses.End(c.ctx(), reason)
+}
+
+func extendSession(c *call, in api.Extend) (session.Info, error) {
+	ses, err := c.session()
+	if err != nil {
+		return session.Info{}, err
+	}
+	return ses.Extend(c.ctx(), time.Duration(in.By))
+}
+
+func pauseSession(c *call, _ none) (session.Info, error) {
+	return changed(c, func(s *session.Session) error { return s.Pause(c.ctx()) })
+}
+
+func hibernateSession(c *call, _ none) (session.Info, error) {
+	return changed(c, func(s *session.Session) error { return s.Hibernate(c.ctx()) })
+}
+
+func resumeSession(c *call, _ none) (session.Info, error) {
+	return changed(c, func(s *session.Session) error { return s.Resume(c.ctx()) })
+}
+
+// changed does something to the session and tells how it is then.
+func changed(c *call, do func(*session.Session) error) (session.Info, error) {
+	ses, err := c.session()
+	if err != nil {
+		return session.Info{}, err
+	}
+	if err := do(ses); err != nil {
+		return session.Info{}, err
+	}
+	return ses.Info(), nil
+}

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"net/http"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// maxForks is the most copies of one request.
+const maxForks = 100
+
+// listSnapshots gives those of a session, or without one those of the tenant. They outlive their session, so it need not be live.
+func listSnapshots(c *call, _ none) (api.SnapshotList, error) {
+	if c.who.session != "" {
+		if _, err := c.session(); err != nil {
+			return api.SnapshotList{}, err
+		}
+	}
+	list, err := c.s.manager.Snapshots(c.ctx(), c.key())
+	if err != nil {
+		return api.SnapshotList{}, err
+	}
+	if list == nil {
+		list = []session.Snapshot{}
+	}
+	if len(list) == 0 && c.key().Name != "" { // none, or no such session
+		if _, err := c.session(); err != nil {
+			return api.SnapshotList{}, err
+		}
+	}
+	return api.SnapshotList{Snapshots: list}, nil
+}
+
+func saveSnapshot(c *call, in api.Save) (session.Snapshot, error) {
+	ses, err := c.session()
+	if err != nil {
+		return session.Snapshot{}, err
+	}
+	snap, err := ses.Save(c.ctx(), in.Name)
+	c.status = http.StatusCreated
+	return snap, err
+}
+
+func deleteSnapshot(c *call, _ none) (none, error) {
+	return dropSnapshots(c, c.r.PathValue("snapshot"))
+}
+
+func deleteSnapshots(c *call, _ none) (none, error) { return dropSnapshots(c, "*") }
+
+func dropSnapshots(c *call, name string) (none, error) {
+	if c.r.PathValue("snapshot") == "*" {
+		return none{}, &sandbox.Error{Code: session.CodeSnapshotName, Op: "delete snapshot", Message: "there is no such snapshot"}
+	}
+	if c.who.session != "" {
+		if _, err := c.session(); err != nil {
+			return none{}, err
+		}
+	}
+	return none{}, c.s.manager.DeleteSnapshot(c.ctx(), c.key(), name)
+}
+
+func restoreSnapshot(c *call, in api.Restore) (session.Info, error) {
+	return changed(c, func(s *session.Session) error { return s.Restore(c.ctx(), in.Ref) })
+}
+
+// forkSession makes live copies. When some could not be made the answer names them that could, beside the problem.
+func forkSession(c *call, in api.Fork) (api.Forked, error) {
+	n := in.Count
+	if n == 0 {
+		n = max(1, len(in.Names))
+	}
+	if n < 1 || n > maxForks || len(in.Names) > n {
+		return api.Forked{}, invalid("%d copies with %d names: 1 to %d can be made", in.Count, len(in.Names), maxForks)
+	}
+	ses, err := c.session()
+	if err != nil {
+		return api.Forked{}, err
+	}
+	copies, err := ses.Fork(c.ctx(), n, in.Names)
+	if len(copies) == 0 && err != nil {
+		return api.Forked{}, err
+	}
+	out := api.Forked{Sessions: []session.Info{}}
+	for _, s := range copies {
+		out.Sessions = append(out.Sessions, s.Info())
+	}
+	if err != nil {
+		p := api.ProblemOf(err)
+		out.Problem = &p
+	}
+	c.status = http.StatusCreated
+	return out, nil
+}

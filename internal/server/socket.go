@@ -1,0 +1,261 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+const (
+	firstMessage = 30 * time.Second // for the caller to say what to run
+	closeWait    = 5 * time.Second  // for the last message to go out
+)
+
+// socket is a cell or command that is run over a WebSocket. One goroutine reads what the caller sends; the output is written by
+// whoever has it.
+type socket struct {
+	c      *call
+	conn   *websocket.Conn
+	cancel context.CancelFunc // of everything: the caller has gone
+	input  *io.PipeWriter     // nil: no input
+	resize chan sandbox.Size
+	kill   func() // ends the task, so that its verdict comes
+}
+
+// runSocket runs one cell or command over a WebSocket.
+func runSocket(c *call) error {
+	ses, err := c.session()
+	if err != nil {
+		return err
+	}
+	conn, err := websocket.Accept(c.w, c.r, nil)
+	if err != nil {
+		c.w.problem = api.ProblemOf(invalid("no WebSocket: %v", err))
+		return nil // it has been answered
+	}
+	defer conn.CloseNow() //nolint:errcheck // it is closed already, unless we failed
+	conn.SetReadLimit(c.s.opts.Limits.Body)
+	ctx, cancel := context.WithCancel(c.ctx())
+	defer cancel()
+	c.r = c.r.WithContext(ctx)
+	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1)}
+	t, err := s.first(ses)
+	if err != nil {
+		s.end(api.Control{Problem: s.problem(err)})
+		return nil
+	}
+	read := make(chan struct{})
+	go func() { defer close(read); s.read(ctx) }()
+	s.send(api.Control{Started: &api.Started{ID: t.id}})
+	v, err := c.do(t)
+	if v == nil && err != nil {
+		s.end(api.Control{Problem: s.problem(err)})
+	} else {
+		s.end(api.Control{Verdict: v})
+	}
+	cancel()
+	<-read
+	return nil
+}
+
+func (s *socket) problem(err error) *api.Problem {
+	p := api.ProblemOf(err)
+	p.Instance = s.c.id
+	s.c.w.problem = p
+	return &p
+}
+
+// first reads what to run.
+func (s *socket) first(ses *session.Session) (*task, error) {
+	ctx, cancel := context.WithTimeout(s.c.ctx(), firstMessage)
+	defer cancel()
+	kind, raw, err := s.conn.Read(ctx)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "read request", Message: "nothing was asked for", Err: err}
+	}
+	var in api.Control
+	if kind != websocket.MessageText {
+		return nil, invalid("the first message is a text that says what to run")
+	}
+	if err := unmarshal(raw, &in); err != nil {
+		return nil, err
+	}
+	if (in.Cell == nil) == (in.Command == nil) {
+		return nil, invalid("the first message has a cell or a command")
+	}
+	var stdin io.Reader
+	if in.Stdin {
+		r, w := io.Pipe()
+		stdin, s.input = r, w
+	}
+	if in.Cell != nil {
+		return s.cell(ses, *in.Cell, stdin)
+	}
+	return s.command(ses, *in.Command, stdin)
+}
+
+func (s *socket) cell(ses *session.Session, in api.Cell, stdin io.Reader) (*task, error) {
+	t := &task{kind: "cell"}
+	if err := t.check(&in.Run); err != nil {
+		return nil, err
+	}
+	cell := in.Sandbox()
+	cell.Detach, cell.Stdin = true, given(stdin, in.Stdin)
+	cell.Stdout, cell.Stderr = s.writer(api.FrameStdout), s.writer(api.FrameStderr)
+	cell.Display = func(b sandbox.Bundle) { s.send(api.Control{Display: &b}) }
+	t.run = s.killable(func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
+		cell.Metadata = meta
+		return ses.Cell(ctx, cell)
+	})
+	return t, nil
+}
+
+func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) (*task, error) {
+	t := &task{kind: "command"}
+	if err := t.check(&in.Run); err != nil {
+		return nil, err
+	}
+	if in.Background {
+		return nil, invalid("a command in the background is started by POST")
+	}
+	if p := in.PTY; p != nil && !validSize(*p) {
+		return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
+	}
+	cmd := in.Sandbox()
+	cmd.Detach, cmd.Stdin = true, given(stdin, in.Stdin)
+	cmd.Stdout, cmd.Stderr = s.writer(api.FrameStdout), s.writer(api.FrameStderr)
+	if cmd.PTY != nil {
+		cmd.Resize = s.resize
+	}
+	t.run = s.killable(func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
+		cmd.Metadata = meta
+		return ses.Run(ctx, cmd)
+	})
+	return t, nil
+}
+
+// given chooses between input that follows and input that came with the request.
+func given(follows io.Reader, whole *api.Text) io.Reader {
+	if follows == nil && whole != nil {
+		return strings.NewReader(string(*whole))
+	}
+	return follows
+}
+
+// killable lets the caller end a task and still hear its verdict.
+func (s *socket) killable(run func(context.Context, map[string]string) (*sandbox.Verdict, error)) func(context.Context, map[string]string) (*sandbox.Verdict, error) {
+	killed, kill := context.WithCancel(context.Background())
+	s.kill = kill
+	return func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer kill()
+		defer context.AfterFunc(killed, cancel)()
+		defer s.closeInput()
+		return run(ctx, meta)
+	}
+}
+
+func (s *socket) closeInput() {
+	if s.input != nil {
+		_ = s.input.Close() // never fails
+	}
+}
+
+// read hears the caller until the connection ends.
+func (s *socket) read(ctx context.Context) {
+	defer s.closeInput()
+	for {
+		kind, raw, err := s.conn.Read(ctx)
+		if err != nil {
+			s.cancel()
+			return
+		}
+		if kind == websocket.MessageBinary {
+			if len(raw) > 1 && raw[0] == api.FrameStdin && s.input != nil {
+				_, _ = s.input.Write(raw[1:]) // fails when the task has ended
+			}
+			continue
+		}
+		var in api.Control
+		if err := unmarshal(raw, &in); err != nil {
+			s.send(api.Control{Problem: s.problem(err)})
+			s.cancel()
+			return
+		}
+		s.control(in)
+	}
+}
+
+func (s *socket) control(in api.Control) {
+	switch {
+	case in.Cancel:
+		s.kill()
+	case in.StdinEnd:
+		s.closeInput()
+	case in.Resize != nil && validSize(*in.Resize):
+		z := sandbox.Size{Rows: in.Resize.Rows, Cols: in.Resize.Cols}
+		for { // only the latest counts
+			select {
+			case s.resize <- z:
+				return
+			default:
+			}
+			select {
+			case <-s.resize:
+			default:
+			}
+		}
+	}
+}
+
+func validSize(z api.Size) bool {
+	return z.Rows > 0 && z.Cols > 0 && z.Rows < 10_000 && z.Cols < 10_000
+}
+
+// send writes a message. A caller who has gone is noticed by read.
+func (s *socket) send(m api.Control) {
+	b, err := json.Marshal(m)
+	if err == nil {
+		err = s.conn.Write(s.c.ctx(), websocket.MessageText, b)
+	}
+	if err != nil {
+		s.cancel()
+	}
+}
+
+// end writes the last message and closes the connection.
+func (s *socket) end(m api.Control) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.c.ctx()), closeWait)
+	defer cancel()
+	b, err := json.Marshal(m)
+	if err == nil && s.conn.Write(ctx, websocket.MessageText, b) == nil {
+		_ = s.conn.Close(websocket.StatusNormalClosure, "") // the caller may be gone
+	}
+}
+
+// frames writes output as binary messages. It never fails: what becomes of a task whose caller has gone is decided elsewhere.
+type frames struct {
+	s    *socket
+	kind byte
+}
+
+func (s *socket) writer(kind byte) io.Writer { return &frames{s, kind} }
+
+// Write implements io.Writer.
+func (f *frames) Write(b []byte) (int, error) {
+	msg := make([]byte, 0, len(b)+1)
+	msg = append(append(msg, f.kind), b...)
+	if f.s.conn.Write(f.s.c.ctx(), websocket.MessageBinary, msg) != nil {
+		f.s.cancel()
+	}
+	return len(b), nil
+}
