@@ -38,7 +38,7 @@ func show(s string) string {
 const (
 	maxShellCode  = 1 << 20 // bytes of bash; its parser recurses on our stack
 	maxPythonCode = 4 << 20 // bytes of Python
-	maxSteps      = 200_000 // statements walked
+	maxSteps      = 100_000 // statements walked
 	maxFacts      = 50_000
 	maxNesting    = 8    // code in code: eval in bash -c in os.system …
 	maxText       = 4096 // bytes of one argument that are compared with patterns

@@ -84,7 +84,7 @@ func (p *pythonFacts) take(raw []json.RawMessage, where func(int, int) place) {
 	case "shape":
 		p.a.add(&fact{kind: kindShape, name: name, place: at})
 	case "opaque":
-		p.a.opaque(opaqueCode, name, at)
+		p.a.opaque(opaqueCommand, name, at)
 	case "set":
 		var key, value string
 		if len(raw) == 6 && decode(raw[4], &key) && decode(raw[5], &value) {
