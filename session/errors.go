@@ -1,6 +1,11 @@
 package session
 
-import "github.com/recluse-dev/recluse/sandbox"
+import (
+	"fmt"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
 
 // The codes of this package, beside those of package sandbox.
 const (
@@ -18,8 +23,27 @@ const (
 	CodeSnapshotName   sandbox.Code = "snapshot_not_found"
 	CodeSnapshotExists sandbox.Code = "snapshot_exists"
 	CodeVarUnknown     sandbox.Code = "variable_not_found"
-	CodeDataLocked     sandbox.Code = "data_directory_locked"
-	CodeStoreCorrupt   sandbox.Code = "store_corrupt"
+	CodeDataLocked                  = store.CodeLocked
+	CodeStoreCorrupt                = store.CodeCorrupt
 	CodeClosing        sandbox.Code = "closing"
 	CodeRefused        sandbox.Code = "refused_by_gate"
 )
+
+// errClosing is what everybody hears once the manager has been given up.
+var errClosing = &sandbox.Error{Code: CodeClosing, Op: "use session", Message: "the session manager is being closed", Remedy: "ask its successor; sessions live on", Retry: true}
+
+func notFound(key Key) error {
+	return &sandbox.Error{Code: CodeNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", key.Name), Remedy: "list sessions, or open it"}
+}
+
+func expired(key Key, reason string) error {
+	return &sandbox.Error{Code: CodeExpired, Op: "use session", Message: fmt.Sprintf("session %q has expired: %s", key.Name, reason), Remedy: "open it anew"}
+}
+
+func invalid(op, format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
+func cancelled(op string, err error) error {
+	return &sandbox.Error{Code: sandbox.CodeCancelled, Op: op, Message: "given up", Err: err}
+}

@@ -17,6 +17,8 @@ const (
 	DefaultCommands    = 32       // cells and commands at once, those that wait in a queue included
 	DefaultOutput      = 10 << 30 // bytes of output in all
 	DefaultTenant      = "default"
+	DefaultAuditKept   = 90 * 24 * time.Hour
+	DefaultRecordsKept = 30 * 24 * time.Hour // of sessions that have ended, with the snapshots they left
 
 	// RestoreAttempts lost sandboxes are restored within RestoreWindow before the session is given up as lost.
 	RestoreAttempts = 3

@@ -1,0 +1,212 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"iter"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Actor says who acts, for the audit log.
+type Actor struct{ Name, Tenant string }
+
+type actorKey struct{}
+
+// WithActor marks a context with who acts.
+func WithActor(ctx context.Context, a Actor) context.Context {
+	return context.WithValue(ctx, actorKey{}, a)
+}
+
+const (
+	// detailBytes is how much of the code the audit log keeps; the digest tells the rest apart.
+	detailBytes = 256
+	// journalRoom is how many lines may wait to be written before whoever adds one has to wait.
+	journalRoom = 20000
+	// journalBatch is how many waiting lines are written without waiting for the clock.
+	journalBatch = 2000
+)
+
+// journal writes events and the audit log behind the callers' backs: a warm cell must not wait for a disk. What waits when the
+// program is killed is lost, a quarter of a second at most.
+type journal struct {
+	m    *Manager
+	poke chan struct{}
+
+	mu      sync.Mutex
+	events  []store.Event // guarded by mu
+	entries []store.Entry // guarded by mu
+	flushMu sync.Mutex    // held while a batch is written; taken before mu
+}
+
+func (j *journal) init(m *Manager) { j.m, j.poke = m, make(chan struct{}, 1) }
+
+// add takes a line.
+func (j *journal) add(event *store.Event, entry *store.Entry) {
+	j.mu.Lock()
+	if event != nil {
+		j.events = append(j.events, *event)
+	}
+	if entry != nil {
+		j.entries = append(j.entries, *entry)
+	}
+	n := len(j.events) + len(j.entries)
+	j.mu.Unlock()
+	if n >= journalBatch {
+		select {
+		case j.poke <- struct{}{}:
+		default:
+		}
+	}
+	if n >= journalRoom {
+		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
+	}
+}
+
+// tend writes now and then.
+func (j *journal) tend() {
+	t := time.NewTicker(flushEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-j.m.ctx.Done():
+			return // whoever closes the manager writes the rest
+		case <-t.C:
+		case <-j.poke:
+		}
+		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
+	}
+}
+
+// flush writes what waits.
+func (j *journal) flush(ctx context.Context) error {
+	j.flushMu.Lock()
+	defer j.flushMu.Unlock()
+	j.mu.Lock()
+	events, entries := j.events, j.entries
+	j.events, j.entries = nil, nil
+	j.mu.Unlock()
+	err := j.m.store.Append(ctx, events, entries)
+	if err != nil {
+		j.m.log.ErrorContext(ctx, "audit log and events could not be written", "lines", len(entries)+len(events), "error", err)
+	}
+	return err
+}
+
+// ran notes a cell or command that has ended.
+func (s *Session) ran(ctx context.Context, action, code string, begun time.Time, v *sandbox.Verdict, err error) {
+	e := Entry{Time: begun, Action: action, Detail: code, Error: errorCode(err), Duration: time.Since(begun)}
+	if v != nil {
+		e.Op, e.Verdict, e.Stdout, e.Stderr = v.ID, v.String(), v.Stdout.Produced, v.Stderr.Produced
+	}
+	s.audit(ctx, e)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ev := Event{Kind: "operation", Op: e.Op, Reason: e.Verdict, Attrs: map[string]string{"action": action}}
+	if err != nil {
+		ev.Attrs["error"] = e.Error
+	}
+	s.emit(ev, false)
+}
+
+// audit adds a line about this session.
+func (s *Session) audit(ctx context.Context, e Entry) {
+	e.Tenant, e.Session = s.key.Tenant, s.key.Name
+	s.m.audit(ctx, e)
+}
+
+// audit adds a line.
+func (m *Manager) audit(ctx context.Context, e Entry) {
+	if a, ok := ctx.Value(actorKey{}).(Actor); ok {
+		e.Actor = a.Name
+	}
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	if e.Detail != "" && e.Digest == "" {
+		sum := sha256.Sum256([]byte(e.Detail))
+		e.Digest = hex.EncodeToString(sum[:16])
+	}
+	e.Detail = beginning(e.Detail)
+	row := store.Entry{
+		Time: e.Time, Tenant: e.Tenant, Session: e.Session, Actor: e.Actor, Action: e.Action, Detail: e.Detail, Digest: e.Digest, Op: e.Op,
+		Verdict: e.Verdict, Gate: e.Gate, Error: e.Error, Stdout: e.Stdout, Stderr: e.Stderr, Duration: e.Duration,
+	}
+	m.journal.add(nil, &row)
+}
+
+// beginning cuts a text without cutting a character.
+func beginning(s string) string {
+	if len(s) <= detailBytes {
+		return s
+	}
+	n := detailBytes
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// AuditOptions chooses entries of the audit log.
+type AuditOptions struct {
+	Tenant, Session, Actor, Action string
+	After                          int64 // entries with a larger id
+	Limit                          int
+}
+
+// auditPage is how many entries are read at once.
+const auditPage = 500
+
+// Audit gives entries, oldest first.
+func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := m.journal.flush(ctx); err != nil {
+			yield(Entry{}, err)
+			return
+		}
+		left := o.Limit
+		for {
+			page := auditPage
+			if o.Limit > 0 {
+				page = min(page, left)
+			}
+			rows, err := m.store.Entries(ctx, store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Limit: page})
+			if err != nil {
+				yield(Entry{}, err)
+				return
+			}
+			for _, r := range rows {
+				o.After = r.ID
+				if !yield(entry(r), nil) {
+					return
+				}
+			}
+			left -= len(rows)
+			if len(rows) < page || o.Limit > 0 && left <= 0 {
+				return
+			}
+		}
+	}
+}
+
+func entry(r store.Entry) Entry {
+	return Entry{
+		ID: r.ID, Time: r.Time, Tenant: r.Tenant, Session: r.Session, Actor: r.Actor, Action: r.Action, Detail: r.Detail, Digest: r.Digest, Op: r.Op,
+		Verdict: r.Verdict, Gate: r.Gate, Error: r.Error, Stdout: r.Stdout, Stderr: r.Stderr, Duration: r.Duration,
+	}
+}
+
+// encodeEvent gives an event as the store takes it.
+func encodeEvent(id string, e Event) (*store.Event, error) {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	return &store.Event{Session: id, Seq: e.Seq, Time: e.Time, Data: b}, nil
+}

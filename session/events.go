@@ -1,0 +1,137 @@
+package session
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+)
+
+const (
+	// ringSize is how many events of a session are in memory. Those of operations are nowhere else: the audit log has them.
+	ringSize = 256
+	// seqGap is by how much a restart skips numbers, so that one that was never written is not given twice.
+	seqGap = 1 << 20
+)
+
+// events of a session. Its fields are guarded by the session's mu.
+type events struct {
+	seq   int64
+	ring  []Event
+	heard chan struct{} // closed at the next event; nil: nobody listens
+}
+
+// emit adds an event. With keep set it goes to the store too.
+//
+// Preconditions: mu is held.
+func (s *Session) emit(e Event, keep bool) {
+	s.events.seq++
+	e.Seq, e.Time, e.Session = s.events.seq, time.Now().UTC(), s.key.Name
+	if len(s.events.ring) >= ringSize {
+		s.events.ring = append(s.events.ring[:0], s.events.ring[ringSize/4:]...)
+	}
+	s.events.ring = append(s.events.ring, e)
+	if s.events.heard != nil {
+		close(s.events.heard)
+		s.events.heard = nil
+	}
+	if !keep {
+		return
+	}
+	if row, err := encodeEvent(s.id, e); err == nil { // plain data
+		s.m.journal.add(row, nil)
+	}
+}
+
+// after gives the events in memory behind seq, and what is closed when there are more.
+func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan struct{}, over bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.events.ring {
+		if e.Seq > seq {
+			list = append(list, e)
+		}
+	}
+	oldest = s.events.seq + 1
+	if len(s.events.ring) > 0 {
+		oldest = s.events.ring[0].Seq
+	}
+	if s.events.heard == nil {
+		s.events.heard = make(chan struct{})
+	}
+	return list, oldest, s.events.heard, !s.rec.State.Live()
+}
+
+// Events gives what happened after seq, and goes on until ctx ends or the session does if follow is set. Of operations only the latest
+// are remembered; the audit log has them all.
+func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		_, oldest, _, _ := s.after(after)
+		if after+1 < oldest {
+			old, err := s.m.storedEvents(ctx, s.id, after, oldest)
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			for _, e := range old {
+				after = e.Seq
+				if !yield(e, nil) {
+					return
+				}
+			}
+		}
+		for {
+			list, _, more, over := s.after(after)
+			for _, e := range list {
+				after = e.Seq
+				if !yield(e, nil) {
+					return
+				}
+			}
+			if len(list) > 0 {
+				continue
+			}
+			if !follow || over {
+				return
+			}
+			select {
+			case <-more:
+			case <-ctx.Done():
+				return
+			case <-s.m.ctx.Done():
+				yield(Event{}, errClosing)
+				return
+			}
+		}
+	}
+}
+
+// storedEvents reads events between two numbers.
+func (m *Manager) storedEvents(ctx context.Context, id string, after, before int64) ([]Event, error) {
+	if err := m.journal.flush(ctx); err != nil {
+		return nil, err
+	}
+	rows, err := m.store.Events(ctx, id, after, 0)
+	if err != nil {
+		return nil, err
+	}
+	var out []Event
+	for _, r := range rows {
+		if r.Seq >= before {
+			break
+		}
+		e, err := decodeEvent(r)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+func decodeEvent(r store.Event) (e Event, err error) {
+	err = unmarshal(r.Data, &e)
+	e.Seq = r.Seq
+	return e, err
+}

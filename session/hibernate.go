@@ -1,0 +1,263 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Pause freezes the session in memory. Calls that run wait, and new ones are refused, until Resume.
+func (s *Session) Pause(ctx context.Context) error {
+	err := s.pause(ctx)
+	s.audit(ctx, Entry{Action: "pause", Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) pause(ctx context.Context) error {
+	if err := s.made(ctx); err != nil {
+		return err
+	}
+	if s.Info().State == Paused {
+		return nil
+	}
+	if _, err := s.ready(ctx); err != nil {
+		return err
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	s.mu.Lock()
+	sb, err := s.sb, s.refusal(time.Now())
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if sb == nil {
+		return &sandbox.Error{Code: sandbox.CodeBusy, Op: "pause session", Message: "the session changes at this moment", Retry: true}
+	}
+	if err := sb.Pause(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.become(Paused, "by hand")
+	s.mu.Unlock()
+	return s.save(context.WithoutCancel(ctx))
+}
+
+// Resume undoes Pause and Hibernate. One that is neither is left alone.
+func (s *Session) Resume(ctx context.Context) error {
+	err := s.resume(ctx)
+	s.audit(ctx, Entry{Action: "resume", Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) resume(ctx context.Context) error {
+	if err := s.made(ctx); err != nil {
+		return err
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	err := s.unpause(context.WithoutCancel(ctx), "resumed")
+	s.give()
+	if err != nil {
+		return err
+	}
+	_, done, err := s.enter(ctx, true)
+	if err != nil {
+		return err
+	}
+	done()
+	return nil
+}
+
+// unpause lets a paused session go on.
+//
+// Preconditions: the turn is taken.
+func (s *Session) unpause(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	state, id := s.rec.State, s.rec.Sandbox
+	s.mu.Unlock()
+	if state != Paused {
+		return nil
+	}
+	b, err := s.backend()
+	if err != nil {
+		return err
+	}
+	p, ok := b.(sandbox.Pauser)
+	if !ok {
+		return sandbox.NotSupported(b.Name(), "resume", "")
+	}
+	if err := p.Resume(ctx, id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.become(Ready, reason)
+	s.mu.Unlock()
+	return s.save(ctx)
+}
+
+// Hibernate writes the session to disk and gives its memory back. The next call brings it back. Background commands sleep with it; a
+// call that somebody waits for makes it busy.
+func (s *Session) Hibernate(ctx context.Context) error {
+	err := s.hibernate(ctx, "by hand", func() error {
+		if s.calls > 0 {
+			return &sandbox.Error{
+				Code: sandbox.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is under way",
+				Remedy: "wait for it, or cancel it", Retry: true,
+			}
+		}
+		return nil
+	})
+	s.audit(ctx, Entry{Action: "hibernate", Error: errorCode(err)})
+	return err
+}
+
+// hibernate puts the session to sleep unless object, which is called with mu held, has something against it.
+func (s *Session) hibernate(ctx context.Context, reason string, object func() error) error {
+	if err := s.made(ctx); err != nil {
+		return err
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeWait)
+	defer cancel()
+	sb, err := s.freeze(ctx, object)
+	if err != nil || sb == nil {
+		return err
+	}
+	s.mu.Lock()
+	labels := s.m.imageLabels(&s.rec, kindHibernation)
+	s.mu.Unlock()
+	failpoint("hibernate.begun")
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels, Stop: true})
+	failpoint("hibernate.stopped")
+	if snap == nil {
+		s.thaw()
+		return err
+	}
+	if err != nil { // the image is whole, and something of the sandbox is left
+		s.m.log.WarnContext(ctx, "something of a hibernated sandbox is left", "sandbox", sb.ID(), "error", err)
+	}
+	now := time.Now().UTC()
+	s.mu.Lock()
+	s.sb, s.frozen, s.rec.Sandbox = nil, false, ""
+	s.rec.Hibernation, s.rec.Slept = snap, now
+	s.rec.Lived += now.Sub(s.rec.Since)
+	s.rec.Since = time.Time{}
+	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
+	s.become(Hibernated, reason)
+	s.mu.Unlock()
+	if err != nil {
+		sb.Detach()
+		_ = sb.Backend().Stop(ctx, sb.ID()) // the next look at strays tries again
+	}
+	err = s.save(ctx)
+	failpoint("hibernate.saved")
+	return err
+}
+
+// freeze keeps everybody from the sandbox and gives it, or nil if the session sleeps already.
+//
+// Preconditions: the turn is taken.
+func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.Sandbox, error) {
+	b, err := s.backend()
+	if err != nil {
+		return nil, err
+	}
+	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+		return nil, sandbox.NotSupported(b.Name(), "hibernate", "use a backend whose snapshots hold memory, or let the session end when it is idle")
+	}
+	s.mu.Lock()
+	state, id := s.rec.State, s.rec.Sandbox
+	if state == Hibernated {
+		s.mu.Unlock()
+		return nil, nil
+	}
+	if state != Paused {
+		err = s.refusal(time.Now())
+	}
+	if err == nil {
+		err = object()
+	}
+	if err == nil && state != Ready && state != Paused {
+		err = &sandbox.Error{Code: sandbox.CodeBusy, Op: "hibernate session", Message: fmt.Sprintf("the session is %s", state), Retry: true}
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	s.frozen = true
+	sb := s.sb
+	s.mu.Unlock()
+	if err := s.unpause(ctx, "resumed to be hibernated"); err != nil {
+		s.thaw()
+		return nil, err
+	}
+	if sb != nil {
+		return sb, nil
+	}
+	if err := s.attach(ctx, id); err != nil {
+		s.thaw()
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb == nil {
+		return nil, &sandbox.Error{Code: CodeLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
+	}
+	s.frozen = true // adopting it had ended that
+	return s.sb, nil
+}
+
+// thaw lets everybody to the sandbox again.
+func (s *Session) thaw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.frozen = false
+	s.wakeWaiters()
+}
+
+// wake brings a hibernated session back. One that cannot be brought back stays as it is: what is missing may come again, such as a file of
+// the host that has changed.
+//
+// Preconditions: the turn is taken.
+func (s *Session) wake(ctx context.Context) error {
+	b, err := s.backend()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	image, labels := s.rec.Hibernation, s.m.labels(&s.rec)
+	s.mu.Unlock()
+	if image == nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "wake session", Message: "the image it slept in is not known"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	defer cancel()
+	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	if err != nil {
+		return err
+	}
+	failpoint("wake.made")
+	s.adopt(sb, true, func() {
+		if s.become(Ready, "woken") {
+			s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
+		}
+	})
+	// The caller need not wait for the store: until it knows, the sandbox's labels do.
+	s.m.begin(func() {
+		ctx := context.WithoutCancel(s.m.ctx)
+		if s.save(ctx) == nil {
+			failpoint("wake.saved")
+			s.m.dropImage(ctx, image)
+		}
+	})
+	return nil
+}

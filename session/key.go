@@ -1,0 +1,51 @@
+package session
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// maxName is the length of the longest name of a session, a tenant or a snapshot.
+const maxName = 128
+
+// String gives tenant and name.
+func (k Key) String() string { return k.Tenant + "/" + k.Name }
+
+// check fills in the tenant and refuses a key that is none.
+func (k Key) check() (Key, error) {
+	if k.Tenant == "" {
+		k.Tenant = DefaultTenant
+	}
+	if err := checkName("session", k.Name); err != nil {
+		return k, err
+	}
+	return k, checkName("tenant", k.Tenant)
+}
+
+// checkName refuses what is no name of a session, tenant or snapshot.
+func checkName(what, name string) error {
+	bad := strings.IndexFunc(name, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r))
+	})
+	if name == "" || len(name) > maxName || bad >= 0 {
+		return &sandbox.Error{
+			Code: CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("%.140q is no name of a %s", name, what),
+			Remedy: fmt.Sprintf("use 1 to %d letters, digits, and - _ . :", maxName),
+		}
+	}
+	return nil
+}
+
+// parseRef splits "session@snapshot"; without a session it is the given one.
+func parseRef(ref, session string) (string, string, error) {
+	of, name, found := strings.Cut(ref, "@")
+	if !found {
+		of, name = session, ref
+	}
+	if err := checkName("session", of); err != nil {
+		return "", "", err
+	}
+	return of, name, checkName("snapshot", name)
+}

@@ -1,0 +1,221 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+)
+
+// shared is where all tests' backends keep programs, roots and templates: making them takes seconds.
+var shared string
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	if dir := os.Getenv(childEnv); dir != "" {
+		return child(dir)
+	}
+	engine, guest, err := testbin.Programs()
+	if err == nil {
+		err = errors.Join(os.Setenv("RECLUSE_ENGINE", engine.Path), os.Setenv("RECLUSE_GUEST", guest.Path))
+	}
+	if err == nil {
+		shared, err = os.MkdirTemp("", "recluse-sessions-")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(shared) }()
+	code := m.Run()
+	if b, err := newBackend(shared); err == nil {
+		for _, i := range list(b) {
+			fmt.Fprintln(os.Stderr, "left behind:", i.ID, i.Labels)
+			_ = b.Stop(context.Background(), i.ID)
+			code = max(code, 1)
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func newBackend(dir string) (*gvisor.Backend, error) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		return nil, err
+	}
+	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine, Guest: guest})
+}
+
+func list(b sandbox.Backend) []sandbox.Info {
+	all, err := b.List(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	return all
+}
+
+// bench is a manager on real gVisor and a real store, which can be killed and started again.
+type bench struct {
+	t    *testing.T
+	dir  string
+	b    *gvisor.Backend
+	opts Options
+	m    *Manager
+}
+
+func newBench(t *testing.T, opts Options) *bench {
+	t.Helper()
+	b, err := newBackend(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &bench{t: t, dir: t.TempDir(), b: b, opts: opts}
+	k.opts.Backends, k.opts.DataDir = []sandbox.Backend{b}, k.dir
+	if os.Getenv("RECLUSE_TEST_LOG") == "" {
+		k.opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	k.start()
+	t.Cleanup(k.close)
+	return k
+}
+
+// quick makes sandboxes on demand and looks at lifetimes often.
+func quick() Options { return Options{NoPool: true, reapEvery: 20 * time.Millisecond} }
+
+func (k *bench) start() {
+	k.t.Helper()
+	m, err := New(k.t.Context(), k.opts)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.m = m
+}
+
+// restart gives everything up and finds it again.
+func (k *bench) restart() {
+	k.t.Helper()
+	if err := k.m.Detach(k.t.Context()); err != nil {
+		k.t.Fatal(err)
+	}
+	k.start()
+}
+
+func (k *bench) close() {
+	k.t.Helper()
+	instance := k.m.instance
+	if err := k.m.Close(); err != nil {
+		k.t.Error(err)
+	}
+	for _, i := range list(k.b) {
+		if i.Labels[labelInstance] == instance {
+			k.t.Errorf("sandbox %s is left, of session %s", i.ID, i.Labels[labelSession])
+			_ = k.b.Stop(context.Background(), i.ID)
+		}
+	}
+}
+
+func (k *bench) open(name string) *Session {
+	k.t.Helper()
+	s, _, err := k.m.Open(k.t.Context(), Key{Name: name}, OpenOptions{})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return s
+}
+
+func (k *bench) get(name string) *Session {
+	k.t.Helper()
+	s, err := k.m.Get(k.t.Context(), Key{Name: name})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return s
+}
+
+// sandboxes counts those of this manager.
+func (k *bench) sandboxes() int {
+	n := 0
+	for _, i := range list(k.b) {
+		if i.Labels[labelInstance] == k.m.instance {
+			n++
+		}
+	}
+	return n
+}
+
+// images counts those of this manager.
+func (k *bench) images() int {
+	k.t.Helper()
+	all, err := k.b.Snapshots(k.t.Context())
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	n := 0
+	for _, i := range all {
+		if i.Labels[labelInstance] == k.m.instance {
+			n++
+		}
+	}
+	return n
+}
+
+// py runs a cell and gives its result or output.
+func py(t *testing.T, s *Session, code string) string {
+	t.Helper()
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: code})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Error != nil {
+		t.Fatal(v.Error.Traceback)
+	}
+	if v.Result != nil {
+		return v.Result.Text()
+	}
+	return strings.TrimSpace(v.Stdout.String())
+}
+
+func want(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %q, want %q", what, got, want)
+	}
+}
+
+func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
+	t.Helper()
+	if sandbox.CodeOf(err) != code {
+		t.Errorf("%s: got %v, want %s", what, err, code)
+	}
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func (k *bench) awaitState(s *Session, state State) {
+	k.t.Helper()
+	await(k.t, "state "+string(state), func() bool { return s.Info().State == state })
+}

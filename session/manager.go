@@ -1,0 +1,436 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/pool"
+)
+
+// Timing of the manager's own work, all in one place.
+const (
+	reapEvery   = time.Second            // between looks at lifetimes
+	flushEvery  = 250 * time.Millisecond // between writes of the audit log and events
+	saveEvery   = 5 * time.Second        // between writes of when sessions were last used
+	healthEvery = 30 * time.Second       // between pings of sandboxes nobody talks to
+	pingWait    = 10 * time.Second       // for an answer to a ping
+	stopWait    = 30 * time.Second       // for a backend to end a sandbox
+	makeWait    = 5 * time.Minute        // for a sandbox to be made, an image to be fetched included
+)
+
+// Options makes a Manager. Only Backends is needed.
+type Options struct {
+	// Backends that may be used, and what the chosen one must offer.
+	Backends []sandbox.Backend
+	Require  sandbox.Requirements
+	// DataDir holds the store; empty: the user's own. One directory has one manager at a time.
+	DataDir string
+	Policy  Policy // of sessions that do not say
+	Pool    pool.Options
+	// NoPool makes each sandbox on demand.
+	NoPool bool
+	// Warm are specs of which sandboxes are kept ready from the start.
+	Warm    []sandbox.Spec
+	Webhook string // told when a session is lost
+	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, None: for ever.
+	AuditKept time.Duration
+	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, None: for ever.
+	RecordsKept time.Duration
+	Logger      *slog.Logger
+
+	reapEvery time.Duration // for tests; 0: reapEvery
+}
+
+// Manager opens sessions and looks after them.
+type Manager struct {
+	opts     Options
+	store    store.Store
+	instance string
+	log      *slog.Logger
+	started  time.Time
+	policy   Policy
+
+	ctx    context.Context // ends with the manager
+	cancel context.CancelFunc
+	work   sync.WaitGroup // everything that runs on behalf of sessions
+	closed chan struct{}  // closed when nothing is left
+
+	journal journal
+
+	backendMu sync.Mutex
+	chosen    sandbox.Backend       // guarded by backendMu; nil: not yet
+	fit       map[string]bool       // guarded by backendMu; backends that were found to meet the requirements
+	pools     map[string]*pool.Pool // guarded by backendMu
+
+	imageMu sync.Mutex
+	pins    map[string]int // guarded by imageMu; images somebody reads right now
+
+	mu      sync.Mutex
+	live    map[Key]*Session // guarded by mu; sessions that hold their key
+	closing bool             // guarded by mu
+}
+
+// New opens the store, finds what an earlier manager left running, and takes it over.
+func New(ctx context.Context, opts Options) (*Manager, error) {
+	if len(opts.Backends) == 0 {
+		return nil, invalid("make session manager", "no backend")
+	}
+	if opts.DataDir == "" {
+		dir, err := xdg.Data()
+		if err != nil {
+			return nil, err
+		}
+		opts.DataDir = dir
+	}
+	if err := xdg.Private(opts.DataDir); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+	}
+	policy := opts.Policy.or(defaultPolicy)
+	if err := policy.check(); err != nil {
+		return nil, err
+	}
+	st, err := store.Open(ctx, opts.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{
+		opts: opts, store: st, instance: st.Instance(), log: opts.Logger, started: time.Now(), policy: policy, closed: make(chan struct{}),
+		fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, live: map[Key]*Session{},
+	}
+	if m.log == nil {
+		m.log = slog.Default()
+	}
+	if m.opts.reapEvery == 0 {
+		m.opts.reapEvery = reapEvery
+	}
+	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	m.journal.init(m)
+	if err := m.recover(ctx); err != nil {
+		m.cancel()
+		m.work.Wait()
+		return nil, errors.Join(err, st.Close())
+	}
+	m.work.Go(m.journal.tend)
+	m.work.Go(m.reap)
+	m.work.Go(m.checkHealth)
+	for _, spec := range opts.Warm {
+		m.work.Go(func() { m.warm(spec) })
+	}
+	return m, nil
+}
+
+// Store gives the store, for what the faces of this module keep beside sessions.
+func (m *Manager) Store() store.Store { return m.store }
+
+// Instance is the id by which our sandboxes are known from others'.
+func (m *Manager) Instance() string { return m.instance }
+
+// backend gives a backend by its name, or chooses one.
+func (m *Manager) backend(ctx context.Context, name string) (sandbox.Backend, error) {
+	m.backendMu.Lock()
+	defer m.backendMu.Unlock()
+	if name == "" && m.chosen != nil {
+		return m.chosen, nil
+	}
+	if name != "" && m.fit[name] {
+		return m.known(name), nil
+	}
+	req := m.opts.Require
+	if name != "" {
+		req.Order = []string{name}
+	}
+	if req.Logger == nil {
+		req.Logger = m.log
+	}
+	b, _, err := sandbox.Select(ctx, m.opts.Backends, req)
+	if err != nil {
+		return nil, err
+	}
+	if name == "" {
+		m.chosen = b
+	}
+	m.fit[b.Name()] = true
+	return b, nil
+}
+
+// known gives the backend of a session that exists, or nil.
+func (m *Manager) known(name string) sandbox.Backend {
+	i := slices.IndexFunc(m.opts.Backends, func(b sandbox.Backend) bool { return b.Name() == name })
+	if i < 0 {
+		return nil
+	}
+	return m.opts.Backends[i]
+}
+
+// pool gives the pool of a backend, or nil where there is none: what it makes must be given a session's labels later.
+func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
+	if _, ok := b.(sandbox.Labeler); !ok || m.opts.NoPool {
+		return nil
+	}
+	m.backendMu.Lock()
+	defer m.backendMu.Unlock()
+	if m.ctx.Err() != nil {
+		return nil
+	}
+	p := m.pools[b.Name()]
+	if p == nil {
+		o := m.opts.Pool
+		o.Persist, o.Labels = true, map[string]string{}
+		maps.Copy(o.Labels, m.opts.Pool.Labels)
+		o.Labels[labelInstance] = m.instance
+		p = pool.New(b, o)
+		m.pools[b.Name()] = p
+	}
+	return p
+}
+
+// PoolStats tells what the pools hold and have done, by backend.
+func (m *Manager) PoolStats() map[string]pool.Stats {
+	m.backendMu.Lock()
+	defer m.backendMu.Unlock()
+	out := map[string]pool.Stats{}
+	for name, p := range m.pools {
+		out[name] = p.Stats()
+	}
+	return out
+}
+
+// warm keeps sandboxes of a spec ready.
+func (m *Manager) warm(spec sandbox.Spec) {
+	b, err := m.backend(m.ctx, "")
+	if err != nil {
+		m.log.WarnContext(m.ctx, "no sandboxes are kept ready", "error", err)
+		return
+	}
+	spec, _, err = normal(spec)
+	if p := m.pool(b); p != nil && err == nil {
+		spec.Persist = false // it says so for all it makes
+		err = p.Warm(m.ctx, spec)
+	}
+	if err != nil && m.ctx.Err() == nil {
+		m.log.WarnContext(m.ctx, "no sandboxes are kept ready", "error", err)
+	}
+}
+
+// Get finds a live session. Looking is not use.
+func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
+	key, err := key.check()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	s, closing := m.live[key], m.closing
+	m.mu.Unlock()
+	if closing {
+		return nil, errClosing
+	}
+	if s != nil {
+		if err := s.made(ctx); err != nil {
+			return nil, err
+		}
+		return s, nil
+	}
+	return nil, m.missing(ctx, key)
+}
+
+// missing says why a key has no session.
+func (m *Manager) missing(ctx context.Context, key Key) error {
+	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Tenant: key.Tenant, Name: key.Name, Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(rows) > 0 && rows[0].State == string(Expired) {
+		r, err := decode(rows[0])
+		if err != nil {
+			return err
+		}
+		return expired(key, r.Reason)
+	}
+	return notFound(key)
+}
+
+// ListOptions chooses sessions.
+type ListOptions struct {
+	Tenant string  // "*": all; empty: DefaultTenant
+	States []State // empty: all that are live
+	After  string  // name after which to begin; with all tenants "tenant/name"
+	Limit  int     // 0: all
+}
+
+// List gives sessions in the order of their names.
+func (m *Manager) List(ctx context.Context, o ListOptions) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		all, err := m.list(ctx, o)
+		if err != nil {
+			yield(Info{}, err)
+			return
+		}
+		for _, i := range all {
+			if !yield(i, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
+	if o.Tenant == "" {
+		o.Tenant = DefaultTenant
+	}
+	place := func(k Key) string {
+		if o.Tenant == "*" {
+			return k.String()
+		}
+		return k.Name
+	}
+	wanted := func(i *Info) bool {
+		return (o.Tenant == "*" || i.Key.Tenant == o.Tenant) && place(i.Key) > o.After &&
+			(len(o.States) == 0 && i.State.Live() || slices.Contains(o.States, i.State))
+	}
+	var out []Info
+	for _, s := range m.sessions() {
+		if i := s.Info(); wanted(&i) {
+			out = append(out, i)
+		}
+	}
+	if slices.ContainsFunc(o.States, func(s State) bool { return !s.Live() }) {
+		q := store.SessionQuery{Dead: true}
+		if o.Tenant != "*" {
+			q.Tenant = o.Tenant
+		}
+		rows, err := m.store.FindSessions(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range rows {
+			r, err := decode(row)
+			if err != nil {
+				return nil, err
+			}
+			if i := r.info(); wanted(&i) {
+				out = append(out, i)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Info) int {
+		return cmpString(a.Key.Tenant, b.Key.Tenant, a.Key.Name, b.Key.Name, a.ID, b.ID)
+	})
+	if o.Limit > 0 && len(out) > o.Limit {
+		out = out[:o.Limit]
+	}
+	return out, nil
+}
+
+// cmpString compares pairs until one differs.
+func cmpString(pairs ...string) int {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i] < pairs[i+1] {
+			return -1
+		}
+		if pairs[i] > pairs[i+1] {
+			return 1
+		}
+	}
+	return 0
+}
+
+// sessions gives those that hold their key.
+func (m *Manager) sessions() []*Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.live))
+}
+
+// begin counts a piece of work, unless the manager is being closed.
+func (m *Manager) begin(f func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return false
+	}
+	m.work.Go(f)
+	return true
+}
+
+// Detach gives up everything without ending a session: the next manager finds them.
+func (m *Manager) Detach(ctx context.Context) error {
+	m.mu.Lock()
+	already := m.closing
+	m.closing = true
+	m.mu.Unlock()
+	if already {
+		select {
+		case <-m.closed:
+			return nil
+		case <-ctx.Done():
+			return cancelled("detach", ctx.Err())
+		}
+	}
+	defer close(m.closed)
+	m.cancel()
+	m.work.Wait()
+	m.backendMu.Lock()
+	pools := slices.Collect(maps.Values(m.pools))
+	m.backendMu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range pools {
+		wg.Go(p.Close)
+	}
+	ctx = context.WithoutCancel(ctx)
+	var errs []error
+	for _, s := range m.sessions() {
+		s.mu.Lock()
+		sb, dirty := s.sb, s.dirty
+		s.sb = nil
+		s.mu.Unlock()
+		if sb != nil {
+			wg.Go(sb.Detach)
+		}
+		if dirty {
+			errs = append(errs, s.save(ctx))
+		}
+	}
+	wg.Wait()
+	errs = append(errs, m.journal.flush(ctx), m.store.Close())
+	return errors.Join(errs...)
+}
+
+// Close ends every session and the manager.
+func (m *Manager) Close() error {
+	ctx := context.Background()
+	var errs []error
+	var wg sync.WaitGroup
+	for _, s := range m.sessions() {
+		wg.Go(func() {
+			if err := s.End(ctx, "the session manager was closed"); err != nil {
+				m.log.WarnContext(ctx, "session could not be ended", "session", s.key.String(), "error", err)
+			}
+			select {
+			case <-s.disposed:
+			case <-m.ctx.Done(): // somebody else closes it, and the next manager finds what is left
+			}
+		})
+	}
+	wg.Wait()
+	errs = append(errs, m.Detach(ctx))
+	return errors.Join(errs...)
+}
+
+// decode reads a record of the store.
+func decode(row store.Session) (*record, error) {
+	r := &record{}
+	if err := unmarshal(row.Data, r); err != nil {
+		return nil, &sandbox.Error{Code: CodeStoreCorrupt, Op: "read session", Message: fmt.Sprintf("the record of session %s cannot be read", row.ID), Err: err}
+	}
+	return r, nil
+}

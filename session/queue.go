@@ -1,0 +1,292 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// defaultContext is the interpreter of cells that name none.
+const defaultContext = "default"
+
+// queue lets the cells of one interpreter through one after the other, in the order in which they came.
+type queue struct {
+	slot  chan struct{} // holds one value while a cell runs
+	users int           // guarded by the session's mu; cells that run or wait
+}
+
+// join waits for the turn of a cell. The guest would let them wait as well; here a caller that gives up is gone at once.
+func (s *Session) join(ctx context.Context, name string) (leave func(), err error) {
+	s.mu.Lock()
+	if s.queues == nil {
+		s.queues = map[string]*queue{}
+	}
+	q := s.queues[name]
+	if q == nil {
+		q = &queue{slot: make(chan struct{}, 1)}
+		s.queues[name] = q
+	}
+	q.users++
+	s.mu.Unlock()
+	quit := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if q.users--; q.users == 0 {
+			delete(s.queues, name)
+		}
+	}
+	select {
+	case q.slot <- struct{}{}:
+		return func() { <-q.slot; quit() }, nil
+	case <-ctx.Done():
+		quit()
+		return nil, cancelled("wait in the queue", ctx.Err())
+	case <-s.m.ctx.Done():
+		quit()
+		return nil, errClosing
+	}
+}
+
+// count notes a new use. With limited set there must be room among the commands, and output left to produce.
+func (s *Session) count(renew, limited bool) error {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(now); err != nil {
+		return err
+	}
+	if limited {
+		if n := s.rec.Policy.Commands; s.calls+len(s.background) >= n {
+			return &sandbox.Error{Code: CodeQueueFull, Op: "use session", Message: fmt.Sprintf("%d cells and commands run or wait already", n), Remedy: "wait for one to end, or cancel one", Retry: true}
+		}
+		if s.rec.Output >= s.rec.Policy.Output {
+			return &sandbox.Error{Code: CodeLimit, Op: "use session", Message: fmt.Sprintf("the session has produced its %d bytes of output", s.rec.Policy.Output), Remedy: "open another"}
+		}
+	}
+	s.calls++
+	if renew {
+		s.rec.Used = now
+		s.dirty = true
+	}
+	return nil
+}
+
+// uncount ends a use.
+func (s *Session) uncount(renew bool, output int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls--
+	s.rec.Output += output
+	if renew {
+		s.rec.Used = time.Now()
+		s.dirty = true
+	}
+	if s.calls == 0 {
+		s.wakeIdle()
+	}
+}
+
+// wakeIdle tells whoever waits until nothing uses the sandbox.
+//
+// Preconditions: mu is held.
+func (s *Session) wakeIdle() {
+	if s.frozen {
+		s.wakeWaiters()
+	}
+}
+
+// enter gives the sandbox to somebody who must call done. With renew set it is use.
+func (s *Session) enter(ctx context.Context, renew bool) (sb *sandbox.Sandbox, done func(), err error) {
+	if err := s.made(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := s.count(renew, false); err != nil {
+		return nil, nil, err
+	}
+	if sb, err = s.ready(ctx); err != nil {
+		s.uncount(false, 0)
+		return nil, nil, err
+	}
+	return sb, sync.OnceFunc(func() { s.uncount(renew, 0) }), nil
+}
+
+// Cell runs code in one of the session's interpreters, behind the cells that came before it.
+func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
+	begun := time.Now()
+	v, err := s.cell(ctx, c)
+	s.tell(v)
+	s.ran(ctx, "cell", c.Code, begun, v, err)
+	return v, err
+}
+
+func (s *Session) cell(ctx context.Context, c sandbox.Cell) (v *sandbox.Verdict, err error) {
+	if err := s.made(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.count(true, true); err != nil {
+		return nil, err
+	}
+	defer func() { s.uncount(true, produced(v)) }()
+	name := c.Context
+	if name == "" {
+		name = defaultContext
+	}
+	leave, err := s.join(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	sb, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v, err = sb.Cell(ctx, c)
+	return v, s.explain(sb, err)
+}
+
+// Run runs a command to its end.
+func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
+	begun := time.Now()
+	v, err := s.run(ctx, c)
+	s.tell(v)
+	s.ran(ctx, "command", line(c), begun, v, err)
+	return v, err
+}
+
+func (s *Session) run(ctx context.Context, c sandbox.Command) (v *sandbox.Verdict, err error) {
+	if err := s.made(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.count(true, true); err != nil {
+		return nil, err
+	}
+	defer func() { s.uncount(true, produced(v)) }()
+	sb, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v, err = sb.Run(ctx, c)
+	return v, s.explain(sb, err)
+}
+
+// Start runs a command in the background and gives its id. It is use for as long as it runs.
+func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) {
+	begun := time.Now()
+	id, err := s.start(ctx, c)
+	s.audit(ctx, Entry{Time: begun, Action: "start", Detail: line(c), Op: id, Error: errorCode(err), Duration: time.Since(begun)})
+	return id, err
+}
+
+func (s *Session) start(ctx context.Context, c sandbox.Command) (string, error) {
+	if err := s.made(ctx); err != nil {
+		return "", err
+	}
+	if err := s.count(true, true); err != nil {
+		return "", err
+	}
+	defer s.uncount(true, 0)
+	sb, err := s.ready(ctx)
+	if err != nil {
+		return "", err
+	}
+	id, err := sb.Start(ctx, c)
+	if err != nil {
+		return "", s.explain(sb, err)
+	}
+	s.track(sb, id)
+	return id, nil
+}
+
+// recount finds the commands that run in a sandbox that was just found, woken or restored.
+func (s *Session) recount(sb *sandbox.Sandbox) {
+	ops, err := sb.Operations(s.m.ctx) // an error: gone again, which its watcher tells
+	for _, o := range ops {
+		if o.Running && err == nil {
+			s.track(sb, o.ID)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb == sb {
+		s.counting = false
+	}
+}
+
+// track counts a background command as use until it ends.
+func (s *Session) track(sb *sandbox.Sandbox, id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb != sb || s.background[id] {
+		return
+	}
+	if s.background == nil {
+		s.background = map[string]bool{}
+	}
+	if s.m.begin(func() { s.follow(sb, id) }) {
+		s.background[id] = true
+	}
+}
+
+// farEnd is behind every output: whoever follows from there waits for the verdict alone.
+const farEnd = math.MaxInt64
+
+// follow waits for the end of a background command. It asks for no output.
+func (s *Session) follow(sb *sandbox.Sandbox, id string) {
+	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
+	s.mu.Lock()
+	delete(s.background, id)
+	ended := err == nil && v != nil
+	if ended {
+		s.rec.Used, s.dirty = time.Now(), true
+		s.rec.Output += produced(v)
+	}
+	s.wakeIdle()
+	s.mu.Unlock()
+	if ended {
+		s.ran(s.m.ctx, "background", "", v.Started, v, nil)
+	}
+}
+
+func produced(v *sandbox.Verdict) int64 {
+	if v == nil {
+		return 0
+	}
+	return v.Stdout.Produced + v.Stderr.Produced
+}
+
+// line gives a command as a person would write it.
+func line(c sandbox.Command) string {
+	if c.Shell != "" {
+		return c.Shell
+	}
+	return strings.Join(c.Args, " ")
+}
+
+// The keys of a verdict's metadata that tell of a state that went back.
+const (
+	MetaStateFrom = "recluse.state_from" // the moment the state is from, RFC 3339
+	MetaRestored  = "recluse.restored"   // how often the session was restored so far
+)
+
+// tell puts into the first verdict after a restore that the state went back.
+func (s *Session) tell(v *sandbox.Verdict) {
+	if v == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.told || s.rec.StateFrom == nil {
+		return
+	}
+	if v.Metadata == nil {
+		v.Metadata = map[string]string{}
+	}
+	v.Metadata[MetaStateFrom] = s.rec.StateFrom.UTC().Format(time.RFC3339Nano)
+	v.Metadata[MetaRestored] = fmt.Sprint(s.rec.Restored)
+	s.told, s.rec.StateFrom, s.dirty = true, nil, true
+}

@@ -1,0 +1,261 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// A server can be killed between any two steps. What each leaves behind, and what is made of it here:
+//
+//	create     record, no sandbox                    never was: the record goes
+//	           record and sandbox                    made: the session is ready
+//	           a sandbox of the pool, not labelled   a stray: ended
+//	hibernate  sandbox and image                     awake: the image goes
+//	           image, and a record that names the sandbox it was taken of   asleep
+//	wake       record asleep, and a sandbox          awake: the image goes
+//	snapshot   image without a name                  never was: the image goes
+//	delete     image without a name                  deleted: the image goes
+//	restore    record names the old sandbox          not restored: the new sandbox is a stray
+//	           record names the new sandbox          restored: the old sandbox is a stray
+//	end        record ended, sandbox left            ended: the sandbox is a stray
+//
+// The backend is the truth about what runs, the store about what was promised. Sandboxes and images that bear another instance's mark, or
+// none, are never touched.
+
+const (
+	// attachers is how many sandboxes are attached at once after a restart.
+	attachers = 8
+	// attachPatience is how long after a start a session may be without its sandbox before its lifetime counts regardless.
+	attachPatience = time.Minute
+)
+
+// found is what the backends hold that bears our mark.
+type found struct {
+	running map[string][]sandbox.Info      // by session id, newest last
+	images  map[string][]*sandbox.Snapshot // by session id
+	strays  []sandbox.Info
+	all     []*sandbox.Snapshot
+	silent  map[string]bool // backends that could not be asked
+}
+
+// search asks every backend what there is of ours.
+func (m *Manager) search(ctx context.Context) *found {
+	f := &found{running: map[string][]sandbox.Info{}, images: map[string][]*sandbox.Snapshot{}, silent: map[string]bool{}}
+	for _, b := range m.opts.Backends {
+		list, err := b.List(ctx)
+		if err != nil {
+			m.log.WarnContext(ctx, "backend cannot tell what runs", "backend", b.Name(), "error", err)
+			f.silent[b.Name()] = true
+			continue
+		}
+		for _, i := range list {
+			if i.Labels[labelInstance] != m.instance {
+				continue
+			}
+			id := i.Labels[labelSessionID]
+			if id == "" || !i.Running {
+				f.strays = append(f.strays, i)
+				continue
+			}
+			f.running[id] = append(f.running[id], i)
+		}
+		images, err := b.Snapshots(ctx)
+		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
+			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
+		}
+		for _, s := range images {
+			if s.Labels[labelInstance] == m.instance {
+				f.images[s.Labels[labelSessionID]] = append(f.images[s.Labels[labelSessionID]], s)
+				f.all = append(f.all, s)
+			}
+		}
+	}
+	return f
+}
+
+// recover takes over what an earlier manager left. Attaching goes on in the background; a call that cannot wait attaches its own.
+func (m *Manager) recover(ctx context.Context) error {
+	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Live: true})
+	if err != nil {
+		return err
+	}
+	last, err := m.store.LastEvent(ctx)
+	if err != nil {
+		return err
+	}
+	names, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{})
+	if err != nil {
+		return err
+	}
+	named := map[Key]int{}
+	for _, n := range names {
+		named[Key{Tenant: n.Tenant, Name: n.Session}]++
+	}
+	f := m.search(ctx)
+	var attach []*Session
+	for _, row := range rows {
+		r, err := decode(row)
+		if err != nil {
+			return err
+		}
+		s := m.newSession(*r)
+		s.named = named[s.key]
+		s.events.seq = last[s.id] + seqGap
+		running := f.running[s.id]
+		delete(f.running, s.id)
+		if !s.reconcile(f, running) {
+			if err := m.store.DropSessions(ctx, s.id); err != nil {
+				return err
+			}
+			continue
+		}
+		close(s.making)
+		m.live[s.key] = s
+		attach = append(attach, s)
+	}
+	for _, left := range f.running { // of sessions that have ended, or never were
+		f.strays = append(f.strays, left...)
+	}
+	m.work.Go(func() { m.takeOver(attach) })
+	m.work.Go(func() { m.clean(f) })
+	return nil
+}
+
+// reconcile decides what a session is, from its record and what there is of it. False: it never was.
+func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
+	r := &s.rec
+	if f.silent[r.Backend] {
+		return true // nothing is known, so nothing is decided
+	}
+	chosen := -1
+	for i, x := range running {
+		if x.ID == r.Sandbox || chosen < 0 || running[chosen].ID != r.Sandbox && x.Created.After(running[chosen].Created) {
+			chosen = i
+		}
+	}
+	for i, x := range running {
+		if i != chosen {
+			f.strays = append(f.strays, x)
+		}
+	}
+	now := time.Now().UTC()
+	s.dirty = true
+	switch {
+	case chosen >= 0:
+		r.Sandbox = running[chosen].ID
+		switch r.State {
+		case Creating, Hibernated, Lost:
+			if r.Since.IsZero() {
+				r.Since = now
+			}
+			r.State, r.Reason, r.Hibernation, r.Slept = Ready, "found running after a restart", nil, time.Time{}
+		case Ready, Executing, Paused, Ended, Expired:
+		}
+	case r.State == Creating:
+		return false
+	case r.State == Hibernated:
+	default:
+		if image := f.asleep(r); image != nil {
+			r.State, r.Reason, r.Hibernation, r.Slept, r.Sandbox = Hibernated, "found asleep after a restart", image, now, ""
+			if !r.Since.IsZero() {
+				r.Lived += now.Sub(r.Since)
+				r.Since = time.Time{}
+			}
+			return true
+		}
+		if r.State != Lost || !r.Hopeless {
+			r.State, r.Reason, s.reviving = Lost, "its sandbox was gone after a restart", true
+		}
+	}
+	return true
+}
+
+// asleep gives the image that was taken of a session's sandbox when that was stopped, or nil.
+func (f *found) asleep(r *record) *sandbox.Snapshot {
+	for _, s := range f.images[r.ID] {
+		if s.Labels[labelKind] == kindHibernation && s.Parent == r.Sandbox {
+			return s
+		}
+	}
+	return nil
+}
+
+// takeOver attaches what runs and restores what is lost.
+func (m *Manager) takeOver(all []*Session) {
+	slots := make(chan struct{}, attachers)
+	for _, s := range all {
+		select {
+		case slots <- struct{}{}:
+		case <-m.ctx.Done():
+			return
+		}
+		m.work.Go(func() {
+			defer func() { <-slots }()
+			s.resumeAfterRestart()
+		})
+	}
+}
+
+func (s *Session) resumeAfterRestart() {
+	s.mu.Lock()
+	state, reviving, id := s.rec.State, s.reviving, s.rec.Sandbox
+	s.mu.Unlock()
+	ctx := s.m.ctx
+	switch {
+	case reviving:
+		if b, err := s.backend(); err == nil {
+			s.revive(b, id)
+		}
+	case state == Ready:
+		if err := s.bring(ctx); err != nil && ctx.Err() == nil {
+			s.m.log.WarnContext(ctx, "session could not be attached after a restart", "session", s.key.String(), "sandbox", id, "error", err)
+		}
+	}
+	_ = s.save(context.WithoutCancel(ctx)) // told there
+}
+
+// clean ends strays and removes images that nobody needs. All of it was found before this manager made anything.
+func (m *Manager) clean(f *found) {
+	for _, i := range f.strays {
+		m.endStray(m.ctx, i)
+	}
+	for _, image := range f.all {
+		if m.ctx.Err() != nil {
+			return
+		}
+		if !m.sleptIn(image) {
+			m.dropImage(m.ctx, image)
+		}
+	}
+}
+
+// sleptIn says whether a live session sleeps in an image, also if the store does not know yet.
+func (m *Manager) sleptIn(image *sandbox.Snapshot) bool {
+	for _, s := range m.sessions() {
+		s.mu.Lock()
+		h := s.rec.Hibernation
+		s.mu.Unlock()
+		if h != nil && imageRef(h) == imageRef(image) {
+			return true
+		}
+	}
+	return false
+}
+
+// endStray ends a sandbox of ours that belongs to no session.
+func (m *Manager) endStray(ctx context.Context, i sandbox.Info) bool {
+	b := m.known(i.Backend)
+	if b == nil || ctx.Err() != nil {
+		return false
+	}
+	if err := b.Stop(ctx, i.ID); err != nil {
+		m.log.WarnContext(ctx, "stray sandbox could not be ended", "sandbox", i.ID, "error", err)
+		return false
+	}
+	m.log.InfoContext(ctx, "stray sandbox ended", "sandbox", i.ID, "session", i.Labels[labelSession])
+	return true
+}

@@ -1,0 +1,447 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Session is a live session. It stays usable while its sandbox is hibernated, lost and restored, or forked.
+//
+// Three things keep order in it. mu guards its fields and is held for moments only. turn is held by whoever changes its sandbox: makes,
+// finds, writes to disk, restores or ends it. calls counts who uses the sandbox; the sandbox is only taken away from under them by an
+// end, a restore or its own death.
+type Session struct {
+	m   *Manager
+	id  string
+	key Key
+
+	making   chan struct{} // closed when it is made, or never will be; see makeErr
+	freed    chan struct{} // closed when it no longer holds its key
+	disposed chan struct{} // closed when nothing of it is left
+	turn     chan struct{} // holds one value while somebody changes the sandbox
+	saveMu   sync.Mutex    // held while the record is written; taken before mu
+	namingMu sync.Mutex    // held while a snapshot is taken and named; taken before the turn
+
+	mu         sync.Mutex
+	makeErr    error             // guarded by mu; why it could not be made
+	rec        record            // guarded by mu
+	dirty      bool              // guarded by mu; rec differs from the store's in what may be written later
+	sb         *sandbox.Sandbox  // guarded by mu; nil: not attached
+	frozen     bool              // guarded by mu; the sandbox is about to be taken away: wait for the turn
+	reviving   bool              // guarded by mu; lost, and being restored
+	calls      int               // guarded by mu; cells, commands, transfers
+	background map[string]bool   // guarded by mu; commands that run without a caller
+	counting   bool              // guarded by mu; background is not known yet
+	restAt     time.Time         // guarded by mu; no idle action before this, because the last one failed
+	named      int               // guarded by mu; snapshots
+	handler    sandbox.HostFunc  // guarded by mu
+	changed    chan struct{}     // guarded by mu; closed and replaced when the state changes
+	queues     map[string]*queue // guarded by mu; cells of one context run one after the other
+	told       bool              // guarded by mu; that its state went back
+
+	events events
+}
+
+func (m *Manager) newSession(r record) *Session {
+	s := &Session{
+		m: m, id: r.ID, key: r.Key, rec: r, making: make(chan struct{}), freed: make(chan struct{}), disposed: make(chan struct{}),
+		turn: make(chan struct{}, 1), changed: make(chan struct{}),
+	}
+	s.told = r.StateFrom == nil
+	return s
+}
+
+// ID names the session for ever, unlike its key.
+func (s *Session) ID() string { return s.id }
+
+// Key is what it was opened by.
+func (s *Session) Key() Key { return s.key }
+
+// Info tells what is known of the session. Looking is not use.
+func (s *Session) Info() Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.rec.info()
+	i.Running = s.calls + len(s.background)
+	i.Snapshots = s.named
+	if i.State == Ready && i.Running > 0 {
+		i.State, i.Reason = Executing, "a cell or command runs"
+	}
+	return i
+}
+
+// info gives what the record alone tells.
+func (r *record) info() Info {
+	i := Info{
+		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate,
+		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Output: r.Output,
+	}
+	if !r.State.Live() {
+		ended := r.Ended
+		i.Ended = &ended
+		return i
+	}
+	if t, ok := r.expires(); ok {
+		i.Expires = &t
+	}
+	if t, ok := r.idleAt(); ok {
+		i.IdleAt = &t
+	}
+	return i
+}
+
+// become changes the state, if the table allows it, and tells whoever waits for that.
+//
+// Preconditions: mu is held.
+func (s *Session) become(next State, reason string) bool {
+	if s.rec.State != next && !s.rec.State.To(next) {
+		return false
+	}
+	s.rec.State, s.rec.Reason = next, reason
+	s.dirty = true
+	s.emit(Event{Kind: "state", State: next, Reason: reason}, true)
+	s.wakeWaiters()
+	return true
+}
+
+// wakeWaiters lets whoever waits for a change look again.
+//
+// Preconditions: mu is held.
+func (s *Session) wakeWaiters() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// refusal says why the session cannot be used now, or nil.
+//
+// Preconditions: mu is held.
+func (s *Session) refusal(now time.Time) error {
+	fail := func(code sandbox.Code, text, remedy string) error {
+		return &sandbox.Error{Code: code, Op: "use session", Message: "session \"" + s.key.Name + "\" " + text, Remedy: remedy}
+	}
+	switch s.rec.State {
+	case Ended:
+		return fail(CodeEnded, "has ended: "+s.rec.Reason, "open it anew")
+	case Expired:
+		return expired(s.key, s.rec.Reason)
+	case Paused:
+		return fail(CodePaused, "is paused", "resume it")
+	case Lost:
+		if !s.reviving {
+			return fail(CodeLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
+		}
+	}
+	// Its time is up, and only what runs in it keeps it alive.
+	if t, ok := s.rec.expires(); ok && !now.Before(t) {
+		return expired(s.key, "its lifetime is over, and it ends with what still runs in it")
+	}
+	return nil
+}
+
+// take waits for the turn to change the sandbox.
+func (s *Session) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return cancelled("wait for session", ctx.Err())
+	case <-s.m.ctx.Done():
+		return errClosing
+	}
+}
+
+func (s *Session) give() { <-s.turn }
+
+// ready gives the sandbox, and brings it back if it is asleep, lost or not attached.
+func (s *Session) ready(ctx context.Context) (*sandbox.Sandbox, error) {
+	for {
+		s.mu.Lock()
+		if err := s.refusal(time.Now()); err != nil {
+			s.mu.Unlock()
+			return nil, err
+		}
+		sb, changed := s.sb, s.changed
+		if sb != nil && !s.frozen && alive(sb) {
+			s.mu.Unlock()
+			return sb, nil
+		}
+		// Whoever watches the sandbox is about to find it gone, or has.
+		waiting := s.reviving || sb != nil && !s.frozen
+		s.mu.Unlock()
+		if !waiting {
+			if err := s.bring(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, cancelled("wait for session", ctx.Err())
+		case <-s.m.ctx.Done():
+			return nil, errClosing
+		}
+	}
+}
+
+func alive(sb *sandbox.Sandbox) bool {
+	select {
+	case <-sb.Gone():
+		return false
+	default:
+		return true
+	}
+}
+
+// bring attaches the sandbox of a session that has none attached.
+func (s *Session) bring(ctx context.Context) error {
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	s.mu.Lock()
+	sb, state, id := s.sb, s.rec.State, s.rec.Sandbox
+	s.mu.Unlock()
+	ctx = context.WithoutCancel(ctx) // others wait for it too
+	switch {
+	case sb != nil || !state.Live() || state == Paused || state == Lost:
+		return nil // somebody was faster
+	case state == Hibernated:
+		return s.wake(ctx)
+	case id != "":
+		return s.attach(ctx, id)
+	}
+	return &sandbox.Error{Code: sandbox.CodeInternal, Op: "use session", Message: "the session has no sandbox"}
+}
+
+// attach finds the sandbox again that an earlier manager has left.
+//
+// Preconditions: the turn is taken.
+func (s *Session) attach(ctx context.Context, id string) error {
+	b, err := s.backend()
+	if err != nil {
+		return err
+	}
+	sb, err := sandbox.Attach(ctx, b, id)
+	if err == nil {
+		s.adopt(sb, true, nil)
+		return nil
+	}
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeNotFound, sandbox.CodeSandboxLost, sandbox.CodeGuestLost:
+		s.mu.Lock()
+		s.lose(err)
+		s.mu.Unlock()
+		s.m.begin(func() { s.revive(b, id) })
+		return nil
+	}
+	return err
+}
+
+// backend gives the session's own.
+func (s *Session) backend() (sandbox.Backend, error) {
+	s.mu.Lock()
+	name := s.rec.Backend
+	s.mu.Unlock()
+	b := s.m.known(name)
+	if b == nil {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeBackendUnknown, Op: "use session", Message: "the session lives on backend " + name + ", which is not configured",
+			Remedy: "start with that backend",
+		}
+	}
+	return b, nil
+}
+
+// adopt makes a sandbox the session's, and in the same moment what else change does. With used set it may have operations that run.
+func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
+	s.mu.Lock()
+	sb.OnHostCall(s.handler)
+	s.sb, s.rec.Sandbox, s.frozen = sb, sb.ID(), false
+	s.counting = used
+	s.dirty = true
+	if change != nil {
+		change()
+	}
+	s.wakeWaiters()
+	s.mu.Unlock()
+	s.m.begin(func() { s.watch(sb) })
+	if used {
+		s.m.begin(func() { s.recount(sb) })
+	}
+}
+
+// OnHostCall sets what answers recluse.call in the session, also after it was hibernated or restored.
+func (s *Session) OnHostCall(f sandbox.HostFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handler = f
+	if s.sb != nil {
+		s.sb.OnHostCall(f)
+	}
+}
+
+// Operations lists what runs and what has ended lately. Looking is not use.
+func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
+	return look(ctx, s, (*sandbox.Sandbox).Operations)
+}
+
+// Contexts lists the live interpreters. Looking is not use.
+func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
+	return look(ctx, s, (*sandbox.Sandbox).Contexts)
+}
+
+// Guest tells what the inside looks like. Looking is not use.
+func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
+	return look(ctx, s, (*sandbox.Sandbox).Guest)
+}
+
+// look asks the sandbox without using it.
+func look[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+	sb, done, err := s.enter(ctx, false)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	out, err = f(sb, ctx)
+	return out, s.explain(sb, err)
+}
+
+// Signal sends a signal to an operation's main process, or with tree to everything it started.
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Signal(ctx, id, sig, tree) })
+}
+
+// Cancel ends an operation and everything it started.
+func (s *Session) Cancel(ctx context.Context, id string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Cancel(ctx, id) })
+}
+
+// Forget drops an ended operation and its output.
+func (s *Session) Forget(ctx context.Context, id string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Forget(ctx, id) })
+}
+
+// CloseContext ends an interpreter and everything its cells left running.
+func (s *Session) CloseContext(ctx context.Context, name string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.CloseContext(ctx, name) })
+}
+
+// act does something short that is use. It is not held up by the limit of commands, because it may be what makes room.
+func (s *Session) act(ctx context.Context, f func(*sandbox.Sandbox) error) error {
+	sb, done, err := s.enter(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return s.explain(sb, f(sb))
+}
+
+// Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. Following is looking.
+func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+	sb, done, err := s.enter(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	done() // what runs is use by itself, and a listener must not keep a session from sleeping
+	v, err := sb.Follow(ctx, id, o)
+	return v, s.explain(sb, err)
+}
+
+// Files gives access to the files; release says that the caller is done with them, until then they count as use.
+func (s *Session) Files(ctx context.Context) (f *sandbox.Files, release func(), err error) {
+	sb, done, err := s.enter(ctx, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	return sb.Files(), done, nil
+}
+
+// Extend gives the session more time, 0: as much as its policy allows at once.
+func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
+	s.mu.Lock()
+	p := s.rec.Policy
+	if by == 0 {
+		by = p.Extension
+	}
+	err := s.extendable(by)
+	if err == nil && p.TTL != None {
+		s.rec.Extended++
+		s.rec.ExtendedBy += by
+		s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String()}}, true)
+	}
+	s.mu.Unlock()
+	if err == nil {
+		err = s.save(ctx)
+	}
+	s.audit(ctx, Entry{Action: "extend", Detail: by.String(), Error: errorCode(err)})
+	return s.Info(), err
+}
+
+// extendable says why a lifetime cannot be extended, or nil.
+//
+// Preconditions: mu is held.
+func (s *Session) extendable(by time.Duration) error {
+	p := s.rec.Policy
+	if !s.rec.State.Live() {
+		return s.refusal(time.Now())
+	}
+	if by <= 0 || p.Extension != None && by > p.Extension {
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "at most " + p.Extension.String() + " at once"}
+	}
+	if p.TTL != None && s.rec.Extended >= max(0, p.Extensions) {
+		return &sandbox.Error{Code: CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
+	}
+	return nil
+}
+
+// explain turns an error of the sandbox into one of the session, and has a sandbox looked at that does not answer.
+func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
+	if err == nil {
+		return nil
+	}
+	code := sandbox.CodeOf(err)
+	if code != sandbox.CodeSandboxLost && code != sandbox.CodeGuestLost {
+		return err
+	}
+	if s.m.ctx.Err() != nil {
+		return errClosing
+	}
+	s.mu.Lock()
+	refused := s.rec.State == Ended || s.rec.State == Expired
+	if refused {
+		err = s.refusal(time.Now())
+	}
+	s.mu.Unlock()
+	if !refused && code == sandbox.CodeGuestLost {
+		s.m.begin(func() { s.suspect(sb) })
+	}
+	return err
+}
+
+func errorCode(err error) string { return string(sandbox.CodeOf(err)) }
+
+func unmarshal(b []byte, v any) error { return json.Unmarshal(b, v) }
+
+// backgrounds lists the commands that run without a caller.
+func (s *Session) backgrounds() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]string, 0, len(s.background))
+	for id := range s.background {
+		out = append(out, id)
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,153 @@
+package session
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestStateStaysBetweenCallsAndManagers(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	want(t, "x + 1", py(t, k.get("work"), "x + 1"), "42")
+	v, err := s.Run(t.Context(), sandbox.Command{Shell: "echo hello > /home/user/f; echo done"})
+	if err != nil || v.Stdout.String() != "done\n" {
+		t.Fatalf("%v, %v", v, err)
+	}
+	sandboxID := s.Info().Sandbox
+	k.restart()
+	s = k.get("work")
+	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
+	want(t, "the sandbox", s.Info().Sandbox, sandboxID)
+	f, release, err := s.Files(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	b, err := f.ReadAll(t.Context(), "/home/user/f")
+	if err != nil || string(b) != "hello\n" {
+		t.Errorf("file holds %q, %v", b, err)
+	}
+}
+
+func TestAHundredFirstCallsMakeOneSandbox(t *testing.T) {
+	k := newBench(t, quick())
+	var wg sync.WaitGroup
+	var made atomic.Int32
+	ids := make([]string, 100)
+	for i := range ids {
+		wg.Go(func() {
+			s, created, err := k.m.Open(t.Context(), Key{Name: "one"}, OpenOptions{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if created {
+				made.Add(1)
+			}
+			ids[i] = s.ID()
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		want(t, "id", id, ids[0])
+	}
+	if made.Load() != 1 || k.sandboxes() != 1 {
+		t.Errorf("%d say that they made it, and there are %d sandboxes", made.Load(), k.sandboxes())
+	}
+}
+
+func TestAnotherSpecIsAConflict(t *testing.T) {
+	k := newBench(t, quick())
+	k.open("work")
+	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}})
+	wantCode(t, "other limits", err, CodeSpecConflict)
+	if err != nil && !strings.Contains(err.Error(), "limits") {
+		t.Errorf("%v does not name what differs", err)
+	}
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Backend: "local"})
+	wantCode(t, "other backend", err, CodeSpecConflict)
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{New: true})
+	wantCode(t, "new", err, CodeExists)
+	_, created, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{}})
+	if err != nil || created {
+		t.Errorf("the same spec: created %v, %v", created, err)
+	}
+	_, _, err = k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Existing: true})
+	wantCode(t, "existing", err, CodeNotFound)
+}
+
+func TestKeys(t *testing.T) {
+	k := newBench(t, quick())
+	for _, name := range []string{"", "a b", "a/b", "a@b", "ü", "a\x00", strings.Repeat("a", 129), "../a"} {
+		_, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
+		wantCode(t, "name "+name, err, CodeInvalidKey)
+		_, err = k.m.Get(t.Context(), Key{Name: name})
+		wantCode(t, "name "+name, err, CodeInvalidKey)
+	}
+	k.open(strings.Repeat("a", 120) + ":-_.Z0")
+	_, _, err := k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
+	wantCode(t, "tenant", err, CodeInvalidKey)
+}
+
+func TestTenantsDoNotSeeEachOther(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Tenant: "a", Name: "work"}, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Save(t.Context(), "snap"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = k.m.Get(t.Context(), Key{Tenant: "b", Name: "work"})
+	wantCode(t, "get", err, CodeNotFound)
+	for i, err := range k.m.List(t.Context(), ListOptions{Tenant: "b"}) {
+		t.Errorf("listed %v, %v", i, err)
+	}
+	_, _, err = k.m.Open(t.Context(), Key{Tenant: "b", Name: "mine"}, OpenOptions{From: "work@snap"})
+	wantCode(t, "from", err, CodeSnapshotName)
+	wantCode(t, "delete", k.m.DeleteSnapshot(t.Context(), Key{Tenant: "b", Name: "work"}, "snap"), CodeSnapshotName)
+	if all, err := k.m.Snapshots(t.Context(), Key{Tenant: "b"}); err != nil || len(all) != 0 {
+		t.Errorf("snapshots %v, %v", all, err)
+	}
+	_, err = k.m.Get(t.Context(), Key{Tenant: "b", Name: "mine"})
+	wantCode(t, "the session that could not be made", err, CodeNotFound)
+}
+
+func TestEndFreesTheKeyAtOnce(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 1")
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "trap '' TERM; sleep 1000 & wait; sleep 1000"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // twice is no error
+		if err := s.End(t.Context(), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a cell of an ended session", err, CodeEnded)
+	_, err = k.m.Get(t.Context(), Key{Name: "work"})
+	wantCode(t, "get", err, CodeNotFound)
+	again := k.open("work")
+	if again.ID() == s.ID() {
+		t.Error("the new session has the old one's id")
+	}
+	want(t, "x in the new session", py(t, again, "'x' in globals()"), "False")
+	var states []State
+	for i, err := range k.m.List(t.Context(), ListOptions{States: []State{Ended, Ready}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		states = append(states, i.State)
+	}
+	if len(states) != 2 {
+		t.Errorf("listed states %v", states)
+	}
+	<-s.disposed
+}

@@ -1,0 +1,310 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// backoff is the pause before each attempt to restore a lost session. The first comes at once: most losses are single ones.
+var backoff = [RestoreAttempts]time.Duration{0, time.Second, 5 * time.Second}
+
+const (
+	// webhookWait bounds one attempt to tell of a lost session, webhookPause is the time between two.
+	webhookWait  = 5 * time.Second
+	webhookPause = time.Second
+	webhookTries = 3
+	// pingers is how many sandboxes are asked at once whether they are well.
+	pingers = 4
+)
+
+// watch notices the end of a sandbox that nobody ended.
+func (s *Session) watch(sb *sandbox.Sandbox) {
+	select {
+	case <-sb.Gone():
+	case <-s.m.ctx.Done():
+		return
+	}
+	if s.take(s.m.ctx) != nil {
+		return
+	}
+	defer s.give()
+	s.mu.Lock()
+	mine := s.sb == sb && s.rec.State.Live()
+	s.mu.Unlock()
+	if !mine {
+		return // we have let go of it ourselves
+	}
+	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
+	defer cancel()
+	cause := sb.Ping(ctx) // which tells why
+	s.replace(sb, cause)
+}
+
+// suspect looks at a sandbox that does not answer. If only the connection broke there is a new one; else it is lost.
+func (s *Session) suspect(sb *sandbox.Sandbox) {
+	if s.take(s.m.ctx) != nil {
+		return
+	}
+	defer s.give()
+	s.mu.Lock()
+	mine := s.sb == sb && s.rec.State.Live() && s.rec.State != Paused
+	s.mu.Unlock()
+	if !mine {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
+	defer cancel()
+	err := sb.Ping(ctx)
+	if err == nil || s.m.ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	s.sb = nil
+	s.mu.Unlock()
+	sb.Detach()
+	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
+	if again, aerr := sandbox.Attach(s.m.ctx, sb.Backend(), sb.ID()); aerr == nil {
+		s.adopt(again, true, nil)
+		return
+	}
+	s.replace(sb, err)
+}
+
+// replace gives a sandbox up as lost and has the session restored.
+//
+// Preconditions: the turn is taken.
+func (s *Session) replace(sb *sandbox.Sandbox, cause error) {
+	if s.m.ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	s.lose(cause)
+	s.mu.Unlock()
+	sb.Detach()
+	s.m.begin(func() { s.revive(sb.Backend(), sb.ID()) })
+}
+
+// lose notes that the sandbox has gone and that something is done about it.
+//
+// Preconditions: mu is held.
+func (s *Session) lose(cause error) {
+	s.sb, s.reviving = nil, true
+	s.become(Lost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
+}
+
+// revive restores a lost session from its last snapshot.
+func (s *Session) revive(b sandbox.Backend, id string) {
+	if s.take(s.m.ctx) != nil {
+		return
+	}
+	defer s.give()
+	ctx, cancel := context.WithTimeout(s.m.ctx, stopWait)
+	if err := b.Stop(ctx, id); err != nil && s.m.ctx.Err() == nil {
+		s.m.log.WarnContext(ctx, "something of a lost sandbox is left", "sandbox", id, "error", err)
+	}
+	cancel()
+	var last error
+	for {
+		s.mu.Lock()
+		if s.rec.State != Lost || !s.reviving {
+			s.mu.Unlock()
+			return
+		}
+		s.rec.Sandbox = ""
+		s.rec.Losses = slices.DeleteFunc(s.rec.Losses, func(t time.Time) bool { return time.Since(t) > RestoreWindow })
+		n, why := len(s.rec.Losses), s.rec.Reason
+		if n < RestoreAttempts {
+			s.rec.Losses = append(s.rec.Losses, time.Now().UTC())
+		}
+		s.mu.Unlock()
+		_ = s.save(s.m.ctx) // told there
+		if n >= RestoreAttempts {
+			s.giveUp(fmt.Sprintf("restored %d times within %s, and lost again: %s", RestoreAttempts, RestoreWindow, first(errorText(last), why)))
+			return
+		}
+		row, snap, err := s.lastSnapshot(s.m.ctx)
+		if s.m.ctx.Err() != nil {
+			return
+		}
+		if err != nil || snap == nil {
+			s.giveUp("there is no snapshot to restore: " + first(errorText(err), why))
+			return
+		}
+		select {
+		case <-time.After(backoff[n]):
+		case <-s.m.ctx.Done():
+			return // the next manager goes on
+		}
+		if last = s.reviveFrom(b, row, snap); last == nil || s.m.ctx.Err() != nil {
+			return
+		}
+		s.m.log.WarnContext(s.m.ctx, "session could not be restored", "session", s.key.String(), "snapshot", row.Name, "error", last)
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// reviveFrom makes a lost session live again with the state of a snapshot.
+func (s *Session) reviveFrom(b sandbox.Backend, row store.Snapshot, snap *sandbox.Snapshot) error {
+	ctx, cancel := context.WithTimeout(s.m.ctx, makeWait)
+	defer cancel()
+	s.mu.Lock()
+	labels := s.m.labels(&s.rec)
+	s.mu.Unlock()
+	defer s.m.hold(snap)()
+	sb, err := sandbox.Restore(ctx, b, snap, sandbox.RestoreOptions{Labels: labels})
+	if err != nil {
+		return err
+	}
+	failpoint("revive.made")
+	from := row.Created
+	s.adopt(sb, true, func() {
+		s.reviving, s.told = false, false
+		s.rec.Restored++
+		s.rec.StateFrom = &from
+		if s.become(Ready, fmt.Sprintf("lost, and restored from snapshot %s of %s", row.Name, from.Format(time.RFC3339))) {
+			s.emit(Event{Kind: "restored", Reason: "its sandbox was lost", Attrs: map[string]string{"snapshot": row.Name, "state_from": from.Format(time.RFC3339Nano)}}, true)
+		}
+	})
+	s.audit(ctx, Entry{Action: "restore", Detail: row.Name + ", because the sandbox was lost"})
+	_ = s.save(ctx) // told there
+	return nil
+}
+
+// lastSnapshot gives the snapshot a lost session goes back to: the one its state came from last, or else its latest.
+func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Snapshot, error) {
+	s.mu.Lock()
+	base := s.rec.Base
+	s.mu.Unlock()
+	var rows []store.Snapshot
+	var err error
+	if base != "" {
+		if rows, err = s.m.store.FindSnapshots(ctx, store.SnapshotQuery{ID: base}); err != nil {
+			return store.Snapshot{}, nil, err
+		}
+	}
+	if len(rows) == 0 {
+		if rows, err = s.m.store.FindSnapshots(ctx, store.SnapshotQuery{SessionID: s.id}); err != nil || len(rows) == 0 {
+			return store.Snapshot{}, nil, err
+		}
+	}
+	row := rows[len(rows)-1]
+	snap, err := imageOf(row)
+	return row, snap, err
+}
+
+// giveUp leaves a session lost, and tells of it.
+func (s *Session) giveUp(reason string) {
+	s.mu.Lock()
+	s.reviving, s.rec.Hopeless = false, true
+	lost := s.become(Lost, reason)
+	s.mu.Unlock()
+	if !lost {
+		return
+	}
+	_ = s.save(s.m.ctx) // told there
+	s.m.log.ErrorContext(s.m.ctx, "session is lost", "session", s.key.String(), "id", s.id, "reason", reason)
+	s.audit(s.m.ctx, Entry{Action: "lost", Detail: reason})
+	if s.m.opts.Webhook != "" {
+		s.m.begin(s.alert)
+	}
+}
+
+// Alert is what a webhook is sent.
+type Alert struct {
+	Event   string    `json:"event"` // session.lost
+	Time    time.Time `json:"time"`
+	Session Info      `json:"session"`
+}
+
+// alert tells the webhook that the session is lost.
+func (s *Session) alert() {
+	i := s.Info()
+	i.Spec.Env = nil // may hold secrets
+	body, err := json.Marshal(Alert{Event: "session.lost", Time: time.Now().UTC(), Session: i})
+	if err != nil {
+		return // plain data
+	}
+	for n := range webhookTries {
+		if n > 0 {
+			select {
+			case <-time.After(webhookPause):
+			case <-s.m.ctx.Done():
+				return
+			}
+		}
+		if err = post(s.m.ctx, s.m.opts.Webhook, body); err == nil {
+			return
+		}
+	}
+	s.m.log.ErrorContext(s.m.ctx, "webhook could not be told of a lost session", "session", s.key.String(), "error", err)
+}
+
+func post(ctx context.Context, url string, body []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, webhookWait)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true // it is rare: no connection is kept for it
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("the webhook answered %s", resp.Status)
+	}
+	return nil
+}
+
+// checkHealth asks sandboxes that nobody talks to whether they are well.
+func (m *Manager) checkHealth() {
+	t := time.NewTicker(healthEvery)
+	defer t.Stop()
+	slots := make(chan struct{}, pingers)
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+		}
+		for _, s := range m.sessions() {
+			s.mu.Lock()
+			sb := s.sb
+			quiet := sb != nil && s.rec.State == Ready && s.calls == 0 && !s.frozen
+			s.mu.Unlock()
+			if !quiet {
+				continue
+			}
+			select {
+			case slots <- struct{}{}:
+			case <-m.ctx.Done():
+				return
+			}
+			m.work.Go(func() {
+				defer func() { <-slots }()
+				ctx, cancel := context.WithTimeout(m.ctx, pingWait)
+				defer cancel()
+				if sb.Ping(ctx) != nil && m.ctx.Err() == nil {
+					s.suspect(sb)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package session
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Limits of a session's variables.
+const (
+	MaxVars      = 1000
+	MaxVarLength = 1 << 20
+)
+
+// checkVar refuses what is no variable.
+func checkVar(name, value string) error {
+	if err := checkName("variable", name); err != nil {
+		return invalid("set variable", "%.140q is no name of a variable", name)
+	}
+	if len(value) > MaxVarLength {
+		return &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "set variable", Message: fmt.Sprintf("%d bytes, the most is %d", len(value), MaxVarLength), Remedy: "write it to a file in the session"}
+	}
+	return nil
+}
+
+// Vars gives all variables of the session: names to texts, kept in the store. Looking is not use.
+func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
+	if err := s.living(); err != nil {
+		return nil, err
+	}
+	return s.m.store.Vars(ctx, s.id)
+}
+
+// Var gives one variable.
+func (s *Session) Var(ctx context.Context, name string) (string, error) {
+	vars, err := s.Vars(ctx)
+	if err != nil {
+		return "", err
+	}
+	v, ok := vars[name]
+	if !ok {
+		return "", unknownVar(name)
+	}
+	return v, nil
+}
+
+// SetVar sets one variable.
+func (s *Session) SetVar(ctx context.Context, name, value string) error {
+	if err := checkVar(name, value); err != nil {
+		return err
+	}
+	vars, err := s.Vars(ctx)
+	if err != nil {
+		return err
+	}
+	if _, known := vars[name]; !known && len(vars) >= MaxVars {
+		return &sandbox.Error{Code: CodeLimit, Op: "set variable", Message: fmt.Sprintf("the session has %d variables already", MaxVars), Remedy: "delete some"}
+	}
+	if err := s.m.store.SetVars(ctx, s.id, map[string]string{name: value}); err != nil {
+		return err
+	}
+	s.varChanged(name, "set")
+	return nil
+}
+
+// DeleteVar removes one variable.
+func (s *Session) DeleteVar(ctx context.Context, name string) error {
+	if err := s.living(); err != nil {
+		return err
+	}
+	found, err := s.m.store.DeleteVar(ctx, s.id, name)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return unknownVar(name)
+	}
+	s.varChanged(name, "deleted")
+	return nil
+}
+
+func unknownVar(name string) error {
+	return &sandbox.Error{Code: CodeVarUnknown, Op: "read variable", Message: fmt.Sprintf("no variable %.140q", name)}
+}
+
+func (s *Session) varChanged(name, what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.emit(Event{Kind: "var", Reason: what, Attrs: map[string]string{"name": name}}, true)
+}
+
+// living refuses a session that has ended.
+func (s *Session) living() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec.State.Live() {
+		return nil
+	}
+	return s.refusal(s.rec.Ended)
+}
