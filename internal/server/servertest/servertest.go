@@ -1,0 +1,174 @@
+//go:build linux
+
+// Package servertest runs a real server over real sandboxes, for the tests of server and client.
+package servertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// shared is where all tests' backends keep programs, roots and templates: making them takes seconds.
+var shared string
+
+// Main is TestMain for packages that use a Bench. Nothing may be left behind: no sandbox and no goroutine.
+func Main(m *testing.M) int {
+	var err error
+	if shared, err = os.MkdirTemp("", "recluse-server-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(shared) }()
+	code := m.Run()
+	if b, err := backend(); err == nil {
+		left, err := b.List(context.Background())
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+		for _, i := range left {
+			fmt.Fprintln(os.Stderr, "left behind:", i.ID, i.Labels)
+			_ = b.Stop(context.Background(), i.ID)
+			code = max(code, 1)
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func backend() (*gvisor.Backend, error) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		return nil, err
+	}
+	return gvisor.New(gvisor.Options{DataDir: shared, CacheDir: filepath.Join(shared, "cache"), Engine: engine, Guest: guest})
+}
+
+// Bench is a server that can be stopped and started again. It listens on loopback and on a UNIX socket.
+type Bench struct {
+	Manager *session.Manager
+	Server  *server.Server
+	URL     string // of the TCP listener
+	Socket  string
+	Trusted *client.Client // over the socket
+
+	t       testing.TB
+	dir     string
+	backend sandbox.Backend
+	opts    server.Options
+	tcp     string // address, kept over restarts
+	stop    context.CancelFunc
+	served  chan error
+}
+
+// New starts a server. Its sessions are ended with the test.
+func New(t testing.TB, opts server.Options) *Bench {
+	t.Helper()
+	b, err := backend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &Bench{t: t, dir: t.TempDir(), backend: b, opts: opts, tcp: "127.0.0.1:0"}
+	k.Socket = filepath.Join(k.dir, "run", "recluse.sock")
+	if k.opts.Logger == nil {
+		k.opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if k.opts.Drain == 0 {
+		k.opts.Drain = 5 * time.Second
+	}
+	k.Start()
+	if k.Trusted, err = client.New(client.Options{Socket: k.Socket}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.close)
+	return k
+}
+
+// Start makes manager and server.
+func (k *Bench) Start() {
+	k.t.Helper()
+	m, err := session.New(context.Background(), session.Options{Backends: []sandbox.Backend{k.backend}, DataDir: k.dir, NoPool: true, Logger: k.opts.Logger})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.Manager, k.opts.Manager = m, m
+	if k.Server, err = server.New(context.Background(), k.opts); err != nil {
+		k.t.Fatal(err)
+	}
+	unix, err := server.ListenUnix(k.Socket)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	tcp, err := net.Listen("tcp", k.tcp)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.tcp, k.URL = tcp.Addr().String(), "http://"+tcp.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	k.stop, k.served = stop, make(chan error, 2)
+	srv := k.Server
+	for _, ln := range []net.Listener{unix, tcp} {
+		go func() { k.served <- srv.Serve(ctx, ln) }()
+	}
+}
+
+// Stop drains the server and gives its sessions up, as on SIGTERM.
+func (k *Bench) Stop() {
+	k.t.Helper()
+	k.stop()
+	err := errors.Join(<-k.served, <-k.served)
+	if err := errors.Join(err, k.Manager.Detach(context.Background())); err != nil {
+		k.t.Error(err)
+	}
+	k.Server.Wait()
+}
+
+func (k *Bench) close() {
+	k.Trusted.Close()
+	k.stop()
+	err := errors.Join(<-k.served, <-k.served)
+	if err := errors.Join(err, k.Manager.Close()); err != nil {
+		k.t.Error(err)
+	}
+	k.Server.Wait()
+}
+
+// Client speaks to the server over TCP with a key.
+func (k *Bench) Client(key string) *client.Client {
+	k.t.Helper()
+	c, err := client.New(client.Options{URL: k.URL, Key: key})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(c.Close)
+	return c
+}
+
+// Key makes a key.
+func (k *Bench) Key(tenant, scope string) string {
+	k.t.Helper()
+	key, err := k.Trusted.CreateKey(context.Background(), client.KeyOptions{Name: tenant + " " + scope, Tenant: tenant, Scope: scope})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return key.Secret
+}
