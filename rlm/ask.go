@@ -29,18 +29,19 @@ type modelCall struct {
 	model    llm.Model
 	messages []llm.Message
 	input    int64           // tokens; 0: not counted yet
+	want     string          // the model that code asked for by name
 	cut      bool            // stop behind the first block
 	schema   json.RawMessage // to be met, where the provider can see to it
 }
 
-// key names what is asked. Turns are named by their place: their conversation holds output that may differ
+// key names what is asked, whichever model answers. Turns are named by their place: their conversation holds output that may differ
 // in a replay.
 func (c *modelCall) key() string {
 	if c.call != CallSub {
 		return c.call
 	}
 	h := sha256.New()
-	h.Write([]byte(c.model.Info().Name))
+	h.Write([]byte(c.want))
 	for _, m := range c.messages {
 		fmt.Fprintf(h, "\x00%s\x00%d\x00", m.Role, len(m.Content))
 		h.Write([]byte(m.Content))
@@ -55,7 +56,8 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 		return n.pay(ctx, &c, key)
 	}
 	r := n.run
-	kept, err := r.cache.get(ctx, key)
+	place := c.model.Info().Name + "\x00" + key
+	kept, err := r.cache.get(ctx, place)
 	if err != nil {
 		return nil, err
 	}
@@ -66,10 +68,10 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	}
 	reply, err := n.pay(ctx, &c, key)
 	if err != nil {
-		r.cache.put(key, nil)
+		r.cache.put(place, nil)
 		return nil, err
 	}
-	r.cache.put(key, reply)
+	r.cache.put(place, reply)
 	return reply, nil
 }
 

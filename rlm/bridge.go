@@ -66,8 +66,8 @@ type queryReply struct {
 
 // afterNote is what a cell has left behind.
 type afterNote struct {
-	Answer   *answer  `json:"answer"`
-	Draft    *answer  `json:"draft"`
+	Answer   *Answer  `json:"answer"`
+	Draft    *Answer  `json:"draft"`
 	Restored []string `json:"restored"`
 	Vars     [][3]any `json:"vars"`
 }
@@ -135,7 +135,7 @@ func (n *node) left(turn int) Left {
 
 // offered takes an answer that code hands in. With answer["ready"] the cell goes on, and may still change it.
 func (n *node) offered(final bool, payload []byte) ([]byte, error) {
-	a := &answer{}
+	a := &Answer{}
 	if err := json.Unmarshal(payload, a); err != nil {
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 			Code: CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
 		}
 	}
-	m, err := n.run.engine.model(depth, model)
+	m, err := n.run.modelFor(depth, model)
 	if err != nil {
 		return "", err
 	}
@@ -206,9 +206,9 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 		n.run.coverage.note(msg.Content, readByCall)
 	}
 	if child && (limit < 0 || depth < limit) {
-		return n.spawn(ctx, turn, messages, m)
+		return n.spawn(ctx, turn, messages, m, model)
 	}
-	reply, err := n.ask(ctx, modelCall{call: CallSub, turn: turn, depth: depth, model: m, messages: messages})
+	reply, err := n.ask(ctx, modelCall{call: CallSub, turn: turn, depth: depth, model: m, messages: messages, want: model})
 	if err != nil {
 		return "", err
 	}
@@ -231,7 +231,7 @@ func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
 const queryChars = 2000
 
 // spawn lets a child run answer. Its place in the tree follows from what it was asked, so that a resumed run finds what the child had done.
-func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m llm.Model) (string, error) {
+func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m llm.Model, want string) (string, error) {
 	r := n.run
 	text := messages[0].Content
 	if len(messages) > 1 {
@@ -244,7 +244,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 	if text == "" {
 		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty"}
 	}
-	sum := sha256.Sum256([]byte(m.Info().Name + "\x00" + text))
+	sum := sha256.Sum256([]byte(want + "\x00" + text))
 	key := hex.EncodeToString(sum[:6])
 	n.mu.Lock()
 	if n.seen == nil {
@@ -326,6 +326,15 @@ func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, e
 	}
 	if err := json.Unmarshal(payload, &req); err != nil {
 		return nil, err
+	}
+	if used := n.run.tape.tool(n.id, turn, req.Name, string(payload)); used != nil {
+		if n.run.tape.fresh {
+			n.run.emit(n, turn, KindTool, used)
+		}
+		if used.Error != "" {
+			return nil, errors.New(used.Error)
+		}
+		return json.Marshal(map[string]json.RawMessage{"value": used.Value})
 	}
 	for _, t := range n.run.engine.o.Tools {
 		if t.Name != req.Name || t.Call == nil {

@@ -216,7 +216,7 @@ def _describe(value):
 def _variables():
     out = []
     for name, value in list(_main.items()):
-        if name.startswith("_") or name in _names and _names[name] is value or isinstance(value, types.ModuleType):
+        if name.startswith("_") or value is answer or name in _names and _names[name] is value or isinstance(value, types.ModuleType):
             continue
         kind, size = _describe(value)
         out.append((name, kind, size))

@@ -304,7 +304,7 @@ func (n *node) rollback(ctx context.Context, name string) (string, bool, error) 
 	old := n.machine
 	n.machine = m
 	m.OnHostCall(n.serve(n.ctx))
-	n.run.emit(n, n.turn, KindSandbox, SandboxReady{ID: m.ID()})
+	n.run.emit(n, n.turn, KindSandbox, SandboxReady{ID: m.ID(), Inside: n.inside})
 	if err := old.Close(); err != nil {
 		n.run.engine.o.Logger.Warn("a sandbox of a run is left behind", "run", n.run.id, "sandbox", old.ID(), "error", err)
 	}

@@ -222,6 +222,9 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if err != nil {
 		return nil, err
 	}
+	if r.model, err = r.modelFor(0, q.Model); err != nil {
+		return nil, err
+	}
 	dir := filepath.Join(e.dir, id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Err: err}
@@ -236,7 +239,11 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if err := r.writeFile(); err != nil {
 		return fail(err)
 	}
+	if r.unlock, err = lockRun(dir); err != nil {
+		return fail(err)
+	}
 	if r.log, err = trajectory.Create(dir); err != nil {
+		r.unlock()
 		return fail(err)
 	}
 	return r, nil
@@ -244,7 +251,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 
 // prepare is the part of a run that needs no disk.
 func (e *Engine) prepare(q Question, id string) (*Run, error) {
-	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache}
+	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache, models: e.o.Models, unlock: func() {}}
 	if q.Limits != nil {
 		r.limits = *q.Limits
 	}
@@ -255,11 +262,6 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 		}
 		r.schema = s
 	}
-	model, err := e.model(0, q.Model)
-	if err != nil {
-		return nil, err
-	}
-	r.model = model
 	r.budget = newBudget(r.limits)
 	r.slots = make(chan struct{}, e.o.Parallel)
 	if r.cache == nil {
@@ -269,8 +271,9 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 	return r, nil
 }
 
-func (e *Engine) model(depth int, name string) (llm.Model, error) {
-	m, err := e.o.Models(depth, name)
+// modelFor chooses the model for a depth.
+func (r *Run) modelFor(depth int, name string) (llm.Model, error) {
+	m, err := r.models(depth, name)
 	if err == nil && m == nil {
 		err = NoModel()
 	}

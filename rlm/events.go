@@ -32,6 +32,7 @@ const (
 	KindCompacted    Kind = "compacted"     // Compacted
 	KindSnapshot     Kind = "snapshot"      // SnapshotTaken
 	KindResumed      Kind = "resumed"       // Resumed
+	KindAnswer       Kind = "answer"        // Answer
 	KindRunEnded     Kind = "run_ended"     // *Result
 )
 
@@ -65,13 +66,21 @@ type ContextNote struct {
 
 // SandboxReady names the machine of a node.
 type SandboxReady struct {
-	ID string `json:"id"`
+	ID     string `json:"id"`
+	Inside string `json:"inside,omitempty"` // where its context lies
+}
+
+// Answer is what was handed in, or would be.
+type Answer struct {
+	Content string          `json:"content"`
+	Value   json.RawMessage `json:"value,omitempty"`
 }
 
 // TurnEnded is what a turn added to the conversation.
 type TurnEnded struct {
-	Reply       string `json:"reply"`
-	Observation string `json:"observation,omitempty"`
+	Reply       string     `json:"reply"`
+	Finish      llm.Finish `json:"finish,omitempty"`
+	Observation string     `json:"observation,omitempty"`
 }
 
 // The ways in which a run asks models.

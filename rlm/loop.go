@@ -51,7 +51,7 @@ func (n *node) data() PromptData {
 		d.Schema = string(n.run.q.Schema)
 	}
 	if d.SubCalls {
-		if m, err := n.run.engine.model(n.depth+1, ""); err == nil {
+		if m, err := n.run.modelFor(n.depth+1, ""); err == nil {
 			d.Window = m.Info().Window * childWindow * 3 / 4
 		}
 	}
@@ -69,7 +69,11 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, nil //nolint:nilerr // not plain text: the interpreter will read it
 	}
-	if n.model.Count(text) > o.PlainBelow {
+	if n.run.tape.strict() {
+		if !n.run.tape.has(n.id, 0, CallPlain) {
+			return false, nil
+		}
+	} else if n.model.Count(text) > o.PlainBelow {
 		return false, nil
 	}
 	d := n.data()
@@ -118,7 +122,7 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 			why = "the reply was empty"
 		} else if call == CallLast && n.schema == nil {
 			return nil // the best that there is, but nobody handed it in
-		} else if why = n.accept(&answer{Content: text}); why == "" {
+		} else if why = n.accept(&Answer{Content: text}); why == "" {
 			return nil
 		}
 		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
@@ -219,7 +223,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.run.emit(n, n.turn, KindTurnEnded, TurnEnded{Reply: reply.Text, Observation: seen})
+	n.run.emit(n, n.turn, KindTurnEnded, TurnEnded{Reply: reply.Text, Finish: reply.Finish, Observation: seen})
 	n.say(llm.Assistant, or(reply.Text, "(empty)"))
 	if n.taken() == nil {
 		n.run.coverage.note(seen, readByModel)
@@ -316,7 +320,7 @@ func (n *node) textual(ctx context.Context, f *finalForm) string {
 		return f.bad
 	}
 	if !f.variable {
-		return n.accept(&answer{Content: f.text})
+		return n.accept(&Answer{Content: f.text})
 	}
 	name, err := json.Marshal(f.text)
 	if err != nil {
@@ -374,8 +378,11 @@ func (n *node) lastCall(ctx context.Context) error {
 
 // compact replaces old turns by a summary when the conversation comes near the model's window. Code still finds all of it as history.
 func (n *node) compact(ctx context.Context) error {
-	window := n.model.Info().Window
-	if window <= 0 || float64(n.tokens) < compactAt*float64(window-min(wantedReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
+	if n.run.tape.strict() {
+		if !n.run.tape.has(n.id, n.turn, CallSummary) {
+			return nil
+		}
+	} else if window := n.model.Info().Window; window <= 0 || float64(n.tokens) < compactAt*float64(window-min(wantedReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
 		return nil
 	}
 	old := n.messages[2 : len(n.messages)-2*keepTurns]

@@ -66,10 +66,12 @@ func (n *node) open(ctx context.Context) error {
 		}
 	}
 	n.machine.OnHostCall(n.serve(ctx))
-	n.run.emit(n, 0, KindSandbox, SandboxReady{ID: n.machine.ID()})
 	n.inside = mountPath
 	if !mounted {
 		n.inside = path.Join(streamPath, n.run.id)
+	}
+	n.run.emit(n, 0, KindSandbox, SandboxReady{ID: n.machine.ID(), Inside: n.inside})
+	if !mounted {
 		if err := n.stream(ctx); err != nil {
 			return err
 		}

@@ -45,6 +45,8 @@ type Run struct {
 
 	calls, cells, kids, cached atomic.Int64
 	forked                     string
+	models                     func(depth int, name string) (llm.Model, error)
+	unlock                     func()
 	coverage                   *coverage
 
 	mu       sync.Mutex
@@ -119,6 +121,7 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 	go func() {
 		defer close(r.done)
 		defer stop()
+		defer r.unlock()
 		r.result, r.err = work(ctx)
 		r.cancel(nil)
 		r.emit(&node{id: "0", run: r}, 0, KindRunEnded, r.result)
@@ -137,9 +140,14 @@ func (r *Run) emit(n *node, turn int, kind Kind, data any) {
 	_ = r.log.Append(Event{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: raw})
 }
 
+// rootNode is the run's own node.
+func (r *Run) rootNode() *node {
+	return &node{run: r, id: "0", query: r.q.Query, model: r.model, staged: r.staged, schema: r.schema, machine: r.q.Machine, borrowed: r.q.Machine != nil}
+}
+
 // fresh is a run from its beginning.
 func (r *Run) fresh(ctx context.Context) (*Result, error) {
-	n := &node{run: r, id: "0", query: r.q.Query, model: r.model, staged: r.staged, schema: r.schema, machine: r.q.Machine, borrowed: r.q.Machine != nil}
+	n := r.rootNode()
 	r.emit(n, 0, KindRunStarted, RunStarted{
 		Run: r.id, Query: r.q.Query, Model: r.model.Info().Name, Schema: r.q.Schema, Limits: r.limits, Labels: r.q.Labels, Forked: r.forked,
 	})
@@ -159,7 +167,7 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
-		res.Coverage = r.coverage.report()
+		res.Coverage = r.coverage.report(ctx)
 	}
 	if a := n.taken(); a != nil {
 		res.Answer, res.Value = a.Content, a.Value
@@ -195,12 +203,6 @@ func cause(ctx context.Context, err error) error {
 
 func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }
 
-// answer is what was handed in, or would be.
-type answer struct {
-	Content string          `json:"content"`
-	Value   json.RawMessage `json:"value,omitempty"`
-}
-
 // node is the run or one of its children: a conversation with a model, and a machine.
 type node struct {
 	run      *Run
@@ -235,9 +237,9 @@ type node struct {
 	inCalls atomic.Int64 // calls of the running cell to models
 
 	mu       sync.Mutex
-	handedIn *answer        // guarded by mu; the answer
-	ready    *answer        // guarded by mu; answer["ready"] was set, and the cell goes on
-	draft    *answer        // guarded by mu; answer["content"] so far
+	handedIn *Answer        // guarded by mu; the answer
+	ready    *Answer        // guarded by mu; answer["ready"] was set, and the cell goes on
+	draft    *Answer        // guarded by mu; answer["content"] so far
 	lastSaid string         // guarded by mu; the last reply's text
 	afterRun *afterNote     // guarded by mu; what the last cell left
 	loaded   *loadedNote    // guarded by mu
@@ -251,14 +253,14 @@ type message struct {
 	tokens int64
 }
 
-func (n *node) taken() *answer {
+func (n *node) taken() *Answer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.handedIn
 }
 
 // best is what can be given when no answer was handed in.
-func (n *node) best() *answer {
+func (n *node) best() *Answer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -267,13 +269,13 @@ func (n *node) best() *answer {
 	case n.draft != nil:
 		return n.draft
 	case n.lastSaid != "":
-		return &answer{Content: n.lastSaid}
+		return &Answer{Content: n.lastSaid}
 	}
 	return nil
 }
 
 // accept takes an answer if it meets the schema; else it says why not.
-func (n *node) accept(a *answer) string {
+func (n *node) accept(a *Answer) string {
 	if why := n.check(a); why != "" {
 		n.mu.Lock()
 		n.refusal = why
@@ -284,12 +286,13 @@ func (n *node) accept(a *answer) string {
 	defer n.mu.Unlock()
 	if n.handedIn == nil {
 		n.handedIn = a
+		n.run.emit(n, n.turn, KindAnswer, a)
 	}
 	return ""
 }
 
 // check holds an answer against the schema, and fills in its value.
-func (n *node) check(a *answer) string {
+func (n *node) check(a *Answer) string {
 	if n.schema == nil {
 		return ""
 	}

@@ -14,6 +14,7 @@ type tape struct {
 	mu       sync.Mutex
 	calls    map[string][]*CallEnded // guarded by mu
 	children map[string]*ChildEnded  // guarded by mu
+	tools    map[string][]*ToolUsed  // guarded by mu
 }
 
 func tapeKey(node string, turn int, call, key string) string {
@@ -50,6 +51,16 @@ func (t *tape) add(e *Event) error {
 			t.children = map[string]*ChildEnded{}
 		}
 		t.children[c.Node] = c
+	case KindTool:
+		u := &ToolUsed{}
+		if err := e.Decode(u); err != nil {
+			return err
+		}
+		if t.tools == nil {
+			t.tools = map[string][]*ToolUsed{}
+		}
+		k := tapeKey(e.Node, e.Turn, u.Name, string(u.Args))
+		t.tools[k] = append(t.tools[k], u)
 	}
 	return nil
 }
@@ -80,4 +91,28 @@ func (t *tape) child(node string) *ChildEnded {
 	return t.children[node]
 }
 
+// tool gives the recorded use of a tool, each once.
+func (t *tape) tool(node string, turn int, name, args string) *ToolUsed {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := tapeKey(node, turn, name, args)
+	q := t.tools[k]
+	if len(q) == 0 {
+		return nil
+	}
+	t.tools[k] = q[1:]
+	return q[0]
+}
+
+// has reports whether a call that is named by its place was made.
+func (t *tape) has(node string, turn int, call string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.calls[tapeKey(node, turn, call, call)]) > 0
+}
+
+// strict says that no model may be asked.
 func (t *tape) strict() bool { return t != nil && t.only }

@@ -1,0 +1,242 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+)
+
+func TestBatchesKeepTheirOrderAndBoundTheTree(t *testing.T) {
+	d := newDesk(t, block(`
+from concurrent.futures import ThreadPoolExecutor
+prompts = ["number %d" % i for i in range(200)]
+with ThreadPoolExecutor(2) as pool:
+    a, b = pool.map(llm_query_batched, (prompts[:100], prompts[100:]))
+FINAL(all(r == "<" + p + ">" for r, p in zip(a + b, prompts)))`))
+	d.opts.Parallel = 7
+	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		time.Sleep(time.Millisecond) // so that calls overlap
+		return "<" + req.Messages[0].Content + ">", nil
+	}
+	res := d.answered(Question{Query: "?", Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, "true")
+	same(t, "calls", res.Usage.Calls, 201)
+	if d.sub.most > 7 {
+		t.Errorf("%d calls at once", d.sub.most)
+	}
+}
+
+func TestAFailedItemDoesNotSpoilTheRest(t *testing.T) {
+	failing := func(_ context.Context, _ int, req llm.Request) (string, error) {
+		if strings.Contains(req.Messages[0].Content, "bad") {
+			return "", errors.New("no such luck")
+		}
+		return "fine", nil
+	}
+	code := `
+rs = llm_query_batched(["good", "bad", "ok"])
+print([type(r).__name__ for r in rs], [bool(r) for r in rs], str(rs[1]))
+try:
+    llm_query("bad")
+except QueryError as e:
+    print("raised", e.code)
+else:
+    print("not raised", llm_query("bad2"))
+`
+	t.Run("with exceptions", func(t *testing.T) {
+		d := newDesk(t, block(code), block("FINAL(1)"))
+		d.sub.answer = failing
+		d.answered(Question{Inputs: []Input{Text("x")}})
+		contains(t, "output", d.seen(), "['str', 'Failure', 'str'] [True, False, True] Error: ask fake/sub: no such luck")
+		contains(t, "output", d.seen(), "raised model_failed")
+		contains(t, "output", d.seen(), "1 of 3 calls failed")
+	})
+	t.Run("with error strings", func(t *testing.T) {
+		d := newDesk(t, block(code), block("FINAL(1)"))
+		d.opts.ErrorStrings = true
+		d.sub.answer = failing
+		d.answered(Question{Inputs: []Input{Text("x")}})
+		contains(t, "output", d.seen(), "['str', 'str', 'str'] [True, True, True] Error: ask fake/sub: no such luck")
+		contains(t, "output", d.seen(), "not raised Error: ")
+	})
+}
+
+func TestNamesAreRestoredAndVariablesStay(t *testing.T) {
+	d := newDesk(t,
+		block("mine = [1, 2, 3]\nllm_query = None\ndel FINAL\ncontext = 'gone'\nimport json\nprint(SHOW_VARS())"),
+		block("print(context, len(mine), llm_query('hello'), SHOW_VARS())"),
+		block("FINAL_VAR('nothing_here')"),
+		block("FINAL_VAR('mine')"),
+	)
+	res := d.answered(Question{Inputs: []Input{Text("the data")}})
+	same(t, "answer", res.Answer, "[1, 2, 3]")
+	same(t, "value", string(res.Value), "[1, 2, 3]")
+	m := d.root.asked
+	contains(t, "turn 1", m[1].Messages[3].Content, "put back, because they belong to the interpreter: llm_query, FINAL, context")
+	contains(t, "turn 2", m[2].Messages[5].Content, "the data 3 read: hello mine: list of 3")
+	contains(t, "turn 3", m[3].Messages[7].Content, "NameError: FINAL_VAR: there is no variable 'nothing_here'; there are: mine")
+}
+
+func TestTheWaysToAnswer(t *testing.T) {
+	for _, c := range []struct{ name, reply, answer, value string }{
+		{"FINAL", block("FINAL('a')\nprint('never')"), "a", ""},
+		{"FINAL of a number", block("FINAL(41 + 1)"), "42", "42"},
+		{"FINAL within a try", block("try:\n    FINAL('a')\nexcept Exception:\n    pass"), "a", ""},
+		{"SUBMIT", block("SUBMIT('a')"), "a", ""},
+		{"SUBMIT with fields", block("SUBMIT(name='x', n=1)"), `{"name": "x", "n": 1}`, `{"name": "x", "n": 1}`},
+		{"the answer dictionary", block("answer['content'] = 'a'\nanswer['ready'] = True"), "a", ""},
+		{"ready before content", block("answer['ready'] = True\nanswer['content'] = 'late'"), "late", ""},
+		{"an empty answer", block("answer['ready'] = True"), "", ""},
+		{"a new dictionary", block("answer = {'content': 'a', 'ready': True}"), "a", ""},
+		{"ready, and then a failure", block("answer['content'] = 'a'\nanswer['ready'] = True\n1/0"), "a", ""},
+		{"ready, and then the death of the interpreter", block("answer['content'] = 'a'\nanswer['ready'] = True\nimport os\nos._exit(3)"), "a", ""},
+		{"in the text", "FINAL(it's (really) 42)", "it's (really) 42", ""},
+		{"a command word", "CODE(FINAL('from a word'))", "from a word", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, c.reply)
+			res := d.answered(Question{Inputs: []Input{Text("x")}})
+			same(t, "answer", res.Answer, c.answer)
+			same(t, "value", string(res.Value), c.value)
+			same(t, "turns", res.Turns, 1)
+		})
+	}
+}
+
+func TestATextualAnswerBesideCodeIsRefusedOnce(t *testing.T) {
+	d := newDesk(t, block("x = 7")+"FINAL(8)\n", "FINAL_VAR(y)", "FINAL_VAR(x)")
+	d.opts.Blocks = AllBlocks
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, "7")
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "the answer in your text was not taken")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "there is no variable 'y'")
+}
+
+func TestTheBudgetIsVisible(t *testing.T) {
+	d := newDesk(t, block("b = budget()\nprint(sorted(b))\nFINAL(b['turns'])"))
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "turns left", res.Answer, "29")
+}
+
+func TestPromptsOfManyMegabytes(t *testing.T) {
+	d := newDesk(t, block(`
+big = "ä" * (3 << 20)
+r = llm_query(big + "!")
+FINAL((len(r), r[-1]))`))
+	d.sub.window = 10 << 20
+	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		return fmt.Sprint(len(req.Messages[0].Content)) + strings.Repeat("b", 20_000) + "?", nil
+	}
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, `[20008, "?"]`)
+}
+
+func TestAPromptBeyondTheWindowIsRefusedByName(t *testing.T) {
+	d := newDesk(t, block("llm_query('x' * 100000)"), block("FINAL(1)"))
+	d.sub.window = 1000
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "output", d.seen(), "the prompt has about 25004 tokens (100000 bytes), and the model's window is 1000 tokens")
+	same(t, "calls", res.Usage.Calls, 2)
+}
+
+func TestACellThatIsInterruptedTakesItsCallsAlong(t *testing.T) {
+	var ended atomic.Int64
+	d := newDesk(t,
+		block("import threading, time\nthreading.Thread(target=lambda: llm_query('slow')).start()\nwhile True: time.sleep(0.01)"),
+		block("print(llm_query('fast'))"), block("FINAL(1)"),
+	)
+	d.opts.CellTimeout = 300 * time.Millisecond
+	begun := make(chan struct{})
+	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
+		if req.Messages[0].Content == "fast" {
+			return "fast reply", nil
+		}
+		close(begun)
+		select {
+		case <-ctx.Done():
+			ended.Add(1)
+			return "", ctx.Err()
+		case <-time.After(2 * time.Second):
+			return "late reply", nil
+		}
+	}
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	<-begun
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "stopped: it worked for more than 300ms")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "fast reply")
+	if strings.Contains(d.root.asked[2].Messages[5].Content, "late") {
+		t.Error("a late reply reached the next cell")
+	}
+	same(t, "answer", res.Answer, "1")
+}
+
+func TestChildrenHaveMachinesOfTheirOwn(t *testing.T) {
+	d := newDesk(t,
+		block("secret = 1\nr = rlm_query_batched(['first ' + context[:10], 'second'])\nprint(r)"),
+		block("FINAL(r)"))
+	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		if req.Tags["call"] == CallSub {
+			return "plain:" + req.Messages[0].Content, nil
+		}
+		// A child run: it looks, asks its own sub-model by rlm_query, which at this depth is a plain call, and answers.
+		if len(req.Messages) == 2 {
+			return block("r = rlm_query('grandchild')\ntry:\n    secret\nexcept NameError:\n    FINAL(context + '|' + r)"), nil
+		}
+		return "", errors.New("the child went on")
+	}
+	res := d.answered(Question{Inputs: []Input{Text("0123456789abc")}})
+	same(t, "answer", res.Answer, `["first 0123456789|plain:grandchild", "second|plain:grandchild"]`)
+	same(t, "children", res.Children, 2)
+	same(t, "from the cache", res.Cached, 1)
+	var depths []int
+	for _, s := range res.By {
+		depths = append(depths, s.Depth)
+	}
+	same(t, "depths", fmt.Sprint(depths), "[0 1 2]")
+}
+
+func TestEqualCallsArePaidOnce(t *testing.T) {
+	d := newDesk(t, block("rs = [llm_query('same') for _ in range(3)] + llm_query_batched(['same', 'other'] * 10)\nFINAL(len(set(rs)))"))
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, "2")
+	same(t, "calls of the sub-model", d.sub.calls, 2)
+	same(t, "from the cache", res.Cached, 21)
+}
+
+func TestTools(t *testing.T) {
+	d := newDesk(t, block("print(weather('Bern', unit='C'), twice(21))\ntry:\n    weather('nowhere')\nexcept Exception as e:\n    print(type(e).__name__, e)"), block("FINAL(1)"))
+	d.opts.Tools = []Tool{
+		{Name: "weather", Doc: "weather(city): how it is", Call: func(_ context.Context, c ToolCall) (any, error) {
+			var city string
+			if err := json.Unmarshal(c.Args[0], &city); err != nil || city == "nowhere" {
+				return nil, errors.New("unknown city")
+			}
+			return map[string]any{"city": city, "unit": string(c.Kwargs["unit"])}, nil
+		}},
+		{Name: "twice", Doc: "twice(x): 2x", Source: "def twice(x):\n    return 2 * x"},
+	}
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "output", d.seen(), `{'city': 'Bern', 'unit': '"C"'} 42`)
+	contains(t, "output", d.seen(), "QueryError unknown city")
+	contains(t, "the system prompt", d.root.asked[0].Messages[0].Content, "- weather: weather(city): how it is")
+}
+
+func TestHelpersForPiecesAndTerms(t *testing.T) {
+	d := newDesk(t, block(`
+parts = chunks(context, 1000)
+assert "".join(parts) == context and max(map(len, parts)) <= 1000
+hits = search("NEEDLE", window=5)
+print(len(parts), len(hits), hits[0][1])
+FINAL("ok")`))
+	res := d.answered(Question{Inputs: []Input{Text(haystack(t, 50_000, "a needle here"))}})
+	same(t, "answer", res.Answer, "ok")
+}

@@ -1,0 +1,6 @@
+//go:build !unix
+
+package rlm
+
+// lockRun does nothing here: there are no locks that go with their program.
+func lockRun(string) (unlock func(), err error) { return func() {}, nil }

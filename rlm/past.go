@@ -1,0 +1,243 @@
+package rlm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// past is what the log of a run says about it.
+type past struct {
+	id, dir  string
+	saved    saved
+	started  RunStarted
+	begun    time.Time
+	worked   time.Duration // without the time between two programs
+	contexts ContextLoaded
+	turns    []TurnEnded // of the root, whole ones
+	lastTurn int         // the last that had begun
+	summary  map[int]string
+	box      SandboxReady
+	snapshot string
+	snapTurn int
+	dirty    bool // code of an unfinished turn had begun
+	answer   *Answer
+	ended    *Result
+	spent    []Spent
+	tape     *tape
+}
+
+// readPast reads a run's directory. Events behind the end of turn upto are left out; negative: none are.
+func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
+	dir, err := e.runDir(id)
+	if err != nil {
+		return nil, err
+	}
+	p := &past{id: id, dir: dir, summary: map[int]string{}, tape: &tape{only: only}}
+	data, err := os.ReadFile(filepath.Join(dir, runFile))
+	if err == nil {
+		err = json.Unmarshal(data, &p.saved)
+	}
+	if err != nil {
+		return nil, &sandbox.Error{Code: CodeRunNotFound, Op: "read run " + id, Message: "the run's directory is not whole", Err: err}
+	}
+	var last time.Time
+	for ev, err := range trajectory.Read(dir) {
+		if err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "read run " + id, Err: err}
+		}
+		if p.begun.IsZero() {
+			p.begun, last = ev.Time, ev.Time
+		}
+		if ev.Kind != KindResumed {
+			p.worked += ev.Time.Sub(last)
+		}
+		last = ev.Time
+		if err := p.take(&ev); err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "read run " + id, Err: err}
+		}
+		if upto >= 0 && ev.Node == "0" && ev.Kind == KindTurnEnded && ev.Turn == upto {
+			break
+		}
+	}
+	return p, nil
+}
+
+func (p *past) take(e *Event) error {
+	if err := p.tape.add(e); err != nil {
+		return err
+	}
+	root := e.Node == "0"
+	switch e.Kind {
+	case KindCallEnded:
+		var c CallEnded
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		depth := e.Depth
+		if c.Call == CallSub {
+			depth++
+		}
+		p.spent = append(p.spent, Spent{c.Model, depth, c.Usage})
+	case KindRunStarted:
+		return e.Decode(&p.started)
+	}
+	if !root {
+		return nil
+	}
+	switch e.Kind {
+	case KindContext:
+		return e.Decode(&p.contexts)
+	case KindSandbox:
+		return e.Decode(&p.box)
+	case KindTurnStarted:
+		p.lastTurn, p.dirty = e.Turn, false
+	case KindCellStarted:
+		p.dirty = true
+	case KindTurnEnded:
+		var t TurnEnded
+		if err := e.Decode(&t); err != nil {
+			return err
+		}
+		if e.Turn != len(p.turns)+1 {
+			return fmt.Errorf("turn %d follows turn %d", e.Turn, len(p.turns))
+		}
+		p.turns, p.dirty = append(p.turns, t), false
+	case KindCompacted:
+		var c Compacted
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		p.summary[e.Turn] = c.Summary
+	case KindSnapshot:
+		var s SnapshotTaken
+		if err := e.Decode(&s); err != nil {
+			return err
+		}
+		p.snapshot, p.snapTurn = s.ID, e.Turn
+	case KindAnswer:
+		p.answer = &Answer{}
+		return e.Decode(p.answer)
+	case KindResumed:
+		p.ended = nil
+	case KindRunEnded:
+		p.ended = &Result{}
+		return e.Decode(p.ended)
+	}
+	return nil
+}
+
+func (e *Engine) runDir(id string) (string, error) {
+	notFound := &sandbox.Error{Code: CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", id), Remedy: "list the runs"}
+	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
+		return "", notFound
+	}
+	dir := filepath.Join(e.dir, id)
+	if _, err := os.Stat(filepath.Join(dir, runFile)); err != nil {
+		notFound.Err = err
+		return "", notFound
+	}
+	return dir, nil
+}
+
+// Info is a run in a list.
+type Info struct {
+	ID      string            `json:"id"`
+	Query   string            `json:"query"`
+	Model   string            `json:"model"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Started time.Time         `json:"started"`
+	Turns   int               `json:"turns"`
+	Usage   llm.Usage         `json:"usage"`
+	Wall    time.Duration     `json:"wall_ns"`
+	// Running says that a program works on it now. A run that neither runs nor has a result was interrupted, and can be resumed.
+	Running bool    `json:"running,omitempty"`
+	Result  *Result `json:"result,omitempty"`
+}
+
+// Runs lists the runs that are kept, the newest first.
+func (e *Engine) Runs() iter.Seq2[*Info, error] {
+	return func(yield func(*Info, error) bool) {
+		entries, err := os.ReadDir(e.dir)
+		if err != nil {
+			yield(nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list runs", Err: err})
+			return
+		}
+		for _, d := range slices.Backward(entries) {
+			info, err := e.Show(d.Name())
+			if sandbox.CodeOf(err) == CodeRunNotFound {
+				continue
+			}
+			if !yield(info, err) {
+				return
+			}
+		}
+	}
+}
+
+// Show tells about one run.
+func (e *Engine) Show(id string) (*Info, error) {
+	p, err := e.readPast(id, -1, false)
+	if err != nil {
+		return nil, err
+	}
+	info := &Info{
+		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
+	}
+	for _, s := range p.spent {
+		info.Usage = info.Usage.Add(s.Usage)
+	}
+	if info.Result == nil {
+		unlock, err := lockRun(p.dir)
+		if info.Running = sandbox.CodeOf(err) == sandbox.CodeBusy; err == nil {
+			unlock()
+		}
+	}
+	return info, nil
+}
+
+// Events gives the events of a kept run up to now.
+func (e *Engine) Events(id string) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		dir, err := e.runDir(id)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		trajectory.Read(dir)(yield)
+	}
+}
+
+// Delete removes a run with its events and its copy of the context. One that is being worked on is refused.
+func (e *Engine) Delete(id string) error {
+	dir, err := e.runDir(id)
+	if err != nil {
+		return err
+	}
+	unlock, err := lockRun(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var temp error
+	if to, err := os.Readlink(filepath.Join(dir, contextDir)); err == nil {
+		temp = os.RemoveAll(filepath.Dir(to)) // see relocate
+	} else if errors.Is(err, fs.ErrPermission) {
+		temp = err
+	}
+	if err := errors.Join(temp, os.RemoveAll(dir)); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete run", Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,325 @@
+package rlm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The ways in which an interrupted run gets its machine back.
+const (
+	HowAttached = "attached" // it still ran
+	HowRestored = "restored" // from the last snapshot
+	HowRebuilt  = "rebuilt"  // anew, by running all cells again
+)
+
+// Resume goes on with a run whose program has died, or which ended without an answer. Its machine is taken over if it still runs and no code was interrupted in it; else the last
+// snapshot is restored, or a new machine is made, and the cells behind it are run again with the replies that models
+// gave then. Only calls that were under way are paid again. limits are instead of the run's own; nil: those.
+func (e *Engine) Resume(ctx context.Context, id string, limits *Limits) (*Run, error) {
+	p, err := e.readPast(id, -1, false)
+	if err != nil {
+		return nil, err
+	}
+	if p.ended != nil && p.ended.Reason == ReasonAnswered {
+		return nil, &sandbox.Error{Code: CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"}
+	}
+	return e.continueRun(ctx, p, limits)
+}
+
+// continueRun goes on in the directory of a past run.
+func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits) (*Run, error) {
+	unlock, err := lockRun(p.dir)
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*Run, error) {
+		unlock()
+		return nil, err
+	}
+	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: limits}
+	if limits == nil {
+		q.Limits = &p.saved.Limits
+	}
+	r, err := e.prepare(q, p.id)
+	if err != nil {
+		return fail(err)
+	}
+	if r.model, err = r.modelFor(0, q.Model); err != nil {
+		return fail(err)
+	}
+	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
+	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
+		return fail(err)
+	}
+	if r.log, err = trajectory.Continue(p.dir); err != nil {
+		return fail(&sandbox.Error{Code: sandbox.CodeInternal, Op: "resume run", Err: err})
+	}
+	r.budget.begun = time.Now().Add(-p.worked)
+	for _, s := range p.spent {
+		r.budget.credit(s.Model, s.Depth, s.Usage)
+	}
+	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.again(ctx, p) })
+	return r, nil
+}
+
+// again brings the root node to where it was, and lets it go on.
+func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
+	n := r.rootNode()
+	if !r.engine.o.NoCoverage {
+		r.coverage = newCoverage(r.staged)
+		defer r.coverage.close()
+	}
+	if p.answer != nil {
+		n.handedIn, n.turn = p.answer, p.lastTurn
+		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn})
+		r.dropMachine(ctx, p)
+		return r.finish(ctx, n, nil)
+	}
+	if p.lastTurn == 0 && p.box.ID == "" {
+		// Nothing had happened, or the model was asked directly.
+		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt})
+		return r.finish(ctx, n, n.work(ctx))
+	}
+	defer n.close()
+	err := n.returnTo(ctx, p)
+	if err == nil {
+		err = n.loop(ctx)
+	}
+	return r.finish(ctx, n, err)
+}
+
+// dropMachine ends what a dead program has left of a run that needs no machine any more.
+func (r *Run) dropMachine(ctx context.Context, p *past) {
+	if p.box.ID == "" {
+		return
+	}
+	if m, err := r.engine.o.Sandboxes.Attach(ctx, p.box.ID); err == nil {
+		_ = m.Close() // it may end meanwhile by itself
+	}
+}
+
+// returnTo gets the machine back and the conversation with it.
+func (n *node) returnTo(ctx context.Context, p *past) error {
+	n.ctx = ctx
+	how, from, err := n.machineOf(ctx, p)
+	if err != nil {
+		return err
+	}
+	whole := len(p.turns)
+	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from})
+	if how != HowRebuilt {
+		n.notes = p.contexts.Contexts
+	}
+	if err := n.greet(); err != nil {
+		return err
+	}
+	n.silentTo = whole
+	for i, t := range p.turns {
+		n.mu.Lock()
+		n.turn, n.seen = i+1, nil
+		n.mu.Unlock()
+		if s, ok := p.summary[n.turn]; ok && len(n.messages) > 2+2*keepTurns {
+			n.shorten(s)
+		}
+		if i >= from {
+			if _, err := n.act(ctx, &llm.Reply{Text: t.Reply, Finish: t.Finish}); err != nil {
+				return err
+			}
+			if n.taken() != nil {
+				return nil
+			}
+		}
+		n.say(llm.Assistant, or(t.Reply, "(empty)"))
+		if t.Observation != "" {
+			n.run.coverage.note(t.Observation, readByModel)
+			n.say(llm.User, t.Observation)
+		}
+	}
+	return nil
+}
+
+// machineOf takes over, restores or makes the machine, and gives the number of turns whose effect is in it.
+func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, err error) {
+	boxes := n.run.engine.o.Sandboxes
+	adopt := func(m Machine) bool {
+		n.machine, n.inside = m, p.box.Inside
+		m.OnHostCall(n.serve(ctx))
+		// The bridge in it must answer; else it is not what it was.
+		if err := n.own(ctx, "__import__('recluse_rlm').after()"); err != nil {
+			_ = m.Close()
+			n.machine = nil
+			return false
+		}
+		return true
+	}
+	if p.box.ID != "" {
+		m, err := boxes.Attach(ctx, p.box.ID)
+		if err == nil && !p.dirty && adopt(m) {
+			n.snapshot = p.snapshot
+			return HowAttached, len(p.turns), nil
+		}
+		if err == nil && p.dirty {
+			_ = m.Close() // code was interrupted in it: nobody knows what it has left
+		}
+	}
+	if ctx.Err() != nil {
+		return "", 0, context.Cause(ctx)
+	}
+	if p.snapshot != "" && p.snapTurn <= len(p.turns) {
+		if m, err := boxes.Restore(ctx, p.snapshot); err == nil && adopt(m) {
+			n.snapshot = p.snapshot
+			n.run.emit(n, 0, KindSandbox, SandboxReady{ID: m.ID(), Inside: n.inside})
+			return HowRestored, p.snapTurn, nil
+		}
+	}
+	return HowRebuilt, 0, n.open(ctx)
+}
+
+// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there.
+func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*Run, error) {
+	p, err := e.readPast(id, at, false)
+	if err != nil {
+		return nil, err
+	}
+	if at < 0 || at > len(p.turns) {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
+	}
+	fork := newRunID()
+	dir := filepath.Join(e.dir, fork)
+	if err := copyRun(p, dir, fork, at); err != nil {
+		return nil, errors.Join(&sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err}, os.RemoveAll(dir))
+	}
+	f, err := e.readPast(fork, -1, false)
+	if err != nil {
+		return nil, err
+	}
+	// The machine and the snapshots belong to the other run, and its time and money are its own.
+	f.box.ID, f.snapshot, f.dirty, f.answer, f.spent, f.worked = "", "", false, nil, nil, 0
+	f.box.Inside = p.box.Inside
+	r, err := e.continueRun(ctx, f, limits)
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// copyRun makes the directory of a fork, with the events of the shared turns.
+func copyRun(p *past, dir, id string, at int) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
+	if err != nil {
+		return err
+	}
+	if err := linkTree(from, filepath.Join(dir, contextDir)); err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(p.saved, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, runFile), data, 0o600); err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	var seq int64
+	for e, err := range trajectory.Read(p.dir) {
+		if err != nil {
+			return err
+		}
+		// At turn 0 only what came before the first turn is shared.
+		if at == 0 && e.Kind == KindTurnStarted {
+			break
+		}
+		switch e.Kind {
+		case KindRunStarted:
+			p.started.Forked, p.started.Run = p.id, id
+			if e.Data, err = json.Marshal(p.started); err != nil {
+				return err
+			}
+		case KindSnapshot, KindRunEnded, KindResumed:
+			continue
+		}
+		seq++
+		e.Seq = seq
+		line, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		out.Write(append(line, '\n'))
+		if e.Node == "0" && e.Kind == KindTurnEnded && e.Turn == at {
+			break
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, trajectory.FileName), out.Bytes(), 0o600)
+}
+
+// Replay runs a kept run again, with real sandboxes and the replies that models gave then. No model is asked, and none
+// need be configured. It is a run of its own, and its events are the same but for times and names.
+func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
+	p, err := e.readPast(id, -1, true)
+	if err != nil {
+		return nil, err
+	}
+	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: &p.saved.Limits}
+	r, err := e.prepare(q, newRunID())
+	if err != nil {
+		return nil, err
+	}
+	r.limits.Tokens, r.limits.Cost, r.limits.Calls = Unlimited, Unlimited, Unlimited
+	r.budget.limits = r.limits
+	p.tape.fresh = true
+	r.tape = p.tape
+	r.models = func(int, string) (llm.Model, error) { return paper{}, nil }
+	r.model = paper{p.started.Model}
+	r.dir = filepath.Join(e.dir, r.id)
+	fail := func(err error) (*Run, error) {
+		return nil, errors.Join(&sandbox.Error{Code: sandbox.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))
+	}
+	if err := os.Mkdir(r.dir, 0o700); err != nil {
+		return fail(err)
+	}
+	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
+	if err != nil {
+		return fail(err)
+	}
+	if err := linkTree(from, filepath.Join(r.dir, contextDir)); err != nil {
+		return fail(err)
+	}
+	if r.staged, err = readStaged(filepath.Join(r.dir, contextDir)); err != nil {
+		return fail(err)
+	}
+	if err := r.writeFile(); err != nil {
+		return fail(err)
+	}
+	if r.unlock, err = lockRun(r.dir); err != nil {
+		return fail(err)
+	}
+	if r.log, err = trajectory.Create(r.dir); err != nil {
+		r.unlock()
+		return fail(err)
+	}
+	r.begin(ctx, r.fresh)
+	return r, nil
+}
+
+// paper is a model that nobody can ask.
+type paper struct{ name string }
+
+func (p paper) Info() llm.Info          { return llm.Info{Name: p.name, Window: 1 << 40, Local: true} }
+func (p paper) Count(text string) int64 { return int64(len(text)+3) / 4 }
+
+func (p paper) Complete(context.Context, llm.Request) (*llm.Reply, error) {
+	return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: "a replay asks no model"}
+}
