@@ -36,6 +36,10 @@ if [ "$mode" = test ]; then
   need git "versions" command_is_there git
   need procps "processes, seen from inside" command_is_there ps
   need iproute2 "networks, seen from inside" command_is_there ip
+  need docker.io "containers as sandboxes" command_is_there dockerd
+  need poppler-utils "questions about PDF files" command_is_there pdftotext
+  need nodejs "clients of the MCP server" command_is_there node
+  need npm "clients of the MCP server" command_is_there npx
   need python3-numpy "tried inside sandboxes" python_has numpy
   need python3-pandas "tried inside sandboxes" python_has pandas
   need python3-matplotlib "tried inside sandboxes" python_has matplotlib
