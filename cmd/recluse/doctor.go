@@ -70,6 +70,9 @@ The exit status is 0 when something that isolates works, else 1.`,
 }
 
 func (a *app) doctor(ctx context.Context, c *choice) error {
+	if err := c.configure(a); err != nil {
+		return err
+	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	d := &diagnosis{

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -22,6 +23,9 @@ const jsonInline = 1 << 20
 
 type execOptions struct {
 	machine
+	session       string
+	context       string
+	background    bool
 	python        string
 	pythonFile    string
 	timeout       patience
@@ -32,8 +36,12 @@ func (a *app) execCommand() *cobra.Command {
 	var o execOptions
 	c := &cobra.Command{
 		Use:   "exec [flags] [--] COMMAND [ARG...]",
-		Short: "Run one command, or Python, in a new sandbox",
+		Short: "Run one command, or Python, in a new sandbox or a session",
 		Long: `Run one command, or Python, in a new sandbox, and end the sandbox.
+
+With --session it runs in the session of that name, which is made if there is none and stays with its
+variables, files and processes. Flags that describe the sandbox must then be those it was made with;
+without any it is taken as it is. --env and --dir are for this command alone.
 
 Input, output and exit status are those of what runs. Python given by --python runs in a live
 interpreter: the value of a last expression is printed, and arguments are in sys.argv.
@@ -42,6 +50,8 @@ A script given by --python-file runs as a program of its own, with its input fre
 What ends it other than by itself (time, memory, a signal) is told in one line on stderr.
 With --json the verdict, output included, is printed on stdout instead, or {"error": ...} if there is none.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
+  recluse exec --session work --python 'x = 41' && recluse exec --session work --python 'x + 1'
+  recluse exec --session work --background -- make -C /home/user/project
   recluse exec --python - < script.py
   recluse exec --python-file script.py ARG... < data
   recluse exec -- bash -c 'id; ls /'
@@ -52,6 +62,9 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
 				return usage("nothing to run: give a command, --python or --python-file; see recluse exec --help")
 			}
+			if err := o.check(c.Flags()); err != nil {
+				return err
+			}
 			return a.exec(c.Context(), &o, c.Flags().Changed("python"), args)
 		},
 	}
@@ -61,18 +74,37 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "end what it leaves running without a word")
+	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
+	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
+	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
+	a.completeSession(c, "session")
 	return c
 }
 
-func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
-	spec, err := o.spec()
-	if err != nil {
-		return err
+// check refuses flags that do not go together.
+func (o *execOptions) check(f *pflag.FlagSet) error {
+	cell := f.Changed("python")
+	switch {
+	case f.Changed("session") && o.session == "":
+		return usage("--session: the name is empty")
+	case o.session == "" && (o.context != "" || o.background):
+		return usage("--context and --background need --session")
+	case o.context != "" && !cell:
+		return usage("--context needs --python")
+	case o.background && cell:
+		return usage("--background is for commands; a cell holds its interpreter")
+	case o.session != "" && o.dir != "" && cell:
+		return usage("--dir: the interpreter of a session has its own directory; os.chdir changes it")
 	}
+	return nil
+}
+
+func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
 	stdin := a.input()
 	code := o.python
+	var err error
 	if cell && code == "-" {
 		b, err := io.ReadAll(a.stdin)
 		if err != nil {
@@ -89,41 +121,61 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	s, err := a.open(ctx, w, &o.choice, spec)
+	t, done, err := a.target(ctx, w, o.session, &o.machine)
 	if err != nil {
 		return err
 	}
-	defer a.close(s)
+	defer done()
 
 	out := &output{w: a.stdout, cancel: w.cancel}
 	errs := &output{w: a.stderr, cancel: w.cancel}
 	cmd := sandbox.Command{Args: args, Stdin: stdin, Stdout: out, Stderr: errs, Timeout: o.timeout.timeout(), KillSurvivors: o.killSurvivors}
+	if o.session != "" {
+		cmd.Env, cmd.Dir = o.env.values, o.dir
+	}
 	if a.json {
 		cmd.Stdout, cmd.Stderr, cmd.InlineBytes = nil, nil, jsonInline
 	}
 	var v *sandbox.Verdict
+	if o.pythonFile != "" {
+		if cmd.Args, err = upload(ctx, t, o.pythonFile, script, args); err != nil {
+			return cause(ctx, err)
+		}
+	}
 	switch {
+	case o.background:
+		return a.background(ctx, t, o.session, cmd)
 	case cell:
 		c := sandbox.Cell{
-			Code: code, Args: append([]string{"-c"}, args...), Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
+			Code: code, Context: o.context, Args: append([]string{"-c"}, args...), Env: cmd.Env, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
 			Timeout: cmd.Timeout, KillSurvivors: cmd.KillSurvivors, InlineBytes: cmd.InlineBytes,
 		}
 		if !a.json {
 			c.Display = func(b sandbox.Bundle) { printText(out, &b) }
 		}
-		v, err = s.Cell(ctx, c)
+		v, err = t.Cell(ctx, c)
 		if v != nil && !a.json {
 			printText(out, v.Result)
 			printTraceback(errs, v.Error)
 		}
-	case o.pythonFile != "":
-		if cmd.Args, err = upload(ctx, s, o.pythonFile, script, args); err == nil {
-			v, err = s.Run(ctx, cmd)
-		}
 	default:
-		v, err = s.Run(ctx, cmd)
+		v, err = t.Run(ctx, cmd)
 	}
-	return a.conclude(ctx, o, s, v, err)
+	return a.conclude(ctx, o, t, v, err)
+}
+
+// background starts a command in a session and prints its id.
+func (a *app) background(ctx context.Context, t target, name string, cmd sandbox.Command) error {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, nil, nil
+	id, err := t.Start(ctx, cmd)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	if a.json {
+		return writeJSON(a.stdout, map[string]string{"session": name, "id": id})
+	}
+	fmt.Fprintln(a.stdout, id)
+	return nil
 }
 
 // input gives what the command reads: ours, a terminal included, unless the shell runs us in the background of that
@@ -136,27 +188,23 @@ func (a *app) input() io.Reader {
 }
 
 // upload puts a script into the sandbox and gives the command that runs it.
-func upload(ctx context.Context, s *sandbox.Sandbox, name string, script []byte, args []string) ([]string, error) {
-	g, err := s.Guest(ctx)
+func upload(ctx context.Context, t target, name string, script []byte, args []string) ([]string, error) {
+	g, err := t.Guest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if g.Python == "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
 	}
-	dir := path.Join(g.Home, ".recluse-script")
-	if err := s.Files().Mkdir(ctx, dir, true); err != nil {
-		return nil, err
-	}
-	file := path.Join(dir, filepath.Base(name))
-	if err := s.Files().WriteAll(ctx, file, script, sandbox.WriteOptions{}); err != nil {
+	file := path.Join(g.Home, ".recluse-script", filepath.Base(name))
+	if err := t.put(ctx, file, script); err != nil {
 		return nil, err
 	}
 	return append([]string{g.Python, file}, args...), nil
 }
 
 // conclude tells how it ended and gives that as an exit status.
-func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, v *sandbox.Verdict, err error) error {
+func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict, err error) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, errPipe) {
 		return exit(statusPipe)
@@ -183,7 +231,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, 
 		}
 		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(o, s, v); line != "" && !a.json { // the verdict says it
+	if line := epitaph(o, t, v); line != "" && !a.json { // the verdict says it
 		a.say("%s", line)
 	}
 	if status == 0 {
@@ -193,22 +241,32 @@ func (a *app) conclude(ctx context.Context, o *execOptions, s *sandbox.Sandbox, 
 }
 
 // epitaph says in one line what ended it, where its status alone does not tell, or "".
-func epitaph(o *execOptions, s *sandbox.Sandbox, v *sandbox.Verdict) string {
+func epitaph(o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
 	case sandbox.EndedExit:
 		if v.MemoryKills > 0 {
-			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), formatSize(s.Spec().Limits.Memory)))
+			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), formatSize(t.memory())))
 		}
 	case sandbox.EndedTimeout:
 		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))
 	case sandbox.EndedMemory:
-		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, formatSize(s.Spec().Limits.Memory)))
+		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, formatSize(t.memory())))
 	default:
 		parts = append(parts, v.String())
 	}
 	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == sandbox.EndedExit {
-		parts = append(parts, plural(n, "process was", "processes were")+" still running and ended with the sandbox")
+		what := plural(n, "process was", "processes were") + " still running and ended with the sandbox"
+		if o.session != "" {
+			what = plural(n, "process goes", "processes go") + " on in the session"
+		}
+		parts = append(parts, what)
+	}
+	if v.StateLostBefore {
+		parts = append(parts, "the interpreter had ended since the call before, so its variables were gone")
+	}
+	if o.session != "" && v.Error == nil && !v.StateKept && o.python != "" {
+		parts = append(parts, "the interpreter ended, and its variables with it")
 	}
 	return strings.Join(parts, "; ")
 }

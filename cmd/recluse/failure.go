@@ -118,6 +118,13 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// writeLine prints one value on a line of its own, for lists without an end.
+func writeLine(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
 // logger hands warnings of the packages below to the user, one line each.
 func (a *app) logger() *slog.Logger { return slog.New(lines{a: a}) }
 

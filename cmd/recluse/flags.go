@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,9 +19,12 @@ type choice struct {
 	backend   string
 	allowNone bool
 	min       isolation
+
+	flags *pflag.FlagSet
 }
 
 func (c *choice) register(f *pflag.FlagSet) {
+	c.flags = f
 	f.StringVar(&c.backend, "backend", "", "use this `backend`, or the first of several that works: gvisor,local")
 	f.BoolVar(&c.allowNone, "allow-no-isolation", false, "consent to a backend that isolates nothing")
 	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
@@ -43,7 +47,8 @@ type machine struct {
 	cpus          cpus
 	processes     count
 	image, rootfs string
-	mounts, env   []string
+	mounts        []string
+	env           environment
 	dir           string
 	cold          bool
 }
@@ -58,7 +63,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringVar(&m.image, "image", "", "root file system from an OCI `image`: a registry reference, oci:DIR or tar:FILE")
 	f.StringVar(&m.rootfs, "rootfs", "", "root file system from a `directory`, read-only")
 	f.StringArrayVar(&m.mounts, "mount", nil, "show a host directory inside, `host:path[:rw]`; read-only unless rw (repeatable)")
-	f.StringArrayVarP(&m.env, "env", "e", nil, "set an environment variable, `K=V`; K alone copies ours (repeatable)")
+	f.VarP(&m.env, "env", "e", "set an environment variable, `K=V`; K alone copies ours (repeatable)")
 	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
 	f.BoolVar(&m.cold, "cold", false, "boot the sandbox instead of restoring a warm template")
 }
@@ -75,19 +80,37 @@ func (m *machine) spec() (sandbox.Spec, error) {
 		}
 		s.Mounts = append(s.Mounts, mount)
 	}
-	for _, arg := range m.env {
-		k, v, ok := strings.Cut(arg, "=")
-		if !ok {
-			if v, ok = os.LookupEnv(k); !ok {
-				return s, usage("--env %s: there is no such variable to copy", k)
-			}
-		}
-		if s.Env == nil {
-			s.Env = map[string]string{}
-		}
-		s.Env[k] = v
-	}
+	s.Env = m.env.values
 	return s, nil
+}
+
+// sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.
+var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold"}
+
+// said reports whether the user said anything about the sandbox itself.
+func (m *machine) said() bool { return slices.ContainsFunc(sandboxFlags, m.flags.Changed) }
+
+// environment is a flag for variables, K=V, or K alone to copy ours.
+type environment struct{ values map[string]string }
+
+func (e *environment) String() string { return "" }
+
+// Type names the flag's value in help texts.
+func (e *environment) Type() string { return "K=V" }
+
+// Set adds one variable.
+func (e *environment) Set(arg string) error {
+	k, v, ok := strings.Cut(arg, "=")
+	if !ok {
+		if v, ok = os.LookupEnv(k); !ok {
+			return fmt.Errorf("there is no variable %s to copy", k)
+		}
+	}
+	if e.values == nil {
+		e.values = map[string]string{}
+	}
+	e.values[k] = v
+	return nil
 }
 
 // parseMount reads host:path[:rw|:ro]. A host path with a colon in it cannot be said.

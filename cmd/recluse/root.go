@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/internal/config"
 )
 
 // app is one invocation of the program.
@@ -15,6 +17,8 @@ type app struct {
 	stdin          *os.File
 	stdout, stderr io.Writer
 	json           bool // --json
+	configFile     string
+	cfg            *config.Config // nil until somebody needs it
 }
 
 // Exit statuses that are ours. A command's own, 124, 126, 127 and those of signals come from its verdict.
@@ -63,6 +67,7 @@ signal ended it, 130 after Ctrl-C, 126 and 127 when it could not be started, and
 recluse itself failed.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec -- bash -c 'id; ls /'
+  recluse exec --session work --python 'x = 41' && recluse exec --session work --python 'x + 1'
   recluse shell
   recluse doctor`,
 		SilenceErrors: true,
@@ -71,6 +76,22 @@ recluse itself failed.`,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
-	root.AddCommand(a.execCommand(), a.shellCommand(), a.demoCommand(), a.doctorCommand(), a.versionCommand())
+	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
+	run := &cobra.Group{ID: "run", Title: "Run code:"}
+	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
+	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
+	root.AddGroup(run, sessions, serve)
+	for group, commands := range map[*cobra.Group][]*cobra.Command{
+		run:      {a.execCommand(), a.shellCommand(), a.demoCommand()},
+		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
+		serve: {
+			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand(),
+		},
+	} {
+		for _, c := range commands {
+			c.GroupID = group.ID
+			root.AddCommand(c)
+		}
+	}
 	return root
 }

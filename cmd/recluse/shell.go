@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"os/signal"
 	"time"
@@ -17,43 +18,47 @@ import (
 const hangUp = time.Second
 
 func (a *app) shellCommand() *cobra.Command {
-	var m machine
+	var (
+		m       machine
+		session string
+	)
 	c := &cobra.Command{
 		Use:   "shell [flags] [-- COMMAND [ARG...]]",
-		Short: "Open a terminal in a new sandbox",
+		Short: "Open a terminal in a new sandbox or a session",
 		Long: `Open a terminal in a new sandbox: bash where there is one, else sh, or the command that is
 given. The sandbox ends with it, and its files too. The exit status is the shell's.
 
+With --session the terminal is in the session of that name, which is made if there is none, and stays.
+
 With --json the verdict is printed on stderr when it has ended.`,
 		Example: `  recluse shell
+  recluse shell --session work
   recluse shell --memory 1g --mount "$PWD:/work"
   recluse shell -- python3`,
-		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &m, args) },
+		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &m, session, args) },
 	}
 	c.Flags().SetInterspersed(false)
+	c.Flags().StringVar(&session, "session", "", "open it in the session of this `name`")
 	m.register(c.Flags())
+	a.completeSession(c, "session")
 	return c
 }
 
-func (a *app) shell(ctx context.Context, m *machine, args []string) error {
+func (a *app) shell(ctx context.Context, m *machine, session string, args []string) error {
 	in := int(a.stdin.Fd())
 	screen, ok := a.stdout.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
 		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
 	}
-	spec, err := m.spec()
-	if err != nil {
-		return err
-	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	s, err := a.open(ctx, w, &m.choice, spec)
+	t, done, err := a.target(ctx, w, session, m)
 	if err != nil {
 		return err
 	}
-	defer a.close(s)
+	defer done()
 	if len(args) == 0 {
-		g, err := s.Guest(ctx)
+		g, err := t.Guest(ctx)
 		if err != nil {
 			return cause(ctx, err)
 		}
@@ -62,8 +67,12 @@ func (a *app) shell(ctx context.Context, m *machine, args []string) error {
 		}
 		args = []string{g.Shell}
 	}
-	a.say("%s sandbox %s; nothing of it is kept after you leave", s.Backend().Name(), s.ID())
-	v, err := a.terminal(ctx, s, in, screen, args)
+	a.say("%s", t.greeting())
+	cmd := sandbox.Command{Args: args, KillSurvivors: session == ""}
+	if session != "" {
+		cmd.Env, cmd.Dir = m.env.values, m.dir
+	}
+	v, err := a.terminal(ctx, t, in, screen, cmd)
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -85,7 +94,7 @@ func (a *app) shell(ctx context.Context, m *machine, args []string) error {
 }
 
 // terminal runs a command on our terminal, which is raw meanwhile and as before on every way out.
-func (a *app) terminal(ctx context.Context, s *sandbox.Sandbox, in int, screen *os.File, args []string) (*sandbox.Verdict, error) {
+func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, cmd sandbox.Command) (*sandbox.Verdict, error) {
 	before, err := term.MakeRaw(in)
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "open a shell", Message: "the terminal cannot be made raw", Err: err}
@@ -98,6 +107,7 @@ func (a *app) terminal(ctx context.Context, s *sandbox.Sandbox, in int, screen *
 			env[k] = v
 		}
 	}
+	maps.Copy(env, cmd.Env)
 	resize := make(chan sandbox.Size, 1)
 	size := func() sandbox.Size {
 		cols, rows, err := term.GetSize(int(screen.Fd()))
@@ -126,7 +136,7 @@ func (a *app) terminal(ctx context.Context, s *sandbox.Sandbox, in int, screen *
 		}
 	}()
 	first := size()
-	return s.Run(ctx, sandbox.Command{
-		Args: args, Env: env, PTY: &first, Resize: resize, Stdin: a.stdin, Stdout: screen, Timeout: sandbox.NoTimeout, KillGrace: hangUp, KillSurvivors: true,
-	})
+	cmd.Env, cmd.PTY, cmd.Resize, cmd.Stdin, cmd.Stdout = env, &first, resize, a.stdin, screen
+	cmd.Timeout, cmd.KillGrace = sandbox.NoTimeout, hangUp
+	return t.Run(ctx, cmd)
 }

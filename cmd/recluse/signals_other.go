@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"strconv"
 	"syscall"
 )
 
@@ -18,3 +19,9 @@ func inBackground(int) bool { return false }
 
 // signalName is the name that people know.
 func signalName(s syscall.Signal) string { return s.String() }
+
+// parseSignal reads a number: names differ between systems.
+func parseSignal(s string) (syscall.Signal, bool) {
+	n, err := strconv.Atoi(s)
+	return syscall.Signal(n), err == nil && n > 0 && n < 65
+}

@@ -5,6 +5,8 @@ package main
 import (
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -27,3 +29,16 @@ func inBackground(fd int) bool {
 
 // signalName is the name that people know.
 func signalName(s syscall.Signal) string { return unix.SignalName(s) }
+
+// parseSignal reads TERM, SIGTERM or 15.
+func parseSignal(s string) (syscall.Signal, bool) {
+	if n, err := strconv.Atoi(s); err == nil {
+		return syscall.Signal(n), n > 0 && n < 65
+	}
+	name := strings.ToUpper(s)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	sig := unix.SignalNum(name)
+	return sig, sig != 0
+}

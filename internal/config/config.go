@@ -6,6 +6,7 @@
 package config
 
 import (
+	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
@@ -21,7 +22,10 @@ type Config struct {
 	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
 	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
 	Log     Log     `key:"log" doc:"the log of the server"`
+	Audit   Audit   `key:"audit" doc:"the log of who ran what when"`
 	Webhook Webhook `key:"webhook" doc:"who is told of alerts"`
+
+	Telemetry Telemetry `key:"telemetry" doc:"traces and metrics of the server"`
 
 	sources map[string]Source
 }
@@ -34,6 +38,12 @@ type Server struct {
 	TLSKey  string   `key:"tls_key" doc:"file with its key (PEM)"`
 	Linger  Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
 	Drain   Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
+
+	MaxBody   Size     `key:"max_body" doc:"bytes of a request that is JSON"`
+	MaxUpload Size     `key:"max_upload" doc:"bytes of an uploaded file or archive"`
+	Timeout   Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
+	Rate      float64  `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
+	Burst     int      `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`
 }
 
 // Client configures the command line.
@@ -53,6 +63,7 @@ type Session struct {
 	Snapshots   int      `key:"snapshots" min:"1" doc:"named snapshots of one session"`
 	Commands    int      `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
 	Output      Size     `key:"output" doc:"bytes of output of one session, in all"`
+	Remember    Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed, and their snapshots kept"`
 }
 
 // Pool configures warm sandboxes.
@@ -86,6 +97,17 @@ type Log struct {
 	Format string `key:"format" oneof:"json text" doc:"how a line looks"`
 }
 
+// Audit configures the audit log.
+type Audit struct {
+	Keep Duration `key:"keep" none:"yes" doc:"how long entries are kept"`
+}
+
+// Telemetry configures what others can watch.
+type Telemetry struct {
+	Traces        string `key:"traces" doc:"address of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318; empty: as the variables OTEL_* say"`
+	PublicMetrics bool   `key:"public_metrics" doc:"serve /metrics without a key"`
+}
+
 // Webhook configures alerts.
 type Webhook struct {
 	URL Secret `key:"url" doc:"address that is sent a JSON message when a session is lost; often it holds a token, so it is not shown"`
@@ -95,12 +117,16 @@ type Webhook struct {
 func Default() *Config {
 	l := sandbox.Limits{}.WithDefaults()
 	return &Config{
-		Server: Server{Linger: DefaultLinger, Drain: DefaultDrain},
+		Server: Server{
+			Linger: DefaultLinger, Drain: Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: Duration(server.DefaultTime),
+		},
 		Session: Session{
 			TTL: Duration(session.DefaultTTL), Idle: Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,
 			Extension: Duration(session.DefaultExtension), Hibernation: Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
 			Commands: session.DefaultCommands, Output: session.DefaultOutput,
+			Remember: Duration(session.DefaultRecordsKept),
 		},
+		Audit: Audit{Keep: Duration(session.DefaultAuditKept)},
 		Pool: Pool{
 			Enabled: true, Min: pool.DefaultMin, Target: pool.DefaultTarget, Max: pool.DefaultMax,
 			ShrinkAfter: Duration(pool.DefaultShrinkAfter), Wait: Duration(pool.DefaultWait),
@@ -122,6 +148,11 @@ func (s Session) Policy() session.Policy {
 		TTL: s.TTL.Std(), Idle: s.Idle.Std(), OnIdle: session.IdleAction(s.OnIdle), Extensions: extensions, Extension: s.Extension.Std(),
 		Hibernation: s.Hibernation.Std(), Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
 	}
+}
+
+// Limits gives what a request may ask as the server's package wants it.
+func (s Server) Limits() server.Limits {
+	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Rate: s.Rate, Burst: s.Burst}
 }
 
 // Options gives the pool's sizes as its package wants them.

@@ -11,11 +11,8 @@ import (
 	"time"
 )
 
-// Defaults of the server's own times.
-const (
-	DefaultLinger = Duration(time.Minute)
-	DefaultDrain  = Duration(10 * time.Second)
-)
+// DefaultLinger is how long a server that was started by itself stays with nothing to look after.
+const DefaultLinger = Duration(time.Minute)
 
 // Duration is written 90s, 30m, 1h30m, 7d, or none.
 type Duration time.Duration

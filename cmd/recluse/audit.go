@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/session"
+)
+
+func (a *app) auditCommand() *cobra.Command {
+	var o session.AuditOptions
+	c := &cobra.Command{
+		Use:     "audit",
+		Short:   "Print who ran what when, and how it ended",
+		Long:    "Print the audit log, oldest first. With --json each entry is one line.",
+		Example: "  recluse audit\n  recluse audit --session work --action command --json | jq .", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.audit(c.Context(), o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.Session, "session", "", "only of the session of this `name`")
+	f.StringVar(&o.Actor, "actor", "", "only what this `name` did: that of a key, or \"user NAME\"")
+	f.StringVar(&o.Action, "action", "", "only this `action`: open, cell, command, end, snapshot, …")
+	f.Int64Var(&o.After, "after", 0, "begin behind this `number`")
+	f.IntVar(&o.Limit, "limit", 0, "at most this `number` of entries (default all)")
+	a.completeSession(c, "session")
+	return c
+}
+
+func (a *app) audit(ctx context.Context, o session.AuditOptions) error {
+	if o.Limit < 0 || o.After < 0 {
+		return usage("--limit and --after are not negative")
+	}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	for e, err := range c.Audit(ctx, o) {
+		if err != nil {
+			return err
+		}
+		if a.json {
+			if err := writeLine(a.stdout, e); err != nil {
+				return err
+			}
+			continue
+		}
+		end := e.Verdict
+		if e.Error != "" {
+			end = e.Error
+		}
+		line := fmt.Sprintf("%6d  %s  %-12s  %-12s  %-10s  %-10s  %s", e.ID, e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, end, clip(e.Detail, 80))
+		if _, err := fmt.Fprintln(a.stdout, oneLine(line)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

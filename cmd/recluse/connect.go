@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// lookWait bounds a completion: a shell waits for it.
+const lookWait = 2 * time.Second
+
+// stamp says which build this is.
+func stamp() daemon.Stamp {
+	b := thisBuild()
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable()}
+	if b.Modified {
+		s.Commit = "" // such builds differ from one another
+	}
+	return s
+}
+
+// place is where this user's own server is.
+func place(cfg *config.Config) (*daemon.Place, error) {
+	data, err := xdg.Data()
+	if err != nil {
+		return nil, err
+	}
+	return daemon.At(data, cfg.Server.Socket)
+}
+
+// connect gives a client of the configured server, or of the user's own, which is started if need be. It stays as long as
+// the caller has not called done.
+func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, nil, err
+	}
+	if cfg.Client.URL != "" {
+		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key)})
+		if err != nil {
+			return nil, nil, err
+		}
+		return c, c.Close, nil
+	}
+	held, err := a.ensure(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err = client.New(client.Options{Socket: held.Status.Socket})
+	if err != nil {
+		held.Close()
+		return nil, nil, err
+	}
+	return c, func() { c.Close(); held.Close() }, nil
+}
+
+// ensure gives the user's own server, which is started if need be.
+func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, error) {
+	p, err := place(cfg)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"serve", "--background"}
+	if a.configFile != "" {
+		file, err := filepath.Abs(a.configFile) // it does not run where we do
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--config", file)
+	}
+	return p.Ensure(ctx, stamp(), p.Background(args...))
+}
+
+// openSession finds a session, or makes it as the flags say.
+func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (*client.Session, func(), error) {
+	for _, flag := range []string{"allow-no-isolation", "min-isolation"} {
+		if m != nil && m.flags.Changed(flag) {
+			return nil, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
+		}
+	}
+	if m != nil && m.said() {
+		if err := m.configure(a); err != nil {
+			return nil, nil, err
+		}
+		spec, err := m.spec()
+		if err != nil {
+			return nil, nil, err
+		}
+		spec.Env, spec.Dir = nil, "" // of the command alone
+		o.Spec = &spec
+	}
+	if m != nil && m.flags.Changed("backend") {
+		o.Backend = m.backend
+	}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, _, err := c.Open(ctx, name, o)
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return s, done, nil
+}
+
+// session finds a session that is there.
+func (a *app) session(ctx context.Context, name string) (*client.Session, session.Info, func(), error) {
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return nil, session.Info{}, nil, err
+	}
+	s, i, err := c.Get(ctx, name)
+	if err != nil {
+		done()
+		return nil, session.Info{}, nil, err
+	}
+	return s, i, done, nil
+}
+
+// look asks a server something for completion. It never starts one: a key press must not.
+func (a *app) look(ctx context.Context, ask func(context.Context, *client.Client)) {
+	ctx, cancel := context.WithTimeout(ctx, lookWait)
+	defer cancel()
+	cfg, err := a.config()
+	if err != nil {
+		return
+	}
+	if cfg.Client.URL == "" {
+		p, err := place(cfg)
+		if err != nil {
+			return
+		}
+		held, err := p.Find(ctx)
+		if err != nil {
+			return
+		}
+		defer held.Close()
+	}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	ask(ctx, c)
+}
+
+// sessionNames completes names of sessions.
+func (a *app) sessionNames(ctx context.Context, prefix string) (names []string) {
+	a.look(ctx, func(ctx context.Context, c *client.Client) {
+		for i, err := range c.List(ctx, session.ListOptions{}) {
+			if err != nil {
+				return
+			}
+			if strings.HasPrefix(i.Key.Name, prefix) {
+				names = append(names, i.Key.Name+"\t"+string(i.State))
+			}
+		}
+	})
+	return names
+}
+
+// gone reports the error of a session that is not there.
+func gone(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case session.CodeNotFound, session.CodeExpired, session.CodeEnded:
+		return true
+	}
+	return false
+}
+
+// completeSession completes the value of a flag.
+func (a *app) completeSession(c *cobra.Command, flag string) {
+	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+		return a.sessionNames(c.Context(), word), cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// sessionFirst completes the first argument.
+func (a *app) sessionFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.sessionNames(c.Context(), word), cobra.ShellCompDirectiveNoFileComp
+}

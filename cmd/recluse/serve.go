@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// detachWait is how long a server that leaves has to let go of its sandboxes.
+const detachWait = 20 * time.Second
+
+type serveOptions struct {
+	choice
+	background bool
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var (
+		o                         serveOptions
+		listen, socket, cert, key string
+	)
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Look after sessions in the foreground, over HTTP too",
+		Long: `Run the server that looks after sessions in the foreground, instead of the one that is started by itself: that one makes room. With
+--listen it also serves HTTP for others; beyond this machine only once there is a key (recluse key create).
+
+SIGTERM and Ctrl-C let requests end, and leave: sessions live on for the next server. A second signal leaves at once.
+The log is on stderr, one JSON object a line unless log.format says otherwise.`,
+		Example: `  recluse serve --listen 127.0.0.1:7070
+  recluse serve --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem
+  curl -H "Authorization: Bearer $KEY" http://127.0.0.1:7070/v1/sessions`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := a.config()
+			if err != nil {
+				return a.notServing(&o, err)
+			}
+			for flag, set := range map[string]func(){
+				"listen": func() { cfg.Server.Listen = listen }, "socket": func() { cfg.Server.Socket = socket },
+				"tls-cert": func() { cfg.Server.TLSCert = cert }, "tls-key": func() { cfg.Server.TLSKey = key },
+			} {
+				if c.Flags().Changed(flag) {
+					set()
+				}
+			}
+			if (cfg.Server.TLSCert == "") != (cfg.Server.TLSKey == "") {
+				return usage("--tls-cert and --tls-key go together")
+			}
+			return a.notServing(&o, a.serve(c.Context(), cfg, &o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&listen, "listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
+	f.StringVar(&socket, "socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
+	f.StringVar(&cert, "tls-cert", "", "`file` with a certificate, for --listen")
+	f.StringVar(&key, "tls-key", "", "`file` with its key")
+	f.BoolVar(&o.background, "background", false, "be the one that was started by itself")
+	_ = f.MarkHidden("background")
+	o.register(f)
+	return c
+}
+
+// notServing tells whoever started us in the background why there is no server.
+func (a *app) notServing(o *serveOptions, err error) error {
+	if err == nil || !o.background {
+		return err
+	}
+	_ = daemon.Tell(os.Stdout, err) // nobody listens any more if it had served before
+	a.tell(err)
+	return exit(statusFailure)
+}
+
+// serve is a server from its beginning to its end.
+func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (err error) {
+	if err := o.configure(a); err != nil {
+		return err
+	}
+	log := a.serverLog(cfg.Log)
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	data, err := xdg.Data()
+	if err != nil {
+		return err
+	}
+	p, err := daemon.At(data, cfg.Server.Socket)
+	if err != nil {
+		return err
+	}
+	ho := daemon.HostOptions{Stamp: stamp(), Background: o.background, Listen: cfg.Server.Listen}
+	if o.background {
+		ho.Linger = max(0, cfg.Server.Linger.Std())
+		ho.Listen = "" // for itself it is there for its user only
+	}
+	host, err := p.Claim(ctx, ho)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer host.Release()
+	stopTraces, err := traces(ctx, cfg.Telemetry, thisBuild().Version)
+	if err != nil {
+		return err
+	}
+	defer stopTraces()
+
+	m, err := session.New(ctx, managerOptions(a.backends(ctx), data, cfg, o.requirements(a), log, o.background))
+	if err != nil {
+		return cause(ctx, err)
+	}
+	var srv *server.Server
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachWait)
+		defer cancel()
+		err = errors.Join(err, m.Detach(ctx))
+		if srv != nil {
+			srv.Wait()
+		}
+	}()
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	so, err := serverOptions(cfg, m, log)
+	if err != nil {
+		return err
+	}
+	so.Shutdown = stop
+	so.Health = func(ctx context.Context) error {
+		_, _, err := sandbox.Select(ctx, a.backends(ctx), o.requirements(a))
+		return err
+	}
+	if srv, err = server.New(ctx, so); err != nil {
+		return err
+	}
+	return a.answer(serving, cfg, host, m, srv, log, o.background)
+}
+
+// managerOptions says what the manager of sessions is to do.
+func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req sandbox.Requirements, log *slog.Logger, background bool) session.Options {
+	req.Logger = log
+	o := session.Options{
+		Backends: backends, Require: req, DataDir: data, Policy: cfg.Session.Policy(), Pool: cfg.Pool.Options(), NoPool: !cfg.Pool.Enabled,
+		Webhook: string(cfg.Webhook.URL), AuditKept: cfg.Audit.Keep.Std(), RecordsKept: cfg.Session.Remember.Std(), Logger: log,
+	}
+	if !background && cfg.Pool.Enabled {
+		o.Warm = []sandbox.Spec{{Limits: limitsOf(cfg)}} // one that was started for a single call has nobody to keep more ready for
+	}
+	return o
+}
+
+// serverOptions says what the HTTP server is to do.
+func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (server.Options, error) {
+	o := server.Options{
+		Manager: m, Logger: log, Limits: cfg.Server.Limits(), Drain: cfg.Server.Drain.Std(), Version: thisBuild().Version,
+		PublicMetrics: cfg.Telemetry.PublicMetrics,
+	}
+	if cfg.Server.TLSCert != "" {
+		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)
+		if err != nil {
+			return o, &sandbox.Error{Code: config.CodeInvalid, Op: "read the certificate", Message: "it cannot be used", Err: err}
+		}
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	return o, nil
+}
+
+// answer serves until ctx ends, somebody wants the server to leave, or nothing is left to look after.
+func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host, m *session.Manager, srv *server.Server, log *slog.Logger, background bool) error {
+	listeners, err := a.listeners(ctx, cfg, host, srv, background)
+	if err != nil {
+		return err
+	}
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { ended <- srv.Serve(serving, l) }()
+	}
+	err = host.Ready(ctx, func() bool { return occupied(ctx, m) })
+	if err == nil && background {
+		err = daemon.Tell(os.Stdout, nil)
+	}
+	if err != nil {
+		stop()
+	}
+	notify(ctx, "READY=1")
+	for _, l := range listeners {
+		log.Info("listening", "address", l.Addr().String(), "network", l.Addr().Network(), "pid", os.Getpid())
+	}
+	left, why := len(listeners), "asked to"
+	select {
+	case <-serving.Done():
+		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
+			why = i.Error()
+		}
+	case <-host.Leaving():
+		why = "another server takes over, or nothing is left to look after"
+	case e := <-ended:
+		left--
+		err, why = errors.Join(err, e), "a listener failed"
+	}
+	log.Info("leaving; sessions live on for the next server", "why", why)
+	notify(ctx, "STOPPING=1")
+	host.Depart()
+	stop()
+	for range left {
+		err = errors.Join(err, <-ended)
+	}
+	return err
+}
+
+// listeners opens the socket, and the address if there is one.
+func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Host, srv *server.Server, background bool) ([]net.Listener, error) {
+	l, err := host.Socket(ctx)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "listen", Message: "the socket cannot be made", Err: err}
+	}
+	out := []net.Listener{l}
+	addr := cfg.Server.Listen
+	if addr == "" || background {
+		return out, nil
+	}
+	if err := server.CheckListen(addr, srv.HaveKeys()); err != nil {
+		l.Close()
+		return nil, err
+	}
+	var lc net.ListenConfig
+	t, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		l.Close()
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "listen on " + addr, Message: "the address cannot be used", Remedy: "choose another with --listen", Err: err}
+	}
+	scheme := "http"
+	if cfg.Server.TLSCert != "" {
+		scheme = "https"
+	}
+	a.say("listening on %s://%s", scheme, t.Addr())
+	return append(out, t), nil
+}
+
+// occupied reports whether a session needs somebody who looks after it. One that is hibernated does not: whoever calls it starts a
+// server, and so does whoever calls one that was lost.
+func occupied(ctx context.Context, m *session.Manager) bool {
+	o := session.ListOptions{Tenant: "*", Limit: 1, States: []session.State{session.Creating, session.Ready, session.Executing, session.Paused}}
+	for range m.List(ctx, o) {
+		return true
+	}
+	return false
+}
+
+// serverLog is the log of a server, on stderr.
+func (a *app) serverLog(l config.Log) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(l.Level)) // the configuration allows only words that it knows
+	o := &slog.HandlerOptions{Level: level}
+	if l.Format == "text" {
+		return slog.New(slog.NewTextHandler(a.stderr, o))
+	}
+	return slog.New(slog.NewJSONHandler(a.stderr, o))
+}

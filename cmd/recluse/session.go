@@ -1,0 +1,481 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func (a *app) sessionCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "session",
+		Short: "Open, list, show, extend, pause, hibernate, resume and end sessions",
+		Long: `A session is a sandbox under a name of your own: every call with that name finds the same variables, files and
+processes, until it is ended or its time is up. One that nobody uses is written to disk, and comes back with the next call.`,
+		Example: `  recluse exec --session work --python 'x = 41'
+  recluse session list
+  recluse session extend work --for 30m
+  recluse session end work`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(), a.sessionEndCommand(),
+		a.sessionChange("pause", "Freeze sessions in memory", "  recluse session pause work\n  recluse session resume work", (*client.Session).Pause),
+		a.sessionChange("hibernate", "Write sessions to disk and give their memory back", "  recluse session hibernate work\n  recluse exec --session work --python 'x'   # brings it back", (*client.Session).Hibernate),
+		a.sessionChange("resume", "Undo pause and hibernate", "  recluse session resume work", (*client.Session).Resume),
+		a.varsCommand(), a.eventsCommand(),
+	)
+	return c
+}
+
+// spanFlag is a flag for a duration, or none.
+type spanFlag time.Duration
+
+func (s *spanFlag) String() string {
+	if *s == 0 {
+		return ""
+	}
+	return config.Duration(*s).String()
+}
+
+// Type names the flag's value in help texts.
+func (s *spanFlag) Type() string { return "duration" }
+
+// Set reads 90s, 30m, 7d or none.
+func (s *spanFlag) Set(v string) error {
+	d, err := config.ParseDuration(v)
+	*s = spanFlag(d)
+	return err
+}
+
+func (a *app) sessionOpenCommand() *cobra.Command {
+	var (
+		m         machine
+		o         session.OpenOptions
+		ttl, idle spanFlag
+		onIdle    string
+		vars      environment
+	)
+	c := &cobra.Command{
+		Use:   "open NAME",
+		Short: "Make a session, or find it",
+		Long: `Make a session, or find the one of that name. exec, shell and cp do the same by themselves; here it can be said how long it lives,
+and what it begins with.`,
+		Example: `  recluse session open work --memory 2g --ttl 8h
+  recluse session open copy --from work@warm
+  recluse session open work --new          # fail if it is there`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			o.Policy = session.Policy{TTL: time.Duration(ttl), Idle: time.Duration(idle), OnIdle: session.IdleAction(onIdle)}
+			o.Vars = vars.values
+			return a.sessionOpen(c.Context(), args[0], &m, o)
+		},
+	}
+	f := c.Flags()
+	f.Var(&ttl, "ttl", "how long it lives, or none; time spent hibernated does not count")
+	f.Var(&idle, "idle", "how long it may be without use, or none")
+	f.StringVar(&onIdle, "on-idle", "", "what becomes of it then: hibernate, end or keep")
+	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
+	f.Var(&vars, "var", "set a variable of the session, `K=V` (repeatable)")
+	f.BoolVar(&o.New, "new", false, "fail if there is one")
+	m.register(f)
+	return c
+}
+
+func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	s, done, err := a.openSession(ctx, name, m, o)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer done()
+	i, err := s.Info(ctx)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	return a.printSession(i)
+}
+
+func (a *app) sessionListCommand() *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List sessions",
+		Long:    "List sessions, by name. Looking at a session is not use: it renews nothing.",
+		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --json",
+		Args:    cobra.NoArgs,
+		RunE:    func(c *cobra.Command, _ []string) error { return a.sessionList(c.Context(), all) },
+	}
+	c.Flags().BoolVar(&all, "all", false, "also those that have ended or expired")
+	return c
+}
+
+// everyState chooses sessions that have ended, too.
+var everyState = []session.State{
+	session.Creating, session.Ready, session.Executing, session.Paused, session.Hibernated, session.Lost, session.Ended, session.Expired,
+}
+
+func (a *app) sessionList(ctx context.Context, all bool) error {
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var o session.ListOptions
+	if all {
+		o.States = everyState
+	}
+	infos := []session.Info{}
+	for i, err := range c.List(ctx, o) {
+		if err != nil {
+			return err
+		}
+		infos = append(infos, i)
+	}
+	if a.json {
+		return writeJSON(a.stdout, infos)
+	}
+	if len(infos) == 0 {
+		a.say("no sessions; recluse exec --session NAME makes one")
+		return nil
+	}
+	rows := [][]string{{"NAME", "STATE", "BACKEND", "AGE", "UNUSED", "ENDS IN", "RUNNING", "SNAPSHOTS", "WHY"}}
+	for _, i := range infos {
+		ends := ahead(i.Expires)
+		if i.Ended != nil {
+			ends = "-"
+		}
+		rows = append(rows, []string{
+			i.Key.Name, string(i.State), i.Backend, ago(i.Created), ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), clip(i.Reason, 60),
+		})
+	}
+	return table(a.stdout, rows)
+}
+
+func (a *app) sessionShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "show NAME", Short: "Say everything about a session", Example: "  recluse session show work\n  recluse session show work --json", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			_, i, done, err := a.session(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			defer done()
+			return a.printSession(i)
+		},
+	}
+}
+
+func (a *app) printSession(i session.Info) error {
+	if a.json {
+		return writeJSON(a.stdout, i)
+	}
+	p := a.paint()
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(a.stdout, "%s%-11s%s %s\n", p.bold, name, p.off, oneLine(fmt.Sprintf(format, args...)))
+	}
+	line("session", "%s (%s)", i.Key.Name, i.ID)
+	line("state", "%s: %s", i.State, i.Reason)
+	line("sandbox", "%s %s", i.Backend, orDash(i.Sandbox))
+	l := i.Spec.Limits
+	line("limits", "%s memory, %v cpus, %d processes, %s files", bytesOf(l.Memory), l.CPUs, l.Processes, bytesOf(l.Disk))
+	switch {
+	case i.Spec.Image != "":
+		line("image", "%s", i.Spec.Image)
+	case i.Spec.RootFS != "":
+		line("rootfs", "%s", i.Spec.RootFS)
+	}
+	for _, m := range i.Spec.Mounts {
+		line("mount", "%s on %s", m.Host, m.Path)
+	}
+	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), ago(i.Created))
+	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), ago(i.Used))
+	if i.Ended != nil {
+		line("ended", "%s", i.Ended.Local().Format(time.DateTime))
+	} else {
+		line("ends", "in %s; extended %d of %d times", ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		if i.IdleAt != nil {
+			line("unused", "in %s: %s", ahead(i.IdleAt), i.Policy.OnIdle)
+		}
+	}
+	line("running", "%d", i.Running)
+	line("output", "%s of %s", bytesOf(i.Output), bytesOf(i.Policy.Output))
+	line("snapshots", "%d of %d", i.Snapshots, i.Policy.Snapshots)
+	if i.StateFrom != nil {
+		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
+	}
+	return nil
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func (a *app) sessionExtendCommand() *cobra.Command {
+	var by spanFlag
+	c := &cobra.Command{
+		Use:     "extend NAME",
+		Short:   "Give a session more time",
+		Long:    "Give a session more time, as often and as much as its policy allows.",
+		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			if time.Duration(by) == session.None {
+				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
+			}
+			s, _, done, err := a.session(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			defer done()
+			i, err := s.Extend(c.Context(), time.Duration(by))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return writeJSON(a.stdout, i)
+			}
+			fmt.Fprintf(a.stdout, "%s ends in %s; extended %d of %d times\n", args[0], ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+			return nil
+		},
+	}
+	c.Flags().Var(&by, "for", "how much (default: as much as the policy allows)")
+	return c
+}
+
+func (a *app) sessionEndCommand() *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use:   "end NAME...",
+		Short: "End sessions",
+		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. Ending one
+that has ended is no error.`,
+		Example: "  recluse session end work\n  recluse session end --all", ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return usage("name the sessions to end, or give --all")
+			}
+			return a.sessionEnd(c.Context(), args, all)
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "all there are")
+	return c
+}
+
+func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if all {
+		for i, err := range c.List(ctx, session.ListOptions{}) {
+			if err != nil {
+				return err
+			}
+			names = append(names, i.Key.Name)
+		}
+	}
+	for _, name := range names {
+		err := c.Session(name).End(ctx, "recluse session end")
+		if gone(err) {
+			a.say("there is no session %s", name)
+		} else if err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return writeJSON(a.stdout, map[string][]string{"ended": names})
+	}
+	return nil
+}
+
+// sessionChange is a verb that does one thing to each session and says nothing more.
+func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
+	return &cobra.Command{
+		Use: verb + " NAME...", Short: short, Example: example, Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, w := a.watch(c.Context())
+			defer w.stop()
+			cl, done, err := a.connect(ctx)
+			if err != nil {
+				return cause(ctx, err)
+			}
+			defer done()
+			infos := []session.Info{}
+			for _, name := range args {
+				s := cl.Session(name)
+				if err := do(s, ctx); err != nil {
+					return cause(ctx, err)
+				}
+				i, err := s.Info(ctx)
+				if err != nil {
+					return cause(ctx, err)
+				}
+				infos = append(infos, i)
+			}
+			if a.json {
+				return writeJSON(a.stdout, infos)
+			}
+			for _, i := range infos {
+				fmt.Fprintf(a.stdout, "%s %s\n", i.Key.Name, i.State)
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) varsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "vars",
+		Short: "Read and write variables of a session",
+		Long:  "Variables are texts that are kept beside a session, also while it is hibernated. They are no variables of its interpreter.",
+		Example: `  recluse session vars set work goal='write tests' branch=main
+  recluse session vars get work goal
+  recluse session vars list work
+  recluse session vars delete work goal`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	with := func(do func(ctx context.Context, s *client.Session, args []string) error) func(*cobra.Command, []string) error {
+		return func(c *cobra.Command, args []string) error {
+			s, _, done, err := a.session(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			defer done()
+			return do(c.Context(), s, args[1:])
+		}
+	}
+	c.AddCommand(
+		&cobra.Command{Use: "list NAME", Short: "List them", Example: "  recluse session vars list work", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsList)},
+		&cobra.Command{Use: "get NAME KEY", Short: "Print one", Example: "  recluse session vars get work goal", Args: cobra.ExactArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsGet)},
+		&cobra.Command{Use: "set NAME KEY=VALUE...", Short: "Set some", Example: "  recluse session vars set work goal='write tests'", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsSet)},
+		&cobra.Command{Use: "delete NAME KEY...", Short: "Delete some", Example: "  recluse session vars delete work goal", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsDelete)},
+	)
+	return c
+}
+
+func (a *app) varsList(ctx context.Context, s *client.Session, _ []string) error {
+	vars, err := s.Vars(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return writeJSON(a.stdout, vars)
+	}
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		fmt.Fprintf(a.stdout, "%s=%s\n", k, vars[k])
+	}
+	return nil
+}
+
+func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) error {
+	v, err := s.Var(ctx, args[0])
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return writeJSON(a.stdout, map[string]string{args[0]: v})
+	}
+	fmt.Fprintln(a.stdout, v)
+	return nil
+}
+
+func (a *app) varsSet(ctx context.Context, s *client.Session, args []string) error {
+	for _, arg := range args {
+		if _, _, ok := strings.Cut(arg, "="); !ok {
+			return usage("%s: want KEY=VALUE", arg)
+		}
+	}
+	for _, arg := range args {
+		k, v, _ := strings.Cut(arg, "=")
+		if err := s.SetVar(ctx, k, v); err != nil {
+			return err
+		}
+	}
+	return a.varsSaid(ctx, s)
+}
+
+func (a *app) varsDelete(ctx context.Context, s *client.Session, args []string) error {
+	for _, k := range args {
+		if err := s.DeleteVar(ctx, k); err != nil {
+			return err
+		}
+	}
+	return a.varsSaid(ctx, s)
+}
+
+// varsSaid prints, with --json, what there is now.
+func (a *app) varsSaid(ctx context.Context, s *client.Session) error {
+	if !a.json {
+		return nil
+	}
+	return a.varsList(ctx, s, nil)
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	var (
+		follow bool
+		after  int64
+	)
+	c := &cobra.Command{
+		Use: "events NAME", Short: "Print what happened to a session", Example: "  recluse session events work\n  recluse session events work --follow --json", Args: cobra.ExactArgs(1),
+		Long:              "Print what happened to a session, oldest first. With --json each event is one line.",
+		ValidArgsFunction: a.sessionFirst,
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, w := a.watch(c.Context())
+			defer w.stop()
+			s, _, done, err := a.session(ctx, args[0])
+			if err != nil {
+				return cause(ctx, err)
+			}
+			defer done()
+			for e, err := range s.Events(ctx, after, follow) {
+				if err != nil {
+					return cause(ctx, err)
+				}
+				if err := a.printEvent(e); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as they happen")
+	c.Flags().Int64Var(&after, "after", 0, "begin behind this `number`")
+	return c
+}
+
+func (a *app) printEvent(e session.Event) error {
+	if a.json {
+		return writeLine(a.stdout, e)
+	}
+	parts := []string{fmt.Sprintf("%5d", e.Seq), e.Time.Local().Format(time.DateTime), fmt.Sprintf("%-10s", e.Kind)}
+	for _, p := range []string{string(e.State), e.Op, e.Reason} {
+		if p != "" {
+			parts = append(parts, p)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.Attrs)) {
+		parts = append(parts, k+"="+e.Attrs[k])
+	}
+	_, err := fmt.Fprintln(a.stdout, oneLine(strings.Join(parts, " ")))
+	return err
+}

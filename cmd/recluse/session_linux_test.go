@@ -1,0 +1,603 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// world is a user with directories of his own.
+type world struct {
+	t    *testing.T
+	data string
+	env  []string
+	self string // the program; empty: the test's own
+}
+
+// newWorld gives an empty one. What it leaves running ends with the test.
+func newWorld(t *testing.T, env ...string) *world {
+	t.Helper()
+	ready(t)
+	home, err := os.MkdirTemp("", "recluse-cli-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, data: filepath.Join(home, "data")}
+	w.env = append([]string{
+		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
+	}, env...)
+	t.Cleanup(func() {
+		w.self = ""
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(w.data, "recluse", "server", "server.log"))
+			t.Logf("the server's log: %s", log)
+		}
+		if got := w.run("", "session", "end", "--all"); got.status != 0 {
+			t.Errorf("end: %+v", got)
+		}
+		w.await("no sandbox is left", func() bool { return len(w.sandboxes()) == 0 })
+		if got := w.run("", "server", "stop"); got.status != 0 {
+			t.Errorf("stop: %+v", got)
+		}
+		_ = os.RemoveAll(home)
+	})
+	return w
+}
+
+// sandboxes lists what the backend has.
+func (w *world) sandboxes() []string {
+	list, err := filepath.Glob(filepath.Join(w.data, "recluse", "gvisor", "sandboxes", "[0-9a-z]*"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+func (w *world) await(what string, ok func() bool) {
+	w.t.Helper()
+	limit := time.Now().Add(patienceOf)
+	for !ok() {
+		if time.Now().After(limit) {
+			w.t.Fatalf("it did not happen that %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (w *world) command(args ...string) *exec.Cmd {
+	w.t.Helper()
+	cmd := command(w.t, args...)
+	if w.self != "" {
+		cmd.Path = w.self
+	}
+	cmd.Env = append(cmd.Env, w.env...)
+	return cmd
+}
+
+func (w *world) run(stdin string, args ...string) result {
+	w.t.Helper()
+	cmd := w.command(args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	return result{status(w.t, err), out.String(), errs.String()}
+}
+
+// must runs what has to succeed and gives its output.
+func (w *world) must(args ...string) string {
+	w.t.Helper()
+	got := w.run("", args...)
+	if got.status != 0 {
+		w.t.Fatalf("recluse %s: %+v", strings.Join(args, " "), got)
+	}
+	return got.stdout
+}
+
+// expect runs and compares the output.
+func (w *world) expect(want string, args ...string) {
+	w.t.Helper()
+	if got := w.must(args...); got != want {
+		w.t.Errorf("recluse %s: got %q, want %q", strings.Join(args, " "), got, want)
+	}
+}
+
+// server gives the one that runs.
+func (w *world) server() daemon.Status {
+	w.t.Helper()
+	var s daemon.Status
+	decodeJSON(w.t, w.must("server", "status", "--json"), &s)
+	return s
+}
+
+func decodeJSON(t *testing.T, text string, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), v); err != nil {
+		t.Fatalf("%v in %q", err, text)
+	}
+}
+
+func TestSessionAcrossInvocations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.expect("", "exec", "--session", "work", "--python", "x = 41")
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	w.expect("hi\n", "exec", "--session", "work", "--", "sh", "-c", "echo hi | tee /home/user/f")
+	w.expect("hi\n", "exec", "--session", "work", "--", "cat", "f")
+
+	var list []session.Info
+	decodeJSON(t, w.must("session", "list", "--json"), &list)
+	if len(list) != 1 || list[0].Key.Name != "work" || list[0].State != session.Ready {
+		t.Errorf("list: %+v", list)
+	}
+	if got := w.must("session", "show", "work"); !strings.Contains(got, "ready") {
+		t.Errorf("show: %s", got)
+	}
+	if got := w.must("session", "extend", "work", "--for", "30m"); !strings.Contains(got, "extended 1 of 3") {
+		t.Errorf("extend: %s", got)
+	}
+	w.must("session", "vars", "set", "work", "goal=a b", "n=1")
+	w.expect("goal=a b\nn=1\n", "session", "vars", "list", "work")
+	w.expect("a b\n", "session", "vars", "get", "work", "goal")
+	w.must("session", "vars", "delete", "work", "goal")
+	if got := w.run("", "session", "vars", "get", "work", "goal", "--json"); !strings.Contains(got.stdout, "variable_not_found") || got.status != 125 {
+		t.Errorf("deleted variable: %+v", got)
+	}
+	if got := w.must("session", "events", "work"); !strings.Contains(got, "state") {
+		t.Errorf("events: %s", got)
+	}
+	if got := w.must("audit", "--session", "work"); !strings.Contains(got, "x = 41") {
+		t.Errorf("audit: %s", got)
+	}
+	w.must("gc")
+	w.must("session", "end", "work")
+	w.must("session", "end", "work") // again is no error
+	if got := w.run("", "session", "show", "work"); got.status != 125 || !strings.Contains(got.stderr, "work") {
+		t.Errorf("show after end: %+v", got)
+	}
+	w.expect("0\n", "exec", "--session", "work", "--python", "int('x' in globals())") // the name is free
+}
+
+func TestSessionHibernatesPausesAndResumes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	w.expect("work hibernated\n", "session", "hibernate", "work")
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	w.expect("work paused\n", "session", "pause", "work")
+	w.expect("work ready\n", "session", "resume", "work")
+	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
+}
+
+func TestSnapshotsAndForks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 1")
+	w.must("snapshot", "save", "work", "warm")
+	w.must("exec", "--session", "work", "--python", "x = 2")
+	if got := w.must("snapshot", "list", "work"); !strings.Contains(got, "work@warm") {
+		t.Errorf("list: %s", got)
+	}
+	w.must("snapshot", "restore", "work@warm")
+	w.expect("1\n", "exec", "--session", "work", "--python", "x")
+	w.must("snapshot", "restore", "work@warm", "--as", "other")
+	w.expect("1\n", "exec", "--session", "other", "--python", "x")
+	w.expect("work-1\nwork-2\nwork-3\n", "fork", "work", "--count", "3")
+	for _, name := range []string{"work-1", "work-2", "work-3"} {
+		w.expect("1\n", "exec", "--session", name, "--python", "x")
+	}
+	w.must("snapshot", "delete", "work@warm")
+	if got := w.run("", "snapshot", "restore", "work@warm"); got.status != 125 {
+		t.Errorf("restore of a deleted snapshot: %+v", got)
+	}
+	w.must("snapshot", "save", "work", "a")
+	w.must("snapshot", "save", "work", "b")
+	w.must("snapshot", "delete", "work", "--all")
+	if got := w.must("snapshot", "list", "work", "--json"); strings.TrimSpace(got) != "[]" {
+		t.Errorf("after --all: %s", got)
+	}
+}
+
+func TestSessionExecIsLikeExec(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "s")
+	for _, tt := range []struct {
+		name   string
+		stdin  string
+		args   []string
+		status int
+		stdout string
+		stderr string
+	}{
+		{"exception", "", []string{"--python", "print('before')\n1/0"}, 1, "before\n", "ZeroDivisionError"},
+		{"code from the input", "print(6*7)", []string{"--python", "-"}, 0, "42\n", ""},
+		{"input of a cell", "bob\n", []string{"--python", "print(input())"}, 0, "bob\n", ""},
+		{"input of a command", "data\n", []string{"--", "wc", "-c"}, 0, "5\n", ""},
+		{"streams apart", "", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
+		{"time-out", "", []string{"--timeout", "1s", "--", "sh", "-c", "echo so far; sleep 60"}, 124, "so far\n", "timed out after 1."},
+		{"signal", "", []string{"--", "sh", "-c", "kill -SEGV $$"}, 139, "", "SIGSEGV"},
+		{"not found", "", []string{"--", "no-such-program"}, 127, "", "did not start"},
+		{"environment of one command", "", []string{"--env", "K=a=b", "--", "printenv", "K"}, 0, "a=b\n", ""},
+		{"directory of one command", "", []string{"--dir", "/tmp", "--", "pwd"}, 0, "/tmp\n", ""},
+		{"survivors stay", "", []string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", "1 process goes on in the session"},
+		{"another interpreter", "", []string{"--context", "b", "--python", "y = 1\ny"}, 0, "1\n", ""},
+		{"another sandbox", "", []string{"--memory", "300m", "--", "true"}, 125, "", "spec"},
+		{"consent is the server's", "", []string{"--allow-no-isolation", "--", "true"}, 125, "", "configuration of their server"},
+		{"cell in the background", "", []string{"--background", "--python", "1"}, 125, "", "--background is for commands"},
+		{"nothing to run", "", nil, 125, "", "nothing to run"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := w.run(tt.stdin, append([]string{"exec", "--session", "s"}, tt.args...)...)
+			if got.status != tt.status || got.stdout != tt.stdout {
+				t.Errorf("status %d, stdout %q; want %d, %q; stderr %q", got.status, got.stdout, tt.status, tt.stdout, got.stderr)
+			}
+			if tt.stderr == "" && got.stderr != "" || !strings.Contains(got.stderr, tt.stderr) {
+				t.Errorf("stderr %q, want %q", got.stderr, tt.stderr)
+			}
+		})
+	}
+	t.Run("script", func(t *testing.T) {
+		script := filepath.Join(t.TempDir(), "s.py")
+		if err := os.WriteFile(script, []byte("import sys\nprint(sys.argv[1:], sys.stdin.read())\nsys.exit(5)\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.run("data", "exec", "--session", "s", "--python-file", script, "x", "-y"); got.status != 5 || got.stdout != "['x', '-y'] data\n" {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("verdict as JSON", func(t *testing.T) {
+		var v struct {
+			Ended  string
+			Status int
+			Stdout struct{ Text string }
+		}
+		got := w.run("", "exec", "--session", "s", "--json", "--", "sh", "-c", "echo out; exit 3")
+		decodeJSON(t, got.stdout, &v)
+		if got.status != 3 || v.Status != 3 || v.Stdout.Text != "out\n" || got.stderr != "" {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("Ctrl-C", func(t *testing.T) {
+		cmd := w.command("exec", "--session", "s", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
+		out, errs := newHeard(), newHeard()
+		cmd.Stdout, cmd.Stderr = out, errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		out.await(t, "up")
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Error(err)
+		}
+		if got := status(t, cmd.Wait()); got != 130 || !strings.Contains(errs.String(), "cancelled by SIGINT") {
+			t.Errorf("status %d, %q", got, errs)
+		}
+		var ops []struct{ Running bool }
+		decodeJSON(t, w.must("ps", "s", "--json"), &ops)
+		if len(ops) != 0 {
+			t.Errorf("still running: %+v", ops)
+		}
+	})
+}
+
+func TestCommandsInTheBackground(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := strings.TrimSpace(w.must("exec", "--session", "work", "--background", "--", "sh", "-c", "echo one; read x < /home/user/go; echo two; exec sleep 600"))
+	if got := w.must("ps", "work"); !strings.Contains(got, id) || !strings.Contains(got, "running") {
+		t.Errorf("ps: %s", got)
+	}
+	w.await("its output is there", func() bool { return w.must("logs", "work", id) == "one\n" })
+	follow := w.command("logs", "work", id, "--follow")
+	out := newHeard()
+	follow.Stdout = out
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "one\n")
+	var ops []struct {
+		ID  string
+		PID int
+	}
+	decodeJSON(t, w.must("ps", "work", "--json"), &ops)
+	if len(ops) != 1 || ops[0].ID != id || ops[0].PID == 0 {
+		t.Fatalf("ps: %+v", ops)
+	}
+	w.must("kill", "work", id[:len(id)-1])
+	if got := status(t, follow.Wait()); got != 0 {
+		t.Errorf("logs --follow: status %d, %s", got, out)
+	}
+	if got := w.run("", "kill", "work", "nothing"); got.status != 125 || !strings.Contains(got.stderr, "no such cell or command") {
+		t.Errorf("kill of nothing: %+v", got)
+	}
+	if got := w.run("", "kill", "work", id, "--signal", "NOSUCH"); got.status != 125 {
+		t.Errorf("unknown signal: %+v", got)
+	}
+}
+
+func TestKilledServerLosesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	id := strings.TrimSpace(w.must("exec", "--session", "work", "--background", "--", "sh", "-c", "sleep 1; echo whole"))
+	first := w.server()
+	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	if second := w.server(); second.PID == first.PID {
+		t.Errorf("the same server: %+v", second)
+	}
+	w.expect("whole\n", "logs", "work", id, "--follow")
+}
+
+func TestServerIsReplacedWhenItHangsOrItsSocketIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	first := w.server()
+	if err := os.Remove(filepath.Join(filepath.Dir(first.Socket), "control.sock")); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	second := w.server()
+	if second.PID == first.PID {
+		t.Error("one without a socket was found")
+	}
+	if err := syscall.Kill(second.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
+	if third := w.server(); third.PID == second.PID {
+		t.Error("one that hangs was used")
+	}
+}
+
+func TestOlderServerIsReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := filepath.Join(t.TempDir(), "recluse-old")
+	if err := os.WriteFile(old, b, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	w.self = old
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	first := w.server()
+	w.self = ""
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	second := w.server()
+	if second.PID == first.PID {
+		t.Error("the older one is still there")
+	}
+	w.self = old
+	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
+	if third := w.server(); third.PID != second.PID {
+		t.Error("an older caller replaced a newer server")
+	}
+}
+
+func TestTwentyFirstUsesStartOneServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			cmd := w.command("exec", "--session", "work", "--python", "n = globals().get('n', 0) + 1")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	wg.Wait()
+	w.expect("20\n", "exec", "--session", "work", "--python", "n")
+	log, err := os.ReadFile(filepath.Join(w.data, "recluse", "server", "server.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(log, []byte(`"msg":"listening"`)); n != 1 {
+		t.Errorf("%d servers started: %s", n, log)
+	}
+	if n := len(w.sandboxes()); n != 1 {
+		t.Errorf("%d sandboxes", n)
+	}
+}
+
+// serveByHand runs recluse serve and waits until it listens.
+func (w *world) serveByHand(args ...string) (*exec.Cmd, *heard) {
+	w.t.Helper()
+	cmd := w.command(append([]string{"serve"}, args...)...)
+	errs := newHeard()
+	cmd.Stderr = errs
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	errs.await(w.t, `"msg":"listening"`)
+	return cmd, errs
+}
+
+func TestServeTakesOverAndIsNeverReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	first := w.server()
+	if !first.Background {
+		t.Errorf("%+v", first)
+	}
+	cmd, errs := w.serveByHand("--listen", "127.0.0.1:0")
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	second := w.server()
+	if second.PID != cmd.Process.Pid || second.Background {
+		t.Errorf("found %+v, want the one started by hand, %d", second, cmd.Process.Pid)
+	}
+	// A second one is refused and told who has the directory.
+	if got := w.run("", "serve"); got.status != 125 || !strings.Contains(got.stderr, "pid "+strconv.Itoa(second.PID)) {
+		t.Errorf("%+v", got)
+	}
+	// It leaves on SIGTERM, and the session lives on.
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := status(t, cmd.Wait()); got != 143 && got != 0 {
+		t.Errorf("status %d: %s", got, errs)
+	}
+	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
+	if third := w.server(); !third.Background || third.PID == second.PID {
+		t.Errorf("%+v", third)
+	}
+}
+
+func TestServeRefusesToListenForOthersWithoutAKey(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if got := w.run("", "serve", "--listen", "0.0.0.0:0"); got.status != 125 || !strings.Contains(got.stderr, "recluse key create") {
+		t.Errorf("%+v", got)
+	}
+	for _, args := range [][]string{{"--listen", "nonsense"}, {"--tls-cert", "x"}, {"--tls-cert", "/no", "--tls-key", "/no"}} {
+		if got := w.run("", append([]string{"serve"}, args...)...); got.status != 125 {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestServerEndsByItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "RECLUSE_SERVER_LINGER=1s")
+	w.must("exec", "--session", "work", "--python", "x = 41")
+	first := w.server()
+	w.must("session", "hibernate", "work")
+	w.await("it leaves", func() bool { return syscall.Kill(first.PID, 0) != nil })
+	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+}
+
+func TestKeysAndAnotherServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := strings.TrimSpace(w.must("key", "create", "ci"))
+	_, errs := w.serveByHand("--listen", "127.0.0.1:0")
+	_, rest, ok := strings.Cut(errs.String(), "listening on ")
+	if !ok {
+		t.Fatal(errs)
+	}
+	url, _, _ := strings.Cut(rest, "\n")
+	far := &world{t: t, data: w.data, env: append(w.env, "RECLUSE_CLIENT_URL="+url, "RECLUSE_CLIENT_KEY="+key)}
+	far.expect("42\n", "exec", "--session", "far", "--python", "6 * 7")
+	if got := far.must("config", "show"); strings.Contains(got, key) || !strings.Contains(got, "[redacted]") {
+		t.Errorf("the key is shown: %s", got)
+	}
+	var keys []struct{ ID, Name string }
+	decodeJSON(t, w.must("key", "list", "--json"), &keys)
+	if len(keys) != 1 || keys[0].Name != "ci" {
+		t.Fatalf("%+v", keys)
+	}
+	w.must("key", "revoke", keys[0].ID)
+	if got := far.run("", "session", "list"); got.status != 125 || !strings.Contains(got.stderr, "revoked") {
+		t.Errorf("with a revoked key: %+v", got)
+	}
+}
+
+func TestDataDirectoryThatAnotherProgramHas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := &app{stdin: os.Stdin, stdout: io.Discard, stderr: io.Discard}
+	b, err := session.New(t.Context(), session.Options{Backends: a.backends(t.Context()), DataDir: filepath.Join(w.data, "recluse"), NoPool: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := w.run("", "session", "list")
+	if got.status != 125 || !strings.Contains(got.stderr, strconv.Itoa(os.Getpid())) {
+		t.Errorf("%+v", got)
+	}
+	if err := b.Detach(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.must("session", "list")
+}
+
+func TestCopy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	same := func(name, want string) {
+		t.Helper()
+		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
+	}
+	data := write("data.csv", "a,b\n")
+	write("tree/one", "1")
+	write("tree/sub/two", "2")
+	if err := os.Symlink("one", filepath.Join(dir, "tree", "link")); err != nil {
+		t.Fatal(err)
+	}
+	w.must("cp", data, "work:/home/user/")
+	w.expect("a,b\n", "exec", "--session", "work", "--", "cat", "/home/user/data.csv")
+	w.expect("a,b\n", "cp", "work:data.csv", "-")
+	w.must("cp", "work:data.csv", filepath.Join(dir, "back.csv"))
+	same("back.csv", "a,b\n")
+	w.must("cp", filepath.Join(dir, "tree"), "work:t")
+	w.expect("12", "exec", "--session", "work", "--", "cat", "t/link", "t/sub/two")
+	w.must("cp", filepath.Join(dir, "tree"), "work:t") // it is there: into it
+	w.expect("1", "exec", "--session", "work", "--", "cat", "t/tree/one")
+	w.must("cp", filepath.Join(dir, "tree")+"/.", "work:t")
+	w.must("exec", "--session", "work", "--", "sh", "-c", "ln -s /etc/passwd t/out; ln -s ../../.. t/up; mkfifo t/pipe")
+	got := w.run("", "cp", "work:t", filepath.Join(dir, "back"))
+	if got.status != 0 || !strings.Contains(got.stderr, "outside of what is copied") {
+		t.Errorf("%+v", got)
+	}
+	same("back/one", "1")
+	same("back/sub/two", "2")
+	same("back/link", "1")
+	for _, name := range []string{"back/out", "back/up", "back/pipe"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s was made", name)
+		}
+	}
+	if got := w.run("x", "cp", "-", "work:new"); got.status != 0 {
+		t.Errorf("%+v", got)
+	}
+	w.expect("x", "cp", "work:new", "-")
+	// Bad input.
+	for name, args := range map[string][]string{
+		"nothing of a session": {"a", "b"}, "two sessions": {"work:a", "other:b"}, "missing file": {filepath.Join(dir, "no"), "work:x"},
+		"missing file inside": {"work:no", dir}, "fifo": {"work:t/pipe", filepath.Join(dir, "p")}, "no such directory": {data, "work:/home/user/no/"},
+		"never replace inside": {"-n", data, "work:data.csv"}, "never replace here": {"-n", "work:data.csv", data}, "no session": {"nobody:x", dir},
+	} {
+		if got := w.run("", append([]string{"cp"}, args...)...); got.status != 125 || got.stderr == "" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	same("data.csv", "a,b\n")
+}
