@@ -47,7 +47,12 @@ func deleteSnapshot(c *call, _ none) (none, error) {
 	return dropSnapshots(c, c.r.PathValue("snapshot"))
 }
 
-func deleteSnapshots(c *call, _ none) (none, error) { return dropSnapshots(c, "*") }
+func deleteSnapshots(c *call, _ none) (none, error) {
+	if _, err := listSnapshots(c, none{}); err != nil { // a session nobody knows is no success
+		return none{}, err
+	}
+	return dropSnapshots(c, "*")
+}
 
 func dropSnapshots(c *call, name string) (none, error) {
 	if c.r.PathValue("snapshot") == "*" {

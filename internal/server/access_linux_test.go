@@ -1,0 +1,288 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// bodies are requests that would succeed, so that nothing but access stands in their way.
+var bodies = map[string]string{
+	"POST /cells": `{"code":"1"}`, "POST /commands": `{"args":["true"]}`, "POST /operations/{operation}/signal": `{"signal":"TERM"}`,
+	"POST /files/mkdir": `{"path":"d"}`, "POST /files/move": `{"from":"a","to":"b"}`, "PUT /vars/{name}": `{"value":"v"}`,
+	"POST /snapshots": `{"name":"n"}`, "POST /restore": `{"ref":"n"}`, "POST /keys": `{"name":"n","scope":"read"}`,
+	"POST /files/batch": "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\nx\r\n--b--\r\n",
+}
+
+// try asks a route with a request that is right in every other way.
+func try(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name string) answer {
+	t.Helper()
+	short := strings.TrimPrefix(strings.TrimPrefix(r.Path, "/v1/sessions/{session}"), "/v1")
+	path := strings.NewReplacer("{session}", name, "{operation}", "c1", "{context}", "default", "{name}", "v", "{snapshot}", "n", "{key}", "0").Replace(r.Path)
+	if strings.Contains(r.Path, "/files") && r.Method != http.MethodPost {
+		path += "?path=/tmp/x"
+	}
+	if strings.HasSuffix(r.Path, "/events") {
+		path += "?follow=false"
+	}
+	var header []string
+	if strings.HasSuffix(r.Path, "/batch") {
+		header = []string{"Content-Type", "multipart/form-data; boundary=b"}
+	}
+	return ask(t, k, key, r.Method, path, bodies[r.Method+" "+short], header...)
+}
+
+func TestEveryRouteNeedsAKey(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	k.Key("a", "admin") // from here on nobody is let in without
+	open := map[string]bool{"/healthz": true, "/readyz": true, "/v1/openapi.json": true, "/v1/openapi.yaml": true}
+	for _, r := range k.Server.TestRoutes() {
+		for _, key := range []string{"", "rk_0000000000000000_0", "nonsense", "rs_0000000000000000_" + strings.Repeat("0", 64)} {
+			a := try(t, k, key, r, "work")
+			if open[r.Path] {
+				if a.status != http.StatusOK {
+					t.Errorf("%s %s: %d %s", r.Method, r.Path, a.status, a.body)
+				}
+				continue
+			}
+			if a.status != http.StatusUnauthorized || a.problem(t).Code != api.CodeUnauthorized || a.header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s %s with key %q: %d %s", r.Method, r.Path, key, a.status, a.body)
+			}
+		}
+	}
+}
+
+func TestScopesOfEveryRoute(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	keys := map[string]string{"read": k.Key("a", "read"), "execute": k.Key("a", "execute"), "admin": k.Key("a", "admin")}
+	rank := map[string]int{"none": 0, "read": 1, "execute": 2, "admin": 3}
+	for _, r := range k.Server.TestRoutes() {
+		if r.Path == "/v1/sessions" && r.Method == http.MethodPost || r.Path == "/v1/sessions/{session}" && r.Method == http.MethodPut {
+			continue // they would make a sandbox; the scope is checked before all of them alike
+		}
+		for name, key := range keys {
+			a := try(t, k, key, r, "nowhere")
+			refused := a.status == http.StatusForbidden && a.problem(t).Code == api.CodeForbidden
+			if want := rank[name] < rank[r.Scope] || r.Operator; refused != want {
+				t.Errorf("%s %s with scope %s: %d, refused %v, want %v", r.Method, r.Path, name, a.status, refused, want)
+			}
+		}
+	}
+}
+
+// requestIDs differ between answers that are otherwise the same.
+var requestIDs = regexp.MustCompile(`"instance":"[0-9a-f]+"`)
+
+func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	mine := open(t, k, "a", "alpha")
+	if _, err := mine.Save(t.Context(), "n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := mine.SetVar(t.Context(), "v", "secret-value"); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := mine.Run(t.Context(), sandbox.Command{ID: "c1", Shell: "echo secret-value > /tmp/x"}); err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	k.Key("a", "admin")
+	foreign := k.Key("b", "admin")
+	clean := func(a answer, name string) string {
+		return fmt.Sprint(a.status, requestIDs.ReplaceAllString(strings.ReplaceAll(a.body, name, "NAME"), ""))
+	}
+	for _, r := range k.Server.TestRoutes() {
+		if r.Operator || r.Scope == "none" || r.Path == "/metrics" {
+			continue
+		}
+		what := r.Method + " " + r.Path
+		switch {
+		case what == "PUT /v1/sessions/{session}", what == "POST /v1/sessions", what == "POST /v1/keys":
+			continue // they make something of one's own; see below
+		case !strings.Contains(r.Path, "{session}"):
+			a := try(t, k, foreign, r, "")
+			if strings.Contains(a.body, "alpha") || strings.Contains(a.body, "secret") || strings.Contains(a.body, `"a admin"`) {
+				t.Errorf("%s shows what belongs to another tenant: %s", what, a.body)
+			}
+		default:
+			there, nowhere := try(t, k, foreign, r, "alpha"), try(t, k, foreign, r, "omega")
+			if there.status != http.StatusNotFound || clean(there, "alpha") != clean(nowhere, "omega") {
+				t.Errorf("%s differs for a foreign session:\n%s\n%s", what, clean(there, "alpha"), clean(nowhere, "omega"))
+			}
+		}
+	}
+	// Naming the tenant does not help either.
+	a := ask(t, k, foreign, "GET", "/v1/sessions/alpha", "", api.HeaderTenant, "a")
+	if a.status != http.StatusForbidden {
+		t.Errorf("a tenant was let in as another: %d %s", a.status, a.body)
+	}
+	a = ask(t, k, foreign, "POST", "/v1/keys", `{"name":"n","scope":"read","tenant":"a"}`)
+	if a.status != http.StatusForbidden {
+		t.Errorf("a tenant made a key for another: %d %s", a.status, a.body)
+	}
+	a = ask(t, k, foreign, "PUT", "/v1/sessions/beta", `{"from":"alpha@n"}`)
+	if a.status != http.StatusNotFound {
+		t.Errorf("a tenant began from another's snapshot: %d %s", a.status, a.body)
+	}
+	// The same name is another session.
+	a = ask(t, k, foreign, "PUT", "/v1/sessions/alpha", `{}`)
+	var opened api.Opened
+	a.decode(t, &opened)
+	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
+		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
+	}
+	// And nothing happened to the first one.
+	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
+	if err != nil || string(v.Stdout.Head) != "secret-value\n" || !mine.Info().State.Live() {
+		t.Errorf("the session was changed: %v %v", v, err)
+	}
+}
+
+func TestTokenOfASession(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	key := k.Key("a", "execute")
+	open(t, k, "a", "one")
+	open(t, k, "a", "two")
+	var tok api.Token
+	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{}`).decode(t, &tok)
+	check := func(what string, a answer, status int) {
+		t.Helper()
+		if a.status != status {
+			t.Errorf("%s: %d %s, want %d", what, a.status, a.body, status)
+		}
+	}
+	check("its session", ask(t, k, tok.Token, "POST", "/v1/sessions/one/cells", `{"code":"1"}`), http.StatusOK)
+	check("opening it", ask(t, k, tok.Token, "PUT", "/v1/sessions/one", `{}`), http.StatusOK)
+	check("another session", ask(t, k, tok.Token, "GET", "/v1/sessions/two", ""), http.StatusNotFound)
+	check("making a session", ask(t, k, tok.Token, "POST", "/v1/sessions", `{}`), http.StatusForbidden)
+	check("all sessions", ask(t, k, tok.Token, "GET", "/v1/sessions", ""), http.StatusForbidden)
+	check("keys", ask(t, k, tok.Token, "GET", "/v1/keys", ""), http.StatusForbidden)
+	check("an admin's token", ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"admin"}`), http.StatusBadRequest)
+	var look api.Token
+	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"read"}`).decode(t, &look)
+	check("running with a token that may only look", ask(t, k, look.Token, "POST", "/v1/sessions/one/cells", `{"code":"1"}`), http.StatusForbidden)
+	check("the end", ask(t, k, tok.Token, "DELETE", "/v1/sessions/one", ""), http.StatusNoContent)
+	open(t, k, "a", "one") // another session of the name
+	check("a session of the same name", ask(t, k, tok.Token, "GET", "/v1/sessions/one", ""), http.StatusNotFound)
+}
+
+func TestKeysOverTheirLife(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	admin := k.Key("a", "admin")
+	var made api.Key
+	ask(t, k, admin, "POST", "/v1/keys", `{"name":"short","scope":"read","for":"1h"}`).decode(t, &made)
+	if made.Secret == "" || made.Expires == nil {
+		t.Fatalf("got %+v", made)
+	}
+	if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusOK {
+		t.Errorf("a new key: %d %s", a.status, a.body)
+	}
+	if a := ask(t, k, admin, "GET", "/v1/keys", ""); strings.Contains(a.body, made.Secret) || strings.Contains(a.body, "secret") || !strings.Contains(a.body, made.ID) {
+		t.Errorf("the list: %s", a.body)
+	}
+	stored, err := k.Manager.Store().Keys(t.Context(), "a")
+	if err != nil || strings.Contains(fmt.Sprintf("%s", stored), made.Secret[len("rk_0000000000000000_"):]) {
+		t.Errorf("the store holds the secret itself: %v", err)
+	}
+	k.Stop()
+	k.Start()
+	if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusOK {
+		t.Errorf("after a restart: %d %s", a.status, a.body)
+	}
+	if a := ask(t, k, admin, "DELETE", "/v1/keys/"+made.ID, ""); a.status != http.StatusNoContent {
+		t.Errorf("revoke: %d %s", a.status, a.body)
+	}
+	if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusUnauthorized {
+		t.Errorf("a revoked key: %d %s", a.status, a.body)
+	}
+	other := k.Key("b", "admin")
+	if a := ask(t, k, other, "DELETE", "/v1/keys/"+made.ID, ""); a.problem(t).Code != api.CodeKeyUnknown {
+		t.Errorf("another tenant's key: %d %s", a.status, a.body)
+	}
+}
+
+func TestOperatorActsForATenant(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	op := k.Key("*", "admin")
+	mine := open(t, k, "a", "alpha")
+	var i session.Info
+	ask(t, k, op, "GET", "/v1/sessions/alpha", "", api.HeaderTenant, "a").decode(t, &i)
+	if i.ID != mine.Info().ID {
+		t.Errorf("got %+v", i)
+	}
+	if a := ask(t, k, op, "GET", "/v1/sessions/alpha", ""); a.status != http.StatusNotFound {
+		t.Errorf("without naming the tenant: %d", a.status)
+	}
+}
+
+func TestWhoeverNeedsNoKey(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	check := func(what string, a answer, status int) {
+		t.Helper()
+		if a.status != status {
+			t.Errorf("%s: %d %s, want %d", what, a.status, a.body, status)
+		}
+	}
+	check("a program of this machine", ask(t, k, "", "GET", "/v1/sessions", ""), http.StatusOK)
+	check("a page of somebody else's", ask(t, k, "", "GET", "/v1/sessions", "", "Origin", "http://evil.example"), http.StatusUnauthorized)
+	check("a page that a browser says is foreign", ask(t, k, "", "POST", "/v1/sessions", "{}", "Sec-Fetch-Site", "cross-site"), http.StatusUnauthorized)
+	check("a name that was bent to loopback", ask(t, k, "", "GET", "/v1/sessions", "", "Host", "evil.example"), http.StatusUnauthorized)
+	check("the keys", ask(t, k, "", "GET", "/v1/keys", ""), http.StatusForbidden)
+	check("a mount of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"host":"/usr","path":"/m"}]}}`), http.StatusForbidden)
+	check("a root of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"rootfs":"/"}}`), http.StatusForbidden)
+	check("an image file of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"image":"tar:/etc/passwd"}}`), http.StatusForbidden)
+	check("labels of ours", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"labels":{"recluse.instance":"x"}}}`), http.StatusBadRequest)
+	fi, err := os.Stat(k.Socket)
+	if err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v %v", fi.Mode(), err)
+	}
+	me, err := k.Trusted.Server(t.Context())
+	if err != nil || me.Scope != "admin" || !strings.HasPrefix(me.Actor, "user ") {
+		t.Errorf("over the socket: %+v %v", me, err)
+	}
+}
+
+func TestCheckListen(t *testing.T) {
+	for _, c := range []struct {
+		addr string
+		keys bool
+		ok   bool
+	}{
+		{"127.0.0.1:7070", false, true},
+		{"localhost:7070", false, true},
+		{"[::1]:7070", false, true},
+		{"0.0.0.0:7070", false, false},
+		{":7070", false, false},
+		{"[::]:7070", false, false},
+		{"192.168.1.5:7070", false, false},
+		{"example.com:7070", false, false},
+		{"0.0.0.0:7070", true, true},
+		{"nonsense", true, false},
+	} {
+		if err := server.CheckListen(c.addr, c.keys); (err == nil) != c.ok {
+			t.Errorf("%s with keys %v: %v", c.addr, c.keys, err)
+		}
+	}
+}
+
+func TestRateOfAKey(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Rate: 0.001, Burst: 2}})
+	one, two := k.Key("a", "read"), k.Key("a", "read")
+	for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusTooManyRequests} {
+		a := ask(t, k, one, "GET", "/v1/sessions", "")
+		if a.status != want || want != http.StatusOK && (a.header.Get("Retry-After") == "" || !a.problem(t).Retry) {
+			t.Errorf("request %d: %d %v %s", i, a.status, a.header, a.body)
+		}
+	}
+	if a := ask(t, k, two, "GET", "/v1/sessions", ""); a.status != http.StatusOK {
+		t.Errorf("another key: %d", a.status)
+	}
+}
