@@ -1,0 +1,257 @@
+package session
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// murder kills the process of a session's sandbox.
+func (k *bench) murder(s *Session) {
+	k.t.Helper()
+	id := s.Info().Sandbox
+	for _, i := range list(k.b) {
+		if i.ID == id && i.PID > 0 {
+			if err := syscall.Kill(i.PID, syscall.SIGKILL); err != nil {
+				k.t.Fatal(err)
+			}
+			await(k.t, "the sandbox is gone", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
+			return
+		}
+	}
+	k.t.Fatalf("sandbox %s is not there", id)
+}
+
+func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 1")
+	snap := save(t, s, "one")
+	py(t, s, "x = 2")
+	k.murder(s)
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "x", v.Result.Text(), "1")
+	from, err := time.Parse(time.RFC3339Nano, v.Metadata[MetaStateFrom])
+	if err != nil || !from.Equal(snap.Created) {
+		t.Errorf("told that the state is from %q, it is from %s", v.Metadata[MetaStateFrom], snap.Created)
+	}
+	v, err = s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	if err != nil || len(v.Metadata) != 0 {
+		t.Errorf("told twice: %v, %v", v, err)
+	}
+	if i := s.Info(); i.Restored != 1 || i.State != Ready {
+		t.Errorf("info %+v", i)
+	}
+	kinds := map[string]int{}
+	for e, err := range s.Events(t.Context(), 0, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds[e.Kind+string(e.State)]++
+	}
+	if kinds["restored"] != 1 || kinds["statelost"] != 1 || kinds["stateready"] != 2 || kinds["operation"] != 4 {
+		t.Errorf("events %v", kinds)
+	}
+}
+
+func TestASessionIsLostAfterThreeRestores(t *testing.T) {
+	heard := make(chan Alert, 10)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var a Alert
+		if err := json.NewDecoder(r.Body).Decode(&a); err != nil {
+			t.Error(err)
+		}
+		heard <- a
+	}))
+	defer hook.Close()
+	o := quick()
+	o.Webhook = hook.URL
+	k := newBench(t, o)
+	s := k.open("work")
+	py(t, s, "x = 1")
+	save(t, s, "one")
+	for n := range RestoreAttempts {
+		k.murder(s)
+		await(t, "restored", func() bool { return s.Info().Restored == n+1 })
+	}
+	k.murder(s)
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "times within") })
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell", err, CodeLost)
+	a := <-heard
+	if a.Event != "session.lost" || a.Session.Key.Name != "work" || a.Session.State != Lost {
+		t.Errorf("the webhook heard %+v", a)
+	}
+	k.restart()
+	s = k.get("work")
+	want(t, "state after a restart", string(s.Info().State), string(Lost))
+	if err := s.Restore(t.Context(), "one"); err != nil { // by hand it may be tried again
+		t.Fatal(err)
+	}
+	want(t, "x", py(t, s, "x"), "1")
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASessionWithoutASnapshotIsLostAtOnce(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	k.murder(s)
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell", err, CodeLost)
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+	if err := s.End(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "a new session", py(t, k.open("work"), "1"), "1")
+}
+
+func TestASandboxLostWhileNobodyLooked(t *testing.T) {
+	k := newBench(t, quick())
+	with, without := k.open("with"), k.open("without")
+	py(t, with, "x = 1")
+	save(t, with, "one")
+	py(t, with, "x = 2")
+	pids := map[string]int{}
+	for _, i := range list(k.b) {
+		pids[i.ID] = i.PID
+	}
+	ids := []string{with.Info().Sandbox, without.Info().Sandbox}
+	if err := k.m.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if err := syscall.Kill(pids[id], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "dead", func() bool {
+			for _, i := range list(k.b) {
+				if i.ID == id && i.Running {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	k.start()
+	v, err := k.get("with").Cell(t.Context(), sandbox.Cell{Code: "x"})
+	if err != nil || v.Result.Text() != "1" || v.Metadata[MetaStateFrom] == "" {
+		t.Errorf("%v, %v", v, err)
+	}
+	s := k.get("without")
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
+	await(t, "remnants removed", func() bool { return k.sandboxes() == 1 })
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "with"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQueueIsBoundedAndCancellable(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Commands: 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	py(t, s, "order = []; import time, os")
+	done := make(chan int, 3)
+	for i := range 3 {
+		go func() {
+			_, err := s.Cell(t.Context(), sandbox.Cell{Code: "order.append(" + strconv.Itoa(i) + ")\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)"})
+			if err != nil {
+				t.Error(err)
+			}
+			done <- i
+		}()
+		await(t, "it waits", func() bool { return s.Info().Running == i+1 })
+		await(t, "it is in the queue", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.queues[defaultContext] != nil && s.queues[defaultContext].users == i+1
+		})
+	}
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a fourth", err, CodeQueueFull)
+	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"})
+	wantCode(t, "a command", err, CodeQueueFull)
+	f, release, err := s.Files(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(t.Context(), "/tmp/go", strings.NewReader(""), sandbox.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	for range 3 {
+		<-done
+	}
+	want(t, "order", py(t, s, "order"), "[0, 1, 2]")
+}
+
+func TestOutputIsLimited(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Output: 1000}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	py(t, s, "print('x' * 2000)")
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a cell", err, CodeLimit)
+}
+
+func TestVarsAndAuditLog(t *testing.T) {
+	k := newBench(t, quick())
+	ctx := WithActor(t.Context(), Actor{Name: "ann"})
+	s, _, err := k.m.Open(ctx, Key{Name: "work"}, OpenOptions{Vars: map[string]string{"a": "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetVar(ctx, "b", "2"); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "a bad name", s.SetVar(ctx, "", "2"), sandbox.CodeInvalidRequest)
+	wantCode(t, "too long", s.SetVar(ctx, "c", strings.Repeat("x", MaxVarLength+1)), sandbox.CodeTooLarge)
+	k.restart()
+	s = k.get("work")
+	vars, err := s.Vars(ctx)
+	if err != nil || len(vars) != 2 || vars["a"] != "1" || vars["b"] != "2" {
+		t.Errorf("vars %v, %v", vars, err)
+	}
+	if err := s.DeleteVar(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Var(ctx, "a")
+	wantCode(t, "a deleted one", err, CodeVarUnknown)
+	if _, err := s.Cell(ctx, sandbox.Cell{Code: "print('hi')"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.End(ctx, "done with it"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Var(ctx, "b")
+	wantCode(t, "a variable of an ended session", err, CodeEnded)
+	var got []string
+	for e, err := range k.m.Audit(ctx, AuditOptions{Tenant: DefaultTenant, Session: "work", Actor: "ann"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, e.Action)
+		if e.Action == "cell" && (e.Stdout != 3 || e.Verdict != "exit status 0" || e.Detail != "print('hi')" || e.Op == "" || e.Digest == "" || e.Duration == 0) {
+			t.Errorf("entry %+v", e)
+		}
+	}
+	want(t, "actions", strings.Join(got, " "), "open cell ended")
+}
