@@ -471,7 +471,9 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
 		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the key went elsewhere") }))
 		defer elsewhere.Close()
-		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) { http.Redirect(rw, r, elsewhere.URL, http.StatusTemporaryRedirect) })
+		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+			http.Redirect(rw, r, elsewhere.URL, http.StatusTemporaryRedirect)
+		})
 		_, err := m.Complete(t.Context(), ask("hi"))
 		wantCode(t, err, CodeUnreachable)
 	})
