@@ -1,0 +1,292 @@
+package server_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"mime/multipart"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func TestBadInput(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Body: 4096}})
+	s := open(t, k, "default", "work")
+	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "mkdir /tmp/d && mkfifo /tmp/fifo && ln -s /tmp/fifo /tmp/link"}); err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	const cells, ses = "/v1/sessions/work/cells", "/v1/sessions/work"
+	for _, c := range []struct {
+		name, method, path, body string
+		status                   int
+		code                     sandbox.Code
+	}{
+		{"an unknown session", "GET", "/v1/sessions/nope", "", 404, session.CodeNotFound},
+		{"a name with a slash", "GET", "/v1/sessions/a%2Fb", "", 400, session.CodeInvalidKey},
+		{"a name with a snapshot's mark", "PUT", "/v1/sessions/a@b", "{}", 400, session.CodeInvalidKey},
+		{"a name that is too long", "PUT", "/v1/sessions/" + strings.Repeat("x", 129), "{}", 400, session.CodeInvalidKey},
+		{"a name that climbs", "GET", "/v1/sessions/..%2f..%2fetc", "", 400, session.CodeInvalidKey},
+		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, api.CodeBodyTooLarge},
+		{"JSON that breaks off", "POST", cells, `{"code":`, 400, api.CodeInvalidJSON},
+		{"no JSON at all", "POST", cells, `print(1)`, 400, api.CodeInvalidJSON},
+		{"an array", "POST", cells, `[]`, 400, api.CodeInvalidJSON},
+		{"two objects", "POST", cells, `{"code":"1"}{"code":"2"}`, 400, api.CodeInvalidJSON},
+		{"a field of another kind", "POST", cells, `{"code":1}`, 400, api.CodeInvalidJSON},
+		{"an unknown field", "POST", cells, `{"code":"1","cod":2}`, 400, api.CodeUnknownField},
+		{"an unknown field further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memry":1}}}`, 400, api.CodeUnknownField},
+		{"deep JSON", "POST", cells, `{"code":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, 400, api.CodeInvalidJSON},
+		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, sandbox.CodeInvalidSpec},
+		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, sandbox.CodeInvalidSpec},
+		{"too little memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1}}}`, 400, sandbox.CodeInvalidSpec},
+		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, api.CodeInvalidJSON},
+		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, api.CodeInvalidJSON},
+		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, sandbox.CodeInvalidRequest},
+		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
+		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
+		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
+		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, api.CodeInvalidJSON},
+		{"a timeout as a number", "POST", cells, `{"code":"1","timeout":30}`, 400, api.CodeInvalidJSON},
+		{"negative inline bytes", "POST", cells, `{"code":"1","inline_bytes":-1}`, 400, sandbox.CodeInvalidRequest},
+		{"a fate that is none", "POST", cells, `{"code":"1","on_disconnect":"explode"}`, 400, sandbox.CodeInvalidRequest},
+		{"neither args nor shell", "POST", ses + "/commands", `{}`, 400, sandbox.CodeInvalidRequest},
+		{"a terminal without a socket", "POST", ses + "/commands", `{"args":["sh"],"pty":{"rows":1,"cols":1}}`, 400, sandbox.CodeInvalidRequest},
+		{"no WebSocket", "GET", ses + "/stream", "", 426, ""},
+		{"an operation nobody knows", "GET", ses + "/operations/nope", "", 404, sandbox.CodeNotFound},
+		{"output of an operation nobody knows", "GET", ses + "/operations/nope/output", "", 404, sandbox.CodeNotFound},
+		{"a signal that is none", "POST", ses + "/operations/nope/signal", `{"signal":"SIGNOPE"}`, 400, sandbox.CodeInvalidRequest},
+		{"a mark of somebody else's", "GET", ses + "/operations/nope/output?stdout=-1", "", 400, api.CodeInvalidQuery},
+		{"a page of none", "GET", "/v1/sessions?limit=0", "", 400, api.CodeInvalidQuery},
+		{"a page of too many", "GET", "/v1/sessions?limit=100000", "", 400, api.CodeInvalidQuery},
+		{"a negative page", "GET", "/v1/sessions?limit=-1", "", 400, api.CodeInvalidQuery},
+		{"a state that is none", "GET", "/v1/sessions?state=asleep", "", 400, api.CodeInvalidQuery},
+		{"a parameter nobody reads", "GET", "/v1/sessions?page=2", "", 400, api.CodeInvalidQuery},
+		{"no path", "GET", ses + "/files", "", 400, api.CodeInvalidQuery},
+		{"a download of a directory", "GET", ses + "/files?path=/tmp/d", "", 409, sandbox.CodeFileIsDirectory},
+		{"a download of a FIFO", "GET", ses + "/files?path=/tmp/fifo", "", 409, sandbox.CodeFileNotRegular},
+		{"a download through a link to a FIFO", "GET", ses + "/files?path=/tmp/link", "", 409, sandbox.CodeFileNotRegular},
+		{"a download of nothing", "GET", ses + "/files?path=/tmp/none", "", 404, sandbox.CodeFileNotFound},
+		{"a way out of the root", "GET", ses + "/files?root=/tmp/d&path=../../etc/passwd", "", 0, ""},
+		{"a negative offset", "GET", ses + "/files?path=/etc/hosts&offset=-1", "", 400, api.CodeInvalidQuery},
+		{"rights that are none", "PUT", ses + "/files?path=/tmp/m&mode=999", "x", 400, api.CodeInvalidQuery},
+		{"a batch that is none", "POST", ses + "/files/batch", "x", 400, sandbox.CodeInvalidRequest},
+		{"a variable nobody set", "GET", ses + "/vars/none", "", 404, session.CodeVarUnknown},
+		{"a snapshot nobody took", "POST", ses + "/restore", `{"ref":"none"}`, 404, session.CodeSnapshotName},
+		{"forks without number", "POST", ses + "/forks", `{"count":-1}`, 400, sandbox.CodeInvalidRequest},
+		{"more forks than anybody needs", "POST", ses + "/forks", `{"count":100000}`, 400, sandbox.CodeInvalidRequest},
+		{"a route that is none", "GET", "/v1/nothing", "", 404, api.CodeNoRoute},
+		{"a method that is none", "PATCH", ses, "", 405, api.CodeMethod},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := ask(t, k, "", c.method, c.path, c.body)
+			if a.status < 400 || a.status >= 500 && a.status != http.StatusServiceUnavailable || c.status != 0 && a.status != c.status {
+				t.Fatalf("%d %s, want %d", a.status, a.body, c.status)
+			}
+			if c.code == "" {
+				return
+			}
+			p := a.problem(t)
+			if p.Code != c.code || p.Detail == "" || p.Status != a.status || p.Type == "" || p.Title == "" {
+				t.Errorf("got %+v, want code %s", p, c.code)
+			}
+		})
+	}
+	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "true"}); err != nil || !v.OK() {
+		t.Errorf("the session did not survive: %v %v", v, err)
+	}
+}
+
+func TestExpiredSessionSaysSo(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	if a := ask(t, k, "", "PUT", "/v1/sessions/brief", `{"policy":{"ttl":"1s"}}`); a.status != http.StatusCreated {
+		t.Fatal(a.body)
+	}
+	var a answer
+	await(t, "the session expires", func() bool {
+		a = ask(t, k, "", "GET", "/v1/sessions/brief", "")
+		return a.status != http.StatusOK
+	})
+	if a.status != http.StatusGone || a.problem(t).Code != session.CodeExpired {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	var list api.Sessions
+	ask(t, k, "", "GET", "/v1/sessions?state=expired", "").decode(t, &list)
+	if len(list.Sessions) != 1 || list.Sessions[0].Reason == "" {
+		t.Errorf("got %+v", list)
+	}
+}
+
+func TestSessionsComeInPages(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	for i := range 3 {
+		open(t, k, "default", fmt.Sprintf("s%d", i))
+	}
+	var names []string
+	path := "/v1/sessions?limit=2"
+	for {
+		var page api.Sessions
+		ask(t, k, "", "GET", path, "").decode(t, &page)
+		for _, i := range page.Sessions {
+			names = append(names, i.Key.Name)
+		}
+		if page.Next == "" {
+			break
+		}
+		path = "/v1/sessions?limit=2&after=" + page.Next
+	}
+	if got := strings.Join(names, " "); got != "s0 s1 s2" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestUploadsNeverOverwriteByAccident(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Upload: 1 << 20}})
+	open(t, k, "default", "work")
+	const files = "/v1/sessions/work/files"
+	check := func(what string, a answer, status int, code sandbox.Code) {
+		t.Helper()
+		if a.status != status || code != "" && a.problem(t).Code != code {
+			t.Errorf("%s: %d %s, want %d %s", what, a.status, a.body, status, code)
+		}
+	}
+	check("a new file", ask(t, k, "", "PUT", files+"?path=a.txt", "one"), 200, "")
+	check("the same again", ask(t, k, "", "PUT", files+"?path=a.txt", "two"), 409, sandbox.CodeFileExists)
+	if a := ask(t, k, "", "GET", files+"?path=/home/user/a.txt", ""); a.body != "one" {
+		t.Errorf("it was overwritten: %s", a.body)
+	}
+	check("on purpose", ask(t, k, "", "PUT", files+"?path=a.txt&overwrite=true", "two"), 200, "")
+	check("added", ask(t, k, "", "PUT", files+"?path=a.txt&append=true", "+"), 200, "")
+	if a := ask(t, k, "", "GET", files+"?path=a.txt&offset=1&limit=2", ""); a.body != "wo" {
+		t.Errorf("a part: %s", a.body)
+	}
+	check("a directory that is missing", ask(t, k, "", "PUT", files+"?path=x/y", "1"), 404, sandbox.CodeFileNotFound)
+	check("with its directory", ask(t, k, "", "PUT", files+"?path=x/y&parents=true&mode=600", "1"), 200, "")
+	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, api.CodeBodyTooLarge)
+	check("what was too much is not there", ask(t, k, "", "GET", files+"/stat?path=big", ""), 404, sandbox.CodeFileNotFound)
+	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 409, sandbox.CodeFileExists)
+	check("move onto a file on purpose", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt","overwrite":true}`), 204, "")
+	check("a directory with content", ask(t, k, "", "PUT", files+"?path=x/z&parents=true", "1"), 200, "")
+	check("remove a directory with content", ask(t, k, "", "DELETE", files+"?path=x", ""), 409, sandbox.CodeFileNotEmpty)
+	check("remove all of it", ask(t, k, "", "DELETE", files+"?path=x&recursive=true", ""), 204, "")
+	name := "/tmp/%FFname"
+	check("a name that is no text", ask(t, k, "", "PUT", files+"?path="+name, "1"), 200, "")
+	var info api.FileInfo
+	ask(t, k, "", "GET", files+"/stat?path="+name, "").decode(t, &info)
+	if info.Path != "/tmp/\xffname" {
+		t.Errorf("got %q", info.Path)
+	}
+}
+
+func TestBatchUpload(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	open(t, k, "default", "work")
+	send := func(query string, files ...string) (answer, api.Batch) {
+		t.Helper()
+		var b bytes.Buffer
+		w := multipart.NewWriter(&b)
+		for i := 0; i+1 < len(files); i += 2 {
+			p, err := w.CreateFormFile("file", files[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = p.Write([]byte(files[i+1]))
+		}
+		w.Close()
+		a := ask(t, k, "", "POST", "/v1/sessions/work/files/batch"+query, b.String(), "Content-Type", w.FormDataContentType())
+		var out api.Batch
+		if a.status < 300 {
+			a.decode(t, &out)
+		}
+		return a, out
+	}
+	sum := func(s string) string { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]) }
+	a, out := send("", "a.csv", "1,2", "b.csv", "3")
+	if a.status != 200 || len(out.Files) != 2 || out.Failed != 0 || out.Files[0].Name != "a.csv" || out.Files[0].Path != "/home/user/a.csv" || out.Files[0].Size != 3 ||
+		out.Files[0].SHA256 != sum("1,2") {
+		t.Errorf("%d %+v", a.status, out)
+	}
+	a, out = send("", "a.csv", "other", "c.csv", "new")
+	if a.status != http.StatusMultiStatus || out.Failed != 1 || out.Files[0].Problem == nil || out.Files[0].Problem.Code != sandbox.CodeFileExists || out.Files[1].SHA256 != sum("new") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	a, out = send("?overwrite=true&dir=/tmp/in&parents=true", "../../etc/passwd", "x", "sub/d.csv", "y")
+	if a.status != 200 || out.Files[0].Path != "/tmp/in/etc/passwd" || out.Files[1].Path != "/tmp/in/sub/d.csv" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a, _ := send(""); a.status != http.StatusBadRequest {
+		t.Errorf("no files: %d %s", a.status, a.body)
+	}
+}
+
+func TestTarBothWays(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	open(t, k, "default", "work")
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	_ = w.WriteHeader(&tar.Header{Name: "d/f", Mode: 0o644, Size: 2})
+	_, _ = w.Write([]byte("hi"))
+	w.Close()
+	a := ask(t, k, "", "PUT", "/v1/sessions/work/files/tar?path=/tmp/t&parents=true", b.String())
+	var st api.TarStats
+	a.decode(t, &st)
+	if a.status != 200 || st.Bytes != 2 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files/tar?path=/tmp/t", b.String()); a.status != 409 {
+		t.Errorf("over what is there: %d %s", a.status, a.body)
+	}
+	if a := ask(t, k, "", "GET", "/v1/sessions/work/files/tar?path=/tmp/t", ""); a.status != 200 || !strings.Contains(a.body, "d/f") {
+		t.Errorf("%d %.200s", a.status, a.body)
+	}
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	first := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1")
+	again := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1")
+	if first.status != http.StatusCreated || again.status != http.StatusCreated || first.body != again.body || again.header.Get("Idempotency-Replayed") != "true" {
+		t.Errorf("%d %s\n%d %s", first.status, first.body, again.status, again.body)
+	}
+	other := ask(t, k, "", "POST", "/v1/sessions", `{"name":"x"}`, api.HeaderIdempotency, "k1")
+	if other.problem(t).Code != api.CodeIdempotency {
+		t.Errorf("another request: %d %s", other.status, other.body)
+	}
+	bad := ask(t, k, "", "POST", "/v1/sessions", `{"spec":{"limits":{"memory":-1}}}`, api.HeaderIdempotency, "k2")
+	good := ask(t, k, "", "POST", "/v1/sessions", `{"name":"y"}`, api.HeaderIdempotency, "k2")
+	if bad.status != 400 || good.status != http.StatusCreated {
+		t.Errorf("behind a failure: %d, then %d %s", bad.status, good.status, good.body)
+	}
+	results := make(chan answer, 5)
+	for range 5 {
+		go func() { results <- ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k3") }()
+	}
+	seen := map[string]bool{}
+	for range 5 {
+		seen[(<-results).body] = true
+	}
+	if len(seen) != 1 {
+		t.Errorf("five at once made %d answers", len(seen))
+	}
+	k.Stop()
+	k.Start()
+	if a := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1"); a.body != first.body {
+		t.Errorf("after a restart: %d %s", a.status, a.body)
+	}
+}
+
+func TestRequestTimeIsBounded(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Time: time.Nanosecond}})
+	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store
+	if a.status != http.StatusGatewayTimeout || a.problem(t).Code != api.CodeRequestTime {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
