@@ -32,6 +32,8 @@ type Backend struct {
 
 	sweepOnce sync.Once
 	watchers  sync.WaitGroup
+	ctx       context.Context // of everything that outlives a call
+	cancel    context.CancelFunc
 
 	fillMu sync.Mutex
 	filled map[string]bool // guarded by fillMu; volumes that were seen to be whole
@@ -71,6 +73,7 @@ func New(opts Options) (*Backend, error) {
 	if b.cli, err = connect(opts); err != nil {
 		return nil, err
 	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
 }
 
@@ -87,6 +90,7 @@ func (b *Backend) Close() error {
 	for _, m := range open {
 		_ = m.stream.Close() // never fails
 	}
+	b.cancel()
 	b.watchers.Wait()
 	return b.cli.Close()
 }
@@ -276,7 +280,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.reserve(p.ID); err != nil {
 		return nil, err
 	}
-	watched, forget := context.WithCancel(context.WithoutCancel(ctx))
+	watched, forget := context.WithCancel(b.ctx)
 	n := b.subscribe(watched, p.Container)
 	undo := func(err error) error {
 		forget()
@@ -335,7 +339,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err := b.reserve(id); err != nil {
 		return nil, err
 	}
-	watched, forget := context.WithCancel(context.WithoutCancel(ctx))
+	watched, forget := context.WithCancel(b.ctx)
 	undo := func(err error) error {
 		forget()
 		b.release(id, nil)

@@ -176,7 +176,9 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 // isolationOf tells what stands between code and host with a runtime, by its name and its program. One that is not known is taken for
 // what every runtime is at least.
 func isolationOf(name, path string) sandbox.Isolation {
-	known := func(part string) bool { return strings.Contains(name, part) || strings.Contains(filepath.Base(path), part) }
+	known := func(part string) bool {
+		return strings.Contains(name, part) || strings.Contains(filepath.Base(path), part)
+	}
 	switch {
 	case known("runsc"), known("gvisor"), strings.HasPrefix(filepath.Base(path), "recluse-engine"):
 		return sandbox.IsolationKernel

@@ -76,7 +76,7 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
 		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would run beside us
-		StopSignal:  "SIGKILL",                                      // whoever stops it need not wait
+		StopSignal:  "SIGKILL",                                       // whoever stops it need not wait
 	}, nil
 }
 

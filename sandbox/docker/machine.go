@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -22,6 +23,7 @@ type machine struct {
 	token   []byte
 	stream  *stream
 	forget  context.CancelFunc // ends the watch
+	cut     atomic.Bool        // the stream has ended by itself
 	gone    chan struct{}
 
 	mu      sync.Mutex
@@ -68,18 +70,21 @@ func (m *machine) rests() bool {
 	return m.resting
 }
 
-// end says that the sandbox has gone, and why.
+// end says that the sandbox has gone, and why. Calls that wait for an answer end as well: a paused guest would give none.
 func (m *machine) end(cause error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.over {
-		return
+	over := m.over
+	if !over {
+		m.over = true
+		if !m.stopped {
+			m.cause = cause
+		}
+		close(m.gone)
 	}
-	m.over = true
-	if !m.stopped {
-		m.cause = cause
+	m.mu.Unlock()
+	if !over && m.stream != nil {
+		_ = m.stream.Close() // never fails
 	}
-	close(m.gone)
 }
 
 // news is a stream of what the engine tells about a container.
@@ -274,8 +279,12 @@ func (b *Backend) attach(ctx context.Context, r record, token []byte, n news, fo
 	m := &machine{record: r, backend: b, token: token, forget: forget, gone: make(chan struct{})}
 	s, err := b.bridge(ctx, r.Container, func(closed bool) {
 		b.release(r.ID, m)
-		if closed {
-			m.forget()
+		switch {
+		case !closed:
+			m.cut.Store(true)
+		case !m.cut.Load():
+			// Who gives it up does not ask any more, but a broken stream is closed too, before it is known why it broke.
+			time.AfterFunc(newsWait, m.forget)
 		}
 	})
 	if err != nil {

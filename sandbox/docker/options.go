@@ -93,6 +93,7 @@ const (
 const (
 	cleanWait    = 20 * time.Second       // to undo what could not be finished
 	removalWait  = 250 * time.Millisecond // for the news that a killed container was removed as well
+	newsWait     = 3 * time.Second        // for news about a sandbox whose stream was closed
 	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost
 	enginePause  = 300 * time.Millisecond // between them
 	removePause  = 20 * time.Millisecond  // between two looks at a container that is being removed

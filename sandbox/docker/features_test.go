@@ -1,0 +1,43 @@
+package docker
+
+import (
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
+)
+
+// killGuest kills the first process of a container from outside, and not through the engine.
+func killGuest(t *testing.T, b *Backend, id string) {
+	t.Helper()
+	r, _, err := b.find(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(docker(t, "inspect", "--format", "{{.State.Pid}}", r.Container))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func features(t *testing.T, b *Backend) {
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { killGuest(t, b, sb.ID()) },
+		Leftovers: leftovers,
+	})
+	all, err := b.List(t.Context())
+	if err != nil || len(all) > 0 {
+		t.Errorf("left behind: %+v, %v", all, err)
+	}
+}
+
+func TestFeatures(t *testing.T) { features(t, newBackend(t, nil)) }
+
+func TestFeaturesOnGVisor(t *testing.T) {
+	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }))
+}

@@ -1,0 +1,285 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestANewProgramAdoptsWhatRuns(t *testing.T) {
+	b := newBackend(t, nil)
+	ctx := t.Context()
+	cmd, id := maker(t, b, false)
+	kill(cmd)
+	all, err := b.List(ctx)
+	if err != nil || len(all) != 1 || all[0].ID != id || !all[0].Running || all[0].Labels["made"] != "elsewhere" {
+		t.Fatalf("listed are %+v, %v", all, err)
+	}
+	sb, err := sandbox.Attach(ctx, b, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept"}); err != nil || v.Result.Text() != "42" {
+		t.Fatalf("the variable is %v, %v", v, err)
+	}
+	shell(t, sb, "touch go")
+	var out strings.Builder
+	v, err := sb.Follow(ctx, "counting", sandbox.FollowOptions{Stdout: &out})
+	if err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	lines := strings.Fields(out.String())
+	for i, l := range lines[:len(lines)-1] {
+		if l != strconv.Itoa(i+1) {
+			t.Fatalf("line %d is %q: the output is not whole", i+1, l)
+		}
+	}
+}
+
+func TestANewProgramFencesOutTheOneBefore(t *testing.T) {
+	b := newBackend(t, nil)
+	_, id := maker(t, b, false) // which lives on
+	sb, err := sandbox.Attach(t.Context(), b, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "kept"}); err != nil || v.Result.Text() != "42" {
+		t.Fatalf("the variable is %v, %v", v, err)
+	}
+	// And is fenced out in its turn.
+	other := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance })
+	next, err := sandbox.Attach(t.Context(), other, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Detach()
+	shell(t, next, "true")
+	eventually(t, "the end of the attachment before", func() bool {
+		return sandbox.CodeOf(sb.Ping(t.Context())) == sandbox.CodeGuestLost
+	})
+	sb.Detach()
+	shell(t, next, "true")
+}
+
+func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
+	b := newBackend(t, nil)
+	ctx := t.Context()
+	dead, left := maker(t, b, false)
+	persistent, kept := maker(t, b, true)
+	_, alive := maker(t, b, false)
+	taken, used := maker(t, b, false)
+	for _, c := range []interface{ Kill() error }{dead.Process, persistent.Process, taken.Process} {
+		_ = c.Kill()
+	}
+	for _, c := range []interface{ Wait() error }{dead, persistent, taken} {
+		_ = c.Wait()
+	}
+	// Whoever has attached answers for it from then on, also after it has let go.
+	user, err := sandbox.Attach(ctx, newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance }), used)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user.Detach()
+	open(t, b, sandbox.Spec{})
+	if l := leftovers(t, []string{left}); len(l) > 0 {
+		t.Errorf("the orphan is still there: %q", l)
+	}
+	running := map[string]bool{}
+	all, err := b.List(ctx)
+	for _, i := range all {
+		running[i.ID] = i.Running
+	}
+	if err != nil || len(all) != 4 || !running[kept] || !running[alive] || !running[used] {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+}
+
+func TestTwoInstancesDoNotTouchEachOther(t *testing.T) {
+	mine, theirs := newBackend(t, nil), newBackend(t, nil)
+	ctx := t.Context()
+	sb := open(t, theirs, sandbox.Spec{})
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := theirs.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID); err != nil {
+			t.Error(err)
+		}
+	}()
+	if all, err := mine.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+	if _, err := mine.Attach(ctx, sb.ID()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("attach: %v", err)
+	}
+	if err := errors.Join(mine.Stop(ctx, sb.ID()), mine.DeleteSnapshot(ctx, snap.ID)); err != nil {
+		t.Error(err)
+	}
+	if _, err := mine.Restore(ctx, snap, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("restore: %v", err)
+	}
+	mine.sweep(ctx)
+	shell(t, sb, "true")
+	if all, err := theirs.Snapshots(ctx); err != nil || len(all) != 1 {
+		t.Errorf("snapshots are %+v, %v", all, err)
+	}
+}
+
+func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
+	b := newBackend(t, nil)
+	for _, c := range []struct {
+		name string
+		args []string
+		code sandbox.Code
+		says string
+	}{
+		{"removed", []string{"rm", "-f"}, sandbox.CodeSandboxLost, "removed behind our back"},
+		{"stopped", []string{"stop"}, sandbox.CodeSandboxLost, "stopped behind our back"},
+		{"killed through the engine", []string{"kill"}, sandbox.CodeSandboxLost, "stopped behind our back"},
+		{"paused", []string{"pause"}, CodePaused, "paused behind our back"},
+		{"restarted", []string{"restart"}, sandbox.CodeSandboxLost, "stopped behind our back"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sb := open(t, b, sandbox.Spec{})
+			docker(t, append(c.args, containerName(sb.ID()))...)
+			await(t, "the news", sb.Gone())
+			_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+			if sandbox.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("a command afterwards: %q, %v", sandbox.CodeOf(err), err)
+			}
+		})
+	}
+	t.Run("paused and gone on", func(t *testing.T) {
+		sb := open(t, b, sandbox.Spec{})
+		name := containerName(sb.ID())
+		docker(t, "pause", name)
+		await(t, "the news", sb.Gone())
+		sb.Detach()
+		if _, err := sandbox.Attach(t.Context(), b, sb.ID()); sandbox.CodeOf(err) != CodePaused {
+			t.Errorf("attach to a paused one: %v", err)
+		}
+		docker(t, "unpause", name)
+		again, err := sandbox.Attach(t.Context(), b, sb.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		shell(t, again, "true")
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("renamed", func(t *testing.T) {
+		sb := open(t, b, sandbox.Spec{})
+		docker(t, "rename", containerName(sb.ID()), "somebody-else-"+sb.ID())
+		shell(t, sb, "true")
+		sb.Detach()
+		again, err := sandbox.Attach(t.Context(), b, sb.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+		if left := leftovers(t, []string{sb.ID()}); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	})
+	t.Run("killed for memory", func(t *testing.T) {
+		sb := open(t, b, sandbox.Spec{})
+		// The guest itself is what the kernel finds when the limit falls below what it has.
+		name := containerName(sb.ID())
+		pid := docker(t, "inspect", "--format", "{{.State.Pid}}", name)
+		if err := os.WriteFile("/proc/"+pid+"/oom_score_adj", []byte("1000"), 0); err != nil {
+			t.Skip("SKIPPED: ", err)
+		}
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo 0 > /proc/self/oom_score_adj; exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"})
+		await(t, "the news", sb.Gone())
+		if err == nil {
+			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+		}
+		if sandbox.CodeOf(err) != sandbox.CodeSandboxLost || !strings.Contains(err.Error(), "killed for memory") {
+			t.Errorf("told as %v, %v", v, err)
+		}
+	})
+	t.Run("killed from outside after an earlier kill for memory", func(t *testing.T) {
+		sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 128 << 20}})
+		v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}})
+		if err != nil || v.Ended != sandbox.EndedMemory {
+			t.Fatalf("%v, %v", v, err)
+		}
+		m := b.attachment(sb.ID())
+		m.mu.Lock()
+		m.oom = time.Now().Add(-time.Hour) // as if it were long ago
+		m.mu.Unlock()
+		killGuest(t, b, sb.ID())
+		await(t, "the news", sb.Gone())
+		if err := sb.Ping(t.Context()); sandbox.CodeOf(err) != sandbox.CodeGuestLost || !strings.Contains(err.Error(), "signal 9") {
+			t.Errorf("told as %v", err)
+		}
+	})
+}
+
+func TestMemoryKillsAreToldFromExits(t *testing.T) {
+	sb := open(t, newBackend(t, nil), sandbox.Spec{Limits: sandbox.Limits{Memory: 128 << 20}})
+	const hog = "python3 -c 'x = []\nwhile True: x.append(bytearray(8 << 20))'"
+	for _, c := range []struct {
+		name, script string
+		ended        sandbox.Ending
+		kills        bool
+	}{
+		{"a hog", "exec " + hog, sandbox.EndedMemory, true},
+		{"a hog's shell", hog + "; exit $?", sandbox.EndedExit, true},
+		{"kill -9 of itself", "kill -9 $$", sandbox.EndedSignal, false},
+		{"the exit code of a kill", "exit 137", sandbox.EndedExit, false},
+		{"success", "true", sandbox.EndedExit, false},
+	} {
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: c.script})
+		if err != nil || v.Ended != c.ended || (v.MemoryKills > 0) != c.kills {
+			t.Errorf("%s: %v with %d memory kills, %v", c.name, v, v.MemoryKills, err)
+		}
+	}
+}
+
+func TestPauseAndResume(t *testing.T) {
+	b := newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{})
+	for range 2 {
+		if err := sb.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := sb.Ping(ctx); err == nil {
+		t.Error("a paused sandbox answers")
+	}
+	for range 2 {
+		if err := sb.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shell(t, sb, "true")
+}
+
+func TestLabelsCanBeChanged(t *testing.T) {
+	b := newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{Labels: map[string]string{"session": "pool"}})
+	if err := b.Label(t.Context(), sb.ID(), map[string]string{"session": "alice"}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := b.List(t.Context())
+	if err != nil || len(all) != 1 || all[0].Labels["session"] != "alice" {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+	if got := docker(t, "inspect", "--format", `{{index .Config.Labels "dev.recluse.session"}}`, containerName(sb.ID())); got != "pool" {
+		t.Errorf("the container's own label is %q", got)
+	}
+}

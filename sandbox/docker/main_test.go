@@ -1,0 +1,266 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// testImage is built from this machine.
+const testImage = "recluse-test:latest"
+
+// What all tests share.
+var (
+	engineHost string // of the engine, empty where there is none
+	guestPath  string
+	noEngine   string // why
+)
+
+// script starts and stops the private engine.
+const script = "../../scripts/docker-engine.sh"
+
+// noEngineStatus is how it says that none can be had here.
+const noEngineStatus = 3
+
+func TestMain(m *testing.M) {
+	if os.Getenv(makerEnv) != "" {
+		make1()
+		return
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "programs for tests:", err)
+		return 1
+	}
+	guestPath = guest.Path
+	stop, err := startEngine(engine.Path)
+	defer stop()
+	if err == nil && engineHost != "" {
+		err = buildImage()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the Docker engine for tests:", err)
+		return 1
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// startEngine gives the engine that RECLUSE_TEST_DOCKER_HOST names, or a private one.
+func startEngine(runsc string) (stop func(), err error) {
+	stop = func() {}
+	if engineHost = os.Getenv("RECLUSE_TEST_DOCKER_HOST"); engineHost != "" {
+		return stop, nil
+	}
+	dir, err := os.MkdirTemp("", "recluse-docker-") // short: a socket's name has a hundred bytes
+	if err != nil {
+		return stop, err
+	}
+	out, err := exec.CommandContext(context.Background(), script, "start", dir, runsc).Output()
+	e, exited := errors.AsType[*exec.ExitError](err)
+	if exited && e.ExitCode() == noEngineStatus && os.Getenv("CI") != "true" {
+		noEngine = strings.TrimSpace(string(e.Stderr))
+		fmt.Fprintf(os.Stderr, "\nSKIPPED: the tests that need a Docker engine: %s\n\n", noEngine)
+		return stop, os.RemoveAll(dir)
+	}
+	stop = func() {
+		if text, err := exec.CommandContext(context.Background(), script, "stop", dir).CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "stop the engine for tests: %v: %s\n", err, text)
+		}
+	}
+	if exited {
+		err = fmt.Errorf("%w: %s", err, e.Stderr)
+	}
+	engineHost = strings.TrimSpace(string(out))
+	return stop, err
+}
+
+func buildImage() error {
+	b, err := New(Options{Host: engineHost, Instance: "test-image", Dir: os.TempDir(), GuestPath: guestPath})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	return b.ImportHost(context.Background(), testImage)
+}
+
+// newBackend gives a backend of an instance of its own. At the test's end nothing of it may be left.
+func newBackend(t *testing.T, change func(*Options)) *Backend {
+	t.Helper()
+	if engineHost == "" {
+		t.Skip("SKIPPED: " + noEngine)
+	}
+	o := Options{Host: engineHost, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Instance: "test-" + randomHex(4)}
+	if change != nil {
+		change(&o)
+	}
+	b, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := sandbox.Open(t.Context(), b, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := sb.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return sb
+}
+
+// docker runs the docker command against the tests' engine, as somebody behind our back would.
+func docker(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", append([]string{"-H", engineHost}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("docker %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// shell runs a script that must succeed and gives its output.
+func shell(t *testing.T, sb *sandbox.Sandbox, script string) string {
+	t.Helper()
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: script})
+	if err != nil || !v.OK() {
+		t.Fatalf("%s: %v, %v\n%s", script, v, err, stderrOf(v))
+	}
+	return v.Stdout.String()
+}
+
+func stderrOf(v *sandbox.Verdict) string {
+	if v == nil {
+		return ""
+	}
+	return v.Stderr.String()
+}
+
+func await(t *testing.T, what string, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("waited in vain: %s", what)
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// leftovers names what the engine still has of sandboxes.
+func leftovers(t *testing.T, ids []string) []string {
+	t.Helper()
+	var left []string
+	for line := range strings.Lines(docker(t, "ps", "-a", "--format", "{{.Names}} {{.State}}")) {
+		for _, id := range ids {
+			if strings.Contains(line, id) {
+				left = append(left, strings.TrimSpace(line))
+			}
+		}
+	}
+	return left
+}
+
+// makerEnv turns this test's own program into another one, which makes a sandbox and waits to be killed.
+const makerEnv = "RECLUSE_TEST_MAKER"
+
+func make1() {
+	fail := func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	dir, instance, _ := strings.Cut(os.Getenv(makerEnv), "|")
+	ctx := context.Background()
+	b, err := New(Options{Host: os.Getenv(makerEnv + "_HOST"), Image: testImage, Pull: PullNever, Dir: dir, GuestPath: os.Getenv(makerEnv + "_GUEST"), Instance: instance})
+	if err != nil {
+		fail(err)
+	}
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}, Persist: os.Getenv(makerEnv+"_PERSIST") == "true"})
+	if err != nil {
+		fail(err)
+	}
+	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept = 42"}); err != nil || !v.OK() {
+		fail(fmt.Errorf("%v, %w", v, err))
+	}
+	if _, err := sb.Start(ctx, sandbox.Command{ID: "counting", Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
+		fail(err)
+	}
+	fmt.Println(sb.ID())
+	select {}
+}
+
+// maker starts the other program and gives the sandbox it has made.
+func maker(t *testing.T, b *Backend, persist bool) (cmd *exec.Cmd, id string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), makerEnv+"="+b.dir+"|"+b.instance, makerEnv+"_GUEST="+guestPath, makerEnv+"_HOST="+engineHost, fmt.Sprintf("%s_PERSIST=%t", makerEnv, persist))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := fmt.Fscan(out, &id); err != nil {
+		t.Fatalf("the other program made nothing: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := b.Stop(context.WithoutCancel(t.Context()), id); err != nil {
+			t.Error(err)
+		}
+	})
+	return cmd, id
+}
+
+func kill(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}

@@ -1,0 +1,82 @@
+#!/bin/sh
+# A private Docker engine for tests: its own socket, data and network settings, nothing of the machine's own engine touched.
+#
+#   docker-engine.sh install             puts the engine on this machine, from Debian's packages
+#   docker-engine.sh start DIR [RUNSC]   starts one in DIR and prints its address; RUNSC becomes its runtime "runsc"
+#   docker-engine.sh stop DIR            ends it and removes DIR
+#
+# Exit status 3 of start: there is no engine on this machine, or nobody may start one.
+set -eu
+
+die() {
+	echo "docker-engine.sh: $2" >&2
+	exit "$1"
+}
+
+# answers DIR: whether the engine there does.
+answers() { docker -H "unix://$1/docker.sock" version >/dev/null 2>&1; }
+
+verb=${1:-}
+dir=${2:-}
+
+case $verb in
+install)
+	command -v dockerd >/dev/null && exit 0
+	[ "$(id -u)" = 0 ] || die 3 "only root can install the engine"
+	command -v apt-get >/dev/null || die 3 "no apt-get here: install Docker Engine as your system does"
+	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends docker.io
+	;;
+start)
+	[ -n "$dir" ] || die 2 "start where?"
+	command -v dockerd >/dev/null || die 3 "there is no dockerd on this machine: $0 install"
+	[ "$(id -u)" = 0 ] || die 3 "only root can start an engine"
+	mkdir -p "$dir"
+	dir=$(cd "$dir" && pwd)
+	runtimes=
+	[ -z "${3:-}" ] || runtimes="\"runsc\": {\"path\": \"$3\"}"
+	# No bridge and no firewall rules: the machine's own network stays as it is.
+	cat >"$dir/daemon.json" <<-JSON
+		{
+		  "data-root": "$dir/data", "exec-root": "$dir/exec", "pidfile": "$dir/pid", "hosts": ["unix://$dir/docker.sock"],
+		  "bridge": "none", "iptables": false, "ip-forward": false, "runtimes": {$runtimes}
+		}
+	JSON
+	# A session of its own: an interrupt at the terminal is for the tests, which then stop it.
+	setsid dockerd --config-file "$dir/daemon.json" >"$dir/log" 2>&1 </dev/null &
+	pid=$!
+	n=0
+	until answers "$dir"; do
+		kill -0 "$pid" 2>/dev/null || die 1 "the engine did not start: $(tail -n 3 "$dir/log")"
+		n=$((n + 1))
+		[ "$n" -lt 300 ] || die 1 "the engine does not answer: $(tail -n 3 "$dir/log")"
+		sleep 0.1
+	done
+	echo "unix://$dir/docker.sock"
+	;;
+stop)
+	[ -f "$dir/daemon.json" ] || die 2 "no engine was started in '$dir'"
+	dir=$(cd "$dir" && pwd)
+	if answers "$dir"; then
+		for c in $(docker -H "unix://$dir/docker.sock" ps -aq); do
+			docker -H "unix://$dir/docker.sock" rm -f "$c" >/dev/null 2>&1 || true
+		done
+	fi
+	if [ -f "$dir/pid" ]; then
+		pid=$(cat "$dir/pid")
+		kill "$pid" 2>/dev/null || true
+		n=0
+		while kill -0 "$pid" 2>/dev/null && [ "$n" -lt 200 ]; do
+			n=$((n + 1))
+			sleep 0.1
+		done
+		kill -9 "$pid" 2>/dev/null || true
+	fi
+	# Mounts that a killed engine has left would keep the directory.
+	grep -o " $dir/[^ ]*" /proc/self/mountinfo 2>/dev/null | sort -r | while read -r m; do umount -l "$m" 2>/dev/null || true; done
+	rm -rf "$dir"
+	;;
+*)
+	sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+	exit 2
+	;;
+esac
