@@ -18,8 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/image"
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -160,24 +162,18 @@ func (b *Backend) driver(path string, cgroups bool) *engine {
 
 // record is what is kept about a sandbox in its directory; with it any program can drive the sandbox.
 type record struct {
-	ID         string       `json:"id"`
-	Created    time.Time    `json:"created"`
-	Spec       sandbox.Spec `json:"spec"`
-	Token      string       `json:"token"`
-	Generation string       `json:"generation"`
-	Engine     string       `json:"engine"` // hashes
-	Guest      string       `json:"guest"`
-	Cgroup     bool         `json:"cgroup"`
-	Root       string       `json:"root"`  // directory on the host
-	Binds      []bind       `json:"binds"` // onto it, without the guest's and the caller's own
-	Owner      owner        `json:"owner"` // the program that must end it
-	Config     agent.Config `json:"config"`
-}
-
-// owner is a process, told from later ones of the same pid by its start.
-type owner struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"`
+	ID         string          `json:"id"`
+	Created    time.Time       `json:"created"`
+	Spec       sandbox.Spec    `json:"spec"`
+	Token      string          `json:"token"`
+	Generation string          `json:"generation"`
+	Engine     string          `json:"engine"` // hashes
+	Guest      string          `json:"guest"`
+	Cgroup     bool            `json:"cgroup"`
+	Root       string          `json:"root"`  // directory on the host
+	Binds      []bind          `json:"binds"` // onto it, without the guest's and the caller's own
+	Owner      statefile.Owner `json:"owner"` // the program that must end it
+	Config     agent.Config    `json:"config"`
 }
 
 const recordFile = "sandbox.json"
@@ -197,7 +193,7 @@ func (b *Backend) load(id string) (*record, error) {
 		return nil, notFound
 	}
 	r := &record{}
-	err := readJSON(filepath.Join(b.sandboxDir(id), recordFile), r)
+	err := statefile.Read(filepath.Join(b.sandboxDir(id), recordFile), r)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, notFound
 	}
@@ -300,8 +296,8 @@ func rootError(what string, err error) error {
 // boot makes a sandbox the long way.
 func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 	r := &record{
-		ID: newID(), Created: time.Now().UTC(), Spec: p.spec, Token: randomHex(32), Generation: randomHex(8),
-		Engine: b.engine.Hash, Guest: b.guest.Hash, Root: p.root, Binds: p.binds, Owner: self(),
+		ID: newID(), Created: time.Now().UTC(), Spec: p.spec, Token: statefile.Random(32), Generation: statefile.Random(8),
+		Engine: b.engine.Hash, Guest: b.guest.Hash, Root: p.root, Binds: p.binds, Owner: statefile.Self(),
 	}
 	r.Config = b.guestConfig(r, p)
 	return b.launch(ctx, r, b.engine, b.guest, "")
@@ -355,16 +351,16 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 			err = errors.Join(err, b.remove(clean, r.ID, r.Cgroup, e))
 		}
 	}()
-	if err := writeJSON(filepath.Join(dir, recordFile), r); err != nil {
+	if err := statefile.Write(filepath.Join(dir, recordFile), r); err != nil {
 		return nil, startError(err)
 	}
-	lock, err := lockAttachment(dir)
+	lock, err := b.lock(dir, statefile.Patience)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			_ = lock.Close()
+			lock.Release()
 		}
 	}()
 	var group *cgroup
@@ -386,14 +382,14 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	if err := linkShared(sharedOf(checkpoint), filepath.Join(dir, sharedFiles)); err != nil {
 		return nil, startError(err)
 	}
-	pipes, err := makePipes(dir)
+	pipes, err := fifo.MakeAll(dir)
 	if err != nil {
 		return nil, startError(err)
 	}
 	// Again, and as late as can be: somebody may have put another directory or a link in a judged one's place, since the snapshot was taken or just now.
 	places, err := b.judgeAgain(r)
 	if err != nil {
-		pipes.close()
+		pipes.Close()
 		return nil, err
 	}
 	defer places.close()
@@ -402,7 +398,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	} else {
 		err = e.restore(ctx, r.ID, dir, checkpoint, pipes)
 	}
-	pipes.close()
+	pipes.Close()
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
@@ -531,23 +527,23 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err != nil {
 		return nil, err
 	}
-	lock, err := lockAttachment(b.sandboxDir(id))
+	lock, err := b.lock(b.sandboxDir(id), statefile.Patience)
 	if err != nil {
 		return nil, err
 	}
 	e := b.driver(eng.Path, r.Cgroup)
 	// Whoever paused it to take a snapshot has died over it.
 	if err := resumePaused(ctx, e, id); err != nil {
-		_ = lock.Close()
+		lock.Release()
 		return nil, startError(err)
 	}
 	m, err := b.open(r, e, lock)
 	if err != nil {
-		_ = lock.Close()
+		lock.Release()
 		return nil, err
 	}
-	r.Owner = self()
-	if err := writeJSON(filepath.Join(b.sandboxDir(id), recordFile), r); err != nil {
+	r.Owner = statefile.Self()
+	if err := statefile.Write(filepath.Join(b.sandboxDir(id), recordFile), r); err != nil {
 		m.abandon()
 		return nil, startError(err)
 	}
@@ -562,7 +558,7 @@ func (b *Backend) sweepOrphans(ctx context.Context) {
 	}
 	for _, d := range entries {
 		r, err := b.load(d.Name())
-		if err != nil || r.Spec.Persist || r.Owner.alive() {
+		if err != nil || r.Spec.Persist || r.Owner.Alive() {
 			continue
 		}
 		b.endOrphan(ctx, r.ID)
@@ -572,12 +568,12 @@ func (b *Backend) sweepOrphans(ctx context.Context) {
 // endOrphan ends a sandbox that looked like an orphan, unless somebody is attached to it or has made it theirs meanwhile.
 // Best effort: it is tried again by the next program, and Start must not fail for it.
 func (b *Backend) endOrphan(ctx context.Context, id string) {
-	lock, err := tryAttachment(b.sandboxDir(id), 0)
+	lock, err := b.lock(b.sandboxDir(id), 0)
 	if err != nil {
 		return
 	}
-	defer lock.Close()
-	if r, err := b.load(id); err == nil && !r.Spec.Persist && !r.Owner.alive() {
+	defer lock.Release()
+	if r, err := b.load(id); err == nil && !r.Spec.Persist && !r.Owner.Alive() {
 		_ = b.Stop(ctx, id)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -222,11 +223,11 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(b.snapshotDir(snap.ID), manifestFile)
 		m := &manifest{}
-		if err := readJSON(path, m); err != nil {
+		if err := statefile.Read(path, m); err != nil {
 			t.Fatal(err)
 		}
 		f(m)
-		if err := writeJSON(path, m); err != nil {
+		if err := statefile.Write(path, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -358,19 +359,19 @@ func TestATemplateIsMadeAgainWhenTheHostChanged(t *testing.T) {
 		return dirs[0]
 	}
 	m := &manifest{}
-	if err := readJSON(find(), m); err != nil {
+	if err := statefile.Read(find(), m); err != nil {
 		t.Fatal(err)
 	}
 	was := m.Snapshot.Created
 	m.Held[0].Mtime++
-	if err := writeJSON(find(), m); err != nil {
+	if err := statefile.Write(find(), m); err != nil {
 		t.Fatal(err)
 	}
 	sb := open(t, b, sandbox.Spec{})
 	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
 		t.Fatal(v)
 	}
-	if err := readJSON(find(), m); err != nil || !m.Snapshot.Created.After(was) {
+	if err := statefile.Read(find(), m); err != nil || !m.Snapshot.Created.After(was) {
 		t.Fatalf("the stale template was used: %v", err)
 	}
 }
@@ -391,7 +392,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Owner.Start++ // as if the pid belonged to somebody else by now
-		if err := writeJSON(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
+		if err := statefile.Write(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/fifo"
 )
 
 // Timing of the engine driver, in one place.
@@ -76,19 +78,19 @@ func (e *engineError) Unwrap() error { return e.err }
 
 // run creates the sandbox described by bundle/config.json and starts its first process on the guest's ends of p. It
 // returns when that process runs. On failure nothing is left.
-func (e *engine) run(ctx context.Context, id, bundle string, p *guestPipes) error {
+func (e *engine) run(ctx context.Context, id, bundle string, p *fifo.Ends) error {
 	return e.start(ctx, "run", id, bundle, p, "--detach", "--bundle="+bundle, id)
 }
 
 // restore creates the sandbox from the checkpoint in image. The processes go on where they were, on the guest's ends
 // of p (only descriptors 0 to 2 can be replaced). On failure nothing is left.
-func (e *engine) restore(ctx context.Context, id, bundle, image string, p *guestPipes) error {
+func (e *engine) restore(ctx context.Context, id, bundle, image string, p *fifo.Ends) error {
 	return e.start(ctx, "restore", id, bundle, p, "--detach", "--bundle="+bundle, "--image-path="+image, id)
 }
 
-func (e *engine) start(ctx context.Context, verb, id, bundle string, p *guestPipes, args ...string) error {
+func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.Ends, args ...string) error {
 	cmd := e.command(ctx, bundle, verb, args...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.in, p.out, p.err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.In, p.Out, p.Err
 	// Killed half way, the engine leaves a sandbox and a gofer that no file tells of. So a cancelled start is let finish (100 ms)
 	// and then undone; only one that hangs is killed, by exec after WaitDelay.
 	cmd.Cancel = func() error { return nil }
@@ -105,7 +107,7 @@ func (e *engine) start(ctx context.Context, verb, id, bundle string, p *guestPip
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	failed := &engineError{verb: verb, stderr: p.drainErr(), err: err}
+	failed := &engineError{verb: verb, stderr: p.Complaints(), err: err}
 	// The engine removes what it made when it fails by itself, not when it was killed half way.
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 	defer cancel()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/fifo"
 )
 
 func TestEngineLife(t *testing.T) {
@@ -119,7 +121,7 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			if st.alive() {
 				t.Error("still called alive")
 			}
-			if _, err := openStream(x.dir); !errors.Is(err, errGuestGone) {
+			if _, err := fifo.Open(x.dir); !errors.Is(err, fifo.ErrNobody) {
 				t.Errorf("attach to the dead: %v", err)
 			}
 		})

@@ -4,16 +4,12 @@ package gvisor
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,8 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
-	"github.com/recluse-dev/recluse/internal/guest/proc"
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -36,8 +33,8 @@ type machine struct {
 	backend *Backend
 	record  *record
 	engine  *engine
-	stream  *stream
-	lock    *os.File // held while we are attached
+	stream  *fifo.Stream
+	lock    *statefile.Lock // held while we are attached
 	pid     int
 	pidfd   *os.File
 	kills   *killCounter // nil without cgroups
@@ -57,7 +54,7 @@ type machine struct {
 }
 
 // open attaches to a sandbox that runs.
-func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
+func (b *Backend) open(r *record, e *engine, lock *statefile.Lock) (*machine, error) {
 	lost := func(err error) error {
 		return &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "attach", Message: "sandbox " + r.ID + " has ended", Err: err, Remedy: "make a new one, or restore a snapshot"}
 	}
@@ -69,7 +66,7 @@ func (b *Backend) open(r *record, e *engine, lock *os.File) (*machine, error) {
 	if err != nil {
 		return nil, lost(err)
 	}
-	s, err := openStream(b.sandboxDir(r.ID))
+	s, err := fifo.Open(b.sandboxDir(r.ID))
 	if err == nil {
 		err = unix.SetNonblock(fd, true) // so that the runtime's poller takes it
 	}
@@ -124,7 +121,7 @@ func (m *machine) diagnose(fd int) error {
 		e.Message = "the host's kernel ended the sandbox for memory"
 		return e
 	}
-	said := readPending(filepath.Join(m.backend.sandboxDir(m.record.ID), fifoErr))
+	said := fifo.Complaints(m.backend.sandboxDir(m.record.ID))
 	switch code, ok := exitOf(fd); {
 	case ok && syscall.WaitStatus(code).Signaled():
 		e.Message = fmt.Sprintf("the sandbox's process %d was killed by %s", m.pid, unix.SignalName(syscall.WaitStatus(code).Signal()))
@@ -241,7 +238,7 @@ func (m *machine) abandon() {
 	_ = m.pidfd.Close()
 	<-m.gone
 	_ = m.stream.Close()
-	_ = m.lock.Close()
+	m.lock.Release()
 	if m.kills != nil {
 		m.kills.close()
 	}
@@ -334,79 +331,18 @@ func (m *machine) killedForMemory() bool {
 	return n > m.seen || !m.seenAt.IsZero() && time.Since(m.seenAt) < freshKill
 }
 
-// lockPatience is how long a lock that was just given up may still be held: by a process that this program starts at that moment, between
-// its fork and its exec.
-const lockPatience = 300 * time.Millisecond
-
-// lockAttachment makes sure that nobody else talks to the guest: two readers of one pipe would each get half.
-func lockAttachment(dir string) (*os.File, error) {
-	return tryAttachment(dir, lockPatience)
-}
-
-func tryAttachment(dir string, patience time.Duration) (*os.File, error) {
-	path := filepath.Join(dir, "attached")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+// lock makes sure that nobody else talks to the guest of the sandbox in dir.
+func (b *Backend) lock(dir string, patience time.Duration) (*statefile.Lock, error) {
+	l, err := statefile.Acquire(filepath.Join(dir, "attached"), patience)
 	if err != nil {
 		return nil, startError(err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for end := time.Now().Add(patience); err != nil && time.Now().Before(end); time.Sleep(lockPoll) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
-		who, _ := io.ReadAll(io.LimitReader(f, 32))
-		_ = f.Close()
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeBusy, Op: "attach", Message: "process " + strings.TrimSpace(string(who)) + " is attached to the sandbox", Retry: true,
-			Remedy: "end that process, or let it do the work",
-		}
-	}
-	_ = f.Truncate(0)
-	_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0) // for people
-	return f, nil
+	return l, nil
 }
 
-func self() owner {
-	p, _ := proc.Get(os.Getpid())
-	return owner{PID: os.Getpid(), Start: p.Start}
-}
-
-func (o owner) alive() bool {
-	p, ok := proc.Get(o.PID)
-	return ok && p.Start == o.Start && !p.Zombie
-}
-
-func newID() string { return "s" + randomHex(6) }
-
-func randomHex(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
-}
+func newID() string { return "s" + statefile.Random(6) }
 
 func encodeConfig(c agent.Config) (string, error) {
 	b, err := json.Marshal(c)
 	return string(b), err
-}
-
-// writeJSON replaces a file as a whole.
-func writeJSON(path string, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	tmp := path + "." + randomHex(4)
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	return os.Rename(tmp, path)
-}
-
-func readJSON(path string, v any) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(b, v)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -76,7 +77,7 @@ func TestAnAdoptedSandboxIsNoOrphan(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Owner.Start += change
-		if err := writeJSON(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
+		if err := statefile.Write(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/testbin"
 )
 
@@ -179,7 +180,7 @@ func (b *bench) leftovers() []string {
 type box struct {
 	*bench
 	id, dir string
-	stream  *stream
+	stream  *fifo.Stream
 	lines   *bufio.Reader
 }
 
@@ -206,11 +207,11 @@ func (b *bench) prepare(id string, change func(*bundleSpec)) *box {
 
 // start runs the sandbox, or restores it from image, and attaches to it.
 func (x *box) start(ctx context.Context, image string) error {
-	pipes, err := makePipes(x.dir)
+	pipes, err := fifo.MakeAll(x.dir)
 	if err != nil {
 		return err
 	}
-	defer pipes.close()
+	defer pipes.Close()
 	if image == "" {
 		err = x.eng.run(ctx, x.id, x.dir, pipes)
 	} else {
@@ -230,7 +231,7 @@ func (x *box) start(ctx context.Context, image string) error {
 }
 
 func (x *box) attach() error {
-	s, err := openStream(x.dir)
+	s, err := fifo.Open(x.dir)
 	if err != nil {
 		return err
 	}
@@ -259,7 +260,7 @@ func (x *box) ask(line string) string {
 	}
 	answer, err := x.lines.ReadString('\n')
 	if err != nil {
-		x.t.Fatalf("answer to %q: %v (%s)", line, err, readPending(filepath.Join(x.dir, fifoErr)))
+		x.t.Fatalf("answer to %q: %v (%s)", line, err, fifo.Complaints(x.dir))
 	}
 	return strings.TrimSuffix(answer, "\n")
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -64,7 +65,7 @@ func (b *Backend) Label(_ context.Context, id string, labels map[string]string) 
 		return err
 	}
 	r.Spec.Labels = maps.Clone(labels)
-	if err := writeJSON(filepath.Join(b.sandboxDir(id), recordFile), r); err != nil {
+	if err := statefile.Write(filepath.Join(b.sandboxDir(id), recordFile), r); err != nil {
 		return startError(err)
 	}
 	return nil
@@ -121,7 +122,7 @@ func (b *Backend) shareCopy(ctx context.Context, root *os.Root, file, name strin
 		return &sandbox.Error{Code: sandbox.CodeFilePermission, Op: "share a file", Message: "it cannot be read", Err: err}
 	}
 	defer in.Close()
-	temp := filepath.Join(filepath.Dir(name), ".new-"+randomHex(4))
+	temp := filepath.Join(filepath.Dir(name), ".new-"+statefile.Random(4))
 	out, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return fail(err)

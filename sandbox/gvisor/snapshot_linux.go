@@ -16,6 +16,7 @@ import (
 	"time"
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -65,7 +66,7 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		return nil, err
 	}
 	snap := sandbox.Snapshot{
-		ID: "p" + randomHex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
+		ID: "p" + statefile.Random(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
 		Engine: r.Engine, Guest: r.Guest,
 	}
 	eng, err := b.engineOf(r.Engine, "snapshot")
@@ -141,7 +142,7 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {
 		return snapshotError(err)
 	}
-	if err := writeJSON(filepath.Join(temp, manifestFile), m); err != nil {
+	if err := statefile.Write(filepath.Join(temp, manifestFile), m); err != nil {
 		return snapshotError(err)
 	}
 	if err := os.Rename(temp, dir); err != nil {
@@ -277,7 +278,7 @@ func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec san
 		return nil, err
 	}
 	r := m.Record
-	r.ID, r.Created, r.Generation, r.Spec, r.Owner = newID(), time.Now().UTC(), randomHex(8), spec, self()
+	r.ID, r.Created, r.Generation, r.Spec, r.Owner = newID(), time.Now().UTC(), statefile.Random(8), spec, statefile.Self()
 	return b.launch(ctx, &r, eng, guest, filepath.Join(dir, checkpointDir))
 }
 
@@ -287,7 +288,7 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 		return &sandbox.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
 	}
 	m := &manifest{}
-	err := readJSON(filepath.Join(dir, manifestFile), m)
+	err := statefile.Read(filepath.Join(dir, manifestFile), m)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fail(sandbox.CodeNotFound, "does not exist", "", nil)
 	}
@@ -365,7 +366,7 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 	var out []*sandbox.Snapshot
 	for _, e := range entries {
 		m := &manifest{}
-		if readJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
+		if statefile.Read(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
 			out = append(out, &m.Snapshot)
 		}
 	}

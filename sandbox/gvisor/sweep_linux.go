@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -105,14 +106,14 @@ func (b *Backend) sweepSandboxes(ctx context.Context) {
 		if ctx.Err() != nil || !validID(e.Name()) || !idle(dir, sweepAge) || !b.recordless(e.Name()) {
 			continue
 		}
-		lock, err := tryAttachment(dir, 0)
+		lock, err := b.lock(dir, 0)
 		if err != nil {
 			continue
 		}
 		if b.recordless(e.Name()) {
 			_ = b.remove(ctx, e.Name(), true, b.driver(b.engine.Path, true))
 		}
-		_ = lock.Close()
+		lock.Release()
 	}
 }
 
@@ -141,7 +142,7 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 			continue
 		}
 		m := &manifest{}
-		err := readJSON(filepath.Join(dir, manifestFile), m)
+		err := statefile.Read(filepath.Join(dir, manifestFile), m)
 		current := err == nil && m.Format == snapshotFormat && m.Record.Engine == b.engine.Hash && m.Record.Guest == b.guest.Hash
 		if current && !idle(dir, templateAge) {
 			continue
@@ -166,7 +167,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 		top := filepath.Join(b.dir, d)
 		for _, e := range entriesOf(top) {
 			m := &manifest{}
-			err := readJSON(filepath.Join(top, e.Name(), manifestFile), m)
+			err := statefile.Read(filepath.Join(top, e.Name(), manifestFile), m)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 				return nil, err
 			}
@@ -178,7 +179,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 
 // discard removes a snapshot or template. It is renamed first, so that a half removed one is never taken for whole.
 func discard(dir string) error {
-	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+randomHex(4))
+	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+statefile.Random(4))
 	if err := os.Rename(dir, doomed); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -27,7 +28,7 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	template := func(age time.Duration, name, engine string) string {
 		t.Helper()
 		dir := put(0, "templates", name)
-		if err := writeJSON(filepath.Join(dir, manifestFile), &manifest{Format: snapshotFormat, Record: record{Engine: engine, Guest: b.guest.Hash, Root: "/none"}}); err != nil {
+		if err := statefile.Write(filepath.Join(dir, manifestFile), &manifest{Format: snapshotFormat, Record: record{Engine: engine, Guest: b.guest.Hash, Root: "/none"}}); err != nil {
 			t.Fatal(err)
 		}
 		aged(t, dir, age)
@@ -53,7 +54,7 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	}
 	used := put(2*idleAge, "roots", hostRootName+"used")
 	snapshot := put(0, "snapshots", "p1")
-	if err := writeJSON(filepath.Join(snapshot, manifestFile), &manifest{Format: snapshotFormat, Record: record{Root: used}}); err != nil {
+	if err := statefile.Write(filepath.Join(snapshot, manifestFile), &manifest{Format: snapshotFormat, Record: record{Root: used}}); err != nil {
 		t.Fatal(err)
 	}
 	kept := []string{

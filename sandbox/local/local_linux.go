@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -22,6 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -118,30 +118,19 @@ func failed(op, what string, err error) error {
 
 // state is what another program needs to take a sandbox over.
 type state struct {
-	ID         string       `json:"id"`
-	PID        int          `json:"pid"`
-	Start      uint64       `json:"start"` // of the process, so that a pid used again is not taken for it
-	Spec       sandbox.Spec `json:"spec"`
-	Token      string       `json:"token"`
-	Generation string       `json:"generation"`
-	Created    time.Time    `json:"created"`
-	Guest      string       `json:"guest"` // hash of its binary
-	Owner      owner        `json:"owner"` // the program that must end it
-}
-
-// owner is a process, told from later ones of the same pid by its start.
-type owner struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"`
-}
-
-func self() owner {
-	p, _ := proc.Get(os.Getpid())
-	return owner{PID: os.Getpid(), Start: p.Start}
+	ID         string          `json:"id"`
+	PID        int             `json:"pid"`
+	Start      uint64          `json:"start"` // of the process, so that a pid used again is not taken for it
+	Spec       sandbox.Spec    `json:"spec"`
+	Token      string          `json:"token"`
+	Generation string          `json:"generation"`
+	Created    time.Time       `json:"created"`
+	Guest      string          `json:"guest"` // hash of its binary
+	Owner      statefile.Owner `json:"owner"` // the program that must end it
 }
 
 // orphan says whether nobody is left to end the sandbox.
-func (st state) orphan() bool { return !st.Spec.Persist && !alive(st.Owner.PID, st.Owner.Start) }
+func (st state) orphan() bool { return !st.Spec.Persist && !st.Owner.Alive() }
 
 func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	const op = "start sandbox"
@@ -156,7 +145,7 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if err != nil {
 		return nil, err
 	}
-	st := state{ID: "l-" + random(6), Spec: spec, Token: random(wire.TokenSize), Generation: random(8), Created: time.Now(), Guest: hash, Owner: self()}
+	st := state{ID: "l-" + statefile.Random(6), Spec: spec, Token: statefile.Random(wire.TokenSize), Generation: statefile.Random(8), Created: time.Now(), Guest: hash, Owner: statefile.Self()}
 	dir := b.dir(st.ID)
 	for _, d := range []string{dir, filepath.Join(dir, homeDir), filepath.Join(dir, runDir)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -172,12 +161,12 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	}
 	// Written before there is a process and again with it: should we die in between, Stop still finds everything.
 	if err := writeState(dir, st); err != nil {
-		lock.release()
+		lock.Release()
 		return nil, undo(failed(op, "its state could not be written", err))
 	}
 	g, err := b.spawn(path, dir, &st)
 	if err != nil {
-		lock.release()
+		lock.Release()
 		return nil, undo(failed(op, "the guest could not be started", err))
 	}
 	b.mu.Lock()
@@ -188,7 +177,7 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 		b.forget(st.ID, g)
 	}()
 	if err := writeState(dir, st); err != nil {
-		lock.release()
+		lock.Release()
 		return nil, undo(failed(op, "its state could not be written", err))
 	}
 	m, err := b.connect(g, st, lock)
@@ -281,15 +270,15 @@ func (b *backend) spawn(path, dir string, st *state) (*guest, error) {
 }
 
 // connect opens the host's side of the pipes. It takes the lock over.
-func (b *backend) connect(g *guest, st state, l *lock) (*machine, error) {
+func (b *backend) connect(g *guest, st state, l *statefile.Lock) (*machine, error) {
 	s, err := fifo.Open(b.dir(st.ID))
 	if err != nil {
-		l.release()
+		l.Release()
 		return nil, err
 	}
 	token, err := hex.DecodeString(st.Token)
 	if err != nil {
-		l.release()
+		l.Release()
 		return nil, errors.Join(err, s.Close())
 	}
 	return &machine{state: st, token: token, guest: g, stream: &stream{Stream: s, lock: l}}, nil
@@ -315,9 +304,9 @@ func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 		return nil, err
 	}
 	// From here on it is ours to end, and no sweep of another program may.
-	st.Owner = self()
+	st.Owner = statefile.Self()
 	if err := writeState(b.dir(id), st); err != nil {
-		l.release()
+		l.Release()
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, missing(err) // ended between the two
 		}
@@ -325,7 +314,7 @@ func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	}
 	g, err := b.find(st)
 	if err != nil {
-		l.release()
+		l.Release()
 		return nil, &sandbox.Error{Code: sandbox.CodeGuestLost, Op: op, Message: fmt.Sprintf("the guest of %s, process %d, has ended", id, st.PID), Remedy: "stop the sandbox and make a new one", Err: err}
 	}
 	m, err := b.connect(g, st, l)
@@ -358,7 +347,7 @@ func (b *backend) sweep(ctx context.Context, id string) {
 	if err != nil {
 		return // somebody is attached
 	}
-	defer l.release()
+	defer l.Release()
 	// Somebody may have attached and let go since it was read.
 	if st, err := readState(dir); err != nil || !st.orphan() {
 		return
@@ -484,43 +473,34 @@ func (m *machine) MemoryKills() (uint64, bool) { return 0, false }
 // stream gives the lock back when it is closed.
 type stream struct {
 	*fifo.Stream
-	lock *lock
+	lock *statefile.Lock
 	once sync.Once
 }
 
 func (s *stream) Close() error {
 	err := s.Stream.Close()
-	s.once.Do(s.lock.release)
+	s.once.Do(s.lock.Release)
 	if errors.Is(err, os.ErrClosed) {
 		return nil
 	}
 	return err
 }
 
-func random(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
+// acquire takes the lock of whoever is attached to the sandbox in dir, or says who has it.
+func acquire(dir string) (*statefile.Lock, error) {
+	l, err := statefile.Acquire(filepath.Join(dir, lockFile), statefile.Patience)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "attach", Message: "the sandbox has gone", Err: err}
+	}
+	return l, err
 }
 
 func readState(dir string) (state, error) {
 	var st state
-	b, err := os.ReadFile(filepath.Join(dir, stateFile))
-	if err != nil {
-		return st, err
-	}
-	return st, json.Unmarshal(b, &st)
+	err := statefile.Read(filepath.Join(dir, stateFile), &st)
+	return st, err
 }
 
-// writeState replaces the file as a whole: a reader sees all of it or none.
 func writeState(dir string, st state) error {
-	b, err := json.Marshal(st)
-	if err != nil {
-		return err
-	}
-	tmp := filepath.Join(dir, stateFile+".new")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, filepath.Join(dir, stateFile))
+	return statefile.Write(filepath.Join(dir, stateFile), st)
 }

@@ -1,22 +1,25 @@
-//go:build linux
-
-package gvisor
+package fifo
 
 import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestStreamBothWays(t *testing.T) {
 	dir := t.TempDir()
-	pipes, err := makePipes(dir)
+	pipes, err := Make(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := openStream(dir)
+	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,35 +28,35 @@ func TestStreamBothWays(t *testing.T) {
 	if _, err := s.Write([]byte("ping")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadFull(pipes.in, buf); err != nil || string(buf) != "ping" {
+	if _, err := io.ReadFull(pipes.In, buf); err != nil || string(buf) != "ping" {
 		t.Fatalf("guest read %q, %v", buf, err)
 	}
-	if _, err := pipes.out.Write([]byte("pong")); err != nil {
+	if _, err := pipes.Out.Write([]byte("pong")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(s, buf); err != nil || string(buf) != "pong" {
 		t.Fatalf("host read %q, %v", buf, err)
 	}
-	pipes.close()
+	pipes.Close()
 	if _, err := s.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("read after the guest's end: %v", err)
 	}
 	if _, err := s.Write(buf); err == nil {
 		t.Error("write after the guest's end succeeded")
 	}
-	if _, err := openStream(dir); !errors.Is(err, errGuestGone) {
+	if _, err := Open(dir); !errors.Is(err, ErrNobody) {
 		t.Errorf("attach after the guest's end: %v", err)
 	}
 }
 
 func TestStreamCloseUnblocks(t *testing.T) {
 	dir := t.TempDir()
-	pipes, err := makePipes(dir)
+	pipes, err := Make(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pipes.close()
-	s, err := openStream(dir)
+	defer pipes.Close()
+	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +69,7 @@ func TestStreamCloseUnblocks(t *testing.T) {
 	_ = s.SetReadDeadline(time.Time{})
 	done := make(chan error, 2)
 	go func() { _, err := s.Read(make([]byte, 1)); done <- err }()
-	go func() { _, err := s.Write(make([]byte, 8*fifoSize)); done <- err }()
+	go func() { _, err := s.Write(make([]byte, 8*wanted)); done <- err }()
 	time.Sleep(20 * time.Millisecond) // both are likely to block by now; the test holds either way
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -77,14 +80,35 @@ func TestStreamCloseUnblocks(t *testing.T) {
 			if !errors.Is(err, os.ErrClosed) {
 				t.Errorf("after Close: %v", err)
 			}
-		case <-time.After(answerWait):
+		case <-time.After(10 * time.Second):
 			t.Fatal("Close did not unblock")
 		}
 	}
 }
 
 func TestStreamOfNothing(t *testing.T) {
-	if _, err := openStream(t.TempDir()); !errors.Is(err, errGuestGone) {
+	if _, err := Open(t.TempDir()); !errors.Is(err, ErrNobody) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestComplaintsAreReadWithoutWaiting(t *testing.T) {
+	dir := t.TempDir()
+	pipes, err := MakeAll(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipes.Close()
+	if got := pipes.Complaints(); got != "" {
+		t.Errorf("before any: %q", got)
+	}
+	if _, err := pipes.Err.WriteString("  it hurts\n" + strings.Repeat("x", pendingLimit)); err != nil {
+		t.Fatal(err)
+	}
+	if got := Complaints(dir); !strings.HasPrefix(got, "it hurts\nxxx") || len(got) > pendingLimit {
+		t.Errorf("got %d bytes, %.20q", len(got), got)
+	}
+	if got := Complaints(t.TempDir()); got != "" {
+		t.Errorf("where no pipe is: %q", got)
 	}
 }
