@@ -1,0 +1,106 @@
+//go:build unix
+
+package llm
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// agent makes a model of a shell script.
+func agent(t *testing.T, script string, change ...func(*Provider)) Model {
+	t.Helper()
+	p := Provider{Type: TypeCLI, Commands: map[string][]string{"x": {"/bin/sh", "-c", script}}}
+	for _, f := range change {
+		f(&p)
+	}
+	m, err := openSet(t, Config{Providers: map[string]Provider{"cli": p}, Retry: Retry{Attempts: 2, Backoff: time.Millisecond}}).Model("cli/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestAgentsAnswer(t *testing.T) {
+	r := mustSay(t, agent(t, "tr a-z A-Z; printf ' \\303'; printf '\\266'; ls"), ask("hello"), "HELLO ö")
+	if r.Model != "cli/x" || !r.Usage.Estimated || !r.Usage.Unpriced || r.Usage.Output != Count("HELLO ö") {
+		t.Errorf("%+v", r)
+	}
+	many := Request{Messages: []Message{{System, "be brief"}, {User, "hi"}, {Assistant, "hello"}, {User, "more"}}}
+	mustSay(t, agent(t, "cat"), many, "be brief\n\n[user]\nhi\n\n[you]\nhello\n\n[user]\nmore\n\nReply with your next message only.\n")
+	mustSay(t, agent(t, "printf 'a\\377b\\303'"), ask("x"), "a�b�")
+	stop := ask("x")
+	stop.Stop = []string{"END"}
+	mustSay(t, agent(t, "echo one EN; echo two END three"), stop, "one EN\ntwo ")
+}
+
+func TestAgentsThatFail(t *testing.T) {
+	_, err := agent(t, "echo 'please log in' >&2; exit 3").Complete(t.Context(), ask("x"))
+	if e := wantCode(t, err, CodeRefused); !strings.Contains(e.Message, "please log in") || !strings.Contains(e.Message, "3") {
+		t.Errorf("%v", err)
+	}
+	m := agent(t, "", func(p *Provider) { p.Commands["x"] = []string{"no-such-agent-here"} })
+	_, err = m.Complete(t.Context(), ask("x"))
+	if e := wantCode(t, err, CodeUnknown); !strings.Contains(e.Remedy, "install") {
+		t.Errorf("%v", err)
+	}
+	m = agent(t, "sleep 1000", func(p *Provider) { p.Timeout = 30 * time.Millisecond })
+	_, err = m.Complete(t.Context(), ask("x"))
+	wantCode(t, err, CodeTimeout)
+}
+
+// awaitDeath waits until no process has a file's pid.
+func awaitDeath(t *testing.T, pidFile string) {
+	t.Helper()
+	data, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	for _, c := range strings.TrimSpace(string(data)) {
+		pid = pid*10 + int(c-'0')
+	}
+	for t.Context().Err() == nil {
+		stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(data)) + "/stat")
+		if syscall.Kill(pid, 0) != nil || (err == nil && strings.Contains(string(stat), ") Z ")) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestAgentsEndWithTheirCall(t *testing.T) {
+	pid := filepath.Join(t.TempDir(), "pid")
+	script := "sleep 1000 & echo $! > " + pid + "; echo ready; wait"
+
+	ctx, cancel := context.WithCancel(t.Context())
+	req := ask("x")
+	req.Delta = func(string) bool { cancel(); return true }
+	r, err := agent(t, script).Complete(ctx, req)
+	wantCode(t, err, sandbox.CodeCancelled)
+	if r == nil || r.Text != "ready\n" {
+		t.Errorf("%+v", r)
+	}
+	awaitDeath(t, pid)
+
+	req.Delta = func(string) bool { return false }
+	r, err = agent(t, script).Complete(t.Context(), req)
+	if err != nil || r.Finish != FinishCut || r.Text != "ready\n" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	awaitDeath(t, pid)
+
+	endless := ask("x")
+	endless.MaxTokens = 10
+	r, err = agent(t, "yes").Complete(t.Context(), endless)
+	if err != nil || r.Finish != FinishLength || len(r.Text) > 1024*32 {
+		t.Errorf("%d bytes, %v", len(r.Text), err)
+	}
+}
