@@ -88,6 +88,7 @@ func (d *download) begin() {
 	if d.c.w.status == 0 {
 		d.c.w.Header().Set("Content-Type", d.media)
 		d.c.w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(d.c.w).Flush() // a short body would be sent with its length, and that has no trailer
 	}
 }
 
