@@ -1,6 +1,406 @@
 package session
 
-// childEnv marks the test process that is killed.
-const childEnv = "RECLUSE_TEST_CHILD"
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
 
-func child(string) int { return 1 }
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// These variables make a test process the one that is killed: it works in a data directory until a failpoint, or until it is shot.
+const (
+	childEnv     = "RECLUSE_TEST_CHILD"     // the data directory
+	sharedEnv    = "RECLUSE_TEST_SHARED"    // the backend's
+	scenarioEnv  = "RECLUSE_TEST_SCENARIO"  // what to do
+	failpointEnv = "RECLUSE_TEST_FAILPOINT" // where to die
+)
+
+// scenario is something that changes a session. What prepare does is safe; a kill may come at any point of act.
+type scenario struct {
+	pool    bool
+	points  []string
+	prepare func(ctx context.Context, m *Manager) error
+	act     func(ctx context.Context, m *Manager) error
+	check   func(t *testing.T, k *bench)
+}
+
+// prepared makes session "work" with x = 1.
+func prepared(ctx context.Context, m *Manager) error {
+	s, _, err := m.Open(ctx, Key{Name: "work"}, OpenOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = s.Cell(ctx, sandbox.Cell{Code: "x = 1"})
+	return err
+}
+
+// with gives session "work" to f.
+func with(f func(ctx context.Context, s *Session) error) func(context.Context, *Manager) error {
+	return func(ctx context.Context, m *Manager) error {
+		s, err := m.Get(ctx, Key{Name: "work"})
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	}
+}
+
+func then(fs ...func(context.Context, *Manager) error) func(context.Context, *Manager) error {
+	return func(ctx context.Context, m *Manager) error {
+		for _, f := range fs {
+			if err := f(ctx, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+var (
+	saveOne = with(func(ctx context.Context, s *Session) error { _, err := s.Save(ctx, "one"); return err })
+	setTwo  = with(func(ctx context.Context, s *Session) error {
+		_, err := s.Cell(ctx, sandbox.Cell{Code: "x = 2"})
+		return err
+	})
+	doze  = with(func(ctx context.Context, s *Session) error { return s.Hibernate(ctx) })
+	touch = with(func(ctx context.Context, s *Session) error {
+		_, err := s.Cell(ctx, sandbox.Cell{Code: "x"})
+		return err
+	})
+)
+
+// checkAlive wants "work" to be there with x = 1.
+func checkAlive(t *testing.T, k *bench) {
+	t.Helper()
+	want(t, "x", py(t, k.get("work"), "x"), "1")
+}
+
+// checkOldOrNew wants no session, or one that works.
+func checkOldOrNew(t *testing.T, k *bench) {
+	t.Helper()
+	s, err := k.m.Get(t.Context(), Key{Name: "work"})
+	if err != nil {
+		wantCode(t, "no session", err, CodeNotFound)
+		return
+	}
+	py(t, s, "1")
+}
+
+// checkSnapshots wants each named snapshot to have an image and to be of use, and no other images.
+func checkSnapshots(t *testing.T, k *bench) {
+	t.Helper()
+	all, err := k.m.Snapshots(t.Context(), Key{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "images are those of the named snapshots", func() bool { return k.images() == len(all) })
+	for _, s := range all {
+		n, _, err := k.m.Open(t.Context(), Key{Name: "from-" + s.Name}, OpenOptions{From: s.Session + "@" + s.Name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "x in the snapshot", py(t, n, "x"), "1")
+	}
+}
+
+func checkEach(checks ...func(*testing.T, *bench)) func(*testing.T, *bench) {
+	return func(t *testing.T, k *bench) {
+		for _, c := range checks {
+			c(t, k)
+		}
+	}
+}
+
+var scenarios = map[string]scenario{
+	"create": {
+		points: []string{"create.begun", "create.registered", "create.made", "create.saved"},
+		act:    prepared, check: checkOldOrNew,
+	},
+	"create from pool": {
+		pool: true, points: []string{"create.registered", "create.taken", "create.made"},
+		act: prepared, check: checkOldOrNew,
+	},
+	"snapshot": {
+		points:  []string{"snapshot.written", "snapshot.named"},
+		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"snapshot of a sleeper": {
+		points:  []string{"snapshot.written", "snapshot.named"},
+		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"hibernate": {
+		points:  []string{"hibernate.begun", "hibernate.stopped", "hibernate.saved"},
+		prepare: prepared, act: doze, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"wake": {
+		points:  []string{"wake.made", "wake.saved"},
+		prepare: then(prepared, doze), act: touch, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"restore": {
+		points:  []string{"restore.made", "restore.saved", "restore.stopped"},
+		prepare: then(prepared, saveOne, setTwo),
+		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
+		check: checkEach(func(t *testing.T, k *bench) {
+			if got := py(t, k.get("work"), "x"); got != "1" && got != "2" {
+				t.Errorf("x is %s", got)
+			}
+		}, checkSnapshots),
+	},
+	"restore a sleeper": {
+		points:  []string{"restore.made", "restore.saved"},
+		prepare: then(prepared, saveOne, setTwo, doze),
+		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
+		check: checkEach(func(t *testing.T, k *bench) {
+			if got := py(t, k.get("work"), "x"); got != "1" && got != "2" {
+				t.Errorf("x is %s", got)
+			}
+		}, checkSnapshots),
+	},
+	"delete a snapshot": {
+		points:  []string{"delete.forgotten"},
+		prepare: then(prepared, saveOne),
+		act: func(ctx context.Context, m *Manager) error {
+			return m.DeleteSnapshot(ctx, Key{Name: "work"}, "one")
+		},
+		check: checkEach(checkAlive, checkSnapshots),
+	},
+	"fork": {
+		points:  []string{"fork.written", "create.registered", "create.made", "create.saved"},
+		prepare: prepared,
+		act:     with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err }),
+		check: checkEach(checkAlive, func(t *testing.T, k *bench) {
+			for i := range k.m.List(t.Context(), ListOptions{}) {
+				want(t, "x in "+i.Key.Name, py(t, k.get(i.Key.Name), "x"), "1")
+			}
+		}, checkSnapshots),
+	},
+	"end": {
+		points:  []string{"end.begun", "end.saved", "end.terminated", "end.stopped"},
+		prepare: prepared,
+		act: with(func(ctx context.Context, s *Session) error {
+			err := s.End(ctx, "")
+			<-s.disposed
+			return err
+		}),
+		check: checkOldOrNew,
+	},
+	"restore what was lost": {
+		points:  []string{"revive.made"},
+		prepare: then(prepared, saveOne, setTwo),
+		act: with(func(ctx context.Context, s *Session) error {
+			all, err := s.m.known("gvisor").List(ctx)
+			for _, i := range all {
+				if i.ID == s.Info().Sandbox {
+					_ = syscall.Kill(i.PID, syscall.SIGKILL)
+				}
+			}
+			<-ctx.Done()
+			return err
+		}),
+		check: checkEach(checkAlive, checkSnapshots),
+	},
+}
+
+// child does what it is told in a data directory, and dies over it.
+func child(dir string) int {
+	b, err := newBackend(os.Getenv(sharedEnv))
+	if err != nil {
+		fmt.Println(err)
+		return 3
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var armed atomic.Bool
+	failpoint = func(name string) {
+		if armed.Load() && name == os.Getenv(failpointEnv) {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // until it arrives
+		}
+	}
+	sc := scenarios[os.Getenv(scenarioEnv)]
+	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		fmt.Println(err)
+		return 3
+	}
+	if os.Getenv(failpointEnv) == "" {
+		fmt.Println("busy")
+		return busy(ctx, m)
+	}
+	if sc.prepare != nil {
+		if err := sc.prepare(ctx, m); err != nil {
+			fmt.Println("prepare:", err)
+			return 3
+		}
+	}
+	armed.Store(true)
+	if err := sc.act(ctx, m); err != nil {
+		fmt.Println("act:", err)
+		return 3
+	}
+	time.Sleep(5 * time.Second) // what goes on behind the caller's back may reach it yet
+	fmt.Println("the failpoint was never reached")
+	return 3
+}
+
+// busy does everything again and again.
+func busy(ctx context.Context, m *Manager) int {
+	for n := 0; ctx.Err() == nil; n++ {
+		_ = prepared(ctx, m) // each of these may fail for another being under way
+		_ = saveOne(ctx, m)
+		_ = doze(ctx, m)
+		_ = touch(ctx, m)
+		_ = with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") })(ctx, m)
+		_ = with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err })(ctx, m)
+		_ = m.DeleteSnapshot(ctx, Key{Name: "work"}, "*")
+		for i := range m.List(ctx, ListOptions{}) {
+			if s, err := m.Get(ctx, i.Key); err == nil && i.Key.Name != "work" {
+				_ = s.End(ctx, "")
+			}
+		}
+		if n%2 == 1 {
+			_ = with(func(ctx context.Context, s *Session) error { return s.End(ctx, "") })(ctx, m)
+		}
+	}
+	return 3
+}
+
+// spawn starts a child.
+func spawn(dir, scenario, point string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+dir, sharedEnv+"="+shared, scenarioEnv+"="+scenario, failpointEnv+"="+point)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// takeOver starts a manager where a killed one was, and waits until it has cleaned up.
+func takeOver(t *testing.T, dir string) *bench {
+	t.Helper()
+	b, err := newBackend(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &bench{t: t, dir: dir, b: b, opts: quick()}
+	k.opts.Backends, k.opts.DataDir, k.opts.Logger = []sandbox.Backend{b}, dir, slog.New(slog.DiscardHandler)
+	k.start()
+	t.Cleanup(func() {
+		_ = k.m.DeleteSnapshot(context.Background(), Key{Name: "work"}, "*")
+		k.close()
+		if n := k.images(); n != 0 {
+			t.Errorf("%d images are left", n)
+		}
+	})
+	await(t, "every sandbox belongs to a session", func() bool {
+		awake := 0
+		for i, err := range k.m.List(t.Context(), ListOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.Sandbox != "" {
+				awake++
+			}
+		}
+		return k.sandboxes() == awake
+	})
+	return k
+}
+
+func TestAKillAtEveryStepLeavesTheOldOrTheNewState(t *testing.T) {
+	for name, sc := range scenarios {
+		for _, point := range sc.points {
+			t.Run(name+" "+point, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				cmd := spawn(dir, name, point)
+				out, err := cmd.Output()
+				if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+					t.Fatalf("the process was not killed: %v: %s", err, out)
+				}
+				sc.check(t, takeOver(t, dir))
+			})
+		}
+	}
+}
+
+func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	for n := range 6 {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			cmd := spawn(dir, "", "")
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			if err != nil || !strings.Contains(line, "busy") {
+				t.Fatalf("%s, %v", line, err)
+			}
+			pause := 500*time.Millisecond + time.Duration(rand.IntN(3000))*time.Millisecond
+			time.Sleep(pause) // a random moment, not a condition
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // killed, as it should be
+			t.Logf("killed after %s", pause)
+			k := takeOver(t, dir)
+			for i := range k.m.List(t.Context(), ListOptions{}) {
+				s := k.get(i.Key.Name)
+				if got := py(t, s, "globals().get('x', 1)"); got != "1" {
+					t.Errorf("x in %s is %s", i.Key.Name, got)
+				}
+			}
+			all, err := k.m.Snapshots(t.Context(), Key{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			await(t, "images are those of the named snapshots", func() bool { return k.images() == len(all) })
+		})
+	}
+}
+
+func TestWhatIsNotOursIsLeftAlone(t *testing.T) {
+	k := newBench(t, quick())
+	for name, labels := range map[string]map[string]string{
+		"another instance's": {labelInstance: "someone", labelSessionID: "n1", labelSession: "default/work"},
+		"without labels":     nil,
+	} {
+		sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: labels, Persist: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := sb.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		k.restart()
+		if _, err := k.m.GC(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := sb.Ping(t.Context()); err != nil {
+			t.Errorf("a sandbox %s: %v", name, err)
+		}
+	}
+}
+
+func TestTwoManagersCannotShareADataDirectory(t *testing.T) {
+	k := newBench(t, quick())
+	_, err := New(t.Context(), k.opts)
+	wantCode(t, "a second manager", err, CodeDataLocked)
+	if err != nil && !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+		t.Errorf("%v does not name the process", err)
+	}
+}

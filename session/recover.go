@@ -97,6 +97,7 @@ func (m *Manager) recover(ctx context.Context) error {
 	}
 	f := m.search(ctx)
 	var attach []*Session
+	var decided []store.Session
 	for _, row := range rows {
 		r, err := decode(row)
 		if err != nil {
@@ -113,9 +114,20 @@ func (m *Manager) recover(ctx context.Context) error {
 			}
 			continue
 		}
+		if s.dirty {
+			row, err := s.rec.row()
+			if err != nil {
+				return err
+			}
+			decided = append(decided, row)
+		}
 		close(s.making)
 		m.live[s.key] = s
 		attach = append(attach, s)
+	}
+	// What was decided is written before anything is removed because of it.
+	if err := m.store.SaveSessions(ctx, decided...); err != nil {
+		return err
 	}
 	for _, left := range f.running { // of sessions that have ended, or never were
 		f.strays = append(f.strays, left...)
@@ -143,12 +155,13 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 		}
 	}
 	now := time.Now().UTC()
-	s.dirty = true
 	switch {
 	case chosen >= 0:
+		s.dirty = r.Sandbox != running[chosen].ID
 		r.Sandbox = running[chosen].ID
 		switch r.State {
 		case Creating, Hibernated, Lost:
+			s.dirty = true
 			if r.Since.IsZero() {
 				r.Since = now
 			}
@@ -159,6 +172,7 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 		return false
 	case r.State == Hibernated:
 	default:
+		s.dirty = true
 		if image := f.asleep(r); image != nil {
 			r.State, r.Reason, r.Hibernation, r.Slept, r.Sandbox = Hibernated, "found asleep after a restart", image, now, ""
 			if !r.Since.IsZero() {
@@ -215,7 +229,6 @@ func (s *Session) resumeAfterRestart() {
 			s.m.log.WarnContext(ctx, "session could not be attached after a restart", "session", s.key.String(), "sandbox", id, "error", err)
 		}
 	}
-	_ = s.save(context.WithoutCancel(ctx)) // told there
 }
 
 // clean ends strays and removes images that nobody needs. All of it was found before this manager made anything.
