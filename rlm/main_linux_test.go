@@ -103,12 +103,10 @@ func (f *fake) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error
 	finish := llm.FinishStop
 	if req.Delta != nil {
 		// In small pieces, as providers do.
-		said := ""
-		for len(text) > len(said) {
-			piece := text[len(said):min(len(text), len(said)+7)]
-			said += piece
-			if !req.Delta(piece) {
-				text, finish = said, llm.FinishCut
+		for at := 0; at < len(text); at += 7 {
+			end := min(len(text), at+7)
+			if !req.Delta(text[at:end]) {
+				text, finish = text[:end], llm.FinishCut
 				break
 			}
 		}

@@ -1,0 +1,173 @@
+package rlm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+)
+
+func unlimited() Limits {
+	return Limits{Tokens: Unlimited, Cost: Unlimited, Time: Unlimited, Calls: Unlimited, Depth: Unlimited, Turns: Unlimited, Errors: Unlimited, CPU: Unlimited}
+}
+
+// tree spends at random: each node makes calls one after the other, and children beside one another, as runs do.
+type tree struct {
+	b     *budget
+	price *llm.Price
+
+	mu       sync.Mutex
+	rng      *rand.Rand // guarded by mu
+	provider llm.Usage  // guarded by mu; what the providers say
+	refused  int        // guarded by mu
+}
+
+func (x *tree) random(n int) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.rng.IntN(n)
+}
+
+func (x *tree) node(ctx context.Context, depth int) {
+	var wg sync.WaitGroup
+	for range 1 + x.random(6) {
+		if depth < 4 && x.random(3) == 0 {
+			wg.Go(func() { x.node(ctx, depth+1) })
+			continue
+		}
+		x.call(ctx, depth)
+	}
+	wg.Wait()
+}
+
+func (x *tree) call(ctx context.Context, depth int) {
+	input := int64(1 + x.random(500))
+	info := llm.Info{Name: fmt.Sprintf("m%d", depth%2), Output: 1000, Price: x.price, Local: x.price == nil}
+	r, err := x.b.reserve(ctx, info, input, 0)
+	if err != nil {
+		x.mu.Lock()
+		x.refused++
+		x.mu.Unlock()
+		return
+	}
+	if x.random(4) == 0 {
+		time.Sleep(time.Duration(x.random(100)) * time.Microsecond) // so that reservations overlap
+	}
+	u := llm.Usage{Calls: 1, Input: input, Output: int64(x.random(int(r.reply) + 1))}
+	if x.random(10) == 0 {
+		u = llm.Usage{} // it never reached its provider
+	}
+	if x.price != nil {
+		u.Cost = (float64(u.Input)*x.price.Input + float64(u.Output)*x.price.Output) / 1e6
+	}
+	x.mu.Lock()
+	x.provider = x.provider.Add(u)
+	x.mu.Unlock()
+	r.settle(info.Name, depth, u)
+}
+
+func TestNoTreeOverspendsOrStops(t *testing.T) {
+	for seed := range uint64(150) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		l := unlimited()
+		var price *llm.Price
+		switch seed % 4 {
+		case 0:
+			l.Tokens = int64(rng.IntN(20_000))
+		case 1:
+			l.Calls = int64(rng.IntN(40))
+		case 2:
+			l.Cost, price = rng.Float64()*0.05, &llm.Price{Input: 3, Output: 15}
+		case 3:
+			l.Tokens, l.Calls = int64(rng.IntN(20_000)), int64(rng.IntN(40))
+			l.Cost, price = rng.Float64()*0.05, &llm.Price{Input: 3, Output: 15}
+		}
+		x := &tree{b: newBudget(l), rng: rng, price: price}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		x.node(ctx, 0)
+		stuck := ctx.Err() != nil
+		cancel()
+		if stuck {
+			t.Fatalf("seed %d: a call waited for ever", seed)
+		}
+		spent, by := x.b.usage()
+		if l.Tokens >= 0 && spent.Tokens() > l.Tokens {
+			t.Errorf("seed %d: %d tokens of %d", seed, spent.Tokens(), l.Tokens)
+		}
+		if l.Calls >= 0 && spent.Calls > l.Calls {
+			t.Errorf("seed %d: %d calls of %d", seed, spent.Calls, l.Calls)
+		}
+		if l.Cost >= 0 && spent.Cost > l.Cost*(1+1e-9) {
+			t.Errorf("seed %d: $%f of $%f", seed, spent.Cost, l.Cost)
+		}
+		var sum llm.Usage
+		for _, s := range by {
+			sum = sum.Add(s.Usage)
+		}
+		if sum.Tokens() != x.provider.Tokens() || sum.Calls != x.provider.Calls || spent.Tokens() != x.provider.Tokens() {
+			t.Errorf("seed %d: we count %+v in sum and %+v in parts, the providers %+v", seed, spent, sum, x.provider)
+		}
+		if x.b.tokens != 0 || x.b.inFlight != 0 || x.b.cost > 1e-9 || x.b.cost < -1e-9 {
+			t.Errorf("seed %d: still reserved: %d tokens, %d calls, $%g", seed, x.b.tokens, x.b.inFlight, x.b.cost)
+		}
+	}
+}
+
+func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
+	l := unlimited()
+	l.Tokens = 1000
+	b := newBudget(l)
+	info := llm.Info{Name: "m", Output: 900, Local: true}
+	first, err := b.reserve(t.Context(), info, 100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		r, err := b.reserve(context.Background(), info, 100, 0)
+		if err == nil {
+			r.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Fatalf("the second did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10})
+	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10}) // a second time does nothing
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	hold, err := b.reserve(t.Context(), info, 50, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.reserve(ctx, info, 900, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up while waiting: %v", err)
+	}
+	hold.settle("m", 0, llm.Usage{})
+	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != ReasonTokens {
+		t.Errorf("what can never be had: %v", err)
+	}
+}
+
+func TestMoneyNeedsAPrice(t *testing.T) {
+	l := unlimited()
+	l.Cost = 1
+	b := newBudget(l)
+	if _, err := b.reserve(t.Context(), llm.Info{Name: "m"}, 1, 0); err == nil {
+		t.Error("a model without a price was let through")
+	}
+	if _, err := b.reserve(t.Context(), llm.Info{Name: "m", Local: true}, 1, 0); err != nil {
+		t.Errorf("a local model: %v", err)
+	}
+}

@@ -1,0 +1,162 @@
+package rlm
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Export writes a kept run in the JSON Lines layout of the official Python library, so that its viewer opens it: one metadata line, then one
+// line for each turn. Prompts of sub-calls are cut, as in our own log.
+func (e *Engine) Export(id string, w io.Writer) error {
+	p, err := e.readPast(id, -1, false)
+	if err != nil {
+		return err
+	}
+	x := exporter{out: json.NewEncoder(w), calls: map[string]exportCall{}}
+	err = x.out.Encode(map[string]any{
+		"type": "metadata", "timestamp": p.begun.Format(time.RFC3339Nano), "root_model": p.started.Model, "max_depth": p.started.Limits.Depth,
+		"max_iterations": p.started.Limits.Turns, "backend": "recluse", "backend_kwargs": map[string]any{"model_name": p.started.Model},
+		"environment_type": "sandbox", "environment_kwargs": map[string]any{}, "other_backends": nil,
+	})
+	if err != nil {
+		return fmt.Errorf("export run: %w", err)
+	}
+	x.prompt = []llm.Message{{Role: llm.User, Content: p.started.Query}}
+	for ev, err := range trajectory.Read(p.dir) {
+		if err == nil {
+			err = x.take(&ev)
+		}
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInternal, Op: "export run", Err: err}
+		}
+	}
+	return nil
+}
+
+type exporter struct {
+	out    *json.Encoder
+	prompt []llm.Message
+	begun  time.Time // of the turn
+	blocks []exportBlock
+	inCell []exportCall
+	calls  map[string]exportCall // under way
+	answer *string
+}
+
+type exportBlock struct {
+	Code   string       `json:"code"`
+	Result exportResult `json:"result"`
+}
+
+type exportResult struct {
+	Stdout string            `json:"stdout"`
+	Stderr string            `json:"stderr"`
+	Locals map[string]string `json:"locals"`
+	Time   float64           `json:"execution_time"`
+	Calls  []exportCall      `json:"rlm_calls"`
+	Answer *string           `json:"final_answer"`
+}
+
+type exportCall struct {
+	Model    string      `json:"root_model"`
+	Prompt   string      `json:"prompt"`
+	Response string      `json:"response"`
+	Usage    exportUsage `json:"usage_summary"`
+	Time     float64     `json:"execution_time"`
+}
+
+type exportUsage struct {
+	Models map[string]exportModel `json:"model_usage_summaries"`
+}
+
+type exportModel struct {
+	Calls  int64 `json:"total_calls"`
+	Input  int64 `json:"total_input_tokens"`
+	Output int64 `json:"total_output_tokens"`
+}
+
+// take writes a line when a turn is complete. Only the run's own turns are iterations; what children did shows in the call that started them.
+func (x *exporter) take(e *Event) error {
+	if e.Node != "0" {
+		return nil
+	}
+	switch e.Kind {
+	case KindTurnStarted:
+		x.begun, x.blocks, x.inCell = e.Time, nil, nil
+	case KindCallStarted:
+		var c CallStarted
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		x.calls[c.ID] = exportCall{Model: c.Model, Prompt: c.Preview}
+	case KindCallEnded:
+		var c CallEnded
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		call := x.calls[c.ID]
+		delete(x.calls, c.ID)
+		if c.Call != CallSub {
+			return nil
+		}
+		call.Model, call.Response, call.Time = c.Model, c.Text, c.Wall.Seconds()
+		call.Usage.Models = map[string]exportModel{c.Model: {c.Usage.Calls, c.Usage.Input, c.Usage.Output}}
+		x.inCell = append(x.inCell, call)
+	case KindChildEnded:
+		var c ChildEnded
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		x.inCell = append(x.inCell, exportCall{Model: "rlm", Prompt: c.Node, Response: c.Answer, Usage: exportUsage{map[string]exportModel{}}})
+	case KindCellStarted:
+		var c CellStarted
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		x.blocks, x.inCell = append(x.blocks, exportBlock{Code: c.Code}), []exportCall{}
+	case KindAnswer:
+		var a Answer
+		if err := e.Decode(&a); err != nil {
+			return err
+		}
+		x.answer = &a.Content
+	case KindCellEnded:
+		var c CellEnded
+		if err := e.Decode(&c); err != nil {
+			return err
+		}
+		if len(x.blocks) == 0 {
+			return nil
+		}
+		r := &x.blocks[len(x.blocks)-1].Result
+		*r = exportResult{Stdout: c.Stdout, Stderr: c.Stderr + c.Error, Locals: c.Vars, Time: c.Wall.Seconds(), Calls: x.inCell, Answer: x.answer}
+		if r.Locals == nil {
+			r.Locals = map[string]string{}
+		}
+	case KindTurnEnded:
+		return x.iteration(e)
+	}
+	return nil
+}
+
+func (x *exporter) iteration(e *Event) error {
+	var t TurnEnded
+	if err := e.Decode(&t); err != nil {
+		return err
+	}
+	if x.blocks == nil {
+		x.blocks = []exportBlock{}
+	}
+	err := x.out.Encode(map[string]any{
+		"type": "iteration", "iteration": e.Turn, "timestamp": e.Time.Format(time.RFC3339Nano), "prompt": x.prompt, "response": t.Reply,
+		"code_blocks": x.blocks, "final_answer": x.answer, "iteration_time": e.Time.Sub(x.begun).Seconds(),
+	})
+	x.prompt = append(x.prompt, llm.Message{Role: llm.Assistant, Content: t.Reply}, llm.Message{Role: llm.User, Content: t.Observation})
+	return err
+}

@@ -1,0 +1,263 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
+	draft := block("answer['content'] = 'so far'\nprint(1)")
+	for _, c := range []struct {
+		name   string
+		texts  []string
+		change func(d *desk, l *Limits)
+		reason Reason
+		answer string
+	}{
+		{"turns run out", []string{block("print(1)"), block("print(2)"), "It is probably 5."}, func(_ *desk, l *Limits) { l.Turns = 2 }, ReasonTurns, "It is probably 5."},
+		{"turns run out with a draft", []string{draft, block("print(2)")}, func(_ *desk, l *Limits) { l.Turns = 2 }, ReasonTurns, "so far"},
+		{"tokens run out", []string{draft}, func(_ *desk, l *Limits) { l.Tokens = 3000 }, ReasonTokens, "so far"},
+		{"no tokens at all", []string{draft}, func(_ *desk, l *Limits) { l.Tokens = 0 }, ReasonTokens, ""},
+		{"money runs out", []string{draft}, func(d *desk, l *Limits) {
+			d.root.price = &llm.Price{Input: 10, Output: 10}
+			l.Cost = 0.02
+		}, ReasonCost, "so far"},
+		{"no money at all", []string{draft}, func(d *desk, l *Limits) {
+			d.root.price = &llm.Price{Input: 10, Output: 10}
+			l.Cost = 0
+		}, ReasonCost, ""},
+		{"calls run out", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 2 }, ReasonCalls, "so far"},
+		{"no calls at all", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 0 }, ReasonCalls, ""},
+		{"no turns at all", []string{draft}, func(_ *desk, l *Limits) { l.Turns = 0 }, ReasonTurns, ""},
+		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *Limits) { l.Time = 3 * time.Second }, ReasonTime, "so far"},
+		{"time runs out in the model", []string{draft}, func(d *desk, l *Limits) {
+			l.Time = 3 * time.Second
+			d.root.answer = func(ctx context.Context, n int, _ llm.Request) (string, error) {
+				if n == 1 {
+					return draft, nil
+				}
+				<-ctx.Done()
+				return "", ctx.Err()
+			}
+		}, ReasonTime, "so far"},
+		{"CPU time runs out", []string{draft, block("x = 0\nwhile x < 30000000: x += 1")}, func(_ *desk, l *Limits) { l.CPU = 100 * time.Millisecond }, ReasonCPU, "so far"},
+		{"code that always fails", []string{draft, block("1/0")}, func(_ *desk, l *Limits) { l.Errors = 2 }, ReasonErrors, "so far"},
+		{"empty replies", []string{""}, nil, ReasonFormat, ""},
+		{"replies without code", []string{"I would look at the data."}, nil, ReasonFormat, "I would look at the data."},
+		{"garbage", []string{"\x00\xff```\xfe"}, nil, ReasonFormat, "\x00\xff```\xfe"},
+		{"a model that fails", []string{""}, func(d *desk, _ *Limits) {
+			d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
+				if n == 1 {
+					return draft, nil
+				}
+				return "", errors.New("503 overloaded")
+			}
+		}, ReasonModel, "so far"},
+		{"a child that asks itself for ever", []string{block("print(rlm_query('again'))"), "nobody knows"}, func(d *desk, l *Limits) {
+			l.Depth, l.Calls, l.Turns = 3, 12, 3
+			d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+				if req.Tags["call"] == CallSub {
+					return "the bottom", nil
+				}
+				return block("print(rlm_query(context + '!'))"), nil
+			}
+		}, ReasonCalls, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, c.texts...)
+			if c.change != nil {
+				c.change(d, d.opts.Limits)
+			}
+			res, err := d.run(Question{Query: "?", Inputs: []Input{Text("some text")}})
+			if err == nil || res == nil {
+				t.Fatalf("no error, or no result: %v %+v", err, res)
+			}
+			same(t, "reason", res.Reason, c.reason)
+			same(t, "partial", res.Partial, true)
+			if c.answer != "" || !strings.Contains(c.name, "child") {
+				same(t, "answer", res.Answer, c.answer)
+			}
+			if _, ok := errors.AsType[*sandbox.Error](err); !ok {
+				t.Errorf("an error without a code: %v", err)
+			}
+			if res.Usage.Calls > 0 && len(res.By) == 0 {
+				t.Error("no usage by model")
+			}
+			info, err := d.engine().Show(res.Run)
+			if err != nil || info.Result == nil || info.Result.Reason != c.reason {
+				t.Errorf("the kept run: %+v %v", info, err)
+			}
+		})
+	}
+}
+
+func TestCancelReachesEverythingAndKeepsWhatThereIs(t *testing.T) {
+	d := newDesk(t, block("answer['content'] = 'half'"), block("print(rlm_query('never ends'))"))
+	asked := make(chan struct{})
+	d.sub.answer = func(ctx context.Context, _ int, _ llm.Request) (string, error) {
+		close(asked)
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	r, err := d.engine().Start(t.Context(), Question{Inputs: []Input{Text("x")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	r.Cancel()
+	res, err := r.Wait()
+	same(t, "reason", res.Reason, ReasonCancelled)
+	same(t, "answer", res.Answer, "half")
+	same(t, "code", sandbox.CodeOf(err), sandbox.CodeCancelled)
+	kinds := map[Kind]int{}
+	for e, err := range r.Events(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds[e.Kind]++
+	}
+	same(t, "ends of children", kinds[KindChildEnded], 1)
+	same(t, "ends of the run", kinds[KindRunEnded], 1)
+}
+
+func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, data []byte, mode os.FileMode) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, data, mode); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		name string
+		q    Question
+		code sandbox.Code
+	}{
+		{"a context that is not there", Question{Inputs: []Input{File(dir + "/nothing")}}, CodeContextMissing},
+		{"an empty file", Question{Inputs: []Input{File(write("empty", nil, 0o644))}}, CodeContextEmpty},
+		{"an empty text", Question{Inputs: []Input{Text("")}}, CodeContextEmpty},
+		{"an empty list", Question{Inputs: []Input{List(nil)}}, CodeContextEmpty},
+		{"an empty directory", Question{Inputs: []Input{File(t.TempDir())}}, CodeContextEmpty},
+		{"a binary file", Question{Inputs: []Input{File(write("bin", []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00"), 0o644))}}, CodeContextBinary},
+		{"a device", Question{Inputs: []Input{File("/dev/null")}}, CodeContextUnread},
+		{"a schema that is none", Question{Schema: json.RawMessage(`{"type": "nonsense"}`)}, CodeInvalidSchema},
+		{"a schema that is no JSON", Question{Schema: json.RawMessage(`{`)}, CodeInvalidSchema},
+		{"a schema that refers elsewhere", Question{Schema: json.RawMessage(`{"$ref": "file:///etc/passwd"}`)}, CodeInvalidSchema},
+		{"a model that does not exist", Question{Model: "nobody"}, CodeNoModel},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, "FINAL(1)")
+			res, err := d.run(c.q)
+			same(t, "code", sandbox.CodeOf(err), c.code)
+			if res != nil || d.root.calls > 0 {
+				t.Error("the run began")
+			}
+		})
+	}
+	_, err := New(Options{Sandboxes: FromBackend(boxes)})
+	same(t, "no model", sandbox.CodeOf(err), CodeNoModel)
+	for _, way := range []string{"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "Ollama"} {
+		contains(t, "the remedy", err.Error(), way)
+	}
+}
+
+func TestDepthZeroAllowsNoCalls(t *testing.T) {
+	d := newDesk(t, block("llm_query('x')"), block("FINAL(1)"))
+	d.opts.Limits.Depth = 0
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "output", d.seen(), "calls may be 0 levels deep")
+	if strings.Contains(d.root.asked[0].Messages[0].Content, "llm_query") {
+		t.Error("the prompt offers what is not allowed")
+	}
+	same(t, "sub-calls", d.sub.calls, 0)
+}
+
+func TestAReplyWithAThousandBlocks(t *testing.T) {
+	var b strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&b, "```repl\nprint(%d)\n```\n", i)
+	}
+	d := newDesk(t, b.String(), block("FINAL(1)"))
+	d.opts.Blocks = AllBlocks
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "cells", res.Cells, int64(maxBlocks+1))
+	contains(t, "output", d.seen(), "968 more blocks of your reply were not run")
+}
+
+func TestAnEndlessReplyIsCut(t *testing.T) {
+	d := newDesk(t, "```repl\nx = '"+strings.Repeat("a", 1<<20), block("FINAL(1)"))
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "the next prompt", d.seen(), "cut off in the middle of a block")
+}
+
+func TestALostInterpreterIsToldAndACodeErrorIsShown(t *testing.T) {
+	d := newDesk(t,
+		block("x = 1\nraise ValueError('mine')"),
+		block("print(x)\nimport os\nos._exit(1)"),
+		block("print('x' in globals(), context)"),
+		block("FINAL(llm_query('hi'))"),
+	)
+	res := d.answered(Question{Inputs: []Input{Text("the data")}})
+	same(t, "answer", res.Answer, "read: hi")
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "ValueError: mine")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "your variables are gone, the context is loaded anew")
+	contains(t, "turn 3", d.root.asked[3].Messages[7].Content, "False the data")
+}
+
+func TestABrokenSandboxEndsTheRunAndInventsNothing(t *testing.T) {
+	d := newDesk(t, block("print(1)"))
+	r, err := d.engine().Start(t.Context(), Question{Inputs: []Input{Text("x")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, err := range r.Events(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Kind == KindSandbox {
+			var s SandboxReady
+			if err := e.Decode(&s); err != nil {
+				t.Fatal(err)
+			}
+			if err := boxes.Stop(t.Context(), s.ID); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	res, err := r.Wait()
+	same(t, "reason", res.Reason, ReasonSandbox)
+	same(t, "partial", res.Partial, true)
+	if err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestOutputIsCutWithItsTrueLength(t *testing.T) {
+	d := newDesk(t, block("print('é' * 300000)"), block("FINAL(1)"))
+	d.opts.OutputChars = 1000
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "output", d.seen(), "the output had 600001 bytes, only its beginning and end are shown; its first 600001 bytes are in /")
+	if n := len(d.seen()); n > 4000 {
+		t.Errorf("%d bytes are shown", n)
+	}
+}
+
+func TestAModelThatGoesInCirclesIsTold(t *testing.T) {
+	d := newDesk(t, block("print(1)"), block("print(1)"), block("FINAL(1)"))
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "turn 2", d.seen(), "the same code with the same output, 2 times now")
+}
