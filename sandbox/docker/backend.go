@@ -16,6 +16,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/internal/xdg"
@@ -29,6 +30,8 @@ type Backend struct {
 	dir      string
 	instance string
 	engine   engineFacts
+
+	namedGuest func() (bundle.Program, error) // of Options.GuestPath; read once
 
 	sweepOnce sync.Once
 	watchers  sync.WaitGroup
@@ -73,6 +76,7 @@ func New(opts Options) (*Backend, error) {
 	if b.cli, err = connect(opts); err != nil {
 		return nil, err
 	}
+	b.namedGuest = sync.OnceValues(func() (bundle.Program, error) { return readGuest(opts.GuestPath) })
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
 }
@@ -268,7 +272,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	res, err := b.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
+	res, err := b.create(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
 	if err != nil {
 		return nil, err
 	}
@@ -298,6 +302,17 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 		return nil, undo(err)
 	}
 	return m, nil
+}
+
+// create makes a container. It is not given up halfway: the engine would make it all the same, after we had looked for it in vain.
+func (b *Backend) create(ctx context.Context, o client.ContainerCreateOptions) (client.ContainerCreateResult, error) {
+	if err := ctx.Err(); err != nil {
+		return client.ContainerCreateResult{}, err
+	}
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+	defer cancel()
+	res, err := b.cli.ContainerCreate(whole, o)
+	return res, errors.Join(err, ctx.Err())
 }
 
 // startError names what a container cannot be started for and the caller can change.

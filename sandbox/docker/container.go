@@ -39,7 +39,7 @@ func (p *plan) guestConfig() agent.Config {
 	l := p.Spec.Limits
 	c := agent.Config{
 		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
-		Socket: socketPath, Peer: bridgeUID, Unpack: p.unpack,
+		Socket: socketName(p.ID), Peer: bridgeUID, Unpack: p.unpack,
 		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
 	}
 	if p.facts.userSpace() {
@@ -59,6 +59,9 @@ func (p *plan) guestConfig() agent.Config {
 	}
 	return c
 }
+
+// socketName is the guest's socket. It has no file; sandboxes that are made to share a network have the names in common too, hence the id.
+func socketName(id string) string { return "@recluse-" + id }
 
 // containerConfig is the container as such.
 func (p *plan) containerConfig(labels map[string]string) (*container.Config, error) {

@@ -27,11 +27,7 @@ const whole = "whole"
 // guestProgram finds the guest for the engine's machine, and what names its version.
 func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program, error) {
 	if b.opts.GuestPath != "" {
-		text, err := os.ReadFile(b.opts.GuestPath)
-		if err != nil {
-			return bundle.Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
-		}
-		return bundle.Program{Path: b.opts.GuestPath, Hash: hash(text)}, nil
+		return b.namedGuest()
 	}
 	if arch != runtime.GOARCH {
 		return bundle.Program{}, &sandbox.Error{
@@ -40,6 +36,15 @@ func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program
 		}
 	}
 	return bundle.Guest(ctx)
+}
+
+// readGuest reads the guest that the options name.
+func readGuest(path string) (bundle.Program, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return bundle.Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
+	}
+	return bundle.Program{Path: path, Hash: hash(text)}, nil
 }
 
 // guestVolume gives the name of the volume that holds the guest. It is looked at once in a program's life, and filled if it is not whole.
@@ -99,7 +104,7 @@ func (b *Backend) carrier(ctx context.Context, image string, labels map[string]s
 		return b.remove(clean, name)
 	}
 	// An entry point of our own: not every image has one, and the engine insists.
-	res, err := b.cli.ContainerCreate(ctx, client.ContainerCreateOptions{
+	res, err := b.create(ctx, client.ContainerCreateOptions{
 		Name: name, Config: &container.Config{Image: image, Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Labels: l}, HostConfig: hc,
 	})
 	if err != nil {

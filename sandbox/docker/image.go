@@ -19,6 +19,9 @@ import (
 // image makes sure that the engine has an image, and gives what is known of it.
 func (b *Backend) image(ctx context.Context, ref string) (client.ImageInspectResult, error) {
 	op := "get image " + ref
+	if _, err := reference.ParseAnyReference(ref); err != nil {
+		return client.ImageInspectResult{}, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: op, Message: "this is not an image's name", Err: err}
+	}
 	if b.opts.Pull != PullAlways {
 		img, err := b.cli.ImageInspect(ctx, ref)
 		if err == nil {

@@ -277,7 +277,7 @@ func (b *Backend) attachment(id string) *machine {
 // attach starts a bridge and begins to watch. The sandbox is reserved, and n was subscribed to before it could end.
 func (b *Backend) attach(ctx context.Context, r record, token []byte, n news, forget context.CancelFunc, watched context.Context) (*machine, error) {
 	m := &machine{record: r, backend: b, token: token, forget: forget, gone: make(chan struct{})}
-	s, err := b.bridge(ctx, r.Container, func(closed bool) {
+	s, err := b.bridge(ctx, r, func(closed bool) {
 		b.release(r.ID, m)
 		switch {
 		case !closed:

@@ -70,7 +70,6 @@ const (
 	ownDir      = "/.recluse"
 	guestDir    = ownDir + "/bin"
 	stateDir    = ownDir + "/run"
-	socketPath  = stateDir + "/guest.sock"
 	archiveName = "snapshot.tar"
 	archivePath = ownDir + "/" + archiveName
 )

@@ -82,8 +82,9 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 	if err = errors.Join(err, wait()); err != nil {
 		return err
 	}
-	_, err = b.cli.ContainerCommit(ctx, carrier, client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID})
-	return err
+	// Not given up halfway, for the reason that create tells.
+	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID})
+	return errors.Join(err, ctx.Err())
 }
 
 // base is the image that a snapshot adds files to: the sandbox's own, or a commit of it where its root can be written.

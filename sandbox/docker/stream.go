@@ -34,9 +34,9 @@ type stream struct {
 	words []byte // what the bridge complained about; only the reader's
 }
 
-// bridge starts a bridge in a container.
-func (b *Backend) bridge(ctx context.Context, container string, onEnd func(closed bool)) (*stream, error) {
-	conn, err := b.exec(ctx, container, strconv.Itoa(bridgeUID), true, agent.BridgeArg, socketPath)
+// bridge starts a bridge in a sandbox.
+func (b *Backend) bridge(ctx context.Context, r record, onEnd func(closed bool)) (*stream, error) {
+	conn, err := b.exec(ctx, r.Container, strconv.Itoa(bridgeUID), true, agent.BridgeArg, socketName(r.ID))
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ type Config struct {
 	// Tmpfs are file systems in memory that the guest mounts itself, because only so can
 	// the number of their files be limited: each costs memory that no size counts.
 	Tmpfs []Tmpfs `json:"tmpfs,omitempty"`
-	// Socket is where bridges come to; empty: the stream is on descriptors 0 and 1.
+	// Socket is the name, without a file and so beginning with an @, of where bridges come to; empty: the stream is on descriptors 0 and 1.
 	Socket string `json:"socket,omitempty"`
 	// Peer is the user that a bridge runs as, which nothing else in the sandbox does.
 	Peer int `json:"peer,omitempty"`

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +27,8 @@ const (
 	// bridgeWait is how long a bridge looks for a guest that is only being started, and bridgePause how often.
 	bridgeWait  = 20 * time.Second
 	bridgePause = 2 * time.Millisecond
+	// guestPID is the guest's where bridges are: it is the container's first process.
+	guestPID = 1
 )
 
 // verbs are what the guest's binary does besides being the guest.
@@ -54,14 +55,11 @@ func (d *door) enter(c *net.UnixConn, epoch uint64) bool {
 	return true
 }
 
-// listen serves bridges for as long as the sandbox lives.
-func (a *Agent) listen(path string, token []byte) error {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+// listen serves bridges for as long as the sandbox lives. The socket is one without a file, which code of our own user could put
+// another in place of.
+func (a *Agent) listen(name string, token []byte) error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if err != nil {
-		return fmt.Errorf("await bridges: %w", err)
-	}
-	// Open to everybody, because a bridge is another user than we are. Who comes is asked of the kernel.
-	if err := os.Chmod(path, 0o666); err != nil {
 		return fmt.Errorf("await bridges: %w", err)
 	}
 	var d door
@@ -74,7 +72,7 @@ func (a *Agent) listen(path string, token []byte) error {
 			}
 			return fmt.Errorf("await bridges: %w", err)
 		}
-		if uid, err := peer(c); err != nil || uid != a.cfg.Peer {
+		if who, err := peer(c); err != nil || int(who.Uid) != a.cfg.Peer {
 			_ = c.Close() // code of the sandbox: it has nothing to say here
 			continue
 		}
@@ -83,23 +81,16 @@ func (a *Agent) listen(path string, token []byte) error {
 	}
 }
 
-// peer is the user at the other end, as the kernel knows it.
-func peer(c *net.UnixConn) (uid int, err error) {
+// peer is who is at the other end, as the kernel knows it.
+func peer(c *net.UnixConn) (who *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var cred *unix.Ucred
-	err = errors.Join(raw.Control(func(fd uintptr) {
-		var e error
-		if cred, e = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); e != nil {
-			cred = nil
-		}
-	}))
-	if err != nil || cred == nil {
-		return 0, errors.Join(err, syscall.EPERM)
+	if e := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+		return nil, e
 	}
-	return int(cred.Uid), nil
+	return who, err
 }
 
 // host serves one attachment, from its hello to its end.
@@ -138,6 +129,14 @@ func bridge(args []string) error {
 		return err
 	}
 	defer c.Close()
+	// The host's first words are the token, which is for the guest alone.
+	who, err := peer(c)
+	if err != nil {
+		return err
+	}
+	if who.Pid != guestPID {
+		return fmt.Errorf("not the guest is there, but process %d", who.Pid)
+	}
 	ended := make(chan error, 2)
 	join := func(w io.Writer, r io.Reader) {
 		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 256<<10))
@@ -150,9 +149,9 @@ func bridge(args []string) error {
 }
 
 // reach connects to a guest that may only be starting.
-func reach(path string) (net.Conn, error) {
+func reach(name string) (*net.UnixConn, error) {
 	for end := time.Now().Add(bridgeWait); ; time.Sleep(bridgePause) {
-		c, err := net.Dial("unix", path)
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: name, Net: "unix"})
 		if err == nil {
 			return c, nil
 		}

@@ -1,0 +1,317 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestTheProfileHolds(t *testing.T) {
+	sb := open(t, newBackend(t, nil), sandbox.Spec{})
+	for name, c := range map[string]struct{ script, want string }{
+		"no capabilities":        {"grep -h ^Cap /proc/self/status | tr -d '\\t ' | cut -d: -f2 | sort -u", "0000000000000000\n"},
+		"no new privileges":      {"grep NoNewPrivs /proc/self/status | tr -dc 01", "1"},
+		"seccomp":                {"grep ^Seccomp: /proc/self/status | tr -dc 0-9", "2"},
+		"not root":               {"id -u; id -g", "1000\n1000\n"},
+		"a root that is closed":  {"touch /x 2>/dev/null || echo closed", "closed\n"},
+		"no network":             {"ls /sys/class/net", "lo\n"},
+		"a guest that is closed": {"touch /.recluse/bin/x 2>/dev/null || echo closed", "closed\n"},
+		"programs in the home":   {"cp /bin/true ./t && ./t && echo runs", "runs\n"},
+		"no setuid in the home":  {"grep ' /home/user ' /proc/self/mountinfo | grep -o nosuid | head -1", "nosuid\n"},
+		"no swap":                {"cat /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.swap.max", "536870912\n"},
+		"no devices":             {"ls -l /dev | grep -c '^b' || true", "0\n"},
+		"nothing of the host":    {"ls -a /root /home | grep -c bash_history || true", "0\n"},
+	} {
+		got := shell(t, sb, c.script)
+		if name == "no swap" && got == "0\n" { // version 2 counts swap alone
+			got = c.want
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	text := docker(t, "inspect", containerName(sb.ID()))
+	var got []struct {
+		HostConfig struct {
+			AutoRemove, Privileged, ReadonlyRootfs bool
+			Init                                   *bool
+			Binds                                  []string
+			LogConfig                              struct{ Type string }
+			NetworkMode                            string
+			PidsLimit                              int64
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &got); err != nil {
+		t.Fatal(err)
+	}
+	h := got[0].HostConfig
+	if h.AutoRemove || h.Privileged || !h.ReadonlyRootfs || h.Init == nil || *h.Init || len(h.Binds) > 0 || h.LogConfig.Type != "none" || h.NetworkMode != "none" || h.PidsLimit != 256+processReserve {
+		t.Errorf("the engine was told %+v", h)
+	}
+}
+
+// What code inside could try against the guest and the bridges beside it.
+func TestCodeCannotReachTheGuest(t *testing.T) {
+	b := newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{})
+	token, err := tokenOf(strings.Split(docker(t, "inspect", "--format", "{{range .Config.Env}}{{println .}}{{end}}", containerName(sb.ID())), "\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, script := range map[string]string{
+		"read its memory":         "cat /proc/1/mem",
+		"read its environment":    "cat /proc/1/environ",
+		"read its descriptors":    "ls /proc/1/fd",
+		"read a bridge's":         "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q bridge && exec cat $p/environ; done; exit 1",
+		"end it":                  "kill -9 1; sleep 0.2; exit 1",
+		"end a bridge":            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q bridge && exec kill -9 ${p#/proc/}; done; exit 1",
+		"mount":                   "mount -t tmpfs x /tmp",
+		"a namespace of its own":  "unshare -Ur true",
+		"raise its own privilege": "chmod u+s /bin/bash",
+	} {
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: script})
+		if err != nil || v.OK() {
+			t.Errorf("%s: %v, %v: %q", name, v, err, v.Stdout)
+		}
+	}
+	// A connection of its own to the guest's socket is not listened to, and disturbs nobody.
+	v, err := sb.Cell(t.Context(), sandbox.Cell{Code: fmt.Sprintf(`
+import socket
+name = "\0" + %q
+s = socket.socket(socket.AF_UNIX); s.connect(name); s.settimeout(5)
+try:
+    s.sendall(bytes.fromhex(%q) + bytes(4))
+    print(repr(s.recv(100)))
+except OSError as e:
+    print(repr(b""))
+for i in range(200):
+    socket.socket(socket.AF_UNIX).connect(name)
+`, strings.TrimPrefix(socketName(sb.ID()), "@"), fmt.Sprintf("%x", token))})
+	if err != nil || !v.OK() || v.Stdout.String() != "b''\n" {
+		t.Errorf("even with the token: %v, %v: %s %+v", v, err, v.Stdout, v.Error)
+	}
+	// Everything that can be killed is, and the sandbox goes on.
+	for range 3 {
+		_, _ = sb.Run(t.Context(), sandbox.Command{Shell: "kill -9 -1"}) // however it ends
+	}
+	shell(t, sb, "true")
+	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1 + 1"}); err != nil || v.Result.Text() != "2" {
+		t.Errorf("a cell afterwards: %v, %v", v, err)
+	}
+	// Whatever the user inside owns can be removed, and the next program still finds the guest, and no other.
+	shell(t, sb, "rm -rf /.recluse/run/* /tmp/* ~/*")
+	sb.Detach()
+	again, err := sandbox.Attach(t.Context(), b, sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell(t, again, "true")
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts Options
+		code sandbox.Code
+	}{
+		"pull":                     {Options{Pull: "sometimes"}, sandbox.CodeInvalidSpec},
+		"a path as volume":         {Options{Volumes: []Volume{{Name: "/etc", Path: "/mnt/x"}}}, sandbox.CodeInvalidSpec},
+		"a volume over the guest":  {Options{Volumes: []Volume{{Name: "v", Path: "/.recluse/bin"}}}, sandbox.CodeInvalidSpec},
+		"a relative volume":        {Options{Volumes: []Volume{{Name: "v", Path: "x"}}}, sandbox.CodeInvalidSpec},
+		"host network":             {Options{Network: "host"}, sandbox.CodeConsentMissing},
+		"a host config in YAML":    {Options{HostConfig: json.RawMessage("privileged: true")}, sandbox.CodeInvalidSpec},
+		"an instance with a slash": {Options{Instance: "a/b"}, sandbox.CodeInvalidSpec},
+		"no such context":          {Options{Context: "nobody-made-this"}, sandbox.CodeBackendMissing},
+		"a host that is none":      {Options{Host: "carrier-pigeon"}, sandbox.CodeBackendMissing},
+	} {
+		c.opts.Dir = t.TempDir()
+		if _, err := New(c.opts); sandbox.CodeOf(err) != c.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Setenv("RECLUSE_ENV", "production")
+	if _, err := New(Options{Network: "host", UnsafeHostNetwork: true, Dir: t.TempDir()}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
+		t.Errorf("host network in production: %v", err)
+	}
+}
+
+func TestProductionRefusesSharedKernels(t *testing.T) {
+	b, runsc := newBackend(t, nil), newBackend(t, func(o *Options) { o.Runtime = "runsc" })
+	t.Setenv("RECLUSE_ENV", "production")
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{}); !errors.Is(err, sandbox.ErrConsentMissing) {
+		t.Errorf("runc in production: %v", err)
+	}
+	shell(t, open(t, runsc, sandbox.Spec{}), "true")
+}
+
+func TestIsolationIsReportedTruthfully(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Options)
+		want   sandbox.Isolation
+	}{
+		"the default":            {nil, sandbox.IsolationContainer},
+		"runc":                   {func(o *Options) { o.Runtime = "runc" }, sandbox.IsolationContainer},
+		"runsc":                  {func(o *Options) { o.Runtime = "runsc" }, sandbox.IsolationKernel},
+		"a loosened container":   {func(o *Options) { o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationNone},
+		"a loosened runsc":       {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationContainer},
+		"privileged":             {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"Privileged": true}`) }, sandbox.IsolationNone},
+		"the host's processes":   {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"PidMode": "host"}`) }, sandbox.IsolationNone},
+		"an engine that is away": {func(o *Options) { o.Host = "unix:///nowhere/docker.sock" }, sandbox.IsolationNone},
+	} {
+		if got := newBackend(t, c.change).Capabilities(t.Context()).Isolation; got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestHealthTellsWhatIsWrong(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Options)
+		says   string
+	}{
+		"no engine":  {func(o *Options) { o.Host = "unix:///nowhere/docker.sock" }, "does not answer"},
+		"no runtime": {func(o *Options) { o.Runtime = "nonesuch" }, `no runtime "nonesuch"`},
+		"no image":   {func(o *Options) { o.Image = "recluse-nonesuch" }, "the engine does not have it"},
+		"no guest":   {func(o *Options) { o.GuestPath = "/nowhere" }, "cannot be read"},
+		"no program": {func(o *Options) { o.GuestPath = "/etc/passwd" }, "has ended"},
+	} {
+		h := newBackend(t, c.change).Health(t.Context())
+		if h.OK || !strings.Contains(h.Reason, c.says) {
+			t.Errorf("%s: %+v", name, h)
+		}
+	}
+	b := newBackend(t, nil)
+	for range 2 {
+		if h := b.Health(t.Context()); !h.OK || h.Version == "" {
+			t.Errorf("%+v", h)
+		}
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("left behind: %+v, %v", all, err)
+	}
+}
+
+func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
+	b := newBackend(t, nil)
+	far := newBackend(t, func(o *Options) { o.Host = "tcp://127.0.0.1:1" })
+	for name, c := range map[string]struct {
+		b    *Backend
+		spec sandbox.Spec
+		code sandbox.Code
+	}{
+		"a directory as root":     {b, sandbox.Spec{RootFS: "/usr"}, sandbox.CodeNotSupported},
+		"an image in a file":      {b, sandbox.Spec{Image: "tar:/x"}, sandbox.CodeNotSupported},
+		"an image nobody has":     {b, sandbox.Spec{Image: "recluse-nonesuch"}, sandbox.CodeImageNotFound},
+		"the host's secrets":      {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/etc", Path: "/mnt/etc"}}}, sandbox.CodeMountRefused},
+		"the engine's socket":     {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: strings.TrimPrefix(engineHost, "unix://"), Path: "/mnt/s"}}}, sandbox.CodeMountRefused},
+		"a directory of far away": {far, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/opt", Path: "/mnt/x"}}}, sandbox.CodeNotSupported},
+		"nobody there":            {far, sandbox.Spec{}, sandbox.CodeBackendMissing},
+	} {
+		if sb, err := sandbox.Open(t.Context(), c.b, c.spec); sandbox.CodeOf(err) != c.code {
+			t.Errorf("%s: %v", name, err)
+			if err == nil {
+				_ = sb.Close()
+			}
+		}
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("left behind: %+v, %v", all, err)
+	}
+}
+
+func TestAnUnreachableRegistryIsNamed(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
+	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: "127.0.0.1:1/nobody/here"})
+	if sandbox.CodeOf(err) != sandbox.CodeImageUnreachable || !strings.Contains(err.Error(), "from-host") {
+		t.Errorf("%v", err)
+	}
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: "Not An Image"}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+		t.Errorf("a bad name: %v", err)
+	}
+}
+
+func TestMountsAndVolumes(t *testing.T) {
+	dir := t.TempDir()
+	for _, sub := range []string{"in", "out"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chmod(filepath.Join(dir, "out"), 0o777), os.WriteFile(filepath.Join(dir, "in", "file"), []byte("from outside"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	volume := "recluse-test-" + randomHex(4)
+	docker(t, "volume", "create", volume)
+	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
+	docker(t, "run", "--rm", "--network=none", "-v", volume+":/v", testImage, "chmod", "777", "/v")
+	b := newBackend(t, func(o *Options) { o.Volumes = []Volume{{Name: volume, Path: "/data", Writable: true}} })
+	spec := sandbox.Spec{Mounts: []sandbox.Mount{{Host: filepath.Join(dir, "in"), Path: "/mnt/in"}, {Host: filepath.Join(dir, "out"), Path: "/mnt/out", Writable: true}}}
+	sb := open(t, b, spec)
+	if got := shell(t, sb, "cat /mnt/in/file; touch /mnt/in/x 2>/dev/null || echo -n ' closed'; echo out > /mnt/out/file; echo kept > /data/file"); got != "from outside closed" {
+		t.Errorf("%q", got)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "out", "file")); err != nil || string(text) != "out\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if err := sb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	closed := newBackend(t, func(o *Options) { o.Volumes = []Volume{{Name: volume, Path: "/data"}} })
+	if got := shell(t, open(t, closed, sandbox.Spec{}), "cat /data/file; touch /data/x 2>/dev/null || echo closed"); got != "kept\nclosed\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestANetworkIsThereOnlyWhenAskedFor(t *testing.T) {
+	name := "recluse-test-" + randomHex(4)
+	b := newBackend(t, func(o *Options) { o.Network = name })
+	docker(t, "network", "create", name)
+	t.Cleanup(func() { docker(t, "network", "rm", name) })
+	sb := open(t, b, sandbox.Spec{})
+	if got := shell(t, sb, "ls /sys/class/net"); got != "eth0\nlo\n" {
+		t.Errorf("with a network: %q", got)
+	}
+}
+
+func TestAHostConfigIsLaidOver(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false, "CpusetCpus": "0"}`) })
+	sb := open(t, b, sandbox.Spec{})
+	if got := shell(t, sb, "grep Cpus_allowed_list /proc/self/status | tr -dc '0-9-'"); got != "0" {
+		t.Errorf("cpus: %q", got)
+	}
+	// Where the root can be written a snapshot holds it too, as far as the user can write.
+	docker(t, "exec", "-u", "0", containerName(sb.ID()), "sh", "-c", "echo root > /written")
+	shell(t, sb, "echo home > file")
+	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.DeleteSnapshot(t.Context(), snap.ID); err != nil {
+			t.Error(err)
+		}
+	}()
+	again, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if got := shell(t, again, "cat /written file"); got != "root\nhome\n" {
+		t.Errorf("restored: %q", got)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) != 2 {
+		t.Errorf("listed are %+v, %v", all, err)
+	}
+}
