@@ -2,7 +2,11 @@ package gate
 
 import (
 	"context"
+	"hash/maphash"
+	"maps"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -39,7 +43,7 @@ const (
 	maxShellCode  = 1 << 20 // bytes of bash; its parser recurses on our stack
 	maxPythonCode = 4 << 20 // bytes of Python
 	maxSteps      = 100_000 // statements walked
-	maxFacts      = 50_000
+	maxFacts      = 20_000
 	maxNesting    = 8    // code in code: eval in bash -c in os.system …
 	maxText       = 4096 // bytes of one argument that are compared with patterns
 )
@@ -84,24 +88,36 @@ type fact struct {
 	unsure   bool // seen by a judge that cannot tell whether it happens
 }
 
-// key tells facts apart.
-func (f *fact) key() string {
-	var b strings.Builder
-	b.WriteByte(byte('0' + f.kind))
-	b.WriteString(f.name)
-	for _, a := range f.args {
-		b.WriteByte(0)
-		b.WriteString(a)
+// seed makes the keys of facts unguessable, so that no code can be written whose facts look the same.
+var seed = maphash.MakeSeed()
+
+// key tells facts apart, by their place too if asked.
+func (f *fact) key(placed bool) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	text := func(mark byte, s string) {
+		_ = h.WriteByte(mark) // never fails
+		_, _ = h.WriteString(s)
 	}
-	b.WriteByte(1)
-	b.WriteString(f.cwd)
-	for _, a := range f.from {
-		b.WriteByte(2)
-		b.WriteString(a)
+	text(byte(f.kind), f.name)
+	for _, s := range f.args {
+		text(1, s)
 	}
-	b.WriteByte(3)
-	b.WriteString(itoa(f.place.line))
-	return b.String()
+	for _, s := range f.from {
+		text(2, s)
+	}
+	for _, k := range slices.Sorted(maps.Keys(f.keywords)) {
+		text(3, k)
+		text(4, f.keywords[k])
+	}
+	text(5, f.cwd)
+	if f.unsure {
+		text(6, "")
+	}
+	if placed {
+		text(7, strconv.Itoa(f.place.line))
+	}
+	return h.Sum64()
 }
 
 // analysis gathers the facts of one request. It is used by one goroutine.
@@ -109,14 +125,14 @@ type analysis struct {
 	ctx    context.Context //nolint:containedctx // lives as long as one Judge
 	parser *pythonParser   // nil: none on this host
 	facts  []*fact
-	seen   map[string]bool
+	seen   map[uint64]bool
 	files  map[string]string // what the code itself wrote into files, by path
 	steps  int
 	spent  bool // a limit was passed and told
 }
 
 func newAnalysis(ctx context.Context, parser *pythonParser) *analysis {
-	return &analysis{ctx: ctx, parser: parser, seen: map[string]bool{}, files: map[string]string{}}
+	return &analysis{ctx: ctx, parser: parser, seen: map[uint64]bool{}, files: map[string]string{}}
 }
 
 // add keeps a fact, once.
@@ -125,7 +141,7 @@ func (a *analysis) add(f *fact) {
 		a.exhausted(f.place)
 		return
 	}
-	k := f.key()
+	k := f.key(true)
 	if a.seen[k] {
 		return
 	}
@@ -158,6 +174,9 @@ func (a *analysis) opaque(name, what string, p place) {
 
 // text notes text for rules about secrets and hosts.
 func (a *analysis) text(s string, p place) {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "")
+	}
 	if len(s) >= 8 && known(s) {
 		a.add(&fact{kind: kindText, args: []string{s}, place: p})
 	}

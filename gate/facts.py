@@ -17,7 +17,8 @@ import warnings
 
 HOLE = "\ue000"
 MOST = 8  # alternatives followed per value
-STEPS = 400_000
+STEPS = 200_000
+FACTS = 40_000
 LONGEST = 1 << 16  # of a text that is put together here
 DEPTH = 4  # of functions of the code calling each other
 
@@ -100,6 +101,8 @@ class Reader:
         self.depth = 0
 
     def fact(self, kind, node, *rest):
+        if len(self.facts) >= FACTS:
+            raise Spent
         self.facts.append([kind, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, *rest])
 
     def spend(self):

@@ -212,10 +212,22 @@ func (l *ruleLoader) condition(n *yaml.Node) (*condition, error) {
 			return nil
 		}
 	}
+	globs := func(into *patterns) func(*yaml.Node) error {
+		return func(n *yaml.Node) error {
+			var list []string
+			if err := texts(&list)(n); err != nil {
+				return err
+			}
+			for _, s := range list {
+				*into = append(*into, newPattern(s))
+			}
+			return nil
+		}
+	}
 	err := l.object(n, map[string]func(*yaml.Node) error{
-		"command": texts(&c.command), "flags": texts(&c.flags), "without": texts(&c.without), "args": texts(&c.args),
-		"paths": texts(&c.paths), "from": texts(&c.from), "import": texts(&c.imports), "call": texts(&c.calls),
-		"reads": texts(&c.reads), "writes": texts(&c.writes), "host": texts(&c.hosts),
+		"command": globs(&c.command), "flags": texts(&c.flags), "without": texts(&c.without), "args": globs(&c.args),
+		"paths": globs(&c.paths), "from": globs(&c.from), "import": globs(&c.imports), "call": globs(&c.calls),
+		"reads": globs(&c.reads), "writes": globs(&c.writes), "host": globs(&c.hosts),
 		"opaque": func(n *yaml.Node) error {
 			return l.list(n, func(n *yaml.Node) error {
 				var s string
@@ -286,13 +298,13 @@ func (l *ruleLoader) keywords(n *yaml.Node, c *condition) error {
 	if n.Kind != yaml.MappingNode {
 		return l.errorf(n, "keywords are names with patterns")
 	}
-	c.keywords = map[string]string{}
+	c.keywords = map[string]pattern{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		var v string
 		if err := l.text(n.Content[i+1], &v); err != nil {
 			return err
 		}
-		c.keywords[n.Content[i].Value] = v
+		c.keywords[n.Content[i].Value] = newPattern(v)
 	}
 	return nil
 }

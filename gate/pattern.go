@@ -20,26 +20,52 @@ func (a answer) and(b answer) answer { return min(a, b) }
 // or is the stronger of two answers.
 func (a answer) or(b answer) answer { return max(a, b) }
 
-// glob compares a text with a pattern in which * stands for any text and ? for one character. With slashes,
-// * and ? do not match a slash, and ** does. In either case a hole in the text may be anything.
-func glob(pattern, text string, slashes bool) answer {
+// pattern is text in which * stands for any text and ? for one character.
+type pattern struct {
+	text    string
+	wild    bool   // it has * or ?
+	plain   []rune // compiled for text
+	slashed []rune // compiled for paths, where * and ? do not match a slash, and ** does
+}
+
+func newPattern(text string) pattern {
+	return pattern{text: text, wild: strings.ContainsAny(text, "*?"), plain: compilePattern(text, false), slashed: compilePattern(text, true)}
+}
+
+// patterns are several of which one is enough.
+type patterns []pattern
+
+// match compares a text; a hole in it may be anything.
+func (ps patterns) match(text string, slashes bool) answer {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "")
 	}
-	if !strings.ContainsAny(pattern, "*?") && known(text) {
-		if pattern == text {
+	whole := known(text)
+	var runes []rune
+	best := no
+	for i := range ps {
+		p := &ps[i]
+		if !p.wild && whole {
+			if p.text == text {
+				return yes
+			}
+			continue
+		}
+		if runes == nil {
+			runes = []rune(text)
+		}
+		compiled := p.plain
+		if slashes {
+			compiled = p.slashed
+		}
+		if matches(compiled, runes, false) {
 			return yes
 		}
-		return no
+		if !whole && best == no && matches(compiled, runes, true) {
+			best = maybe
+		}
 	}
-	p, t := compilePattern(pattern, slashes), []rune(text)
-	if matches(p, t, false) {
-		return yes
-	}
-	if !known(text) && matches(p, t, true) {
-		return maybe
-	}
-	return no
+	return best
 }
 
 // The tokens of a compiled pattern that stand for more than themselves.
@@ -115,17 +141,6 @@ func matches(p, t []rune, filled bool) bool {
 		cur, next = next, cur
 	}
 	return cur[len(p)]
-}
-
-// globAny is the best answer of several patterns.
-func globAny(patterns []string, text string, slashes bool) answer {
-	best := no
-	for _, p := range patterns {
-		if best = best.or(glob(p, text, slashes)); best == yes {
-			break
-		}
-	}
-	return best
 }
 
 // cleanPath writes a path one way: absolute where the directory is known, without dots and doubled slashes.

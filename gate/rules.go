@@ -1,7 +1,7 @@
 package gate
 
 import (
-	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,18 +27,18 @@ type rule struct {
 
 // condition is one entry under a rule's when: everything in it must hold.
 type condition struct {
-	command  []string // program names
+	command  patterns // program names
 	flags    []string // one of them is given
 	without  []string // none of them is given
-	args     []string // an operand is like one of them
-	paths    []string // an operand is a path like one of them
-	from     []string // its input comes from one of these programs
-	imports  []string
-	calls    []string
-	keywords map[string]string
-	reads    []string
-	writes   []string
-	hosts    []string
+	args     patterns // an operand is like one of them
+	paths    patterns // an operand is a path like one of them
+	from     patterns // its input comes from one of these programs
+	imports  patterns
+	calls    patterns
+	keywords map[string]pattern
+	reads    patterns
+	writes   patterns
+	hosts    patterns
 	text     []*regexp.Regexp
 	opaque   []string
 	shapes   []string
@@ -59,18 +59,21 @@ const maxFindings = 50
 // findings compares facts with the rules.
 func (r *Rules) findings(facts []*fact, lang Language) []Finding {
 	var out []Finding
-	seen := map[string]int{} // rule and line to index in out
+	type spot struct {
+		rule *rule
+		line int
+	}
+	seen := map[spot]int{}           // index in out
+	same := map[uint64][]judgement{} // of facts that differ only in their place
 	for _, f := range facts {
-		for _, rule := range r.rules {
-			if len(rule.languages) > 0 && !slices.Contains(rule.languages, lang) {
-				continue
-			}
-			got, subject := rule.match(f)
-			if got == no || (got == maybe && rule.undecidable == "") {
-				continue
-			}
-			found := rule.finding(f, got, subject)
-			key := fmt.Sprintf("%s:%d", rule.name, f.place.line)
+		judged, ok := same[f.key(false)]
+		if !ok {
+			judged = r.judge(f, lang)
+			same[f.key(false)] = judged
+		}
+		for _, j := range judged {
+			found := j.rule.finding(f, j.got, j.subject)
+			key := spot{rule: j.rule, line: f.place.line}
 			if i, ok := seen[key]; ok {
 				// One finding per rule and line; a sure one replaces a doubtful one.
 				if out[i].Undecidable && !found.Undecidable {
@@ -91,6 +94,27 @@ func (r *Rules) findings(facts []*fact, lang Language) []Finding {
 		}
 		return b.Severity.rank() - a.Severity.rank()
 	})
+	return out
+}
+
+// judgement is what one rule says of a fact.
+type judgement struct {
+	rule    *rule
+	got     answer
+	subject string
+}
+
+// judge compares a fact with all rules.
+func (r *Rules) judge(f *fact, lang Language) []judgement {
+	var out []judgement
+	for _, rule := range r.rules {
+		if len(rule.languages) > 0 && !slices.Contains(rule.languages, lang) {
+			continue
+		}
+		if got, subject := rule.match(f); got == yes || (got == maybe && rule.undecidable != "") {
+			out = append(out, judgement{rule: rule, got: got, subject: subject})
+		}
+	}
 	return out
 }
 
@@ -137,17 +161,17 @@ func (c *condition) match(f *fact) (answer, string) {
 		}
 	case kindImport:
 		if len(c.imports) > 0 {
-			return globAny(c.imports, f.name, false), f.name
+			return c.imports.match(f.name, false), f.name
 		}
 	case kindWrite:
 		if len(c.writes) > 0 {
 			p := cleanPath(f.args[0], f.cwd)
-			return globAny(c.writes, p, true), f.args[0]
+			return c.writes.match(p, true), f.args[0]
 		}
 	case kindRead:
 		if len(c.reads) > 0 {
 			p := cleanPath(f.args[0], f.cwd)
-			return globAny(c.reads, p, true), f.args[0]
+			return c.reads.match(p, true), f.args[0]
 		}
 	case kindText:
 		return c.matchText(f.args[0])
@@ -164,7 +188,7 @@ func (c *condition) match(f *fact) (answer, string) {
 }
 
 func (c *condition) matchCommand(f *fact) (answer, string) {
-	if globAny(c.command, f.name, false) != yes {
+	if c.command.match(f.name, false) != yes {
 		return no, ""
 	}
 	words := splitArgs(f.args)
@@ -172,7 +196,7 @@ func (c *condition) matchCommand(f *fact) (answer, string) {
 	if len(c.from) > 0 {
 		from := no
 		for _, name := range f.from {
-			from = from.or(globAny(c.from, name, false))
+			from = from.or(c.from.match(name, false))
 		}
 		best = best.and(from)
 	}
@@ -183,11 +207,11 @@ func (c *condition) matchCommand(f *fact) (answer, string) {
 		return no, ""
 	}
 	if len(c.args) > 0 && best > no {
-		got, s := anyOf(words.operands, func(s string) answer { return globAny(c.args, s, false) })
+		got, s := anyOf(words.operands, func(s string) answer { return c.args.match(s, false) })
 		best, subject = best.and(got), orText(s, subject)
 	}
 	if len(c.paths) > 0 && best > no {
-		got, s := anyOf(words.paths(), func(s string) answer { return globAny(c.paths, cleanPath(s, f.cwd), true) })
+		got, s := anyOf(words.paths(), func(s string) answer { return c.paths.match(cleanPath(s, f.cwd), true) })
 		best, subject = best.and(got), orText(s, subject)
 	}
 	return best, subject
@@ -201,10 +225,10 @@ var (
 
 // matchFiles compares the files that well-known programs read and write.
 func (c *condition) matchFiles(f *fact) (answer, string) {
-	patterns := c.writes
+	wanted := c.writes
 	switch {
 	case len(c.reads) > 0 && slices.Contains(readers, f.name):
-		patterns = c.reads
+		wanted = c.reads
 	case len(c.writes) > 0 && slices.Contains(writers, f.name):
 	default:
 		return no, ""
@@ -239,32 +263,32 @@ func (c *condition) matchFiles(f *fact) (answer, string) {
 		}
 	}
 	return anyOf(files, func(s string) answer {
-		return globAny(patterns, cleanPath(strings.TrimPrefix(s, "@"), f.cwd), true)
+		return wanted.match(cleanPath(strings.TrimPrefix(s, "@"), f.cwd), true)
 	})
 }
 
 func (c *condition) matchCall(f *fact) (answer, string) {
-	if globAny(c.calls, f.name, false) != yes {
+	if c.calls.match(f.name, false) != yes {
 		return no, ""
 	}
 	best, subject := yes, f.name
-	for k, pattern := range c.keywords {
+	for k, want := range c.keywords {
 		v, ok := f.keywords[k]
 		if !ok {
 			return no, ""
 		}
-		best = best.and(glob(pattern, v, false))
+		best = best.and(patterns{want}.match(v, false))
 	}
 	values := f.args
-	for _, v := range f.keywords {
-		values = append(values[:len(values):len(values)], v)
+	for _, k := range slices.Sorted(maps.Keys(f.keywords)) {
+		values = append(values[:len(values):len(values)], f.keywords[k])
 	}
 	if len(c.args) > 0 && best > no {
-		got, s := anyOf(values, func(s string) answer { return globAny(c.args, s, false) })
+		got, s := anyOf(values, func(s string) answer { return c.args.match(s, false) })
 		best, subject = best.and(got), orText(s, subject)
 	}
 	if len(c.paths) > 0 && best > no {
-		got, s := anyOf(values, func(s string) answer { return globAny(c.paths, cleanPath(s, f.cwd), true) })
+		got, s := anyOf(values, func(s string) answer { return c.paths.match(cleanPath(s, f.cwd), true) })
 		best, subject = best.and(got), orText(s, subject)
 	}
 	return best, subject
@@ -283,13 +307,13 @@ func (c *condition) matchText(s string) (answer, string) {
 		return no, ""
 	}
 	if len(s) < 256 { // a text that is a host and nothing else
-		if globAny(c.hosts, strings.ToLower(s), false) == yes {
+		if c.hosts.match(strings.ToLower(s), false) == yes {
 			return yes, s
 		}
 	}
 	for _, m := range hostsIn.FindAllStringSubmatch(s, 100) {
 		host := strings.ToLower(m[1] + m[2])
-		if globAny(c.hosts, host, false) == yes {
+		if c.hosts.match(host, false) == yes {
 			return yes, host
 		}
 	}

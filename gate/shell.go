@@ -2,6 +2,8 @@ package gate
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -12,6 +14,8 @@ const (
 	maxAlternatives = 16
 	// maxIterations is how many rounds of a loop over a known list are followed.
 	maxIterations = 32
+	// maxOutput is how much of what commands write is followed.
+	maxOutput = 64 << 10
 	// maxCalls is how deep functions calling functions are followed.
 	maxCalls = 12
 )
@@ -88,27 +92,30 @@ func (sh *shell) script(code string) stream {
 		sh.a.opaque(opaqueSize, "shell code nested too deeply", start)
 		return stream{text: holeText}
 	}
-	var out stream
+	var out outputs
 	for stmt, err := range syntax.NewParser(syntax.Variant(syntax.LangBash)).StmtsSeq(strings.NewReader(code)) {
 		if err != nil {
 			sh.a.opaque(opaqueSyntax, "not valid bash: "+parseMessage(err), sh.errorPlace(err, start))
-			out.text = holeText
+			out.add(stream{text: holeText})
 			break
 		}
-		out = joined(out, sh.stmt(stmt, stream{text: holeText}))
+		out.add(sh.stmt(stmt, stream{text: holeText}))
+		if sh.a.spent {
+			break
+		}
 	}
 	if sh.nesting == 0 {
 		sh.uncalled()
 	}
-	return out
+	return out.stream()
 }
 
 // uncalled walks functions that the script only declares: a later command may call them.
 func (sh *shell) uncalled() {
-	for name, body := range sh.funcs {
+	for _, name := range slices.Sorted(maps.Keys(sh.funcs)) {
 		if !sh.called[name] {
 			sh.called[name] = true
-			sh.layer(func() { sh.stmt(body, stream{text: holeText}) })
+			sh.layer(func() { sh.stmt(sh.funcs[name], stream{text: holeText}) })
 		}
 	}
 }
@@ -133,10 +140,15 @@ func parseMessage(err error) string {
 	return err.Error()
 }
 
-// tooDeep guards our stack against code that is nothing but opening brackets.
+// opening is what keywords add to the depth of code.
+var opening = map[string]int{
+	"if": 1, "while": 1, "until": 1, "for": 1, "case": 1, "time": 1, "coproc": 1, "fi": -1, "done": -1, "esac": -1,
+}
+
+// tooDeep guards our stack against code that only ever opens.
 func tooDeep(code string) bool {
 	const limit = 1000
-	depth := 0
+	depth, word := 0, 0
 	for i := 0; i < len(code); i++ {
 		switch code[i] {
 		case '(', '{', '[':
@@ -144,8 +156,11 @@ func tooDeep(code string) bool {
 		case ')', '}', ']':
 			depth = max(0, depth-1)
 		case '\n':
-			// Brackets in text (a here-document, say) need not be balanced; code that spans lines is rarely deep.
+			// Text (a here-document, say) need not be balanced; code that spans lines is rarely deep.
 			depth = depth * 3 / 4
+		case ' ', '\t', ';':
+			depth = max(0, depth+opening[code[word:i]])
+			word = i + 1
 		}
 		if depth > limit {
 			return true
@@ -154,20 +169,37 @@ func tooDeep(code string) bool {
 	return false
 }
 
-// joined is two outputs, one after the other.
-func joined(a, b stream) stream {
-	if len(a.text)+len(b.text) > maxShellCode {
-		return stream{text: holeText}
+// outputs gathers what several commands write one after the other.
+type outputs struct {
+	text strings.Builder
+	from []string
+	full bool // more than is worth keeping
+}
+
+func (o *outputs) add(s stream) {
+	if o.full = o.full || o.text.Len()+len(s.text) > maxOutput; !o.full {
+		o.text.WriteString(s.text)
 	}
-	return stream{text: a.text + b.text, from: append(a.from[:len(a.from):len(a.from)], b.from...)}
+	for _, name := range s.from {
+		if len(o.from) < maxAlternatives && !slices.Contains(o.from, name) {
+			o.from = append(o.from, name)
+		}
+	}
+}
+
+func (o *outputs) stream() stream {
+	if o.full {
+		return stream{text: holeText, from: o.from}
+	}
+	return stream{text: o.text.String(), from: o.from}
 }
 
 func (sh *shell) stmts(list []*syntax.Stmt, in stream) stream {
-	var out stream
+	var out outputs
 	for _, s := range list {
-		out = joined(out, sh.stmt(s, in))
+		out.add(sh.stmt(s, in))
 	}
-	return out
+	return out.stream()
 }
 
 // stmt walks one statement with its redirections and gives its output.
@@ -243,7 +275,10 @@ func (sh *shell) command(cmd syntax.Command, in stream) stream {
 		if c.Op == syntax.Pipe || c.Op == syntax.PipeAll {
 			return sh.stmt(c.Y, left)
 		}
-		return joined(left, sh.stmt(c.Y, in))
+		var out outputs
+		out.add(left)
+		out.add(sh.stmt(c.Y, in))
+		return out.stream()
 	case *syntax.Block:
 		return sh.stmts(c.Stmts, in)
 	case *syntax.Subshell:

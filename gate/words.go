@@ -8,8 +8,8 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// itoa is short for the one conversion that is needed often.
-func itoa(n int) string { return strconv.Itoa(n) }
+// maxBraces is how many {…} of a word are expanded.
+const maxBraces = 6
 
 // cross joins each text of a with each of b.
 func cross(a, b []string) []string {
@@ -19,7 +19,7 @@ func cross(a, b []string) []string {
 	out := make([]string, 0, len(a)*len(b))
 	for _, x := range a {
 		for _, y := range b {
-			if len(x)+len(y) > maxShellCode {
+			if len(x)+len(y) > maxOutput {
 				return []string{holeText}
 			}
 			out = append(out, x+y)
@@ -51,6 +51,16 @@ func (sh *shell) argvs(words []*syntax.Word) [][]string {
 
 // braces expands {a,b} in a word, within bounds.
 func braces(w *syntax.Word) []*syntax.Word {
+	// Each brace multiplies: a word with many is not one that a person means.
+	open := 0
+	for _, p := range w.Parts {
+		if lit, ok := p.(*syntax.Lit); ok {
+			open += strings.Count(lit.Value, "{")
+		}
+	}
+	if open == 0 || open > maxBraces {
+		return []*syntax.Word{w}
+	}
 	c := *w
 	if !syntax.SplitBraces(&c) {
 		return []*syntax.Word{w}
@@ -225,7 +235,7 @@ func (sh *shell) part(p syntax.WordPart, quoted bool) []string {
 		return []string{strings.TrimRight(out.text, "\n")}
 	case *syntax.ProcSubst:
 		out := sh.stmts(x.Stmts, stream{text: holeText})
-		name := "/dev/fd/" + itoa(len(sh.a.files)+3)
+		name := "/dev/fd/" + strconv.Itoa(len(sh.a.files)+3)
 		sh.a.files[name] = out.text
 		return []string{name}
 	case *syntax.ExtGlob:
