@@ -18,6 +18,9 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
+// maxLinks is how many links are followed, as by Linux.
+const maxLinks = 40
+
 func (a *app) cpCommand() *cobra.Command {
 	var keep bool
 	c := &cobra.Command{
@@ -248,26 +251,17 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 	}
 	for _, src := range sources {
 		from := c.inside(src)
-		i, err := c.files.Stat(ctx, strings.TrimSuffix(from, "/"))
-		if err != nil {
-			return err
-		}
-		if i.Kind == "symlink" { // as cp does with what it is given by name
-			tree, err := c.isDir(ctx, from)
-			if err != nil {
-				return err
-			}
-			if i.Kind = "file"; tree {
-				i.Kind = "dir"
-			}
-		}
 		at := dst
 		if dir && !contents(src) {
 			at = filepath.Join(dst, path.Base(from))
 		}
+		from, i, err := c.resolve(ctx, path.Clean(from))
+		if err != nil {
+			return err
+		}
 		switch i.Kind {
 		case "dir":
-			err = c.fetchTree(ctx, strings.TrimSuffix(from, "/"), at)
+			err = c.fetchTree(ctx, from, at)
 		case "file":
 			err = c.fetchFile(ctx, from, at, i.Mode)
 		default:
@@ -278,6 +272,22 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 		}
 	}
 	return nil
+}
+
+// resolve follows what is a link itself, as cp does with what it is given by name.
+func (c *copier) resolve(ctx context.Context, file string) (string, *sandbox.FileInfo, error) {
+	for range maxLinks {
+		i, err := c.files.Stat(ctx, file)
+		if err != nil || i.Kind != "symlink" {
+			return file, i, err
+		}
+		if path.IsAbs(i.Link) {
+			file = path.Clean(i.Link)
+		} else {
+			file = path.Join(path.Dir(file), i.Link)
+		}
+	}
+	return "", nil, &sandbox.Error{Code: sandbox.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
 }
 
 func unwritable(file string, err error) error {

@@ -122,7 +122,7 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 		w.CloseWithError(err)
 		fetched <- err
 	}()
-	err = c.unpack(root, dst, path.Base(src), r)
+	err = c.unpack(root, dst, strings.Trim(src, "/"), r)
 	if err != nil {
 		cancel()
 	} else {
@@ -187,6 +187,10 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			if err := c.link(root, name, h.Linkname); err != nil {
 				return unwritable(filepath.Join(dst, name), err)
 			}
+		case tar.TypeLink:
+			if err := c.hardLink(root, name, h.Linkname, base); err != nil {
+				return unwritable(filepath.Join(dst, name), err)
+			}
 		default:
 			c.Skipped = append(c.Skipped, h.Name+": neither a file, a directory nor a link")
 		}
@@ -199,14 +203,19 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 	return nil
 }
 
-// within gives the path of an entry below the directory that is copied.
+// within gives the path of an entry below the directory that is copied; entries are named by their whole path.
 func within(name, base string) (string, bool) {
-	name = path.Clean(strings.TrimPrefix(name, "/"))
+	name = path.Clean(strings.Trim(name, "/"))
 	if name == base {
 		return ".", true
 	}
-	rest, ok := strings.CutPrefix(name, base+"/")
-	return rest, ok && filepath.IsLocal(rest)
+	if base != "" {
+		var ok bool
+		if name, ok = strings.CutPrefix(name, base+"/"); !ok {
+			return "", false
+		}
+	}
+	return name, filepath.IsLocal(name)
 }
 
 // link makes a symbolic link that stays beneath root; others are left out, for whoever follows them later trusts this directory.
@@ -226,6 +235,22 @@ func (c *copier) link(root *os.Root, name, target string) error {
 		err = root.Symlink(target, name)
 	}
 	return err
+}
+
+// hardLink gives a file that was copied another name.
+func (c *copier) hardLink(root *os.Root, name, target, base string) error {
+	old, ok := within(target, base)
+	if !ok {
+		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
+		return nil
+	}
+	if !c.keep {
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	c.Files++
+	return root.Link(old, name)
 }
 
 // receive writes one file, beside its place first.
