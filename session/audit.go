@@ -100,8 +100,8 @@ func (j *journal) flush(ctx context.Context) error {
 }
 
 // ran notes a cell or command that has ended.
-func (s *Session) ran(ctx context.Context, action, code string, begun time.Time, v *sandbox.Verdict, err error) {
-	e := Entry{Time: begun, Action: action, Detail: code, Error: errorCode(err), Duration: time.Since(begun)}
+func (s *Session) ran(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
+	e := Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}
 	if v != nil {
 		e.Op, e.Verdict, e.Stdout, e.Stderr = v.ID, v.String(), v.Stdout.Produced, v.Stderr.Produced
 	}

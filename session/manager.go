@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -42,6 +43,8 @@ type Options struct {
 	// Warm are specs of which sandboxes are kept ready from the start.
 	Warm    []sandbox.Spec
 	Webhook string // told when a session is lost
+	// Gate judges code before it runs; nil: nobody does. A session's own mode says how much its opinion weighs.
+	Gate gate.Gate
 	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, None: for ever.
 	AuditKept time.Duration
 	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, None: for ever.

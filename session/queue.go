@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -118,9 +119,14 @@ func (s *Session) enter(ctx context.Context, renew bool) (sb *sandbox.Sandbox, d
 // Cell runs code in one of the session's interpreters, behind the cells that came before it.
 func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	begun := time.Now()
-	v, err := s.cell(ctx, c)
+	j, err := s.judge(ctx, gate.Request{Language: gate.Python, Code: c.Code})
+	var v *sandbox.Verdict
+	if err == nil {
+		v, err = s.cell(ctx, c)
+	}
 	s.tell(v)
-	s.ran(ctx, "cell", c.Code, begun, v, err)
+	j.warn(v)
+	s.ran(ctx, "cell", c.Code, j, begun, v, err)
 	return v, err
 }
 
@@ -152,9 +158,14 @@ func (s *Session) cell(ctx context.Context, c sandbox.Cell) (v *sandbox.Verdict,
 // Run runs a command to its end.
 func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	begun := time.Now()
-	v, err := s.run(ctx, c)
+	j, err := s.judgeCommand(ctx, c)
+	var v *sandbox.Verdict
+	if err == nil {
+		v, err = s.run(ctx, c)
+	}
 	s.tell(v)
-	s.ran(ctx, "command", line(c), begun, v, err)
+	j.warn(v)
+	s.ran(ctx, "command", line(c), j, begun, v, err)
 	return v, err
 }
 
@@ -177,8 +188,12 @@ func (s *Session) run(ctx context.Context, c sandbox.Command) (v *sandbox.Verdic
 // Start runs a command in the background and gives its id. It is use for as long as it runs.
 func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) {
 	begun := time.Now()
-	id, err := s.start(ctx, c)
-	s.audit(ctx, Entry{Time: begun, Action: "start", Detail: line(c), Op: id, Error: errorCode(err), Duration: time.Since(begun)})
+	j, err := s.judgeCommand(ctx, c)
+	var id string
+	if err == nil {
+		id, err = s.start(ctx, c)
+	}
+	s.audit(ctx, Entry{Time: begun, Action: "start", Detail: line(c), Op: id, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)})
 	return id, err
 }
 
@@ -248,7 +263,7 @@ func (s *Session) follow(sb *sandbox.Sandbox, id string) {
 	s.wakeIdle()
 	s.mu.Unlock()
 	if ended {
-		s.ran(s.m.ctx, "background", "", v.Started, v, nil)
+		s.ran(s.m.ctx, "background", "", judged{}, v.Started, v, nil)
 	}
 }
 
