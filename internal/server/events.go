@@ -147,6 +147,10 @@ func sessionEvents(c *call) error {
 			return nil
 		}
 	}
+	if follow && c.s.draining() {
+		st.problem(closingError())
+		return nil
+	}
 	_ = st.send("", api.EventEnd, none{})
 	return nil
 }

@@ -78,6 +78,7 @@ type Bench struct {
 	tcp     string // address, kept over restarts
 	stop    context.CancelFunc
 	served  chan error
+	stopped bool
 }
 
 // New starts a server. Its sessions are ended with the test.
@@ -106,6 +107,7 @@ func New(t testing.TB, opts server.Options) *Bench {
 // Start makes manager and server.
 func (k *Bench) Start() {
 	k.t.Helper()
+	k.stopped = false
 	m, err := session.New(context.Background(), session.Options{Backends: []sandbox.Backend{k.backend}, DataDir: k.dir, NoPool: true, Logger: k.opts.Logger})
 	if err != nil {
 		k.t.Fatal(err)
@@ -140,10 +142,14 @@ func (k *Bench) Stop() {
 		k.t.Error(err)
 	}
 	k.Server.Wait()
+	k.stopped = true
 }
 
 func (k *Bench) close() {
 	k.Trusted.Close()
+	if k.stopped { // its sessions are to be ended all the same
+		k.Start()
+	}
 	k.stop()
 	err := errors.Join(<-k.served, <-k.served)
 	if err := errors.Join(err, k.Manager.Close()); err != nil {
