@@ -277,8 +277,6 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.limits.Tokens, r.limits.Cost, r.limits.Calls = Unlimited, Unlimited, Unlimited
-	r.budget.limits = r.limits
 	p.tape.fresh = true
 	r.tape = p.tape
 	r.models = func(int, string) (llm.Model, error) { return paper{}, nil }

@@ -2,6 +2,406 @@
 
 package rlm
 
-const stateEnv = "RECLUSE_TEST_RLM_STATE"
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
 
-func victim() int { return 0 }
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// stateEnv makes this test program the one that is killed: it names its directory for sandboxes.
+const (
+	stateEnv = "RECLUSE_TEST_RLM_STATE"
+	runsEnv  = "RECLUSE_TEST_RLM_RUNS"
+	stopEnv  = "RECLUSE_TEST_RLM_STOP"
+	callsEnv = "RECLUSE_TEST_RLM_CALLS"
+)
+
+// turnsOfVictim are what the model says in the run that is killed. State is built up turn by turn, and the sub-model's replies
+// are part of it, so that an answer shows whether anything was lost, done twice or asked twice.
+var turnsOfVictim = []string{
+	block("log = [llm_query('one')]\nprint(log)"),
+	block("log += llm_query_batched(['two', 'three'])\nprint(len(log))"),
+	block("log.append(rlm_query('child ' + 'x' * 10))\nprint(log[-1])"),
+	block("log.append(llm_query('four'))\nFINAL(log)"),
+}
+
+const answerOfVictim = `["<one>", "<two>", "<three>", "[child xxxxxxxxxx]", "<four>"]`
+
+// victimDesk is the desk of a run that can be killed. stop names what it does not come past: turn:N, the model's N-th turn, or sub:TEXT, a sub-call. Every
+// call that a model answers is noted in a file.
+func victimDesk(runs, stop, calls string) Options {
+	note := func(what string) {
+		f, err := os.OpenFile(calls, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			_, _ = f.WriteString(what + "\n")
+			_ = f.Close()
+		}
+	}
+	hang := func(ctx context.Context, at string) {
+		if at == stop {
+			fmt.Println("reached " + at)
+			<-ctx.Done()
+		}
+	}
+	root := &fake{name: "fake/root", answer: func(ctx context.Context, _ int, req llm.Request) (string, error) {
+		turn := req.Tags["turn"]
+		hang(ctx, "turn:"+turn)
+		note("turn:" + turn)
+		return turnsOfVictim[int(turn[0]-'1')], nil
+	}}
+	sub := &fake{name: "fake/sub", answer: func(ctx context.Context, _ int, req llm.Request) (string, error) {
+		if req.Tags["call"] == CallTurn {
+			hang(ctx, "child:"+req.Tags["turn"])
+			note("child:" + req.Tags["turn"])
+			if req.Tags["turn"] == "1" {
+				return block("text = context"), nil
+			}
+			return block("FINAL('[' + text + ']')"), nil
+		}
+		text := req.Messages[0].Content
+		hang(ctx, "sub:"+text)
+		note("sub:" + text)
+		return "<" + text + ">", nil
+	}}
+	return Options{
+		Models: func(depth int, _ string) (llm.Model, error) {
+			if depth == 0 {
+				return root, nil
+			}
+			return sub, nil
+		},
+		Sandboxes: FromBackend(boxes), Dir: runs, PlainBelow: -1, Durable: true, SnapshotEvery: time.Nanosecond,
+	}
+}
+
+// victim is the program that is killed.
+func victim() int {
+	o := victimDesk(os.Getenv(runsEnv), os.Getenv(stopEnv), os.Getenv(callsEnv))
+	if os.Getenv(stopEnv+"_SNAPSHOTS") == "" {
+		o.SnapshotEvery = -1
+	}
+	e, err := New(o)
+	if err == nil {
+		_, err = e.Run(context.Background(), Question{Query: "What is in the log?", Inputs: []Input{Text("the context")}})
+	}
+	fmt.Println("ended", err)
+	return 0
+}
+
+// kill runs the victim up to a place and kills it there. It gives the run's id.
+func kill(t *testing.T, runs, stop, calls string, snapshots bool) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), stateEnv+"="+boxesAt, runsEnv+"="+runs, stopEnv+"="+stop, callsEnv+"="+calls)
+	if snapshots {
+		cmd.Env = append(cmd.Env, stopEnv+"_SNAPSHOTS=1")
+	}
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s := bufio.NewScanner(out)
+	for s.Scan() && !strings.HasPrefix(s.Text(), "reached") {
+		t.Log(s.Text())
+		if strings.HasPrefix(s.Text(), "ended") {
+			break
+		}
+	}
+	_ = cmd.Process.Kill() // SIGKILL: nothing of ours runs any more
+	_ = cmd.Wait()
+	all, err := os.ReadDir(runs)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d runs: %v", len(all), err)
+	}
+	return all[0].Name()
+}
+
+func notes(t *testing.T, calls string) map[string]int {
+	t.Helper()
+	data, err := os.ReadFile(calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, l := range strings.Fields(string(data)) {
+		out[l]++
+	}
+	return out
+}
+
+func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
+	for _, c := range []struct {
+		name, stop string
+		snapshots  bool
+		endBox     bool // the machine is gone too
+		how        string
+		rerun      int
+	}{
+		{"while the model was asked", "turn:3", false, false, HowAttached, 0},
+		{"while the model was asked, and the machine is gone", "turn:3", false, true, HowRebuilt, 2},
+		{"while a cell ran", "sub:four", false, false, HowRebuilt, 3},
+		{"while a cell ran, with a snapshot", "sub:four", true, false, HowRestored, 0},
+		{"while a child worked", "child:2", true, true, HowRestored, 0},
+		{"before anything", "turn:1", false, true, HowRebuilt, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runs, calls := filepath.Join(t.TempDir(), "runs"), filepath.Join(t.TempDir(), "calls")
+			id := kill(t, runs, c.stop, calls, c.snapshots)
+			e, err := New(victimDesk(runs, "", calls))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.endBox {
+				p, err := e.readPast(id, -1, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := boxes.Stop(t.Context(), p.box.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			info, err := e.Show(id)
+			if err != nil || info.Running || info.Result != nil {
+				t.Fatalf("the interrupted run: %+v %v", info, err)
+			}
+			r, err := e.Resume(t.Context(), id, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := r.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, "answer", res.Answer, answerOfVictim)
+			same(t, "turns", res.Turns, 4)
+			for what, n := range notes(t, calls) {
+				if n != 1 {
+					t.Errorf("%s was asked %d times", what, n)
+				}
+			}
+			same(t, "calls that were paid", res.Usage.Calls, int64(len(notes(t, calls))))
+			var how Resumed
+			for ev, err := range e.Events(id) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ev.Kind == KindResumed {
+					if err := ev.Decode(&how); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			same(t, "how", how.How, c.how)
+			same(t, "turns that were run again", how.Rerun, c.rerun)
+			if _, err := e.Resume(t.Context(), id, nil); sandbox.CodeOf(err) != CodeRunEnded {
+				t.Errorf("resumed a second time: %v", err)
+			}
+			sweepBoxes(t)
+		})
+	}
+}
+
+// sweepBoxes ends what the killed programs have left: sandboxes of children, and those that a run did not take over.
+func sweepBoxes(t *testing.T) {
+	t.Helper()
+	left, err := boxes.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range left {
+		if err := boxes.Stop(t.Context(), b.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	snaps, err := boxes.Snapshots(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range snaps {
+		t.Errorf("a snapshot is left: %s", s.ID)
+	}
+}
+
+// normal is an event without what differs from run to run.
+func normal(t *testing.T, e Event) string {
+	t.Helper()
+	data := map[string]any{}
+	if len(e.Data) > 0 && string(e.Data) != "null" {
+		if err := json.Unmarshal(e.Data, &data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns", "limits", "tokens", "chars", "observation", "by", "model"} {
+		delete(data, k)
+	}
+	if data["call"] == CallTurn {
+		delete(data, "preview") // it tells how many seconds are left
+	}
+	if inside, ok := data["inside"].(string); ok {
+		data["inside"] = filepath.Dir(inside)
+	}
+	text, err := json.Marshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%s %d %s %s", e.Node, e.Turn, e.Kind, text)
+}
+
+func normalEvents(t *testing.T, e *Engine, id string) []string {
+	t.Helper()
+	var out []string
+	for ev, err := range e.Events(id) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Kind != KindSnapshot {
+			out = append(out, normal(t, ev))
+		}
+	}
+	slices.Sort(out) // what happens at once may come in any order
+	return out
+}
+
+func TestAReplayWithoutAModelTellsTheSame(t *testing.T) {
+	runs, calls := t.TempDir(), filepath.Join(t.TempDir(), "calls")
+	o := victimDesk(runs, "", calls)
+	o.Durable, o.SnapshotEvery = false, -1
+	e, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := e.Run(t.Context(), Question{Query: "?", Inputs: []Input{Text("the context")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
+	if e, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Replay(t.Context(), first.Run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", again.Answer, first.Answer)
+	same(t, "tokens", again.Usage.Tokens(), first.Usage.Tokens())
+	want, got := normalEvents(t, e, first.Run), normalEvents(t, e, again.Run)
+	if !slices.Equal(want, got) {
+		for i := range max(len(want), len(got)) {
+			if i >= len(want) || i >= len(got) || want[i] != got[i] {
+				t.Fatalf("event %d differs (%d, %d):\n%s\n%s", i, len(want), len(got), want[min(i, len(want)-1)], got[min(i, len(got)-1)])
+			}
+		}
+	}
+	n := 0
+	for info, err := range e.Runs() {
+		if err != nil || info.Result == nil {
+			t.Errorf("%+v %v", info, err)
+		}
+		n++
+	}
+	same(t, "runs that are kept", n, 2)
+	if err := e.Delete(again.Run); err != nil {
+		t.Error(err)
+	}
+	if _, err := e.Show(again.Run); sandbox.CodeOf(err) != CodeRunNotFound {
+		t.Errorf("after its deletion: %v", err)
+	}
+}
+
+func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
+	d := newDesk(t, block("a = llm_query('first')"), block("b = a + '!'"), block("FINAL(b)"))
+	e := d.engine()
+	first, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		return block("FINAL('other: ' + b + str(" + req.Tags["turn"] + "))"), nil
+	}
+	r, err := e.Fork(t.Context(), first.Run, 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, "other: read: first!3")
+	same(t, "turns", res.Turns, 3)
+	same(t, "calls that were paid", res.Usage.Calls, 1)
+	same(t, "calls of the sub-model", d.sub.calls, 1)
+	again, err := e.Show(first.Run)
+	if err != nil || again.Result.Answer != "read: first!" {
+		t.Errorf("the first run: %+v %v", again, err)
+	}
+	if _, err := e.Fork(t.Context(), first.Run, 9, nil); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+		t.Errorf("a turn that was not: %v", err)
+	}
+}
+
+func TestExportHasTheOfficialLayout(t *testing.T) {
+	d := newDesk(t, block("a = llm_query('first')\nprint(a)"), block("FINAL(a)"))
+	e := d.engine()
+	res, err := e.Run(t.Context(), Question{Query: "what?", Inputs: []Input{Text("x")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := e.Export(res.Run, &out); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	same(t, "lines", len(lines), 3)
+	var meta struct{ Type, Root_model string } //nolint:revive // the layout's own name
+	if err := json.Unmarshal([]byte(lines[0]), &meta); err != nil || meta.Type != "metadata" || meta.Root_model != "fake/root" {
+		t.Errorf("%v %+v", err, meta)
+	}
+	var turn struct {
+		Type      string
+		Iteration int
+		Prompt    []llm.Message
+		Response  string
+		Blocks    []struct {
+			Code   string
+			Result struct {
+				Stdout, Stderr string
+				Locals         map[string]string
+				Calls          []struct{ Response string } `json:"rlm_calls"`
+				Answer         *string                     `json:"final_answer"`
+			}
+		} `json:"code_blocks"`
+		Answer *string `json:"final_answer"`
+	}
+	if err := json.Unmarshal([]byte(lines[1]), &turn); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "type", turn.Type, "iteration")
+	same(t, "stdout", turn.Blocks[0].Result.Stdout, "read: first\n")
+	same(t, "locals", turn.Blocks[0].Result.Locals["a"], "str")
+	same(t, "calls", turn.Blocks[0].Result.Calls[0].Response, "read: first")
+	if err := json.Unmarshal([]byte(lines[2]), &turn); err != nil || turn.Answer == nil || *turn.Answer != "read: first" {
+		t.Errorf("the last turn: %v %s", err, lines[2])
+	}
+}

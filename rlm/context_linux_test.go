@@ -1,0 +1,226 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf16"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestContextsOfEveryKind(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, data []byte) string {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	wide := []byte{0xff, 0xfe}
+	for _, u := range utf16.Encode([]rune("zwölf €")) {
+		wide = append(wide, byte(u), byte(u>>8))
+	}
+	write("tree/a.txt", []byte("alpha"))
+	write("tree/sub/b.md", []byte("beta"))
+	write("tree/picture.png", []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"))
+	secret := write("secret.txt", []byte("only mine"))
+	if err := os.Chmod(secret, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t, block(`
+assert context == context_0 == "plain\ntext ä"
+assert context_1 == {"k": [1, None]}
+assert context_2 == ["one", "", "drei ä"], context_2
+assert context_3[0] == {"role": "user", "content": "hi"}
+assert context_4 == {"from": "file"}
+assert context_5 == "{broken", context_5
+assert context_6 == "zwölf €", context_6
+assert context_7 == "caf\u00e9", context_7
+assert context_8 == "with BOM", context_8
+assert list(context_9) == ["a.txt", "sub/b.md"] and context_9["sub/b.md"] == "beta" and len(context_9) == 2
+assert context_9.size("a.txt") == 5 and "picture.png" not in context_9
+assert context_10 == "only mine"
+assert context_11 == "from a reader"
+assert search("BETA", context_9)[0][0] == "sub/b.md"
+try:
+    open("/context/x", "w")
+except OSError:
+    pass
+FINAL("all")`))
+	res := d.answered(Question{Inputs: []Input{
+		Text("plain\ntext ä"), JSON(map[string]any{"k": []any{1, nil}}), List([]string{"one", "", "drei ä"}),
+		Messages([]llm.Message{{Role: llm.User, Content: "hi"}}), File(write("ok.json", []byte(`{"from": "file"}`))), File(write("bad.json", []byte(`{broken`))),
+		File(write("wide.txt", wide)), File(write("latin.txt", []byte("caf\xe9"))), File(write("bom.txt", []byte("\xef\xbb\xbfwith BOM"))),
+		File(filepath.Join(dir, "tree")), File(secret), Reader("r", strings.NewReader("from a reader")),
+	}})
+	same(t, "answer", res.Answer, "all")
+	first := d.root.asked[0].Messages[1].Content
+	contains(t, "the first prompt", first, "context_9 (tree): Directory of 2 items; 1 files that are no text are left out")
+	contains(t, "the first prompt", first, "context_2: list of 3 items, 9 characters")
+}
+
+func TestAPDFWithoutItsReaderIsRefusedWithAReason(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/pdftotext"); err == nil {
+		t.Skip("pdftotext is there")
+	}
+	d := newDesk(t, "FINAL(1)")
+	res, err := d.run(Question{Inputs: []Input{Text("%PDF-1.7 and so on")}})
+	same(t, "code", sandbox.CodeOf(err), CodeContextBinary)
+	same(t, "reason", res.Reason, ReasonContext)
+	contains(t, "the error", err.Error(), "pdftotext")
+	same(t, "model calls", d.root.calls, 0)
+}
+
+func TestALargeContextIsMountedAndNotCopied(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "big.txt")
+	text := haystack(t, 40<<20, "here it is")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t, block("import os\nFINAL([len(context), os.listdir('/context'), os.access('/context/manifest.json', os.W_OK)])"))
+	e := d.engine()
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{File(path)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []any
+	if err := json.Unmarshal(res.Value, &got); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "length", got[0].(float64), float64(len(text)))
+	same(t, "writable", got[2].(bool), false)
+	a, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.Stat(filepath.Join(res.Dir, contextDir, "context_0"))
+	if err != nil || !os.SameFile(a, b) {
+		t.Errorf("the file was copied: %v", err)
+	}
+}
+
+func TestAContextThatCannotFitIsToldBeforeAnyModelCall(t *testing.T) {
+	d := newDesk(t, "FINAL(1)")
+	d.opts.Spec.Limits.Memory = 128 << 20
+	path := filepath.Join(t.TempDir(), "big.txt")
+	if err := os.WriteFile(path, []byte(haystack(t, 150<<20, "")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	res, err := d.run(Question{Inputs: []Input{File(path)}})
+	same(t, "reason", res.Reason, ReasonContext)
+	contains(t, "the error", err.Error(), "give the sandbox more memory")
+	same(t, "model calls", d.root.calls, 0)
+}
+
+func TestASmallContextIsAnsweredByAPlainCall(t *testing.T) {
+	d := newDesk(t, "Bern")
+	d.opts.PlainBelow = 0
+	res := d.answered(Question{Query: "Which city?", Inputs: []Input{Text("The capital is Bern.")}})
+	same(t, "answer", res.Answer, "Bern")
+	same(t, "plain", res.Plain, true)
+	same(t, "cells", res.Cells, 0)
+	contains(t, "the prompt", d.seen(), "The capital is Bern.")
+	same(t, "coverage", res.Coverage.Percent, 0) // too short to be told from other text
+	if res, err := d.run(Question{Query: "?", Inputs: []Input{Text(haystack(t, 200_000, ""))}}); err == nil || res.Plain {
+		t.Error("a large context was answered by a plain call")
+	}
+}
+
+const schema = `{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false}`
+
+func TestAnswersMeetTheirSchema(t *testing.T) {
+	t.Run("in code", func(t *testing.T) {
+		d := newDesk(t, block("FINAL('seven')"), block("SUBMIT(n='7')"), block("answer['content'] = {'m': 7}\nanswer['ready'] = True"), block("SUBMIT(n=7)"))
+		res := d.answered(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
+		same(t, "value", string(res.Value), `{"n": 7}`)
+		same(t, "turns", res.Turns, 4)
+		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is no JSON")
+		contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "got string, want integer")
+		contains(t, "turn 3", d.root.asked[3].Messages[7].Content, "missing property 'n'")
+		contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, schema)
+	})
+	t.Run("in a plain call", func(t *testing.T) {
+		d := newDesk(t, "It is seven.", "```json\n{\"n\": 7}\n```")
+		d.opts.PlainBelow = 0
+		res := d.answered(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
+		same(t, "value", string(res.Value), `{"n": 7}`)
+	})
+	t.Run("never", func(t *testing.T) {
+		d := newDesk(t, "It is seven.")
+		d.opts.PlainBelow = 0
+		res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
+		same(t, "code", sandbox.CodeOf(err), CodeAnswerRefused)
+		same(t, "reason", res.Reason, ReasonFormat)
+	})
+}
+
+func TestALongConversationIsSummedUp(t *testing.T) {
+	d := newDesk(t)
+	d.root.window = 6000
+	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		switch {
+		case req.Tags["call"] == CallSummary:
+			return "The key is under the mat.", nil
+		case strings.Contains(req.Messages[1].Content, "under the mat"):
+			return block("FINAL([len(history) > 4, 'xxxxx' in history[2]['content']])"), nil
+		}
+		return block("print('x' * 4000)"), nil
+	}
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, "[true, true]")
+	last := d.root.asked[len(d.root.asked)-1].Messages
+	same(t, "messages", len(last), 2+2*keepTurns)
+}
+
+func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
+	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	d := newDesk(t, block("kept = 5\nFINAL('five')"))
+	first := d.answered(Question{Query: "a", Inputs: []Input{Text("one")}, Machine: m})
+	d.root.calls = 0
+	d.root.answer = script(block("FINAL([kept, context, context_1, history[-1]['role'], llm_query('hi')])"))
+	second := d.answered(Question{Query: "b", Inputs: []Input{Text("two")}, Machine: m, History: first.Conversation})
+	same(t, "answer", second.Answer, `[5, "one", "two", "assistant", "read: hi"]`)
+	if err := m.(*sandbox.Sandbox).Ping(t.Context()); err != nil {
+		t.Errorf("the machine was closed: %v", err)
+	}
+}
+
+func TestCommandsAndWords(t *testing.T) {
+	d := newDesk(t,
+		"```bash\necho $((6*7)); exit 3\n```\n",
+		"RUN(echo from a word)\nQUERY_LLM(\"what?\")",
+		block("x = 1"), "SNAPSHOT(early)", block("x = 2"), "ROLLBACK(early)", block("FINAL([x, llm_query('yes')])"),
+	)
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, `[1, "read: yes"]`)
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "42\n[exit status 3]")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "from a word")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "read: what?")
+}
+
+func TestCoverageTellsWhatModelsRead(t *testing.T) {
+	text := prose(100_000, 9)
+	d := newDesk(t, block("llm_query('Sum up: ' + context[1000:21000])\nprint(context[50000:51000])"), block("FINAL(1)"))
+	res := d.answered(Question{Inputs: []Input{Text(text)}})
+	same(t, "by calls", res.Coverage.ByCalls, 20000)
+	if m := res.Coverage.ByModel; m < 1000 || m > 1001 {
+		t.Errorf("%d bytes by the model", m)
+	}
+	same(t, "spans", len(res.Coverage.Spans), 2)
+}
