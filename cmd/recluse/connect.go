@@ -106,12 +106,34 @@ func (a *app) openSession(ctx context.Context, name string, m *machine, o sessio
 	if err != nil {
 		return nil, nil, err
 	}
-	s, _, err := c.Open(ctx, name, o)
+	s, err := a.findOrMake(ctx, c, name, o)
 	if err != nil {
 		done()
 		return nil, nil, err
 	}
 	return s, done, nil
+}
+
+// findOrMake opens a session. One that has to be made gets the limits that are configured, one that is there keeps its own.
+func (a *app) findOrMake(ctx context.Context, c *client.Client, name string, o session.OpenOptions) (*client.Session, error) {
+	limits := limitsOf(a.cfg)
+	if o.Spec != nil || o.Existing || o.From != "" || limits == (sandbox.Limits{}) {
+		s, _, err := c.Open(ctx, name, o)
+		return s, err
+	}
+	found := o
+	found.Existing = true
+	if !o.New {
+		if s, _, err := c.Open(ctx, name, found); !gone(err) {
+			return s, err
+		}
+	}
+	o.Spec = &sandbox.Spec{Limits: limits}
+	s, _, err := c.Open(ctx, name, o)
+	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
+		s, _, err = c.Open(ctx, name, found)
+	}
+	return s, err
 }
 
 // session finds a session that is there.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -270,7 +271,11 @@ func TestSignals(t *testing.T) {
 // onTerminal runs recluse on a terminal of its own and lets talk type at it. It checks that the terminal is left as it was.
 func onTerminal(t *testing.T, want int, talk func(master *os.File, screen *heard), args ...string) {
 	t.Helper()
-	cmd := command(t, args...)
+	talkInTerminal(t, command(t, args...), want, talk)
+}
+
+func talkInTerminal(t *testing.T, cmd *exec.Cmd, want int, talk func(master *os.File, screen *heard)) {
+	t.Helper()
 	master, slave, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -405,9 +410,29 @@ func TestVersionAndHelp(t *testing.T) {
 	if got := run(t, "", "version"); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") {
 		t.Errorf("%+v", got)
 	}
-	for _, verb := range []string{"", "exec", "shell", "demo", "doctor", "version", "completion"} {
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "CLI.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		if c.Name() == "completion" || c.Name() == "help" {
+			return
+		}
+		if c.Example == "" || c.Short == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		if !c.HasSubCommands() && !strings.Contains(string(doc), "`"+c.CommandPath()) {
+			t.Errorf("%s is not in docs/CLI.md", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check((&app{}).root())
+	for _, verb := range []string{"", "exec", "session", "session vars set", "serve"} {
 		args := append(strings.Fields(verb), "--help")
-		if got := run(t, "", args...); got.status != 0 || !strings.Contains(got.stdout, "Usage:") || verb != "completion" && !strings.Contains(got.stdout, "Examples:") {
+		if got := run(t, "", args...); got.status != 0 || !strings.Contains(got.stdout, "Usage:") || !strings.Contains(got.stdout, "Examples:") {
 			t.Errorf("%s: %+v", verb, got)
 		}
 	}

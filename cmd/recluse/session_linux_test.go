@@ -601,3 +601,64 @@ func TestCopy(t *testing.T) {
 	}
 	same("data.csv", "a,b\n")
 }
+
+func TestConfiguration(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "RECLUSE_LIMITS_MEMORY=300m")
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("session:\n  idle: 2h\n")
+	var i session.Info
+	decodeJSON(t, w.must("session", "open", "work", "--config", file, "--json"), &i)
+	if i.Policy.Idle != 2*time.Hour || i.Spec.Limits.Memory != 300<<20 {
+		t.Errorf("%+v", i)
+	}
+	w.must("exec", "--session", "work", "--", "true") // it keeps what it has
+	if got := w.must("config", "show", "--config", file); !strings.Contains(got, file+":2") || !strings.Contains(got, "RECLUSE_LIMITS_MEMORY") {
+		t.Errorf("%s", got)
+	}
+	write("sesion:\n  idle: 2h\n")
+	for _, args := range [][]string{{"config", "show"}, {"exec", "--", "true"}, {"session", "list"}, {"serve"}} {
+		if got := w.run("", append([]string{"--config", file}, args...)...); got.status != 125 || !strings.Contains(got.stderr, "did you mean session?") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if got := w.must("__complete", "session", "show", ""); strings.Contains(got, "work") {
+		t.Errorf("%s", got)
+	}
+	if got := w.run("", "server", "status"); got.status != 1 {
+		t.Errorf("completion started a server: %+v", got)
+	}
+	w.must("session", "open", "work")
+	w.must("snapshot", "save", "work", "warm")
+	for want, args := range map[string][]string{
+		"work\tready": {"session", "show", "w"}, "work@warm": {"snapshot", "restore", ""}, "work:": {"cp", "wo"}, "work\t": {"exec", "--session", ""},
+	} {
+		if got := w.must(append([]string{"__complete"}, args...)...); !strings.Contains(got, want) {
+			t.Errorf("%v: %q, want %q", args, got, want)
+		}
+	}
+}
+
+func TestShellInASession(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--", "sh", "-c", "echo kept > f")
+	talkInTerminal(t, w.command("shell", "--session", "work"), 9, func(master *os.File, screen *heard) {
+		say(t, master, "echo size $(stty size) $(cat f) $((40+2))\r")
+		screen.await(t, "size 33 99 kept 42")
+		say(t, master, "\x03")
+		say(t, master, "echo more > g; exit 9\r")
+	})
+	w.expect("more\n", "exec", "--session", "work", "--", "cat", "g")
+}
