@@ -2,6 +2,7 @@ package llm
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 
@@ -80,6 +81,9 @@ func check(model string, req Request) error {
 		if s == "" {
 			return bad("a stop word is empty")
 		}
+	}
+	if len(req.Schema) > 0 && !json.Valid(req.Schema) {
+		return bad("the schema is no JSON")
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 // they take; what a server has refused for a model is not sent to it again.
 type openAI struct {
 	service  openai.ChatCompletionService
+	own      bool // it is OpenAI itself
 	noStream bool
 
 	mu     sync.Mutex
@@ -52,13 +53,15 @@ func newOpenAI(cfg Provider, client *http.Client) *openAI {
 	for k, v := range cfg.Headers {
 		opts = append(opts, option.WithHeader(k, v))
 	}
-	return &openAI{service: openai.NewChatCompletionService(opts...), noStream: cfg.NoStream, quirks: map[string]quirks{}}
+	return &openAI{
+		service: openai.NewChatCompletionService(opts...), noStream: cfg.NoStream, quirks: map[string]quirks{},
+		own: strings.HasPrefix(cfg.BaseURL, "https://api.openai.com/"),
+	}
 }
 
-// startQuirks is what is known of a model before it was asked. Only OpenAI itself knows the newer name of the limit.
-func startQuirks(q question) quirks {
-	own := strings.HasPrefix(q.info.Name, "openai/")
-	return quirks{noStop: own && stopless.MatchString(q.model), maxTokens: !own}
+// startQuirks is what is known of a model before it was asked. Every server but OpenAI's own knows the older name of the limit.
+func (o *openAI) startQuirks(model string) quirks {
+	return quirks{noStop: o.own && stopless.MatchString(model), maxTokens: !o.own}
 }
 
 // ask implements dialect.
@@ -67,7 +70,7 @@ func (o *openAI) ask(ctx context.Context, q question, out *sink, res *outcome) e
 	quirk, known := o.quirks[q.model]
 	o.mu.Unlock()
 	if !known {
-		quirk = startQuirks(q)
+		quirk = o.startQuirks(q.model)
 	}
 	for {
 		params, err := o.params(q, quirk)

@@ -147,11 +147,11 @@ func TestTrialsGoOn(t *testing.T) {
 	}{
 		{"after a time the provider names", func(w wire, rw http.ResponseWriter) {
 			rw.Header().Set("Retry-After", "0.01")
-			rw.WriteHeader(429)
+			rw.WriteHeader(http.StatusTooManyRequests)
 			io.WriteString(rw, w.fail("rate_limit_error", "slow down"))
 		}},
 		{"after a failure", func(w wire, rw http.ResponseWriter) {
-			rw.WriteHeader(503)
+			rw.WriteHeader(http.StatusServiceUnavailable)
 			io.WriteString(rw, w.fail("overloaded_error", "busy"))
 		}},
 		{"after a connection that was dropped at once", func(_ wire, rw http.ResponseWriter) { panic(http.ErrAbortHandler) }},
@@ -185,7 +185,7 @@ func TestALongWaitIsNotWaitedFor(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
 		m, h := serve(t, w, func(_ int, rw http.ResponseWriter, _ *http.Request) {
 			rw.Header().Set("Retry-After", "3600")
-			rw.WriteHeader(429)
+			rw.WriteHeader(http.StatusTooManyRequests)
 			io.WriteString(rw, w.fail("rate_limit_error", "tomorrow"))
 		})
 		_, err := m.Complete(t.Context(), ask("hi"))
@@ -338,7 +338,7 @@ func TestCallsAreGivenUpAtOnce(t *testing.T) {
 						io.WriteString(rw, w.cut("half"))
 						flush(rw)
 					case "while waiting to try again":
-						rw.WriteHeader(503)
+						rw.WriteHeader(http.StatusServiceUnavailable)
 						return
 					}
 					<-r.Context().Done()

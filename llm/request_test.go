@@ -119,7 +119,7 @@ func TestServersThatCannotStream(t *testing.T) {
 func TestParametersThatAServerDoesNotTake(t *testing.T) {
 	w := wires[0]
 	refuse := func(rw http.ResponseWriter, what string) {
-		rw.WriteHeader(400)
+		rw.WriteHeader(http.StatusBadRequest)
 		io.WriteString(rw, w.fail("unsupported_parameter", "Unsupported parameter: '"+what+"'"))
 	}
 	req := ask("hi")
