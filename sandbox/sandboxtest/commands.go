@@ -151,6 +151,30 @@ var commands = []feature{
 		contains(t, "stdout", out.String(), "resized\r\n")
 		contains(t, "stdout", out.String(), "to stderr\r\n")
 	}},
+	{"Ctrl-C is heard behind lines that nobody reads", func(t *testing.T, s *suite) {
+		if !s.caps.PTY {
+			t.Skip("SKIPPED: no terminals here")
+		}
+		sb := s.open(t)
+		r, w := io.Pipe()
+		defer w.Close()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			return sb.Run(t.Context(), sandbox.Command{
+				Shell: `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
+				PTY:   &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out,
+			})
+		})
+		out.await(t, "ready")
+		_, err := io.WriteString(w, "one\rtwo\r")
+		noError(t, err)
+		out.await(t, "one")
+		_, err = io.WriteString(w, "three\x03")
+		noError(t, err)
+		v := verdictOf(t, done)
+		same(t, "exit code", v.ExitCode, 7)
+		contains(t, "what was typed ahead", out.String(), "heard <>")
+	}},
 	{"Ctrl-C and Ctrl-D in a terminal mean what they mean", func(t *testing.T, s *suite) {
 		if !s.caps.PTY {
 			t.Skip("SKIPPED: no terminals here")

@@ -336,7 +336,7 @@ func (c *running) inputs(st *wire.Stream) {
 			continue
 		}
 		if len(in.Stdin) > 0 && c.stdin != nil {
-			if _, err := c.stdin.Write(in.Stdin); err != nil {
+			if err := c.feed(in.Stdin); err != nil {
 				continue // it no longer reads: as in a pipeline, that is its own affair
 			}
 		}
@@ -353,6 +353,15 @@ func (c *running) inputs(st *wire.Stream) {
 			c.op.end(wire.Ending_ENDING_CANCELLED)
 		}
 	}
+}
+
+// feed hands on what was typed or piped in.
+func (c *running) feed(p []byte) error {
+	if c.tty != nil {
+		return typeIn(c.tty, p)
+	}
+	_, err := c.stdin.Write(p)
+	return err
 }
 
 func (c *running) closeInput() {
