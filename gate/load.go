@@ -87,8 +87,7 @@ func (l *ruleLoader) load(data []byte) (*Rules, error) {
 			return nil, &PositionError{File: l.file, Line: 1, Column: 1, Message: "the file is empty"}
 		}
 		if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
-			line, _ := strconv.Atoi(m[1])
-			return nil, &PositionError{File: l.file, Line: line, Column: 1, Message: m[2]}
+			return nil, l.syntaxError(data, m[1], m[2])
 		}
 		return nil, &PositionError{File: l.file, Line: 1, Column: 1, Message: err.Error()}
 	}
@@ -129,6 +128,21 @@ func (l *ruleLoader) load(data []byte) (*Rules, error) {
 		return nil, l.errorf(doc.Content[0], "the file has no rules")
 	}
 	return out, nil
+}
+
+// syntaxError gives an error of the YAML package its place. It tells a line only, and one too few where the error is the
+// parser's and not the scanner's.
+func (l *ruleLoader) syntaxError(data []byte, number, message string) error {
+	line, _ := strconv.Atoi(number)
+	for _, s := range []string{"node content", "expected key", "'-' indicator", "',' or ']'", "',' or '}'", "<document start>"} {
+		if strings.Contains(message, s) {
+			line++
+		}
+	}
+	lines := bytes.Split(data, []byte("\n"))
+	line = min(max(line, 1), len(lines))
+	text := lines[line-1]
+	return &PositionError{File: l.file, Line: line, Column: len(text) - len(bytes.TrimLeft(text, " ")) + 1, Message: message}
 }
 
 var ruleName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)

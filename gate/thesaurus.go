@@ -140,13 +140,21 @@ func (p *thesaurusReader) token() (json.Token, error) {
 	if err == nil {
 		return tok, nil
 	}
+	if se, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return nil, p.errorf(from, "not valid JSON: %s", se.Error())
+	}
 	return nil, p.jsonError(from, err)
 }
 
 // jsonError gives an error of the JSON package its place; base is where the failed value begins.
 func (p *thesaurusReader) jsonError(base int64, err error) error {
-	if se, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return p.errorf(max(se.Offset-1, 0), "not valid JSON: %s", se.Error())
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+		// A decoder that has given out tokens miscounts; a fresh one tells how far into the value it came.
+		var skip json.RawMessage
+		again := json.NewDecoder(bytes.NewReader(p.data[base:])).Decode(&skip)
+		if se, ok := errors.AsType[*json.SyntaxError](again); ok {
+			return p.errorf(base+max(se.Offset-1, 0), "not valid JSON: %s", se.Error())
+		}
 	}
 	if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return p.errorf(base, "%s should be %s, and is %s", orText(te.Field, "this"), te.Type, te.Value)

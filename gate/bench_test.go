@@ -1,0 +1,119 @@
+package gate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+const benchTerms = 100_000
+
+// words makes words that look like a language's.
+func words(rng *rand.Rand) func() string {
+	syllables := strings.Fields("ba con de fi gra ho in ju ker lo mi net or pre qua re so ter un vi xa zo")
+	return func() string {
+		var b strings.Builder
+		for range 2 + rng.IntN(3) {
+			b.WriteString(syllables[rng.IntN(len(syllables))])
+		}
+		return b.String()
+	}
+}
+
+// benchThesaurus is a thesaurus of 100,000 terms, as JSON.
+func benchThesaurus() []byte {
+	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same every time
+	word := words(rng)
+	var b strings.Builder
+	b.WriteString(`{"name": "bench", "data": {`)
+	seen := map[string]bool{}
+	for len(seen) < benchTerms {
+		term := word()
+		for range rng.IntN(3) {
+			term += " " + word()
+		}
+		if seen[term] {
+			continue
+		}
+		if len(seen) > 0 {
+			b.WriteByte(',')
+		}
+		seen[term] = true
+		fmt.Fprintf(&b, `%q: {"id": %d, "nterm": "concept %d", "url": "https://example.com/%d"}`, term, len(seen), len(seen)/3, len(seen))
+	}
+	b.WriteString("}}")
+	return []byte(b.String())
+}
+
+// benchCode is a megabyte of text in which about every second word is known.
+func benchCode() string {
+	word := words(rand.New(rand.NewPCG(2, 2))) //nolint:gosec // the same every time
+	var b strings.Builder
+	for b.Len() < 1<<20 {
+		fmt.Fprintf(&b, "%s = %s(%q, other_%s)\n", word(), word(), word(), word())
+	}
+	return b.String()
+}
+
+func BenchmarkThesaurusLoad(b *testing.B) {
+	data := benchThesaurus()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var th *Thesaurus
+	for b.Loop() {
+		var err error
+		if th, err = ParseThesaurus("bench", data); err != nil {
+			b.Fatal(err)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "MB-held")
+	b.ReportMetric(float64(after.Sys)/(1<<20), "MB-process")
+	runtime.KeepAlive(th)
+}
+
+func BenchmarkJudge1MB(b *testing.B) {
+	th, err := ParseThesaurus("bench", benchThesaurus())
+	if err != nil {
+		b.Fatal(err)
+	}
+	code := benchCode()
+	for _, strictness := range []Strictness{Permissive, Normal, Strict} {
+		b.Run(string(strictness), func(b *testing.B) {
+			g, err := NewGraph(th, GraphOptions{Strictness: strictness})
+			if err != nil {
+				b.Fatal(err)
+			}
+			c, err := New(Options{Graphs: map[string]*Graph{"": g}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(len(code)))
+			for b.Loop() {
+				if _, err := c.Judge(b.Context(), Request{Language: Python, Code: code}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkRules(b *testing.B) {
+	c := defaultChecker(b, Options{})
+	for name, req := range map[string]Request{
+		"bash":   {Language: Bash, Code: corpus(b, "bash.txt")[0]},
+		"python": {Language: Python, Code: corpus(b, "python.txt")[0]},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := c.Judge(b.Context(), req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

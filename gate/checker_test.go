@@ -1,0 +1,230 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const removal = "rm -rf /"
+
+func TestModes(t *testing.T) {
+	tests := []struct {
+		name      string
+		checker   Mode
+		session   Mode
+		code      string
+		action    Action
+		findings  bool
+		wantError bool
+	}{
+		{"off", ModeOff, "", removal, Allow, false, false},
+		{"the default warns", "", "", removal, Warn, true, false},
+		{"block", ModeBlock, "", removal, Deny, true, false},
+		{"the session blocks", ModeWarn, ModeBlock, removal, Deny, true, false},
+		{"the session is off", ModeBlock, ModeOff, removal, Allow, false, false},
+		{"ask", ModeBlock, "", "git push --force", Ask, true, false},
+		{"ask becomes a warning", ModeWarn, "", "git push --force", Warn, true, false},
+		{"a note holds nothing up", ModeBlock, "", "pip install x", Allow, true, false},
+		{"empty code", ModeBlock, "", " \n", Allow, false, false},
+		{"a misspelt mode", ModeBlock, "blok", removal, "", false, true},
+	}
+	rules, err := DefaultRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c, err := New(Options{Rules: rules, RulesMode: test.checker})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			d, err := c.Judge(t.Context(), Request{Language: Bash, Code: test.code, Rules: test.session})
+			if (err != nil) != test.wantError || d.Action != test.action || (len(d.Findings) > 0) != test.findings {
+				t.Errorf("got %+v, %v", d, err)
+			}
+		})
+	}
+	if _, err := New(Options{RulesMode: "of"}); err == nil {
+		t.Error("a misspelt mode made a gate")
+	}
+}
+
+func TestARequestThatMakesNoSenseIsRefused(t *testing.T) {
+	c := defaultChecker(t, Options{})
+	for name, req := range map[string]Request{
+		"no language":      {Code: "x"},
+		"another language": {Language: "perl", Code: "x"},
+		"args beside code": {Language: Bash, Code: "x", Args: []string{"y"}},
+		"code beside args": {Language: Command, Code: "x", Args: []string{"y"}},
+	} {
+		if _, err := c.Judge(t.Context(), req); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+			t.Errorf("%s gave %v", name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Judge(ctx, Request{Language: Bash, Code: "ls"}); !errors.Is(err, sandbox.ErrCancelled) {
+		t.Errorf("a caller that is gone gave %v", err)
+	}
+}
+
+func judge(t *testing.T, c *Checker, req Request) Decision {
+	t.Helper()
+	d, err := c.Judge(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
+	var asked []Approval
+	approvals := NewApprovals(ApprovalOptions{Asked: func(a Approval) { asked = append(asked, a) }})
+	var heard []Decision
+	c := defaultChecker(t, Options{Approvals: approvals, Observe: func(_ context.Context, _ Request, d Decision) { heard = append(heard, d) }})
+	req := Request{Language: Bash, Code: removal, Session: "s", Tenant: "t"}
+	for try := 1; try <= 2; try++ {
+		if d := judge(t, c, req); d.Action != Deny || d.Attempt != try || d.Escalated {
+			t.Fatalf("try %d: %+v", try, d)
+		}
+	}
+	// Another session's tries, and code that runs, do not count.
+	if d := judge(t, c, Request{Language: Bash, Code: removal, Session: "other"}); d.Attempt != 1 {
+		t.Errorf("another session's first try is number %d", d.Attempt)
+	}
+	d := judge(t, c, req)
+	if !d.Escalated || d.Approval == "" || d.Action != Deny || len(asked) != 1 || asked[0].ID != d.Approval {
+		t.Fatalf("third try: %+v, asked %v", d, asked)
+	}
+	if !strings.Contains(d.Reason, d.Approval) {
+		t.Errorf("the reason does not name the approval: %s", d.Reason)
+	}
+	if again := judge(t, c, req); again.Approval != d.Approval {
+		t.Errorf("the same question was asked twice: %s and %s", d.Approval, again.Approval)
+	}
+	if _, err := approvals.Resolve(d.Approval, true, "ann", "go on"); err != nil {
+		t.Fatal(err)
+	}
+	// The grant is for this code only, and once.
+	if d := judge(t, c, Request{Language: Bash, Code: removal + " ", Session: "s", Tenant: "t"}); d.Action != Deny {
+		t.Errorf("other code was let through: %+v", d)
+	}
+	if d := judge(t, c, Request{Language: Bash, Code: removal, Session: "other", Tenant: "t"}); d.Action != Deny {
+		t.Errorf("another session was let through: %+v", d)
+	}
+	if d := judge(t, c, req); d.Action != Allow || d.ApprovedBy != "ann" {
+		t.Errorf("after the grant: %+v", d)
+	}
+	if d := judge(t, c, req); d.Action != Deny || d.Attempt != 1 {
+		t.Errorf("the grant was good twice: %+v", d)
+	}
+	if len(heard) != 9 {
+		t.Errorf("the audit log heard %d decisions, want 9", len(heard))
+	}
+}
+
+func TestARefusalIsFinal(t *testing.T) {
+	approvals := NewApprovals(ApprovalOptions{})
+	c := defaultChecker(t, Options{Approvals: approvals})
+	req := Request{Language: Bash, Code: "git push --force", Session: "s"}
+	d := judge(t, c, req)
+	if d.Action != Ask || d.Approval == "" {
+		t.Fatalf("got %+v", d)
+	}
+	if _, err := approvals.Resolve(d.Approval, false, "bob", "use a branch"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := approvals.Resolve(d.Approval, true, "eve", ""); !errors.Is(err, ErrApprovalResolved) {
+		t.Errorf("a second answer gave %v", err)
+	}
+	d = judge(t, c, req)
+	if d.Action != Deny || d.Approval != "" || !strings.Contains(d.Reason, "bob refused it") || !strings.Contains(d.Reason, "use a branch") {
+		t.Errorf("got %+v", d)
+	}
+}
+
+func TestWithoutAPersonTheModelIsToldToStop(t *testing.T) {
+	c := defaultChecker(t, Options{})
+	d := judge(t, c, Request{Language: Bash, Code: removal, Attempt: 3})
+	if !d.Escalated || d.Approval != "" || !strings.Contains(d.Reason, "ask the user") {
+		t.Errorf("got %+v", d)
+	}
+}
+
+func TestWhoWaitsHearsTheAnswer(t *testing.T) {
+	approvals := NewApprovals(ApprovalOptions{})
+	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	var waiting sync.WaitGroup
+	for i := range 10 {
+		d := judge(t, c, Request{Language: Bash, Code: removal, Session: fmt.Sprint(i), Tenant: "t"})
+		for range 3 {
+			waiting.Go(func() {
+				a, err := approvals.Wait(t.Context(), d.Approval)
+				if err != nil || a.State != Granted || a.By != "ann" {
+					t.Errorf("got %+v, %v", a, err)
+				}
+			})
+		}
+	}
+	if n := len(approvals.List("t")); n != 10 {
+		t.Errorf("%d questions, want 10", n)
+	}
+	if n := len(approvals.List("another")); n != 0 {
+		t.Errorf("another tenant sees %d questions", n)
+	}
+	for _, a := range approvals.List("") {
+		waiting.Go(func() {
+			if _, err := approvals.Resolve(a.ID, true, "ann", ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	waiting.Wait()
+	if _, err := approvals.Get("nothing"); !errors.Is(err, ErrApprovalUnknown) {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d := judge(t, c, Request{Language: Bash, Code: removal, Session: "late"})
+	if _, err := approvals.Wait(ctx, d.Approval); !errors.Is(err, sandbox.ErrCancelled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAQuestionExpires(t *testing.T) {
+	approvals := NewApprovals(ApprovalOptions{TTL: time.Minute})
+	now := time.Now()
+	approvals.now = func() time.Time { return now }
+	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	d := judge(t, c, Request{Language: Bash, Code: removal, Session: "s"})
+	now = now.Add(2 * time.Minute)
+	if a, err := approvals.Get(d.Approval); err != nil || a.State != Expired {
+		t.Errorf("got %+v, %v", a, err)
+	}
+	if _, err := approvals.Resolve(d.Approval, true, "ann", ""); !errors.Is(err, ErrApprovalResolved) {
+		t.Errorf("an expired question was answered: %v", err)
+	}
+	now = now.Add(2 * time.Minute)
+	if _, err := approvals.Get(d.Approval); !errors.Is(err, ErrApprovalUnknown) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestQuestionsAreBounded(t *testing.T) {
+	approvals := NewApprovals(ApprovalOptions{})
+	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	for i := range maxPendingSession {
+		judge(t, c, Request{Language: Bash, Code: removal + " # " + strings.Repeat("x", i), Session: "s"})
+	}
+	if _, err := c.Judge(t.Context(), Request{Language: Bash, Code: removal + " # another", Session: "s"}); sandbox.CodeOf(err) != sandbox.CodeTooMany {
+		t.Errorf("got %v", err)
+	}
+}

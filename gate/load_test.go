@@ -1,0 +1,118 @@
+package gate
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// oneRule is a file with one good rule, to be spoiled.
+const oneRule = `version: 1
+rules:
+  - name: no-foo
+    action: deny
+    message: runs {match}
+    when:
+      - {command: foo}
+`
+
+func TestAMistakeInRulesIsToldWithItsPlace(t *testing.T) {
+	tests := []struct {
+		name         string
+		file         string
+		line, column int
+		says         string
+	}{
+		{"an empty file", "", 1, 1, "empty"},
+		{"only a comment", "# nothing\n", 1, 1, "empty"},
+		{"not YAML", "version: 1\nrules:\n  - name: [x\n", 3, 3, "expected"},
+		{"a value behind a value", "version: 1\nrules:\n  - name: a: b\n", 3, 3, "mapping values"},
+		{"a list at the top", "- a\n", 1, 1, "names with values"},
+		{"no version", strings.Replace(oneRule, "version: 1\n", "", 1), 1, 1, "version: 1"},
+		{"no rules", "version: 1\n", 1, 1, "no rules"},
+		{"a misspelt key of the file", "version: 1\nrulez: []\n", 2, 1, `did you mean "rules"`},
+		{"a misspelt key of a rule", strings.Replace(oneRule, "action", "acton", 1), 4, 5, `did you mean "action"`},
+		{"a misspelt key of a condition", strings.Replace(oneRule, "command", "comand", 1), 7, 10, `did you mean "command"`},
+		{"a key that is near nothing", strings.Replace(oneRule, "message", "zzzzzzzz", 1), 5, 5, "known are"},
+		{"a key twice", strings.Replace(oneRule, "    message", "    action: deny\n    message", 1), 5, 5, "twice"},
+		{"an unknown action", strings.Replace(oneRule, "deny", "destroy", 1), 4, 13, "deny, ask, warn"},
+		{"a bad name", strings.Replace(oneRule, "no-foo", "No Foo", 1), 3, 11, "no name"},
+		{"no conditions", "version: 1\nrules:\n  - {name: a, action: deny, message: m}\n", 3, 5, "conditions"},
+		{"no action", "version: 1\nrules:\n  - {name: a, message: m, when: [{command: x}]}\n", 3, 5, "action"},
+		{"the same name twice", oneRule + "  - {name: no-foo, action: deny, message: m, when: [{command: x}]}\n", 8, 5, "already defined in line 3"},
+		{"a condition about two things", strings.Replace(oneRule, "command: foo", "command: foo, call: bar", 1), 7, 9, "exactly one"},
+		{"flags without a command", strings.Replace(oneRule, "command: foo", "call: foo, flags: [-x]", 1), 7, 9, "belong to a command"},
+		{"a bad regular expression", strings.Replace(oneRule, "command: foo", "text: '('", 1), 7, 16, "regular expression"},
+		{"an empty list", strings.Replace(oneRule, "command: foo", "command: []", 1), 7, 19, "match nothing"},
+		{"a test without code", oneRule + "    tests: {hit: [{}]}\n", 8, 19, "needs code"},
+		{"two documents", oneRule + "---\nversion: 1\n", 8, 1, "one document"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			rules, err := ParseRules("my.yaml", []byte(test.file))
+			if rules != nil || !errors.Is(err, ErrRulesInvalid) {
+				t.Fatalf("got rules %v and error %v", rules, err)
+			}
+			pos, ok := errors.AsType[*PositionError](err)
+			if !ok {
+				t.Fatalf("no place in %v", err)
+			}
+			if pos.File != "my.yaml" || pos.Line != test.line || pos.Column != test.column || !strings.Contains(pos.Message, test.says) {
+				t.Errorf("got %v, want line %d, column %d, %q", pos, test.line, test.column, test.says)
+			}
+		})
+	}
+}
+
+func TestUsersTestTheirOwnRules(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "rules.yaml")
+	file := oneRule + "    tests:\n      hit: [{bash: foo x}]\n      miss: [{bash: bar}, {python: foo()}]\n"
+	if err := os.WriteFile(name, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rules, err := LoadRules(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := TestRules(t.Context(), rules); n != 3 || err != nil {
+		t.Errorf("%d tests, error %v", n, err)
+	}
+	wrong, err := ParseRules("x", []byte(strings.Replace(file, "foo x", "fox", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := TestRules(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "should be a hit and is a miss") {
+		t.Errorf("a failing test gave %v", err)
+	}
+}
+
+func TestEveryDefaultRuleHasAHitAndANearMiss(t *testing.T) {
+	rules, err := DefaultRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rules.rules) < 30 {
+		t.Errorf("%d rules, want at least 30", len(rules.rules))
+	}
+	for _, r := range rules.rules {
+		has := map[string]bool{}
+		for _, test := range r.tests {
+			has[test.want] = true
+		}
+		// What reading cannot tell is never a sure hit. Too large is tested with large code elsewhere.
+		if hit := has["hit"] || has["undecidable"] || r.name == "too-large-to-judge"; !hit || !has["miss"] {
+			t.Errorf("rule %s has %v", r.name, has)
+		}
+	}
+}
+
+func TestAMissingFileIsAnError(t *testing.T) {
+	if _, err := LoadRules("/nowhere/rules.yaml"); !errors.Is(err, ErrRulesInvalid) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := LoadThesaurus("/nowhere/t.json"); !errors.Is(err, ErrThesaurusInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
