@@ -95,8 +95,18 @@ func (j *journal) flush(ctx context.Context) error {
 	err := j.m.store.Append(ctx, events, entries)
 	if err != nil {
 		j.m.log.ErrorContext(ctx, "audit log and events could not be written", "lines", len(entries)+len(events), "error", err)
+		j.putBack(events, entries)
 	}
 	return err
+}
+
+// putBack keeps lines that could not be written for the next attempt, as many as there is room for.
+func (j *journal) putBack(events []store.Event, entries []store.Entry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.events)+len(j.entries)+len(events)+len(entries) < journalRoom {
+		j.events, j.entries = append(events, j.events...), append(entries, j.entries...)
+	}
 }
 
 // ran notes a cell or command that has ended.

@@ -67,22 +67,19 @@ func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan stru
 // are remembered; the audit log has them all.
 func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		_, oldest, _, _ := s.after(after)
-		if after+1 < oldest {
-			old, err := s.m.storedEvents(ctx, s.id, after, oldest)
-			if err != nil {
-				yield(Event{}, err)
-				return
-			}
-			for _, e := range old {
-				after = e.Seq
-				if !yield(e, nil) {
+		checked := int64(-1)
+		for {
+			list, oldest, more, over := s.after(after)
+			// What memory no longer holds is in the store, also for a listener too slow for the ring.
+			if after+1 < oldest && oldest != checked {
+				checked = oldest
+				old, err := s.m.storedEvents(ctx, s.id, after, oldest)
+				if err != nil {
+					yield(Event{}, err)
 					return
 				}
+				list = append(old, list...)
 			}
-		}
-		for {
-			list, _, more, over := s.after(after)
 			for _, e := range list {
 				after = e.Seq
 				if !yield(e, nil) {

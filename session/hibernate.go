@@ -224,8 +224,8 @@ func (s *Session) thaw() {
 	s.wakeWaiters()
 }
 
-// wake brings a hibernated session back. One that cannot be brought back stays as it is: what is missing may come again, such as a file of
-// the host that has changed.
+// wake brings a hibernated session back. One that cannot be brought back now stays as it is: what is missing may come again, such as a file
+// of the host that has changed. One whose image has gone or is damaged is lost.
 //
 // Preconditions: the turn is taken.
 func (s *Session) wake(ctx context.Context) error {
@@ -242,6 +242,14 @@ func (s *Session) wake(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeSnapshotCorrupt {
+		s.mu.Lock()
+		s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
+		s.lose(err)
+		s.mu.Unlock()
+		s.m.begin(func() { s.revive(b, "") })
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -154,6 +154,8 @@ func (s *Session) take(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
 		return nil
+	case <-s.freed:
+		return s.living() // whoever removes what is left of it keeps the turn
 	case <-ctx.Done():
 		return cancelled("wait for session", ctx.Err())
 	case <-s.m.ctx.Done():

@@ -106,11 +106,9 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 		return
 	}
 	defer s.give()
-	ctx, cancel := context.WithTimeout(s.m.ctx, stopWait)
-	if err := b.Stop(ctx, id); err != nil && s.m.ctx.Err() == nil {
-		s.m.log.WarnContext(ctx, "something of a lost sandbox is left", "sandbox", id, "error", err)
+	if id != "" {
+		s.m.stopLost(b, id)
 	}
-	cancel()
 	var last error
 	for {
 		s.mu.Lock()
@@ -147,6 +145,15 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 			return
 		}
 		s.m.log.WarnContext(s.m.ctx, "session could not be restored", "session", s.key.String(), "snapshot", row.Name, "error", last)
+	}
+}
+
+// stopLost removes what is left of a lost sandbox.
+func (m *Manager) stopLost(b sandbox.Backend, id string) {
+	ctx, cancel := context.WithTimeout(m.ctx, stopWait)
+	defer cancel()
+	if err := b.Stop(ctx, id); err != nil && m.ctx.Err() == nil {
+		m.log.WarnContext(ctx, "something of a lost sandbox is left", "sandbox", id, "error", err)
 	}
 }
 
