@@ -197,8 +197,8 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	return b.start(ctx, spec, spec.Image, "")
 }
 
-// start makes a sandbox from an image, which begins with the files of an archive in it if one is named.
-func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, unpack string) (sandbox.Machine, error) {
+// start makes a sandbox from an image, which begins with the files of a snapshot if the image is one's.
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot string) (sandbox.Machine, error) {
 	const op = "start sandbox"
 	if err := b.judgeMounts(&spec); err != nil {
 		return nil, err
@@ -214,8 +214,8 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, unpack st
 		image = b.opts.Image
 	}
 	p := &plan{
-		record: record{ID: "d-" + randomHex(6), Spec: spec, Created: time.Now().UTC(), Owner: self(), Generation: randomHex(8)},
-		facts:  f, token: randomHex(wire.TokenSize), unpack: unpack,
+		record: record{ID: "d-" + randomHex(6), Spec: spec, Created: time.Now().UTC(), Owner: self(), Generation: randomHex(8), Restored: snapshot},
+		facts:  f, token: randomHex(wire.TokenSize),
 	}
 	if p.image, err = b.image(ctx, image); err != nil {
 		return nil, err
@@ -422,6 +422,9 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "its container is still there", Retry: true, Err: err}
 	}
 	b.dropNote(id)
+	if r.Restored != "" {
+		b.dropNameless(ctx)
+	}
 	if m != nil {
 		m.end(nil)
 		b.release(id, m)

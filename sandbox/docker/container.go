@@ -27,7 +27,6 @@ type plan struct {
 	image  client.ImageInspectResult
 	volume string // with the guest
 	token  string
-	unpack string // archive in the image to begin with, or ""
 }
 
 // userSpace says that processes inside are not the host kernel's own: its limits then hit the sandbox and not the offender, and the guest
@@ -39,8 +38,11 @@ func (p *plan) guestConfig() agent.Config {
 	l := p.Spec.Limits
 	c := agent.Config{
 		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
-		Socket: socketName(p.ID), Peer: bridgeUID, Unpack: p.unpack,
+		Socket: socketName(p.ID), Peer: bridgeUID,
 		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
+	}
+	if p.Restored != "" {
+		c.Unpack = archivePath
 	}
 	if p.facts.userSpace() {
 		// Users are counted for each sandbox alone there.

@@ -24,6 +24,7 @@ const (
 	labelGuest      = "dev.recluse.guest"
 	labelGeneration = "dev.recluse.generation"
 	labelSnapshot   = "dev.recluse.snapshot"
+	labelRestored   = "dev.recluse.restored" // the snapshot that a sandbox was made from
 	labelParent     = "dev.recluse.parent"
 	labelSize       = "dev.recluse.size"
 	labelLabels     = "dev.recluse.labels"
@@ -42,6 +43,7 @@ type record struct {
 	Owner      owner
 	Guest      string
 	Generation string
+	Restored   string // the snapshot it was made from, or ""
 }
 
 func (r *record) labels(instance string) (map[string]string, error) {
@@ -56,7 +58,7 @@ func (r *record) labels(instance string) (map[string]string, error) {
 	l := map[string]string{
 		labelInstance: instance, labelSandbox: r.ID, labelCreated: r.Created.Format(time.RFC3339Nano), labelSpec: string(spec),
 		labelSpecHash: hash(spec), labelOwner: string(own), labelGuest: r.Guest, labelGeneration: r.Generation,
-		labelCarrier: "", labelSnapshot: "", // which it would have of a snapshot's image
+		labelRestored: r.Restored, labelCarrier: "", labelSnapshot: "", // which it would have of a snapshot's image
 	}
 	if s := r.Spec.Labels[sessionLabel]; s != "" {
 		l[labelSession] = s
@@ -66,7 +68,7 @@ func (r *record) labels(instance string) (map[string]string, error) {
 
 // readRecord gives what the labels of a container say; ok is false for one that is not a sandbox.
 func readRecord(container string, l map[string]string) (r record, ok bool) {
-	r = record{ID: l[labelSandbox], Container: container, Guest: l[labelGuest], Generation: l[labelGeneration]}
+	r = record{ID: l[labelSandbox], Container: container, Guest: l[labelGuest], Generation: l[labelGeneration], Restored: l[labelRestored]}
 	if !goodID.MatchString(r.ID) || hash([]byte(l[labelSpec])) != l[labelSpecHash] || json.Unmarshal([]byte(l[labelSpec]), &r.Spec) != nil {
 		return r, false
 	}

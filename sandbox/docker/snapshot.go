@@ -193,6 +193,11 @@ func readSnapshot(l map[string]string) (*sandbox.Snapshot, bool) {
 	return s, true
 }
 
+// named says whether an image still has a name: a snapshot that was deleted while it was in use has none.
+func named(tags []string) bool {
+	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, snapshotRepository+":") })
+}
+
 // findSnapshot looks for a snapshot of this instance and gives its image.
 func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapshot, string, error) {
 	if !goodSnapshot.MatchString(id) {
@@ -203,7 +208,7 @@ func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapsho
 		return nil, "", failed(ctx, "find snapshot", "the engine does not tell", err)
 	}
 	for _, i := range res.Items {
-		if s, ok := readSnapshot(i.Labels); ok {
+		if s, ok := readSnapshot(i.Labels); ok && named(i.RepoTags) {
 			return s, i.ID, nil
 		}
 	}
@@ -229,7 +234,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 		}
 		maps.Copy(spec.Env, opts.Env)
 	}
-	return b.start(ctx, spec, image, archivePath)
+	return b.start(ctx, spec, image, s.ID)
 }
 
 // DeleteSnapshot implements sandbox.Backend.
@@ -241,15 +246,26 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 		}
 		return err
 	}
-	// By force: sandboxes that were made from it keep what they have.
 	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: true, PruneChildren: true})
-	if err != nil && errdefs.IsConflict(err) {
-		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{PruneChildren: true})
+	if errdefs.IsConflict(err) {
+		// A sandbox that was made from it runs, or another snapshot is built on it. It loses its name now and the rest with the last of them.
+		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{Force: true, PruneChildren: true})
 	}
 	if err == nil || errdefs.IsNotFound(err) {
 		return nil
 	}
 	return failed(ctx, "delete snapshot", "the engine refuses", err)
+}
+
+// dropNameless removes what was left of deleted snapshots because a sandbox used it. Best effort: the next one tries again.
+func (b *Backend) dropNameless(ctx context.Context) {
+	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot).Add("dangling", "true")})
+	if err != nil {
+		return
+	}
+	for _, i := range res.Items {
+		_, _ = b.cli.ImageRemove(ctx, i.ID, client.ImageRemoveOptions{PruneChildren: true})
+	}
 }
 
 // Snapshots implements sandbox.Backend.
@@ -260,7 +276,7 @@ func (b *Backend) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	}
 	var out []*sandbox.Snapshot
 	for _, i := range res.Items {
-		if s, ok := readSnapshot(i.Labels); ok && len(i.RepoTags) > 0 {
+		if s, ok := readSnapshot(i.Labels); ok && named(i.RepoTags) {
 			out = append(out, s)
 		}
 	}

@@ -1,0 +1,194 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// guestCopy is a guest of another version, as far as anybody can tell.
+func guestCopy(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(guestPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "guest")
+	if err := os.WriteFile(path, append(text, randomHex(8)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestAGuestThatWasOnlyHalfBroughtIsBroughtAgain(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) })
+	f, err := b.facts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest, err := b.guestProgram(t.Context(), f.arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.arch
+	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
+	docker(t, "run", "--rm", "--network=none", "-v", volume+":/v", testImage, "sh", "-c", "echo half > /v/recluse-guest")
+	shell(t, open(t, b, sandbox.Spec{}), "true")
+}
+
+func TestManyBringOneGuestAtOnce(t *testing.T) {
+	path := guestCopy(t)
+	var wg sync.WaitGroup
+	var backends []*Backend
+	for range 4 {
+		backends = append(backends, newBackend(t, func(o *Options) { o.GuestPath = path }))
+	}
+	t.Cleanup(func() {
+		for v := range strings.FieldsSeq(docker(t, "volume", "ls", "-q", "--filter", "dangling=true", "--filter", "label="+labelGuest)) {
+			docker(t, "volume", "rm", v)
+		}
+	})
+	for _, b := range backends {
+		wg.Go(func() {
+			sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := errors.Join(sb.Ping(t.Context()), sb.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if left := leftovers(t, []string{"carrier"}); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestCarriersOfDeadProgramsAreSwept(t *testing.T) {
+	b := newBackend(t, nil)
+	dead := self()
+	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
+	own, err := json.Marshal(dead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, _, err := b.carrier(t.Context(), testImage, map[string]string{labelOwner: string(own)}, &container.HostConfig{NetworkMode: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, remove, err := b.carrier(t.Context(), testImage, nil, &container.HostConfig{NetworkMode: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, b, sandbox.Spec{}) // sweeps
+	all := docker(t, "ps", "-aq", "--no-trunc")
+	if strings.Contains(all, left) || !strings.Contains(all, used) {
+		t.Errorf("of %s and %s are left %s", left, used, all)
+	}
+	if err := remove(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
+	b := newBackend(t, nil)
+	ctx := t.Context()
+	sb := open(t, b, sandbox.Spec{})
+	shell(t, sb, "mkdir -p a/b; echo one > a/b/file; ln -s a/b/file link; chmod 700 a; echo tmp > /tmp/file; mkfifo pipe; echo '#!/bin/sh' > program; chmod +x program")
+	var snaps []*sandbox.Snapshot
+	t.Cleanup(func() {
+		for _, s := range snaps {
+			if err := b.DeleteSnapshot(context.WithoutCancel(ctx), s.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		if all, err := b.Snapshots(context.WithoutCancel(ctx)); err != nil || len(all) > 0 {
+			t.Errorf("left behind: %+v, %v", all, err)
+		}
+		b.dropNameless(context.WithoutCancel(ctx))
+		if left := docker(t, "images", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
+			t.Errorf("images are left: %s", left)
+		}
+	})
+	for i := range 3 {
+		snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		snaps = append(snaps, snap)
+		copied, err := sandbox.Restore(ctx, b, snap, sandbox.RestoreOptions{Labels: map[string]string{"n": "x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := copied.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		sb = copied
+		got := shell(t, sb, "cat link /tmp/file; stat -c %a a; [ -x program ] && echo runs; cat count 2>/dev/null; echo -n x >> count")
+		if want := "one\ntmp\n700\nruns\n" + strings.Repeat("x", i); got != want {
+			t.Errorf("round %d: %q, want %q", i, got, want)
+		}
+	}
+	// One that is in use, and that another is built on, can be deleted too; what it was for goes on.
+	for _, s := range snaps[:2] {
+		if err := b.DeleteSnapshot(ctx, s.ID); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.Restore(ctx, s, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("restore of a deleted one: %v", err)
+		}
+	}
+	shell(t, sb, "cat link")
+	if _, err := b.Restore(ctx, &sandbox.Snapshot{ID: "s-000000000000"}, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("restore of nothing: %v", err)
+	}
+}
+
+func TestAnImageFromThisMachineHasNothingOfItsUsers(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteHostRoot(t.Context(), &buf); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	have := map[string]bool{}
+	r := tar.NewReader(&buf)
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := "/" + strings.TrimSuffix(h.Name, "/")
+		have[name] = true
+		if h.Mode&0o6000 != 0 {
+			t.Errorf("%s has set-uid", name)
+		}
+		for _, secret := range []string{"/etc/shadow", "/root/", "/home/user/", "/etc/ssh", "/etc/ssl/private"} {
+			if strings.HasPrefix(name, secret) {
+				t.Errorf("%s is in it", name)
+			}
+		}
+	}
+	for _, name := range []string{"/usr/bin/bash", "/usr/bin/python3", "/etc/passwd", "/home/user", "/tmp"} {
+		if !have[name] {
+			t.Errorf("%s is not in it", name)
+		}
+	}
+}

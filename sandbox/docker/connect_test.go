@@ -1,0 +1,202 @@
+package docker
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/cli/cli/config"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// dockerConfig gives the docker command a configuration of its own for a test.
+func dockerConfig(t *testing.T) string {
+	t.Helper()
+	dir, before := t.TempDir(), config.Dir()
+	config.SetDir(dir)
+	t.Cleanup(func() { config.SetDir(before) })
+	for _, v := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"} {
+		t.Setenv(v, "")
+	}
+	return dir
+}
+
+// writeContext makes a context as the docker command does, and gives the directory of its keys.
+func writeContext(t *testing.T, dir, name, host string) (keys string) {
+	t.Helper()
+	sum := sha256.Sum256([]byte(name))
+	id := hex.EncodeToString(sum[:])
+	meta, keys := filepath.Join(dir, "contexts", "meta", id), filepath.Join(dir, "contexts", "tls", id, "docker")
+	text, err := json.Marshal(map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}})
+	if err = errors.Join(err, os.MkdirAll(meta, 0o700), os.MkdirAll(keys, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(meta, "meta.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
+	dir := dockerConfig(t)
+	writeContext(t, dir, "office", "unix:///office.sock")
+	writeContext(t, dir, "lab", "unix:///lab.sock")
+	check := func(name string, o Options, want string) {
+		t.Helper()
+		if at, err := locate(o); err != nil || at.host != want {
+			t.Errorf("%s: %q, %v, want %q", name, at.host, err, want)
+		}
+	}
+	check("nothing said", Options{}, "")
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"currentContext": "office"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("the context in use", Options{}, "unix:///office.sock")
+	t.Setenv("DOCKER_CONTEXT", "lab")
+	check("DOCKER_CONTEXT", Options{}, "unix:///lab.sock")
+	t.Setenv("DOCKER_HOST", "tcp://1.2.3.4:5")
+	check("DOCKER_HOST before it", Options{}, "tcp://1.2.3.4:5")
+	check("a context that was asked for", Options{Context: "office"}, "unix:///office.sock")
+	check("a host that was asked for", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
+	if _, err := locate(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
+		t.Errorf("no such context: %v", err)
+	}
+}
+
+// works makes a sandbox and uses it.
+func works(t *testing.T, b *Backend) {
+	t.Helper()
+	sb := open(t, b, sandbox.Spec{})
+	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "print('x' * 1000000)"}); err != nil || !v.OK() || v.Stdout.Produced != 1000001 {
+		t.Errorf("%v, %v", v, err)
+	}
+}
+
+func TestAnEngineOverSSH(t *testing.T) {
+	dockerConfig(t)
+	if engineHost == "" {
+		t.Skip("SKIPPED: " + noEngine)
+	}
+	// What an ssh server would do: run the command on the engine's machine.
+	bin := t.TempDir()
+	program := "#!/bin/sh\nexec docker -H '" + engineHost + "' system dial-stdio\n"
+	if err := os.WriteFile(filepath.Join(bin, "ssh"), []byte(program), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	b := newBackend(t, func(o *Options) { o.Host = "ssh://me@elsewhere" })
+	if b.Capabilities(t.Context()).Mounts {
+		t.Error("an engine elsewhere is said to see this machine's directories")
+	}
+	works(t, b)
+}
+
+func TestAnEngineOverTLS(t *testing.T) {
+	dir := dockerConfig(t)
+	if engineHost == "" {
+		t.Skip("SKIPPED: " + noEngine)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := "tcp://" + listener.Addr().String()
+	keys := writeContext(t, dir, "far", host)
+	serve(t, tls.NewListener(listener, certificates(t, keys)))
+	works(t, newBackend(t, func(o *Options) { o.Host, o.Context = "", "far" }))
+
+	// And by the variables.
+	t.Setenv("DOCKER_HOST", host)
+	t.Setenv("DOCKER_TLS_VERIFY", "1")
+	t.Setenv("DOCKER_CERT_PATH", keys)
+	works(t, newBackend(t, func(o *Options) { o.Host = "" }))
+
+	t.Setenv("DOCKER_TLS_VERIFY", "")
+	t.Setenv("DOCKER_CERT_PATH", "")
+	if h := newBackend(t, func(o *Options) { o.Host = "" }).Health(t.Context()); h.OK {
+		t.Error("without a key the engine answers")
+	}
+}
+
+// serve joins whoever connects to the tests' engine.
+func serve(t *testing.T, l net.Listener) {
+	var joined sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		joined.Wait()
+	})
+	joined.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			joined.Go(func() {
+				defer func() { _ = c.Close() }()
+				e, err := net.Dial("unix", strings.TrimPrefix(engineHost, "unix://"))
+				if err != nil {
+					return
+				}
+				defer func() { _ = e.Close() }()
+				joined.Go(func() {
+					_, _ = io.Copy(e, c)
+					_ = e.Close()
+				})
+				_, _ = io.Copy(c, e)
+			})
+		}
+	})
+}
+
+// certificates makes an authority with one key, for both sides, in dir, and gives the server's side.
+func certificates(t *testing.T, dir string) *tls.Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "engine"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, private := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
+	for name, text := range map[string][]byte{"ca.pem": cert, "cert.pem": cert, "key.pem": private} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pair, err := tls.X509KeyPair(cert, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(cert)
+	return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}
+}
