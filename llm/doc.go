@@ -7,7 +7,7 @@
 //	set, err := llm.Open(llm.Config{})
 //	…
 //	defer set.Close()
-//	m, err := set.Model("anthropic/claude-sonnet-4-5") // or set.Default(ctx)
+//	m, err := set.Model("anthropic/claude-sonnet-5-5") // or set.Default(ctx)
 //	…
 //	r, err := m.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: "Why is the sky blue?"}}})
 //	fmt.Println(r.Text, r.Usage.Cost)

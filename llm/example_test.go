@@ -17,7 +17,7 @@ func Example() {
 		return
 	}
 	defer set.Close()
-	// A real one would be set.Model("openai/gpt-5-mini").
+	// A real one would be set.Model("openai/gpt-6-sol").
 	set.Add(llm.NewScripted("demo", llm.Rule{Match: `capital of (\w+)`, Reply: "The capital of {{1}} is well known.\nGood bye."}))
 
 	m, err := set.Model("scripted/demo")

@@ -95,6 +95,16 @@ type Price struct {
 	Input       float64 `json:"input" yaml:"input"`
 	CachedInput float64 `json:"cached_input" yaml:"cached_input"`
 	Output      float64 `json:"output" yaml:"output"`
+	// Long is the price of a call whose input is longer than a limit, where there is another one for those.
+	Long *LongPrice `json:"long,omitempty" yaml:"long"`
+}
+
+// LongPrice is what a call costs, all of it, when its input is longer than Above.
+type LongPrice struct {
+	Above       int64   `json:"above_tokens" yaml:"above_tokens"`
+	Input       float64 `json:"input" yaml:"input"`
+	CachedInput float64 `json:"cached_input" yaml:"cached_input"`
+	Output      float64 `json:"output" yaml:"output"`
 }
 
 // Model is one model that can be asked. Its methods may be called from several goroutines.

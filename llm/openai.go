@@ -38,7 +38,7 @@ type quirks struct {
 }
 
 // stopless are the models of OpenAI's that take no stop words.
-var stopless = regexp.MustCompile(`^(o\d|gpt-5|gpt-6)`)
+var stopless = regexp.MustCompile(`^(o\d|gpt-[5-9])`)
 
 // maxStops is how many stop words OpenAI takes.
 const maxStops = 4

@@ -21,40 +21,61 @@ const (
 type known struct {
 	window, output            int64
 	input, cached, outputCost float64
+	long                      *LongPrice
 }
 
-// models holds well-known models by provider and name, as their providers' price pages gave them. A model that is newer than this table
+// longer is OpenAI's price of long inputs: twice for what comes in, half as much again for what goes out.
+func longer(input, cached, output float64) *LongPrice {
+	return &LongPrice{Above: 272_000, Input: 2 * input, CachedInput: 2 * cached, Output: 1.5 * output}
+}
+
+// models holds well-known models by provider and name, with prices as they were published by November 2026; where sources differed, the higher one.
+// A model that is newer than this table
 // works as well, without a price until Config.Models gives one. Dated names (gpt-4o-2024-11-20) are found under the plain one.
 var models = map[string]known{
-	"openai/gpt-5.2":      {400_000, 128_000, 1.75, 0.175, 14},
-	"openai/gpt-5.1":      {400_000, 128_000, 1.25, 0.125, 10},
-	"openai/gpt-5":        {400_000, 128_000, 1.25, 0.125, 10},
-	"openai/gpt-5-mini":   {400_000, 128_000, 0.25, 0.025, 2},
-	"openai/gpt-5-nano":   {400_000, 128_000, 0.05, 0.005, 0.4},
-	"openai/gpt-4.1":      {1_047_576, 32_768, 2, 0.5, 8},
-	"openai/gpt-4.1-mini": {1_047_576, 32_768, 0.4, 0.1, 1.6},
-	"openai/gpt-4.1-nano": {1_047_576, 32_768, 0.1, 0.025, 0.4},
-	"openai/gpt-4o":       {128_000, 16_384, 2.5, 1.25, 10},
-	"openai/gpt-4o-mini":  {128_000, 16_384, 0.15, 0.075, 0.6},
-	"openai/o3":           {200_000, 100_000, 2, 0.5, 8},
-	"openai/o3-mini":      {200_000, 100_000, 1.1, 0.55, 4.4},
-	"openai/o4-mini":      {200_000, 100_000, 1.1, 0.275, 4.4},
+	"openai/gpt-6-sol":     {1_050_000, 128_000, 2, 0.2, 10, longer(2, 0.2, 10)},
+	"openai/gpt-6-luna":    {1_050_000, 128_000, 0.1, 0.01, 0.5, longer(0.1, 0.01, 0.5)},
+	"openai/gpt-5.6-sol":   {1_000_000, 128_000, 5, 0.5, 30, longer(5, 0.5, 30)},
+	"openai/gpt-5.6-terra": {1_000_000, 128_000, 2, 0.2, 12, longer(2, 0.2, 12)},
+	"openai/gpt-5.6-luna":  {1_000_000, 128_000, 0.2, 0.02, 1.2, longer(0.2, 0.02, 1.2)},
+	"openai/gpt-5.5":       {272_000, 128_000, 5, 0.5, 30, nil},
+	"openai/gpt-5.4":       {272_000, 128_000, 2.5, 0.25, 15, nil},
+	"openai/gpt-5.4-mini":  {272_000, 128_000, 0.75, 0.075, 4.5, nil},
+	"openai/gpt-5.2":       {400_000, 128_000, 1.75, 0.175, 14, nil},
+	"openai/gpt-5.1":       {400_000, 128_000, 1.25, 0.125, 10, nil},
+	"openai/gpt-5":         {400_000, 128_000, 1.25, 0.125, 10, nil},
+	"openai/gpt-5-mini":    {400_000, 128_000, 0.25, 0.025, 2, nil},
+	"openai/gpt-5-nano":    {400_000, 128_000, 0.05, 0.005, 0.4, nil},
+	"openai/gpt-4.1":       {1_047_576, 32_768, 2, 0.5, 8, nil},
+	"openai/gpt-4.1-mini":  {1_047_576, 32_768, 0.4, 0.1, 1.6, nil},
+	"openai/gpt-4.1-nano":  {1_047_576, 32_768, 0.1, 0.025, 0.4, nil},
+	"openai/gpt-4o":        {128_000, 16_384, 2.5, 1.25, 10, nil},
+	"openai/gpt-4o-mini":   {128_000, 16_384, 0.15, 0.075, 0.6, nil},
+	"openai/o3":            {200_000, 100_000, 2, 0.5, 8, nil},
+	"openai/o3-mini":       {200_000, 100_000, 1.1, 0.55, 4.4, nil},
+	"openai/o4-mini":       {200_000, 100_000, 1.1, 0.275, 4.4, nil},
 
-	"anthropic/claude-opus-4-6":   {200_000, 128_000, 5, 0.5, 25},
-	"anthropic/claude-opus-4-5":   {200_000, 64_000, 5, 0.5, 25},
-	"anthropic/claude-opus-4-1":   {200_000, 32_000, 15, 1.5, 75},
-	"anthropic/claude-opus-4":     {200_000, 32_000, 15, 1.5, 75},
-	"anthropic/claude-sonnet-4-6": {200_000, 64_000, 3, 0.3, 15},
-	"anthropic/claude-sonnet-4-5": {200_000, 64_000, 3, 0.3, 15},
-	"anthropic/claude-sonnet-4":   {200_000, 64_000, 3, 0.3, 15},
-	"anthropic/claude-haiku-4-5":  {200_000, 64_000, 1, 0.1, 5},
+	"anthropic/claude-fable-5-1":  {1_000_000, 128_000, 10, 0.25, 50, nil},
+	"anthropic/claude-fable-5":    {1_000_000, 128_000, 10, 1, 50, nil},
+	"anthropic/claude-opus-5-5":   {1_000_000, 128_000, 4, 0.4, 20, nil},
+	"anthropic/claude-opus-5":     {1_000_000, 128_000, 5, 0.5, 25, nil},
+	"anthropic/claude-opus-4-8":   {200_000, 128_000, 5, 0.5, 25, nil},
+	"anthropic/claude-opus-4-7":   {200_000, 128_000, 5, 0.5, 25, nil},
+	"anthropic/claude-opus-4-6":   {200_000, 128_000, 5, 0.5, 25, nil},
+	"anthropic/claude-opus-4-5":   {200_000, 64_000, 5, 0.5, 25, nil},
+	"anthropic/claude-sonnet-5-5": {1_000_000, 128_000, 2, 0.2, 10, nil},
+	"anthropic/claude-sonnet-5":   {1_000_000, 128_000, 2, 0.2, 10, nil},
+	"anthropic/claude-sonnet-4-6": {200_000, 64_000, 3, 0.3, 15, nil},
+	"anthropic/claude-sonnet-4-5": {200_000, 64_000, 3, 0.3, 15, nil},
+	"anthropic/claude-haiku-5-5":  {1_000_000, 128_000, 0.1, 0.01, 0.5, &LongPrice{Above: 100_000, Input: 0.5, CachedInput: 0.05, Output: 2.5}},
+	"anthropic/claude-haiku-4-5":  {200_000, 64_000, 1, 0.1, 5, nil},
 }
 
 // preferred is the model taken of a provider that was found by its key when none was named: one that is in the table, so that its
 // cost is known.
 var preferred = map[string]string{
-	"openai":    "gpt-5-mini",
-	"anthropic": "claude-sonnet-4-5",
+	"openai":    "gpt-6-sol",
+	"anthropic": "claude-sonnet-5-5",
 }
 
 // KnownModels lists the models whose window and price are known without configuration.
@@ -81,7 +102,7 @@ func describe(provider, model string) Info {
 		return info
 	}
 	info.Window, info.Output = k.window, k.output
-	info.Price = &Price{Input: k.input, CachedInput: k.cached, Output: k.outputCost}
+	info.Price = &Price{Input: k.input, CachedInput: k.cached, Output: k.outputCost, Long: k.long}
 	return info
 }
 
@@ -98,7 +119,24 @@ func priced(u Usage, info Info) Usage {
 	return u
 }
 
-// Cost is the price of a usage in US dollars.
+// Cost is the price of one call in US dollars.
 func (p Price) Cost(u Usage) float64 {
-	return (float64(u.Input-u.CachedInput)*p.Input + float64(u.CachedInput)*p.CachedInput + float64(u.Output)*p.Output) / 1e6
+	input, cached, output := p.rates(u)
+	return (float64(u.Input-u.CachedInput)*input + float64(u.CachedInput)*cached + float64(u.Output)*output) / 1e6
+}
+
+// rates are the prices that hold for a call.
+func (p Price) rates(u Usage) (input, cached, output float64) {
+	if p.Long != nil && u.Input > p.Long.Above {
+		return p.Long.Input, p.Long.CachedInput, p.Long.Output
+	}
+	return p.Input, p.CachedInput, p.Output
+}
+
+// negative tells whether somebody has set a price below nothing.
+func (p Price) negative() bool {
+	if l := p.Long; l != nil && min(l.Input, l.CachedInput, l.Output) < 0 {
+		return true
+	}
+	return min(p.Input, p.CachedInput, p.Output) < 0
 }

@@ -235,7 +235,8 @@ func (m *asked) reply(input int64, out *sink, o outcome, failed bool) *Reply {
 	}
 	u = priced(u, m.info)
 	if m.info.Price != nil && !m.info.Local {
-		u.Cost += o.extraInput * m.info.Price.Input / 1e6
+		input, _, _ := m.info.Price.rates(u)
+		u.Cost += o.extraInput * input / 1e6
 	}
 	if o.providerCost > 0 {
 		u.Cost, u.Unpriced = o.providerCost, false

@@ -43,7 +43,7 @@ func Open(cfg Config) (*Set, error) {
 		if !strings.Contains(name, "/") {
 			return nil, &sandbox.Error{Code: CodeConfig, Op: "configure models", Message: fmt.Sprintf("%q has no provider", name), Remedy: "write it as provider/model"}
 		}
-		if p := m.Price; m.Window < 0 || m.Output < 0 || (p != nil && (p.Input < 0 || p.CachedInput < 0 || p.Output < 0)) {
+		if m.Window < 0 || m.Output < 0 || (m.Price != nil && m.Price.negative()) {
 			return nil, &sandbox.Error{Code: CodeConfig, Op: "configure model " + name, Message: "windows and prices cannot be negative"}
 		}
 	}
@@ -103,7 +103,7 @@ func (s *Set) one(name string) (Model, error) {
 		}
 	}
 	if !ok || providerName == "" || model == "" {
-		return nil, unknown(fmt.Sprintf("%q is no name of a model", name), "write it as provider/model, e.g. openai/gpt-5-mini or ollama/qwen3:8b")
+		return nil, unknown(fmt.Sprintf("%q is no name of a model", name), "write it as provider/model, e.g. openai/gpt-6-sol or ollama/qwen3:8b")
 	}
 	p, err := s.provider(providerName)
 	if err != nil {

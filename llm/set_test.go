@@ -231,6 +231,19 @@ func TestConfigurationsThatAreWrong(t *testing.T) {
 	}
 }
 
+func TestLongInputsCostMore(t *testing.T) {
+	p := describe("anthropic", "claude-haiku-5-5").Price
+	short, long := p.Cost(Usage{Input: 100_000, Output: 1000}), p.Cost(Usage{Input: 100_001, CachedInput: 1, Output: 1000})
+	if short != (100_000*0.1+1000*0.5)/1e6 || long != (100_000*0.5+1*0.05+1000*2.5)/1e6 {
+		t.Errorf("%v and %v", short, long)
+	}
+	for name := range models {
+		if k := models[name]; k.window < k.output || k.input <= 0 || k.cached <= 0 || k.cached > k.input || k.outputCost < k.input {
+			t.Errorf("%s: %+v", name, k)
+		}
+	}
+}
+
 func TestOllamaAddresses(t *testing.T) {
 	for in, want := range map[string]string{
 		"127.0.0.1:11434": "http://127.0.0.1:11434", "0.0.0.0": "http://127.0.0.1:11434", "0.0.0.0:99": "http://127.0.0.1:99", "box": "http://box:11434",
