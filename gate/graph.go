@@ -36,9 +36,10 @@ const DefaultMinRatio = 0.1
 
 const (
 	minWord        = 3 // letters of a word that counts
-	maxUnknown     = 10
 	maxSuggestions = 5
 	maxNear        = 3
+	maxLookups     = 10       // of unknown words among the terms
+	maxHintText    = 64 << 10 // bytes of code in which unknown words are counted
 )
 
 // GraphOptions say what a graph asks of code. Zero fields take their defaults.
@@ -279,6 +280,9 @@ func (g *Graph) objection(matched, words int, concepts []int32) (Finding, bool) 
 func (g *Graph) hint(text string, matches []match, d *Decision) {
 	count := map[string]int{}
 	next := 0
+	if len(text) > maxHintText {
+		text = strings.ToValidUTF8(text[:maxHintText], "")
+	}
 	eachLongWord(text, func(word string, start int) {
 		for next < len(matches) && int(matches[next].end) <= start {
 			next++
@@ -295,13 +299,13 @@ func (g *Graph) hint(text string, matches []match, d *Decision) {
 	slices.SortFunc(words, func(a, b string) int {
 		return cmp.Or(count[b]-count[a], cmp.Compare(a, b))
 	})
-	looked := 0
-	for _, w := range words {
-		if len(d.Unknown) < maxUnknown {
-			d.Unknown = append(d.Unknown, w)
-		}
-		if looked++; looked > 40 || len(d.Suggestions) >= maxSuggestions {
+	for i, w := range words {
+		if i == maxLookups {
 			break
+		}
+		d.Unknown = append(d.Unknown, w)
+		if len(d.Suggestions) == maxSuggestions {
+			continue
 		}
 		if near := g.thesaurus.near.find(w, maxNear); len(near) > 0 {
 			d.Suggestions = append(d.Suggestions, Suggestion{Word: w, Near: near})

@@ -10,11 +10,18 @@ import (
 // distance is how many letters must be changed to make b of a, with two neighbours swapped counting as one;
 // limit when it is not below that.
 func distance(a, b string, limit int) int {
-	x, y := []rune(a), []rune(b)
+	var roomX, roomY [48]rune // words are short: no need for the heap
+	x, y := appendRunes(roomX[:0], a), appendRunes(roomY[:0], b)
 	if len(x)-len(y) >= limit || len(y)-len(x) >= limit {
 		return limit
 	}
-	before, prev, cur := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
+	var room [3 * 49]int
+	rows := room[:]
+	if len(y) > 48 {
+		rows = make([]int, 3*(len(y)+1))
+	}
+	n := len(y) + 1
+	before, prev, cur := rows[:n], rows[n:2*n], rows[2*n:3*n]
 	for j := range prev {
 		prev[j] = j
 	}
@@ -38,6 +45,13 @@ func distance(a, b string, limit int) int {
 		before, prev, cur = prev, cur, before
 	}
 	return min(prev[len(y)], limit)
+}
+
+func appendRunes(into []rune, s string) []rune {
+	for _, r := range s {
+		into = append(into, r)
+	}
+	return into
 }
 
 // nearIndex finds terms near a word. For each term it holds which letters are in it: most terms are passed over by one
