@@ -284,10 +284,9 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.reserve(p.ID); err != nil {
 		return nil, err
 	}
-	watched, forget := context.WithCancel(b.ctx)
-	n := b.subscribe(watched, p.Container)
+	l := b.lookout(p.Container)
 	undo := func(err error) error {
-		forget()
+		l.forget()
 		b.release(p.ID, nil)
 		return err
 	}
@@ -297,7 +296,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.shown(ctx, p.record); err != nil {
 		return nil, undo(err)
 	}
-	m, err := b.attach(ctx, p.record, token, n, forget, watched)
+	m, err := b.attach(ctx, p.record, token, l)
 	if err != nil {
 		return nil, undo(err)
 	}
@@ -354,13 +353,12 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err := b.reserve(id); err != nil {
 		return nil, err
 	}
-	watched, forget := context.WithCancel(b.ctx)
+	l := b.lookout(r.Container)
 	undo := func(err error) error {
-		forget()
+		l.forget()
 		b.release(id, nil)
 		return failed(ctx, op, "the guest cannot be reached", err)
 	}
-	n := b.subscribe(watched, r.Container)
 	res, err := b.cli.ContainerInspect(ctx, r.Container, client.ContainerInspectOptions{})
 	if err != nil {
 		return nil, undo(err)
@@ -382,7 +380,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err := b.writeNote(id, note); err != nil {
 		return nil, undo(&sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be noted that this program answers for it", Err: err})
 	}
-	m, err := b.attach(ctx, r, token, n, forget, watched)
+	m, err := b.attach(ctx, r, token, l)
 	if err != nil {
 		return nil, undo(err)
 	}

@@ -155,6 +155,9 @@ func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
 		}
 	}
 	shell(t, sb, "cat link")
+	if _, err := sb.Fork(ctx, 1); !errors.Is(err, sandbox.ErrNotSupported) {
+		t.Errorf("a fork without its memory: %v", err)
+	}
 	if _, err := b.Restore(ctx, &sandbox.Snapshot{ID: "s-000000000000"}, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("restore of nothing: %v", err)
 	}

@@ -39,7 +39,7 @@ var hostFiles = []string{
 }
 
 // hostTexts are files of the image's own: nothing of this machine's users is in it.
-var hostTexts = map[string]string{
+var hostTexts = map[string]string{ //nolint:gosec // users without passwords, not credentials
 	"/etc/passwd":        "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 	"/etc/group":         "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
 	"/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
@@ -62,6 +62,9 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	}
 	for _, dir := range hostDirs {
 		r.dir(dir)
+	}
+	if r.err != nil {
+		return r.err
 	}
 	for path, text := range hostTexts {
 		r.err = errors.Join(r.err, r.entry(&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)))
@@ -146,8 +149,8 @@ func (r *hostRoot) entry(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// real gives a path's own name: of directories that are links on this machine, such as /bin, only what they lead to is written.
-func real(path string) string {
+// ownName gives a path's own name: of directories that are links on this machine, such as /bin, only what they lead to is written.
+func ownName(path string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
 		return path
@@ -168,7 +171,7 @@ func (r *hostRoot) dir(path string) {
 
 // add writes a file or a link, with what it leads to and what it needs to run.
 func (r *hostRoot) add(path string) {
-	path = real(path)
+	path = ownName(path)
 	if r.err != nil || r.done[path] {
 		return
 	}
@@ -223,7 +226,7 @@ func (r *hostRoot) file(path string, fi fs.FileInfo) {
 
 // tree writes everything below a path.
 func (r *hostRoot) tree(top string) {
-	_ = filepath.WalkDir(real(top), func(path string, d fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(ownName(top), func(path string, d fs.DirEntry, err error) error {
 		if r.err != nil {
 			return fs.SkipAll
 		}

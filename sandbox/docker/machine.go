@@ -100,6 +100,18 @@ func (b *Backend) subscribe(ctx context.Context, container string) news {
 	return news{b.cli.Events(ctx, client.EventsListOptions{Filters: f}), stop}
 }
 
+// lookout is a subscription that begins before a sandbox can end, and goes on for as long as somebody wants to know.
+type lookout struct {
+	ctx    context.Context
+	forget context.CancelFunc
+	first  news
+}
+
+func (b *Backend) lookout(container string) lookout {
+	ctx, forget := context.WithCancel(b.ctx)
+	return lookout{ctx, forget, b.subscribe(ctx, container)}
+}
+
 // watch follows the news until the sandbox has gone or nobody wants to know any more.
 func (m *machine) watch(ctx context.Context, n news) {
 	defer func() { n.stop() }()
@@ -274,9 +286,9 @@ func (b *Backend) attachment(id string) *machine {
 	return b.attached[id]
 }
 
-// attach starts a bridge and begins to watch. The sandbox is reserved, and n was subscribed to before it could end.
-func (b *Backend) attach(ctx context.Context, r record, token []byte, n news, forget context.CancelFunc, watched context.Context) (*machine, error) {
-	m := &machine{record: r, backend: b, token: token, forget: forget, gone: make(chan struct{})}
+// attach starts a bridge and begins to watch. The sandbox is reserved.
+func (b *Backend) attach(ctx context.Context, r record, token []byte, l lookout) (*machine, error) {
+	m := &machine{record: r, backend: b, token: token, forget: l.forget, gone: make(chan struct{})}
 	s, err := b.bridge(ctx, r, func(closed bool) {
 		b.release(r.ID, m)
 		switch {
@@ -298,6 +310,6 @@ func (b *Backend) attach(ctx context.Context, r record, token []byte, n news, fo
 	b.mu.Lock()
 	b.attached[r.ID] = m
 	b.mu.Unlock()
-	b.watchers.Go(func() { m.watch(watched, n) })
+	b.watchers.Go(func() { m.watch(l.ctx, l.first) })
 	return m, nil
 }

@@ -27,6 +27,9 @@ import (
 // snapshotRepository is the name under which the engine lists our snapshots.
 const snapshotRepository = "recluse-snapshot"
 
+// forkLabel is how Sandbox.Fork marks the snapshots it takes.
+const forkLabel = "recluse.fork-of"
+
 // kept are the directories in memory whose files a snapshot holds.
 var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
 
@@ -34,6 +37,9 @@ var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
 // An engine's commit alone would miss the former, and they are all there is where the root is read-only.
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	const op = "snapshot"
+	if opts.Labels[forkLabel] != "" {
+		return nil, sandbox.NotSupported(Name, "fork: its snapshots hold files, and a fork is alive", "take a snapshot and restore it, for the files alone")
+	}
 	r, _, err := b.find(ctx, id)
 	if err != nil {
 		return nil, err

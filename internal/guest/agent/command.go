@@ -5,14 +5,12 @@ package agent
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/creack/pty"
-	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -178,145 +176,9 @@ func (c *running) start() *wire.Verdict {
 	return nil
 }
 
-type plumbing struct {
-	theirs  []*os.File
-	outputs []int // blocking descriptors: stdout, stderr
-}
-
-func (p *plumbing) close() {
-	for _, f := range p.theirs {
-		_ = f.Close()
-	}
-	for _, fd := range p.outputs {
-		_ = unix.Close(fd)
-	}
-}
-
-// plumb makes the pipes, or the terminal.
-func (c *running) plumb() (*plumbing, error) {
-	p := &plumbing{}
-	if c.req.Pty {
-		master, slave, err := pty.Open()
-		if err != nil {
-			return nil, err
-		}
-		if c.agent.cfg.UID > 0 {
-			if err := slave.Chown(c.agent.cfg.UID, c.agent.cfg.GID); err != nil {
-				_ = master.Close()
-				_ = slave.Close()
-				return nil, err
-			}
-		}
-		c.tty, c.stdin = master, master
-		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // a size nobody likes is no reason not to run
-		// The pump reads through its own blocking descriptor.
-		fd, err := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			_ = master.Close()
-			_ = slave.Close()
-			return nil, err
-		}
-		p.theirs = []*os.File{slave, slave, slave}
-		p.outputs = []int{fd}
-		return p, nil
-	}
-	if c.req.Stdin {
-		r, w, err := os.Pipe()
-		if err != nil {
-			return nil, err
-		}
-		c.stdin = w
-		p.theirs = append(p.theirs, r)
-	} else {
-		f, err := os.Open(os.DevNull)
-		if err != nil {
-			return nil, err
-		}
-		p.theirs = append(p.theirs, f)
-	}
-	for range 2 {
-		var fds [2]int
-		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-			p.close()
-			c.closeInput()
-			return nil, err
-		}
-		p.outputs = append(p.outputs, fds[0])
-		c.agent.handOver(fds[1])
-		p.theirs = append(p.theirs, os.NewFile(uintptr(fds[1]), "output"))
-	}
-	return p, nil
-}
-
-// handOver makes a pipe the user's own, so that code may open it by name: /dev/stderr is
-// a link to it. Where that is refused only such programs suffer.
-func (a *Agent) handOver(fd int) {
-	if a.cfg.UID > 0 {
-		_ = unix.Fchown(fd, a.cfg.UID, a.cfg.GID)
-	}
-}
-
-// tap is where a stream of the command comes out.
-type tap struct {
-	mu      sync.Mutex
-	fd      int  // guarded by mu; -1 after the end
-	sending bool // guarded by mu; what was read is being handed on
-}
-
-// dry tells whether everything written so far has been handed on. waits says that whoever it is handed to
-// takes his time.
-func (t *tap) dry() (dry, waits bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.fd < 0 || !t.sending && !readable(t.fd), t.sending
-}
-
-func (t *tap) set(sending bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sending = sending
-}
-
-func (t *tap) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_ = unix.Close(t.fd)
-	t.fd = -1
-}
-
 // gathering is how long a flood that comes in small pieces is left to itself between two reads. Each read, and each frame to the host, costs more
 // than the bytes in it; the pipe has room for what comes meanwhile.
 const gathering = 400 * time.Microsecond
-
-// pump reads a pipe to its end.
-func (t *tap) pump(o *op, stream int) {
-	defer t.close()
-	fd := t.fd // nobody else changes it
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := unix.Read(fd, buf)
-		if n > 0 {
-			t.set(true)
-			o.emit(stream, buf[:n])
-			t.set(false)
-			switch {
-			case n == len(buf) && len(buf) < wire.Chunk:
-				// A stream that fills the buffer is a flood: fewer, larger reads.
-				buf = make([]byte, min(8*len(buf), wire.Chunk))
-				if len(buf) >= wire.Chunk {
-					_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
-				}
-			case len(buf) == wire.Chunk && n < len(buf):
-				time.Sleep(gathering)
-			}
-			continue
-		}
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
-			continue
-		}
-		return // the end; for a terminal that is EIO
-	}
-}
 
 // inputs carries what the host sends while the command runs.
 func (c *running) inputs(st *wire.Stream) {
@@ -570,42 +432,4 @@ func (c *running) drain(limit time.Duration, gone bool) {
 			round++
 		}
 	}
-}
-
-// lookPath finds a program as a shell would, by the PATH that the program will have.
-func lookPath(name, dir string, env [][]byte) (string, error) {
-	if strings.ContainsRune(name, '/') {
-		if !filepath.IsAbs(name) {
-			name = filepath.Join(dir, name)
-		}
-		return name, nil // exec says what is wrong with it
-	}
-	path := ""
-	for _, e := range env {
-		if v, ok := strings.CutPrefix(string(e), "PATH="); ok {
-			path = v
-		}
-	}
-	var denied bool
-	for _, d := range filepath.SplitList(path) {
-		if d == "" {
-			d = dir
-		} else if !filepath.IsAbs(d) {
-			d = filepath.Join(dir, d)
-		}
-		p := filepath.Join(d, name)
-		fi, err := os.Stat(p)
-		if err != nil || fi.IsDir() {
-			continue
-		}
-		if fi.Mode()&0o111 == 0 {
-			denied = true
-			continue
-		}
-		return p, nil
-	}
-	if denied {
-		return "", os.ErrPermission
-	}
-	return "", os.ErrNotExist
 }
