@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"unicode/utf8"
 )
 
 // distance is how many letters must be changed to make b of a, with two neighbours swapped counting as one;
@@ -60,14 +61,16 @@ type nearIndex struct {
 	terms  []string
 	lower  []string
 	mask   []uint64
+	runes  []uint16 // lengths
 	sorted []int32 // terms by their small letters, for those that begin with the word
 }
 
 func newNearIndex(terms []string) *nearIndex {
-	x := &nearIndex{terms: terms, lower: make([]string, len(terms)), mask: make([]uint64, len(terms)), sorted: make([]int32, len(terms))}
+	x := &nearIndex{terms: terms, lower: make([]string, len(terms)), mask: make([]uint64, len(terms)), runes: make([]uint16, len(terms)), sorted: make([]int32, len(terms))}
 	for i, t := range terms {
 		x.lower[i] = strings.ToLower(t)
 		x.mask[i] = letters(x.lower[i])
+		x.runes[i] = uint16(utf8.RuneCountInString(x.lower[i])) // at most maxTerm
 		x.sorted[i] = int32(i)
 	}
 	slices.SortFunc(x.sorted, func(a, b int32) int { return strings.Compare(x.lower[a], x.lower[b]) })
@@ -77,8 +80,8 @@ func newNearIndex(terms []string) *nearIndex {
 // letters is a set of the letters in a word.
 func letters(s string) uint64 {
 	var m uint64
-	for i := range len(s) {
-		m |= 1 << (s[i] & 63)
+	for _, r := range s {
+		m |= 1 << (r & 63)
 	}
 	return m
 }
@@ -97,9 +100,10 @@ func (x *nearIndex) find(word string, most int) []string {
 		distance int
 	}
 	var found []candidate
-	mask := letters(word)
+	mask, length := letters(word), utf8.RuneCountInString(word)
 	for i, m := range x.mask {
-		if bits.OnesCount64(m^mask) > 2*limit || len(x.lower[i])-len(word) >= 2*limit || len(word)-len(x.lower[i]) >= 2*limit {
+		// A change of one letter changes the set by two at most, and the length by one.
+		if bits.OnesCount64(m^mask) > 2*(limit-1) || int(x.runes[i])-length >= limit || length-int(x.runes[i]) >= limit {
 			continue
 		}
 		if d := distance(word, x.lower[i], limit); d < limit {
