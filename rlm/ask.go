@@ -107,11 +107,10 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	wanted := int64(wantedReply)
 	if info.Window > 0 {
-		wanted = min(wanted, info.Window-c.input)
+		info.Output = min(or(info.Output, info.Window), info.Window-c.input)
 	}
-	res, err := r.budget.reserve(ctx, info, c.input, wanted)
+	res, err := r.budget.reserve(ctx, info, c.input, r.engine.o.ReplyTokens)
 	if err != nil {
 		return nil, err
 	}
@@ -224,8 +223,8 @@ func modelError(ctx context.Context, model string, err error) error {
 			return c
 		}
 	}
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
-		return &sandbox.Error{Code: CodeModelFailed, Op: "ask " + model, Message: string(e.Code), Remedy: e.Remedy, Retry: e.Retry, Err: err}
+	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+		return err // package llm says best what it was
 	}
 	return &sandbox.Error{Code: CodeModelFailed, Op: "ask " + model, Err: err}
 }

@@ -61,6 +61,7 @@ type queryRequest struct {
 
 type queryReply struct {
 	Text  string     `json:"text"`
+	Cut   bool       `json:"cut,omitempty"` // it goes on, but was too long
 	Error *ErrorNote `json:"error,omitempty"`
 }
 
@@ -174,8 +175,8 @@ func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte
 				if i >= len(req.Prompts) {
 					return
 				}
-				text, err := n.resolve(ctx, child, turn, req.Prompts[i], req.Model)
-				replies[i] = queryReply{Text: text, Error: note(err)}
+				text, whole, err := n.resolve(ctx, child, turn, req.Prompts[i], req.Model)
+				replies[i] = queryReply{Text: text, Cut: !whole, Error: note(err)}
 			}
 		})
 	}
@@ -183,36 +184,37 @@ func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte
 	return json.Marshal(map[string]any{"replies": replies})
 }
 
-// resolve answers one prompt with a plain call or a child run.
-func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMessage, model string) (string, error) {
+// resolve answers one prompt with a plain call or a child run, and tells whether the reply is whole.
+func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMessage, model string) (text string, whole bool, err error) {
 	messages, err := readPrompt(raw)
 	if err != nil {
-		return "", err
+		return "", true, err
 	}
 	if ctx.Err() != nil {
-		return "", context.Cause(ctx)
+		return "", true, context.Cause(ctx)
 	}
 	depth, limit := n.depth+1, n.run.limits.Depth
 	if limit >= 0 && depth > limit {
-		return "", &sandbox.Error{
+		return "", true, &sandbox.Error{
 			Code: CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
 		}
 	}
 	m, err := n.run.modelFor(depth, model)
 	if err != nil {
-		return "", err
+		return "", true, err
 	}
 	for _, msg := range messages {
 		n.run.coverage.note(msg.Content, readByCall)
 	}
 	if child && (limit < 0 || depth < limit) {
-		return n.spawn(ctx, turn, messages, m, model)
+		text, err := n.spawn(ctx, turn, messages, m, model)
+		return text, true, err
 	}
 	reply, err := n.ask(ctx, modelCall{call: CallSub, turn: turn, depth: depth, model: m, messages: messages, want: model})
 	if err != nil {
-		return "", err
+		return "", true, err
 	}
-	return reply.Text, nil
+	return reply.Text, reply.Finish != llm.FinishLength, nil
 }
 
 func readPrompt(raw json.RawMessage) ([]llm.Message, error) {

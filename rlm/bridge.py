@@ -82,6 +82,9 @@ def _many(name, prompts, model):
         if size >= PACK_BYTES or len(pack) >= PACK_ITEMS or i == len(prompts) - 1:
             out += _ask(name, {"prompts": pack, "model": model})["replies"]
             pack, size = [], 0
+    cut = sum(1 for r in out if r.get("cut"))
+    if cut:
+        print("%d of %d replies are cut: they were longer than a reply may be" % (cut, len(out)), file=sys.stderr)
     return out
 
 

@@ -37,7 +37,7 @@ func DefaultLimits() Limits {
 
 // The size of a reply that is reserved.
 const (
-	wantedReply = 8192 // at most, where the model's own limit is not smaller
+	wantedReply = 8192 // at most, where the model's own limit is not smaller and something is limited at all
 	leastReply  = 64   // a call for which less is left is not worth making
 )
 
@@ -90,6 +90,9 @@ type reservation struct {
 func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
 	if wanted <= 0 {
 		wanted = wantedReply
+		if b.limits.Tokens < 0 && b.limits.Cost < 0 {
+			wanted = max(wanted, info.Output)
+		}
 	}
 	if info.Output > 0 {
 		wanted = min(wanted, info.Output)

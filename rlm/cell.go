@@ -256,9 +256,12 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 		if err != nil {
 			return "", false, err
 		}
-		text, err := n.resolve(ctx, false, n.turn, raw, "")
+		text, whole, err := n.resolve(ctx, false, n.turn, raw, "")
 		if ctx.Err() != nil {
 			return "", false, context.Cause(ctx)
+		}
+		if !whole {
+			text += " [cut: the reply was longer]"
 		}
 		if err != nil {
 			ok = false

@@ -60,6 +60,8 @@ type Options struct {
 	PlainBelow int64
 	// Parallel and Children bound what happens at once.
 	Parallel, Children int
+	// ReplyTokens is the longest reply that is asked for; 0: 8192, or the model's own limit where neither tokens nor money are limited.
+	ReplyTokens int64
 	// OutputChars is how much of a turn's output the model sees.
 	OutputChars int
 	// CellTimeout is how long a cell may work; time in which it waits for models does not count.
@@ -133,6 +135,11 @@ func New(o Options) (*Engine, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "make engine", Err: err}
 	}
 	return &Engine{o: o, dir: dir}, nil
+}
+
+// Routed takes the models of a route for Options.Models.
+func Routed(r *llm.Routing) func(depth int, name string) (llm.Model, error) {
+	return func(depth int, name string) (llm.Model, error) { return r.Named(name, depth) }
 }
 
 // NoModel is the error of somebody who has configured no model.

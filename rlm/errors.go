@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The codes of this package's errors.
 const (
-	CodeNoModel        sandbox.Code = "no_model"         // no model is configured, or not the one that was asked for
+	CodeNoModel        sandbox.Code = llm.CodeNoModel    // no model is configured, or not the one that was asked for
 	CodeModelFailed    sandbox.Code = "model_failed"     // a model could not be asked
 	CodeWindow         sandbox.Code = "window_exceeded"  // a prompt is larger than the model's window
 	CodeBudget         sandbox.Code = "budget_exhausted" // a limit of the whole tree was reached
@@ -71,8 +73,12 @@ func reasonOf(err error) Reason {
 	if l, ok := errors.AsType[*limitError](err); ok {
 		return l.reason
 	}
-	switch sandbox.CodeOf(err) {
-	case CodeModelFailed, CodeNoModel, CodeWindow, CodePriceUnknown, CodeNotRecorded:
+	code := sandbox.CodeOf(err)
+	if strings.HasPrefix(string(code), "model_") { // those of package llm
+		return ReasonModel
+	}
+	switch code {
+	case CodeWindow, CodePriceUnknown, CodeNotRecorded:
 		return ReasonModel
 	case CodeContextMissing, CodeContextEmpty, CodeContextBinary, CodeContextUnread, CodeContextChanged:
 		return ReasonContext

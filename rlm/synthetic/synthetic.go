@@ -1,0 +1,402 @@
+// Package synthetic makes questions with known answers over contexts of any size, and scripted models that solve them through a real engine and
+// real sandboxes. They show that nothing is lost or invented on the way, at any scale; they say nothing about how clever a model is.
+//
+// A scripted root model writes the code that a good model would write. A scripted sub-model answers only from the prompt it is given,
+// so that a piece which never reached it is missing in the answer.
+package synthetic
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// Task is a question with a known answer.
+type Task struct {
+	Name   string
+	Query  string
+	Answer string // exactly what must be handed in
+	Size   int64  // characters of the context, about
+	// WholeRead says that the policy shows everything to a sub-model.
+	WholeRead bool
+
+	Root, Sub *llm.Scripted
+
+	docs  []string // instead of write
+	write func(w *bufio.Writer)
+}
+
+// All gives one task of each kind with contexts of about size characters.
+func All(size int64, seed uint64) []*Task {
+	return []*Task{Needle(size, seed), Needles(size, 100, seed), Aggregate(size, seed), Pairs(size, seed), MultiHop(size, 1000, 6, seed)}
+}
+
+// Input writes the context below dir and gives it.
+func (t *Task) Input(dir string) (rlm.Input, error) {
+	if t.docs != nil {
+		return rlm.List(t.docs), nil
+	}
+	path := filepath.Join(dir, t.Name+".txt")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // read by the sandbox's user
+	if err != nil {
+		return rlm.Input{}, fmt.Errorf("write the context of %s: %w", t.Name, err)
+	}
+	w := bufio.NewWriterSize(f, 1<<20)
+	t.write(w)
+	if err := errors.Join(w.Flush(), f.Close()); err != nil {
+		return rlm.Input{}, fmt.Errorf("write the context of %s: %w", t.Name, err)
+	}
+	return rlm.File(path), nil
+}
+
+// Report is how a task went.
+type Report struct {
+	Task     string        `json:"task"`
+	Size     int64         `json:"size"`
+	Correct  bool          `json:"correct"`
+	Answer   string        `json:"answer"`
+	Calls    int64         `json:"calls"`
+	Turns    int           `json:"turns"`
+	Wall     time.Duration `json:"wall_ns"`
+	Coverage float64       `json:"coverage_percent"`
+}
+
+// Solve lets an engine with these options answer the task; its models, limits and plain calls are set here.
+func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, error) {
+	in, err := t.Input(dir)
+	if err != nil {
+		return nil, err
+	}
+	o.Models = func(depth int, _ string) (llm.Model, error) {
+		if depth == 0 {
+			return t.Root, nil
+		}
+		return t.Sub, nil
+	}
+	l := rlm.DefaultLimits()
+	l.Tokens, l.Time = rlm.Unlimited, rlm.Unlimited
+	o.Limits, o.PlainBelow = &l, -1
+	e, err := rlm.New(o)
+	if err != nil {
+		return nil, err
+	}
+	res, err := e.Run(ctx, rlm.Question{Query: t.Query, Inputs: []rlm.Input{in}})
+	if err != nil {
+		return nil, fmt.Errorf("solve %s: %w", t.Name, err)
+	}
+	r := &Report{Task: t.Name, Size: t.Size, Correct: res.Answer == t.Answer, Answer: res.Answer, Calls: res.Usage.Calls, Turns: res.Turns, Wall: res.Wall}
+	if res.Coverage != nil {
+		r.Coverage = res.Coverage.Percent
+	}
+	return r, nil
+}
+
+// --- words ---
+
+var (
+	words   = strings.Fields("river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon saddle temple umbrella valley whistle")
+	names   = strings.Fields("Ada Bela Chen Dora Emil Faye Goran Hana Ivo Jana Kofi Lena Milo Nora Omar Pia Quin Rosa Sven Tara")
+	goods   = map[string]string{"apple": "fruit", "pear": "fruit", "plum": "fruit", "saw": "tool", "drill": "tool", "wrench": "tool", "novel": "book", "atlas": "book", "diary": "book"}
+	product = slices.Sorted(maps.Keys(goods))
+)
+
+func pick(r *rand.Rand, list []string) string { return list[r.IntN(len(list))] }
+
+// filler is a line that says nothing, with a number so that no two are alike.
+func filler(r *rand.Rand, n int64) string {
+	return fmt.Sprintf("%09d The %s by the %s kept a %s and a %s.\n", n, pick(r, words), pick(r, words), pick(r, words), pick(r, words))
+}
+
+func randomness(seed uint64, what string) *rand.Rand {
+	h := uint64(14695981039346656037)
+	for _, b := range []byte(what) {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return rand.New(rand.NewPCG(seed, h)) //nolint:gosec // a task must be the same each time
+}
+
+// policy is a root model that writes these cells one after the other.
+func policy(name string, cells ...string) *llm.Scripted {
+	rules := make([]llm.Rule, len(cells))
+	for i, c := range cells {
+		rules[i] = llm.Rule{Nth: i + 1, Reply: "```repl\n" + strings.TrimSpace(c) + "\n```\n"}
+	}
+	// Nth counts the calls that a rule fits, and each of these fits every call.
+	return llm.NewScripted(name, rules...)
+}
+
+// reader is a sub-model that answers from its prompt alone.
+func reader(name string, answer func(prompt string) string) *llm.Scripted {
+	return llm.NewScripted(name, llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
+		return answer(req.Messages[len(req.Messages)-1].Content), nil
+	}}).WithInfo(llm.Info{Window: 1 << 22, Output: 1 << 20})
+}
+
+func asJSON(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // plain data
+	}
+	return string(data)
+}
+
+// readAll is a cell that shows every piece of the context to a sub-model and gathers what it found.
+const readAll = `
+import json
+parts = chunks(context, 200000)
+found = [json.loads(r) for r in llm_query_batched(["Answer as JSON. " + question + "\n\n" + p for p in parts])]
+print(len(parts), "parts")`
+
+// --- tasks ---
+
+// Needle hides one sentence.
+func Needle(size int64, seed uint64) *Task {
+	r := randomness(seed, "needle")
+	code, at := fmt.Sprint(100000+r.IntN(900000)), int64(float64(size)*r.Float64())
+	t := &Task{Name: "needle", Query: "What is the access code of the vault?", Answer: code, Size: size}
+	t.write = func(w *bufio.Writer) {
+		r := randomness(seed, "needle text")
+		var n, written int64
+		hidden := false
+		for written < size {
+			line := filler(r, n)
+			if !hidden && written >= at {
+				line, hidden = fmt.Sprintf("%09d The access code of the vault is %s.\n", n, code), true
+			}
+			n, written = n+1, written+emit(w, line)
+		}
+		if !hidden {
+			emit(w, fmt.Sprintf("%09d The access code of the vault is %s.\n", n, code))
+		}
+	}
+	t.Root = policy("needle", `
+hits = search("access code of the vault", window=300)
+print(len(context), len(hits))`, `FINAL(llm_query("What is the access code?\n" + hits[0][1]))`)
+	re := regexp.MustCompile(`access code of the vault is (\d+)`)
+	t.Sub = reader("needle-sub", func(p string) string {
+		if m := re.FindStringSubmatch(p); m != nil {
+			return m[1]
+		}
+		return "not in this text"
+	})
+	return t
+}
+
+func emit(w io.StringWriter, s string) int64 {
+	n, _ := w.WriteString(s) // a bufio.Writer tells its error when it is flushed
+	return int64(n)
+}
+
+// Needles hides many sentences, all of which are asked for.
+func Needles(size int64, count int, seed uint64) *Task {
+	r := randomness(seed, "needles")
+	at, want := make([]int64, count), map[string]int{}
+	text := make([]string, count)
+	for i := range count {
+		key, value := fmt.Sprintf("%s-%03d", pick(r, words), i), 1000+r.IntN(9000)
+		at[i], want[key] = int64(float64(size)*r.Float64()), value
+		text[i] = fmt.Sprintf("The magic number of %s is %d.", key, value)
+	}
+	slices.Sort(at)
+	t := &Task{Name: "needles", Query: "List the magic number of everything that has one.", Answer: asPython(want), Size: size, WholeRead: true}
+	t.write = func(w *bufio.Writer) {
+		r := randomness(seed, "needles text")
+		var n, written int64
+		next := 0
+		for written < size || next < count {
+			line := filler(r, n)
+			if next < count && (written >= at[next] || written >= size) {
+				line = fmt.Sprintf("%09d %s\n", n, text[next])
+				next++
+			}
+			n, written = n+1, written+emit(w, line)
+		}
+	}
+	t.Root = policy("needles", `question = "Which magic numbers are named here?"`+readAll, `
+merged = {}
+for f in found:
+    merged.update(f)
+FINAL(dict(sorted(merged.items())))`)
+	re := regexp.MustCompile(`magic number of (\S+) is (\d+)`)
+	t.Sub = reader("needles-sub", func(p string) string {
+		out := map[string]json.Number{}
+		for _, m := range re.FindAllStringSubmatch(p, -1) {
+			out[m[1]] = json.Number(m[2])
+		}
+		return asJSON(out)
+	})
+	return t
+}
+
+// asPython is JSON as Python's json module writes it, keys in order.
+func asPython(m map[string]int) string {
+	parts := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		parts = append(parts, fmt.Sprintf("%s: %d", asJSON(k), m[k]))
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+// Aggregate asks for a count over every line, each of which must be understood.
+func Aggregate(size int64, seed uint64) *Task {
+	line := func(r *rand.Rand, n int64) (string, string) {
+		p := pick(r, product)
+		return fmt.Sprintf("%09d On that %s %s bought one %s.\n", n, pick(r, words), pick(r, names), p), goods[p]
+	}
+	t := &Task{Name: "aggregate", Query: "How many fruits, tools and books were bought?", Size: size, WholeRead: true}
+	want := map[string]int{}
+	r := randomness(seed, "aggregate")
+	var n, written int64
+	for written < size {
+		s, kind := line(r, n)
+		want[kind]++
+		n, written = n+1, written+int64(len(s))
+	}
+	t.Answer = asPython(want)
+	t.write = func(w *bufio.Writer) {
+		r := randomness(seed, "aggregate")
+		var n, written int64
+		for written < size {
+			s, _ := line(r, n)
+			n, written = n+1, written+emit(w, s)
+		}
+	}
+	t.Root = policy("aggregate", `question = "How many of each kind of thing were bought?"`+readAll, `
+from collections import Counter
+total = Counter()
+for f in found:
+    total.update(f)
+FINAL(dict(sorted(total.items())))`)
+	re := regexp.MustCompile(`bought one (\w+)\.`)
+	t.Sub = reader("aggregate-sub", func(p string) string {
+		out := map[string]int{}
+		for _, m := range re.FindAllStringSubmatch(p, -1) {
+			out[goods[m[1]]]++
+		}
+		return asJSON(out)
+	})
+	return t
+}
+
+// Pairs asks for what follows only from two places taken together, wherever they are.
+func Pairs(size int64, seed uint64) *Task {
+	type visit struct{ who, where string }
+	line := func(r *rand.Rand, n int64) (string, visit) {
+		v := visit{fmt.Sprintf("%s-%d", pick(r, names), r.IntN(50)), fmt.Sprintf("%s-%d", pick(r, words), r.IntN(2000))}
+		return fmt.Sprintf("%09d %s was seen at the %s.\n", n, v.who, v.where), v
+	}
+	t := &Task{Name: "pairs", Query: "How many pairs of people were seen at the same place?", Size: size, WholeRead: true}
+	at := map[string]map[string]bool{}
+	r := randomness(seed, "pairs")
+	var n, written int64
+	for written < size {
+		s, v := line(r, n)
+		if at[v.where] == nil {
+			at[v.where] = map[string]bool{}
+		}
+		at[v.where][v.who] = true
+		n, written = n+1, written+int64(len(s))
+	}
+	pairs := map[[2]string]bool{}
+	for _, who := range at {
+		people := slices.Sorted(maps.Keys(who))
+		for i, a := range people {
+			for _, b := range people[i+1:] {
+				pairs[[2]string{a, b}] = true
+			}
+		}
+	}
+	t.Answer = fmt.Sprint(len(pairs))
+	t.write = func(w *bufio.Writer) {
+		r := randomness(seed, "pairs")
+		var n, written int64
+		for written < size {
+			s, _ := line(r, n)
+			n, written = n+1, written+emit(w, s)
+		}
+	}
+	t.Root = policy("pairs", `question = "Who was seen where?"`+readAll, `
+from itertools import combinations
+at = {}
+for f in found:
+    for where, who in f.items():
+        at.setdefault(where, set()).update(who)
+pairs = set()
+for who in at.values():
+    pairs.update(combinations(sorted(who), 2))
+FINAL(str(len(pairs)))`)
+	re := regexp.MustCompile(`\d{9} (\S+) was seen at the (\S+)\.`)
+	t.Sub = reader("pairs-sub", func(p string) string {
+		out := map[string][]string{}
+		for _, m := range re.FindAllStringSubmatch(p, -1) {
+			out[m[2]] = append(out[m[2]], m[1])
+		}
+		return asJSON(out)
+	})
+	return t
+}
+
+// MultiHop asks for the end of a trail through many documents, each of which names only the next.
+func MultiHop(size int64, documents, hops int, seed uint64) *Task {
+	r := randomness(seed, "multihop")
+	order := r.Perm(documents)
+	hops = min(hops, documents-1)
+	t := &Task{Name: "multihop", Size: size}
+	place := func(i int) string { return fmt.Sprintf("%s-%04d", words[i%len(words)], i) }
+	next := map[int]int{}
+	for i := range hops {
+		next[order[i]] = order[i+1]
+	}
+	each := size / int64(documents)
+	for i := range documents {
+		var b strings.Builder
+		fmt.Fprintf(&b, "Document about %s.\n", place(i))
+		hidden := r.Int64N(max(1, each))
+		told := false
+		for n := int64(0); int64(b.Len()) < each || !told; n++ {
+			if !told && int64(b.Len()) >= hidden {
+				told = true
+				if to, ok := next[i]; ok {
+					fmt.Fprintf(&b, "The trail leads from %s to %s.\n", place(i), place(to))
+				} else {
+					fmt.Fprintf(&b, "No trail leads on from %s.\n", place(i))
+				}
+			}
+			b.WriteString(filler(r, int64(i)*1_000_000+n))
+		}
+		t.docs = append(t.docs, b.String())
+	}
+	t.Query = fmt.Sprintf("Where does the trail end that begins at %s?", place(order[0]))
+	t.Answer = place(order[hops])
+	t.Root = policy("multihop", fmt.Sprintf(`
+here, steps = %q, 0
+while steps < 100:
+    doc = next(d for d in context if d.startswith("Document about " + here + "."))
+    reply = llm_query("Where does the trail lead from " + here + "? Say END if nowhere.\n" + doc)
+    print(here, "->", reply)
+    if reply == "END":
+        break
+    here, steps = reply, steps + 1`, place(order[0])), `FINAL(here)`)
+	re := regexp.MustCompile(`The trail leads from \S+ to (\S+)\.`)
+	t.Sub = reader("multihop-sub", func(p string) string {
+		if m := re.FindStringSubmatch(p); m != nil {
+			return m[1]
+		}
+		return "END"
+	})
+	return t
+}
