@@ -61,7 +61,32 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		held.Close()
 		return nil, nil, err
 	}
-	return c, func() { c.Close(); held.Close() }, nil
+	release := a.hold(ctx, cfg, held)
+	return c, func() { c.Close(); release() }, nil
+}
+
+// hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a
+// session goes on meanwhile, and the client finds it again.
+func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn) (release func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			stop := context.AfterFunc(ctx, func() { held.Close() })
+			held.Wait()
+			if !stop() {
+				return
+			}
+			held.Close()
+			next, err := a.ensure(ctx, cfg)
+			if err != nil {
+				return // the call that needs it will tell
+			}
+			held = next
+		}
+	}()
+	return func() { cancel(); <-ended }
 }
 
 // ensure gives the user's own server, which is started if need be.

@@ -165,7 +165,7 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			c.Skipped = append(c.Skipped, h.Name+": outside of what is copied")
 			continue
 		}
-		mode := fs.FileMode(h.Mode & 0o777) //nolint:gosec // nine bits
+		mode := fs.FileMode(h.Mode & 0o777)
 		switch h.Typeflag {
 		case tar.TypeDir:
 			if name == "." {

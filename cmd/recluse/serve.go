@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -89,7 +90,6 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err := o.configure(a); err != nil {
 		return err
 	}
-	log := a.serverLog(cfg.Log)
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	data, err := xdg.Data()
@@ -100,6 +100,16 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
+	out := a.stderr
+	if o.background {
+		f, err := p.OpenLog()
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		out = f
+	}
+	log := serverLog(out, cfg.Log)
 	ho := daemon.HostOptions{Stamp: stamp(), Background: o.background, Listen: cfg.Server.Listen}
 	if o.background {
 		ho.Linger = max(0, cfg.Server.Linger.Std())
@@ -116,7 +126,8 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	}
 	defer stopTraces()
 
-	m, err := session.New(ctx, managerOptions(a.backends(ctx), data, cfg, o.requirements(a), log, o.background))
+	backends := a.backends(ctx)
+	m, err := session.New(ctx, managerOptions(backends, data, cfg, o.requirements(a), log, o.background))
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -137,7 +148,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	}
 	so.Shutdown = stop
 	so.Health = func(ctx context.Context) error {
-		_, _, err := sandbox.Select(ctx, a.backends(ctx), o.requirements(a))
+		_, _, err := sandbox.Select(ctx, backends, o.requirements(a))
 		return err
 	}
 	if srv, err = server.New(ctx, so); err != nil {
@@ -259,13 +270,13 @@ func occupied(ctx context.Context, m *session.Manager) bool {
 	return false
 }
 
-// serverLog is the log of a server, on stderr.
-func (a *app) serverLog(l config.Log) *slog.Logger {
+// serverLog is the log of a server.
+func serverLog(w io.Writer, l config.Log) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(l.Level)) // the configuration allows only words that it knows
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "text" {
-		return slog.New(slog.NewTextHandler(a.stderr, o))
+		return slog.New(slog.NewTextHandler(w, o))
 	}
-	return slog.New(slog.NewJSONHandler(a.stderr, o))
+	return slog.New(slog.NewJSONHandler(w, o))
 }

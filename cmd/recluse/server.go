@@ -69,8 +69,13 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 		how = "started by itself"
 	}
 	rows := [][]string{
-		{"pid", fmt.Sprint(s.PID)}, {"started", s.Started.Local().Format(time.DateTime) + " (" + ago(s.Started) + " ago), " + how},
-		{"version", s.Stamp.Version}, {"socket", s.Socket}, {"listen", orDash(s.Listen)}, {"data", s.Data}, {"callers", fmt.Sprint(s.Callers)},
+		{"pid", fmt.Sprint(s.PID)},
+		{"started", s.Started.Local().Format(time.DateTime) + " (" + ago(s.Started) + " ago), " + how},
+		{"version", s.Stamp.Version},
+		{"socket", s.Socket},
+		{"listen", orDash(s.Listen)},
+		{"data", s.Data},
+		{"callers", fmt.Sprint(s.Callers)},
 	}
 	if s.Background {
 		rows = append(rows, []string{"log", p.Log()})

@@ -343,6 +343,26 @@ func TestKilledServerLosesNothing(t *testing.T) {
 	w.expect("whole\n", "logs", "work", id, "--follow")
 }
 
+func TestServerKilledUnderARunningCommand(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "work")
+	cmd := w.command("exec", "--session", "work", "--", "sh", "-c", "echo one; until test -e go; do sleep 0.1; done; echo two; exit 3")
+	out, errs := newHeard(), newHeard()
+	cmd.Stdout, cmd.Stderr = out, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "one\n")
+	if err := syscall.Kill(w.server().PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.must("exec", "--session", "work", "--", "touch", "go")
+	if got := status(t, cmd.Wait()); got != 3 || out.String() != "one\ntwo\n" {
+		t.Errorf("status %d, stdout %q, stderr %q", got, out, errs)
+	}
+}
+
 func TestServerIsReplacedWhenItHangsOrItsSocketIsGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -318,6 +318,29 @@ func TestLongDataDirectory(t *testing.T) {
 	}
 }
 
+func TestLogDoesNotGrowWithoutEnd(t *testing.T) {
+	p, err := At(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.OpenLog()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.max = 100
+	for range 30 {
+		if n, err := l.Write([]byte("0123456789")); n != 10 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	for _, name := range []string{p.Log(), p.Log() + ".old"} {
+		if fi, err := os.Stat(name); err != nil || fi.Size() != 100 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestFileInPlaceOfTheSocketIsKept(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "precious")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {

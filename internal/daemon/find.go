@@ -51,6 +51,14 @@ func (c *Conn) ask(ctx context.Context, do string) (Status, error) {
 	return s, c.in.Decode(&s)
 }
 
+// Wait returns when the server has gone, or Close was called.
+func (c *Conn) Wait() {
+	_ = c.conn.SetDeadline(time.Time{}) // a closed one is what is waited for
+	var s Status
+	for c.in.Decode(&s) == nil { // it says nothing unasked
+	}
+}
+
 // Find gives the server that answers, or an error if none does.
 func (p *Place) Find(ctx context.Context) (*Conn, error) {
 	var d net.Dialer

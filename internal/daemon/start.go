@@ -17,8 +17,6 @@ import (
 const (
 	// readyWait is how long a server has until it serves: it may have a hundred sessions to take over first.
 	readyWait = 60 * time.Second
-	// maxLog is the size beyond which the log begins anew; what was before stays beside it, once.
-	maxLog = 10 << 20
 	// toldOfLog is how much of the log is shown of a server that ended without a word.
 	toldOfLog = 2 << 10
 )
@@ -126,11 +124,6 @@ func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
 }
 
 func (p *Place) openLog() (*os.File, error) {
-	if fi, err := os.Stat(p.Log()); err == nil && fi.Size() > maxLog {
-		if err := os.Rename(p.Log(), p.Log()+".old"); err != nil {
-			return nil, err
-		}
-	}
 	return os.OpenFile(p.Log(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
 
