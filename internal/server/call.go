@@ -72,14 +72,26 @@ func decode[T any](c *call) (T, error) {
 	if reflect.TypeFor[T]() == reflect.TypeFor[none]() {
 		return v, nil
 	}
+	raw, err := c.readBody()
+	if err != nil {
+		return v, err
+	}
+	return v, unmarshal(raw, &v)
+}
+
+// readBody reads a body that is small and comes soon.
+func (c *call) readBody() ([]byte, error) {
+	if c.r.ContentLength == 0 {
+		return nil, nil
+	}
 	rc := http.NewResponseController(c.w)
-	_ = rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	_ = rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
 	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Body))
 	if err != nil {
-		return v, bodyError(err)
+		return nil, bodyError(err)
 	}
-	_ = rc.SetReadDeadline(time.Time{})
-	return v, unmarshal(raw, &v)
+	_ = rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while it runs
+	return raw, nil
 }
 
 // unmarshal is decode for bytes.

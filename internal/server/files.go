@@ -52,7 +52,11 @@ type slow struct {
 // Read implements io.Reader.
 func (s *slow) Read(b []byte) (int, error) {
 	_ = s.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
-	return s.r.Read(b)
+	n, err := s.r.Read(b)
+	if err != nil {
+		_ = s.rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while the file is written
+	}
+	return n, err
 }
 
 // upload is the body of an upload, bounded in size and in time without movement.

@@ -45,11 +45,11 @@ func (r *repeats) once(c *call, do func() error) error {
 	if len(key) > maxIdemKey {
 		return invalid("%s is longer than %d bytes", api.HeaderIdempotency, maxIdemKey)
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Body))
+	body, err := c.readBody()
 	if err != nil {
-		return bodyError(err)
+		return err
 	}
-	c.r.Body = io.NopCloser(bytes.NewReader(body))
+	c.r.Body = io.NopCloser(bytes.NewReader(body)) // for the handler
 	h := sha256.New()
 	_, _ = io.WriteString(h, c.r.Method+" "+c.r.URL.EscapedPath()+"?"+c.r.URL.RawQuery+"\n")
 	_, _ = h.Write(body)

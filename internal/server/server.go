@@ -138,7 +138,10 @@ func (s *Server) HaveKeys() bool { return s.access.any() }
 // What still runs in a sandbox goes on; the manager is left to its owner. Several listeners may be served at once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
-		ln = tls.NewListener(ln, s.opts.TLS)
+		conf := s.opts.TLS.Clone()
+		conf.NextProtos = []string{"http/1.1"} // terminals need WebSockets, which HTTP/2 does not carry here
+		conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
+		ln = tls.NewListener(ln, conf)
 	}
 	srv := &http.Server{
 		Handler: s.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ConnContext: connContext,
