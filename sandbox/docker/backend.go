@@ -522,16 +522,26 @@ func (b *Backend) sweep(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	var ending sync.WaitGroup
+	slots := make(chan struct{}, sweepers)
+	end := func(f func()) {
+		slots <- struct{}{}
+		ending.Go(func() {
+			f()
+			<-slots
+		})
+	}
 	for _, c := range res.Items {
 		r, ok := readRecord(c.ID, c.Labels)
 		switch {
 		case ok && !r.Spec.Persist && b.readNote(r).Owner.dead():
-			_ = b.Stop(ctx, r.ID)
+			end(func() { _ = b.Stop(ctx, r.ID) })
 		case !ok && c.Labels[labelCarrier] != "" && c.State == container.StateCreated:
 			var o owner
 			if json.Unmarshal([]byte(c.Labels[labelOwner]), &o) == nil && o.dead() {
-				_ = b.remove(ctx, c.ID)
+				end(func() { _ = b.remove(ctx, c.ID) })
 			}
 		}
 	}
+	ending.Wait()
 }

@@ -136,34 +136,82 @@ func TestAnEngineOverTLS(t *testing.T) {
 	}
 }
 
-// serve joins whoever connects to the tests' engine.
-func serve(t *testing.T, l net.Listener) {
+// serve joins whoever connects to the tests' engine, until it is cut.
+func serve(t *testing.T, l net.Listener) (cut func()) {
 	var joined sync.WaitGroup
-	t.Cleanup(func() {
+	over := make(chan struct{})
+	cut = sync.OnceFunc(func() {
+		close(over)
 		_ = l.Close()
 		joined.Wait()
 	})
+	t.Cleanup(cut)
+	pass := func(c net.Conn) {
+		defer func() { _ = c.Close() }()
+		e, err := net.Dial("unix", strings.TrimPrefix(engineHost, "unix://"))
+		if err != nil {
+			return
+		}
+		defer func() { _ = e.Close() }()
+		ended := make(chan struct{}, 2)
+		for _, way := range [][2]net.Conn{{e, c}, {c, e}} {
+			joined.Go(func() {
+				_, _ = io.Copy(way[0], way[1])
+				ended <- struct{}{}
+			})
+		}
+		select {
+		case <-ended:
+		case <-over:
+		}
+	}
 	joined.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			joined.Go(func() {
-				defer func() { _ = c.Close() }()
-				e, err := net.Dial("unix", strings.TrimPrefix(engineHost, "unix://"))
-				if err != nil {
-					return
-				}
-				defer func() { _ = e.Close() }()
-				joined.Go(func() {
-					_, _ = io.Copy(e, c)
-					_ = e.Close()
-				})
-				_, _ = io.Copy(c, e)
-			})
+			joined.Go(func() { pass(c) })
 		}
 	})
+	return cut
+}
+
+func TestAnEngineThatGoesAwayIsNamed(t *testing.T) {
+	b := newBackend(t, nil)
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := serve(t, l)
+	away := newBackend(t, func(o *Options) { o.Host, o.Dir, o.Instance = "unix://"+path, b.dir, b.instance })
+	sb, err := sandbox.Open(t.Context(), away, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x = 42"}); err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	cut()
+	await(t, "the news", sb.Gone())
+	if err := sb.Ping(t.Context()); sandbox.CodeOf(err) != CodeEngineLost {
+		t.Errorf("told as %v", err)
+	}
+	if err := sb.Close(); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+		t.Errorf("closing it: %v", err)
+	}
+	sb.Detach()
+	again, err := sandbox.Attach(t.Context(), b, sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := again.Cell(t.Context(), sandbox.Cell{Code: "x"}); err != nil || v.Result.Text() != "42" {
+		t.Errorf("its state: %v, %v", v, err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // certificates makes an authority with one key, for both sides, in dir, and gives the server's side.

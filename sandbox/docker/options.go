@@ -84,6 +84,8 @@ const (
 	processReserve = 96
 	// oomScore makes the kernel choose what code has started, before the guest.
 	oomScore = 500
+	// sweepers is how many sandboxes of dead programs are ended at once.
+	sweepers = 8
 	// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.
 	cpuPeriod = 100_000
 )
