@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -74,7 +75,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"endings", endings, false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
-		{"cells", cells, false},
+		{"cells", slices.Concat(cells, cellOutputs, cellCalls, interpreters), false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},
