@@ -157,7 +157,7 @@ type giver struct {
 // Read implements io.Reader.
 func (g *giver) Read(b []byte) (int, error) {
 	n, err := g.r.Read(b)
-	if err != nil && err != io.EOF { //nolint:errorlint // readers give it as it is
+	if err != nil && err != io.EOF {
 		g.err = err
 	}
 	return n, err

@@ -71,7 +71,7 @@ type Signal struct {
 	Tree   bool   `json:"tree,omitempty" doc:"also to everything it started"`
 }
 
-// Snapshot of an operation's output so far, as given to whoever does not wait.
+// Followed is an operation's output so far, for whoever does not wait.
 type Followed struct {
 	Stdout  Text             `json:"stdout"`
 	Stderr  Text             `json:"stderr"`

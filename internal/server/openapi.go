@@ -173,6 +173,7 @@ func (d *documents) make(s *Server) {
 func openapiJSON(c *call) error {
 	return writeDocument(c, "application/json", func(d *documents) []byte { return d.json })
 }
+
 func openapiYAML(c *call) error {
 	return writeDocument(c, "application/yaml", func(d *documents) []byte { return d.yaml })
 }

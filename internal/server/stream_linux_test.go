@@ -26,7 +26,7 @@ func listen(ctx context.Context, t *testing.T, k *servertest.Bench, method, path
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	res, err := plain.Do(req)
+	res, err := plain.Do(req) //nolint:bodyclose // by what is returned
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,8 +114,10 @@ func TestFateOfACommandWhoseCallerGoesAway(t *testing.T) {
 		fate, accept string
 		ended        sandbox.Ending
 	}{
-		{"cancel", api.EventStream, sandbox.EndedCancelled}, {"", "application/json", sandbox.EndedCancelled},
-		{"keep", api.EventStream, sandbox.EndedExit}, {"keep", "application/json", sandbox.EndedExit},
+		{"cancel", api.EventStream, sandbox.EndedCancelled},
+		{"", "application/json", sandbox.EndedCancelled},
+		{"keep", api.EventStream, sandbox.EndedExit},
+		{"keep", "application/json", sandbox.EndedExit},
 	} {
 		id := "op-" + c.fate + strings.ReplaceAll(c.accept, "/", "-")
 		body := `{"id":"` + id + `","on_disconnect":"` + c.fate + `","shell":"touch /tmp/` + id + `; while [ ! -e /tmp/go` + id + ` ]; do sleep 0.05; done; exit 7"}`

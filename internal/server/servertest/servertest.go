@@ -60,7 +60,7 @@ func backend() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{DataDir: shared, CacheDir: filepath.Join(shared, "cache"), Engine: engine, Guest: guest})
+	return gvisor.New(gvisor.Options{DataDir: shared, CacheDir: filepath.Join(shared, "cache"), Engine: engine.Path, Guest: guest.Path})
 }
 
 // Bench is a server that can be stopped and started again. It listens on loopback and on a UNIX socket.
