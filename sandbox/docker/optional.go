@@ -1,0 +1,62 @@
+package docker
+
+import (
+	"context"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+var (
+	_ sandbox.Pauser  = (*Backend)(nil)
+	_ sandbox.Labeler = (*Backend)(nil)
+)
+
+// Pause implements sandbox.Pauser.
+func (b *Backend) Pause(ctx context.Context, id string) error {
+	r, c, err := b.find(ctx, id)
+	if err != nil || c.State == container.StatePaused {
+		return err
+	}
+	m := b.attachment(id)
+	if m != nil {
+		m.rest(true)
+	}
+	_, err = b.cli.ContainerPause(ctx, r.Container, client.ContainerPauseOptions{})
+	if err != nil && m != nil {
+		m.rest(false)
+	}
+	return failed(ctx, "pause", "the engine refuses", err)
+}
+
+// Resume implements sandbox.Pauser.
+func (b *Backend) Resume(ctx context.Context, id string) error {
+	r, c, err := b.find(ctx, id)
+	if err != nil || c.State != container.StatePaused {
+		return err
+	}
+	_, err = b.cli.ContainerUnpause(ctx, r.Container, client.ContainerUnpauseOptions{})
+	if m := b.attachment(id); err == nil && m != nil {
+		m.rest(false)
+	}
+	return failed(ctx, "resume", "the engine refuses", err)
+}
+
+// Label implements sandbox.Labeler. The engine's labels cannot be changed, so these are noted on this machine.
+func (b *Backend) Label(ctx context.Context, id string, labels map[string]string) error {
+	r, _, err := b.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	n := b.readNote(r)
+	n.Labels = labels
+	if labels == nil {
+		n.Labels = map[string]string{}
+	}
+	if err := b.writeNote(id, n); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
+	}
+	return nil
+}
