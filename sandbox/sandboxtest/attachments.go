@@ -61,7 +61,7 @@ var attachments = []feature{
 		})
 		out.await(t, "ready")
 		h := home(t, sb)
-		noError(t, sb.Files().Below(h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
+		noError(t, files(sb, h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
 		sb.Detach()
 		o := await(t, "the end of the call", done)
 		fails(t, "the call of before", o.err, sandbox.CodeSandboxLost)
@@ -122,7 +122,7 @@ var attachments = []feature{
 	}},
 	{"one that is attached to is busy", func(t *testing.T, s *suite) {
 		b := s.backend(t)
-		sb := s.openSpec(t, b, s.opts.Spec)
+		sb := s.librarySpec(t, b, s.opts.Spec)
 		_, err := sandbox.Attach(t.Context(), b, sb.ID())
 		fails(t, "a second attachment", err, sandbox.CodeBusy)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
@@ -139,7 +139,7 @@ var attachments = []feature{
 		if s.opts.KillGuest == nil {
 			t.Skip("SKIPPED: nothing here can kill a guest")
 		}
-		sb := s.open(t)
+		sb := s.library(t)
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: &out})
@@ -164,7 +164,7 @@ var attachments = []feature{
 		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
 		lost("a cell", err)
 		lost("a ping", sb.Ping(t.Context()))
-		_, err = sb.Files().ReadAll(t.Context(), "/etc/passwd")
+		_, err = files(sb, "").ReadAll(t.Context(), "/etc/passwd")
 		lost("a file", err)
 		t.Logf("told as: %v", o.err)
 	}},

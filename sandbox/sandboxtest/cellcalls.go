@@ -15,7 +15,7 @@ import (
 // cellCalls are the calls of a cell to its host.
 var cellCalls = []feature{
 	{"code calls the host", func(t *testing.T, s *suite) {
-		sb := s.python(t)
+		sb := s.libraryPython(t)
 		v := cell(t, sb, "import recluse\ntry: recluse.call('echo')\nexcept recluse.CallError as e: print(e.code)")
 		same(t, "without a handler", v.Stdout.String(), "host_call_undefined\n")
 		sb.OnHostCall(func(_ context.Context, c sandbox.HostCall) ([]byte, error) {
@@ -40,7 +40,7 @@ var cellCalls = []feature{
 		same(t, "a typed error", okCell(t, sb, "try: recluse.call('typed')\nexcept recluse.CallError as e: x = e.code\nx").Result.Text(), "'too_many'")
 	}},
 	{"calls to the host run at once, and end with their cell", func(t *testing.T, s *suite) {
-		sb := s.python(t)
+		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		waiting := 0
 		all := make(chan struct{})
@@ -76,7 +76,7 @@ got`)
 		_ = await(t, "the end of the call", ended) // why does not matter
 	}},
 	{"more calls to the host than can run at once wait, and a flood of them harms nobody", func(t *testing.T, s *suite) {
-		sb := s.python(t)
+		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		running, most := 0, 0
 		full := make(chan struct{})

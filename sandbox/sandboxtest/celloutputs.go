@@ -103,7 +103,7 @@ for i in range(10):
 		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > sandbox.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "199999\n") {
 			t.Errorf("produced %d, kept %d", v.Stdout.Produced, v.Stdout.Kept())
 		}
-		info, err := sb.Files().Stat(t.Context(), v.Stdout.File)
+		info, err := files(sb, "").Stat(t.Context(), v.Stdout.File)
 		noError(t, err)
 		same(t, "size of the file", info.Size, v.Stdout.Produced)
 	}},

@@ -392,7 +392,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 	}},
 }
 
-func operation(t *testing.T, sb *sandbox.Sandbox, id string) sandbox.Operation {
+func operation(t *testing.T, sb Machine, id string) sandbox.Operation {
 	t.Helper()
 	ops, err := sb.Operations(t.Context())
 	noError(t, err)

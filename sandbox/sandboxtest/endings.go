@@ -28,7 +28,7 @@ var escapes = []struct {
 }
 
 // bystander is a command of before, which nothing here may touch.
-func bystander(t *testing.T, sb *sandbox.Sandbox) (check func()) {
+func bystander(t *testing.T, sb Machine) (check func()) {
 	t.Helper()
 	id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo $$ > bystander; sleep 1000"})
 	noError(t, err)

@@ -23,7 +23,7 @@ var names = []string{"plain", "with space", "new\nline", "quote'\"$(x)`", "-rf",
 var fileFeatures = []feature{
 	{"a file is written, described and read", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		data := bytes.Repeat([]byte{0, 1, 2, 0xff, '\n'}, 200_000)
 		info, err := f.Write(ctx, "a/b/c.bin", bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Mode: 0o640})
 		noError(t, err)
@@ -46,7 +46,7 @@ var fileFeatures = []feature{
 	}},
 	{"an empty file is a file", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f := sb.Files().Below(home(t, sb))
+		f := files(sb, home(t, sb))
 		noError(t, f.WriteAll(t.Context(), "empty", nil, sandbox.WriteOptions{}))
 		got, err := f.ReadAll(t.Context(), "empty")
 		noError(t, err)
@@ -54,7 +54,7 @@ var fileFeatures = []feature{
 	}},
 	{"a write is whole or not at all", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old"), sandbox.WriteOptions{}))
 		broken := io.MultiReader(strings.NewReader(strings.Repeat("new", 100_000)), readerFunc(func([]byte) (int, error) { return 0, errors.New("the source broke") }))
 		_, err := f.Write(ctx, "file", broken, sandbox.WriteOptions{})
@@ -73,7 +73,7 @@ var fileFeatures = []feature{
 	}},
 	{"a running reader keeps the file it has opened", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old\n"), sandbox.WriteOptions{}))
 		id, err := sb.Start(ctx, sandbox.Command{Shell: "exec 3<file; echo open; until [ -e go ]; do sleep 0.02; done; cat <&3 file"})
 		noError(t, err)
@@ -87,7 +87,7 @@ var fileFeatures = []feature{
 	}},
 	{"write options hold", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
 		fails(t, "exclusive", f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true}), sandbox.CodeFileExists)
 		noError(t, f.WriteAll(ctx, "file", []byte(" more"), sandbox.WriteOptions{Append: true}))
@@ -101,7 +101,7 @@ var fileFeatures = []feature{
 	}},
 	{"directories are made, listed, moved and removed", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", false), sandbox.CodeFileNotFound)
 		noError(t, f.Mkdir(ctx, "a/b", true))
 		noError(t, f.WriteAll(ctx, "a/b/x", []byte("x"), sandbox.WriteOptions{}))
@@ -129,7 +129,7 @@ var fileFeatures = []feature{
 		sb := s.open(t)
 		shell(t, sb, "mkdir many; cd many; seq -f %05g 1 3500 | xargs touch")
 		var got []string
-		for i, err := range sb.Files().Below(home(t, sb)).List(t.Context(), "many", sandbox.ListOptions{}) {
+		for i, err := range files(sb, home(t, sb)).List(t.Context(), "many", sandbox.ListOptions{}) {
 			noError(t, err)
 			got = append(got, i.Path)
 		}
@@ -140,7 +140,7 @@ var fileFeatures = []feature{
 	}},
 	{"names may hold anything", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, n := range names {
 			noError(t, f.WriteAll(ctx, n, []byte(n), sandbox.WriteOptions{}))
 		}
@@ -176,7 +176,7 @@ var fileFeatures = []feature{
 	}},
 	{"what is not a plain file is refused at once", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		shell(t, sb, "mkfifo pipe; mkdir dir; ln -s dir/ link; ln -s loop loop")
 		_, err := f.ReadAll(ctx, "pipe")
 		fails(t, "read a FIFO", err, sandbox.CodeFileNotRegular)
@@ -184,7 +184,7 @@ var fileFeatures = []feature{
 		fails(t, "read a directory", err, sandbox.CodeFileIsDirectory)
 		_, err = f.ReadAll(ctx, "nothing")
 		fails(t, "read what is not there", err, sandbox.CodeFileNotFound)
-		_, err = sb.Files().ReadAll(ctx, "/dev/zero")
+		_, err = files(sb, "").ReadAll(ctx, "/dev/zero")
 		fails(t, "read a device", err, sandbox.CodeFileNotRegular)
 		_, err = f.ReadAll(ctx, "loop")
 		if err == nil {
@@ -205,7 +205,7 @@ var fileFeatures = []feature{
 		sb := s.open(t)
 		h := home(t, sb)
 		shell(t, sb, `mkdir -p box/sub; echo secret > secret; cd box; ln -s .. up; ln -s ../secret leak; ln -s "$HOME/secret" absolute; ln -s sub/../../secret two-steps; ln -s sub inside; echo fine > sub/fine`)
-		f, ctx := sb.Files().Below(h+"/box"), t.Context()
+		f, ctx := files(sb, h+"/box"), t.Context()
 		for _, p := range []string{"../secret", "sub/../../secret", "up/secret", "leak", "absolute", "two-steps", "inside/../../secret"} {
 			_, err := f.ReadAll(ctx, p)
 			fails(t, "read "+p, err, sandbox.CodePathEscapes)
@@ -226,7 +226,7 @@ var fileFeatures = []feature{
 	}},
 	{"a tar stream goes in and comes out", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		in := map[string]string{"dir/one": "1", "dir/deep/two": strings.Repeat("22", 100_000), "three": ""}
 		var archive bytes.Buffer
 		w := tar.NewWriter(&archive)
@@ -266,7 +266,7 @@ var fileFeatures = []feature{
 	}},
 	{"a hostile archive stays where it is unpacked", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f, ctx := sb.Files().Below(home(t, sb)), t.Context()
+		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, c := range []struct {
 			name    string
 			entries []tar.Header
@@ -310,7 +310,7 @@ var fileFeatures = []feature{
 	}},
 	{"changes are told while they happen", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f := sb.Files().Below(home(t, sb))
+		f := files(sb, home(t, sb))
 		noError(t, f.Mkdir(t.Context(), "watched", false))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -354,7 +354,7 @@ var fileFeatures = []feature{
 	}},
 	{"a download that is given up harms nothing", func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		f := sb.Files().Below(home(t, sb))
+		f := files(sb, home(t, sb))
 		shell(t, sb, "head -c 30000000 /dev/zero > large")
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := f.Read(ctx, "large", writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }))

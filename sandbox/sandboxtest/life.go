@@ -16,7 +16,7 @@ import (
 var life = []feature{
 	{"a flood of 50 MB leaves this program small", flood},
 	{"the guest describes the inside", func(t *testing.T, s *suite) {
-		g, err := s.open(t).Guest(t.Context())
+		g, err := s.library(t).Guest(t.Context())
 		noError(t, err)
 		if g.Kernel == "" || g.Home == "" || g.CPUs <= 0 || g.Memory <= 0 || g.Uptime <= 0 || s.caps.Bash != (g.Shell != "") || s.caps.Python != (g.Python != "") {
 			t.Errorf("%+v", g)
@@ -26,7 +26,7 @@ var life = []feature{
 		b := s.backend(t)
 		spec := s.opts.Spec
 		spec.Labels = map[string]string{"who": "me"}
-		sb := s.openSpec(t, b, spec)
+		sb := s.librarySpec(t, b, spec)
 		find := func() *sandbox.Info {
 			all, err := b.List(t.Context())
 			noError(t, err)
@@ -50,7 +50,7 @@ var life = []feature{
 		fails(t, "a command after Close", err, sandbox.CodeSandboxLost)
 	}},
 	{"closing ends what runs, at once", func(t *testing.T, s *suite) {
-		sb := s.open(t)
+		sb := s.library(t)
 		var out recorder
 		command := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", Stdout: &out})
@@ -180,7 +180,7 @@ var life = []feature{
 var snapshots = []feature{
 	{"a snapshot holds what the capabilities say, or is refused", func(t *testing.T, s *suite) {
 		b := s.backend(t)
-		sb := s.openSpec(t, b, s.opts.Spec)
+		sb := s.librarySpec(t, b, s.opts.Spec)
 		if s.caps.Snapshots == sandbox.SnapshotsNone {
 			_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 			fails(t, "snapshot", err, sandbox.CodeNotSupported)
@@ -229,7 +229,7 @@ var snapshots = []feature{
 		if s.caps.Snapshots != sandbox.SnapshotsMemory || !s.caps.Python {
 			t.Skip("refused here, as another test sees")
 		}
-		sb := s.python(t)
+		sb := s.libraryPython(t)
 		okCell(t, sb, "import random, os\nx = list(range(1000))")
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "while :; do sleep 0.05; [ -e go ] && break; done; echo through"})
 		noError(t, err)

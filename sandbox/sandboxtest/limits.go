@@ -61,7 +61,7 @@ var limits = []feature{
 			t.Error("200 MB went into a disk of 32 MB")
 		}
 		contains(t, "stderr", strings.ToLower(v.Stderr.String()), "no space")
-		f := sb.Files().Below(home(t, sb))
+		f := files(sb, home(t, sb))
 		_, err := f.Write(t.Context(), "big", &endless{left: 200_000_000}, sandbox.WriteOptions{})
 		fails(t, "an upload", err, sandbox.CodeDiskFull)
 		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")

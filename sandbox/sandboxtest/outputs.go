@@ -28,7 +28,7 @@ var outputs = []feature{
 		same(t, "cut", o.Cut(), int64(want.Len()-1000))
 		same(t, "bytes in the file", o.InFile, int64(want.Len()))
 		contains(t, "the text", o.String(), o.File)
-		whole, err := sb.Files().ReadAll(t.Context(), o.File)
+		whole, err := files(sb, "").ReadAll(t.Context(), o.File)
 		noError(t, err)
 		if string(whole) != want.String() {
 			t.Errorf("the file %s holds something else, %d bytes", o.File, len(whole))
@@ -49,7 +49,7 @@ var outputs = []feature{
 		v := run(t, sb, sandbox.Command{Shell: "head -c 3000000 /dev/zero", InlineBytes: 1000, SpoolBytes: 100_000})
 		same(t, "produced", v.Stdout.Produced, 3_000_000)
 		same(t, "bytes in the file", v.Stdout.InFile, 100_000)
-		info, err := sb.Files().Stat(t.Context(), v.Stdout.File)
+		info, err := files(sb, "").Stat(t.Context(), v.Stdout.File)
 		noError(t, err)
 		same(t, "size of the file", info.Size, 100_000)
 	}},

@@ -26,6 +26,9 @@ type Options struct {
 	KillGuest func(t *testing.T, sb *sandbox.Sandbox)
 	// Leftovers names whatever the host still holds of sandboxes that have ended: processes, directories, mounts.
 	Leftovers func(t *testing.T, ids []string) []string
+	// Open makes the machine of a test in another way than through the library, e.g. over HTTP, and ends it with the test. What is
+	// about the library alone is then left out, loudly. Nil: through the library.
+	Open func(t *testing.T, spec sandbox.Spec) Machine
 	// Many is how many sandboxes are made at once; 0: 50.
 	Many int
 	// Only names the groups to run; empty: all.
@@ -98,36 +101,35 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 }
 
 // open makes a sandbox that ends with the test.
-func (s *suite) open(t *testing.T) *sandbox.Sandbox {
+func (s *suite) open(t *testing.T) Machine {
 	t.Helper()
 	return s.openSpec(t, s.backend(t), s.opts.Spec)
 }
 
-func (s *suite) openSpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
+func (s *suite) openSpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Machine {
 	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, spec)
-	if err != nil {
-		t.Fatalf("open a sandbox: %v", err)
+	if s.opts.Open != nil {
+		return s.opts.Open(t, spec)
 	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Errorf("close the sandbox: %v", err)
-		}
-	})
-	return sb
+	return s.librarySpec(t, b, spec)
 }
 
 // python makes a sandbox for a test of cells.
-func (s *suite) python(t *testing.T) *sandbox.Sandbox {
+func (s *suite) python(t *testing.T) Machine {
+	t.Helper()
+	s.needPython(t)
+	return s.open(t)
+}
+
+func (s *suite) needPython(t *testing.T) {
 	t.Helper()
 	if !s.caps.Python {
 		t.Skip("SKIPPED: this backend has no Python in its default root file system")
 	}
-	return s.open(t)
 }
 
 // run runs a command that must give a verdict.
-func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict {
+func run(t *testing.T, sb Machine, c sandbox.Command) *sandbox.Verdict {
 	t.Helper()
 	v, err := sb.Run(t.Context(), c)
 	if err != nil {
@@ -137,7 +139,7 @@ func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict 
 }
 
 // shell runs a script that must succeed and gives its output.
-func shell(t *testing.T, sb *sandbox.Sandbox, script string) string {
+func shell(t *testing.T, sb Machine, script string) string {
 	t.Helper()
 	v := run(t, sb, sandbox.Command{Shell: script})
 	if !v.OK() {
@@ -147,12 +149,12 @@ func shell(t *testing.T, sb *sandbox.Sandbox, script string) string {
 }
 
 // cell runs code that must give a verdict.
-func cell(t *testing.T, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
+func cell(t *testing.T, sb Machine, code string) *sandbox.Verdict {
 	t.Helper()
 	return runCell(t, sb, sandbox.Cell{Code: code})
 }
 
-func runCell(t *testing.T, sb *sandbox.Sandbox, c sandbox.Cell) *sandbox.Verdict {
+func runCell(t *testing.T, sb Machine, c sandbox.Cell) *sandbox.Verdict {
 	t.Helper()
 	v, err := sb.Cell(t.Context(), c)
 	if err != nil {
@@ -162,7 +164,7 @@ func runCell(t *testing.T, sb *sandbox.Sandbox, c sandbox.Cell) *sandbox.Verdict
 }
 
 // okCell runs code that must succeed.
-func okCell(t *testing.T, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
+func okCell(t *testing.T, sb Machine, code string) *sandbox.Verdict {
 	t.Helper()
 	v := cell(t, sb, code)
 	succeeded(t, v)
@@ -307,7 +309,7 @@ func verdictOf(t *testing.T, c <-chan outcome) *sandbox.Verdict {
 }
 
 // living gives those of the pids inside the sandbox that are alive, zombies not counted.
-func living(t *testing.T, sb *sandbox.Sandbox, pids []int) []int {
+func living(t *testing.T, sb Machine, pids []int) []int {
 	t.Helper()
 	var script strings.Builder
 	for _, p := range pids {
@@ -331,7 +333,7 @@ func numbers(t *testing.T, text string) []int {
 }
 
 // pidsIn reads the pids that processes of a test have written to a file.
-func pidsIn(t *testing.T, sb *sandbox.Sandbox, file string, want int) []int {
+func pidsIn(t *testing.T, sb Machine, file string, want int) []int {
 	t.Helper()
 	var pids []int
 	eventually(t, fmt.Sprintf("%d pids in %s", want, file), func() bool {
@@ -342,7 +344,7 @@ func pidsIn(t *testing.T, sb *sandbox.Sandbox, file string, want int) []int {
 }
 
 // home is where commands start.
-func home(t *testing.T, sb *sandbox.Sandbox) string {
+func home(t *testing.T, sb Machine) string {
 	t.Helper()
 	dir := strings.TrimSuffix(shell(t, sb, "pwd"), "\n")
 	if len(dir) < 2 || dir[0] != '/' {
