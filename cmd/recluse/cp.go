@@ -53,13 +53,18 @@ Owners are not kept; nor are devices, pipes and sockets, and, on the way out, li
 	return c
 }
 
-// remotePath takes SESSION:PATH apart; ok is false for a file of this machine.
+// remotePath takes SESSION:PATH apart; ok is false for a file of this machine. Names of sessions may have colons, too: the last
+// one before the first slash counts.
 func remotePath(arg string) (name, file string, ok bool) {
-	name, file, ok = strings.Cut(arg, ":")
-	if !ok || name == "" || strings.ContainsAny(name, `/\`) {
+	head := arg
+	if i := strings.IndexAny(arg, `/\`); i >= 0 {
+		head = arg[:i]
+	}
+	i := strings.LastIndexByte(head, ':')
+	if i <= 0 {
 		return "", "", false
 	}
-	return name, file, true
+	return arg[:i], arg[i+1:], true
 }
 
 // copied counts, for the result.

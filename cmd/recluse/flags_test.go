@@ -80,3 +80,18 @@ func TestMount(t *testing.T) {
 		}
 	}
 }
+
+func TestRemotePath(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"work:/a/b": {"work", "/a/b"}, "work:a": {"work", "a"}, "work:": {"work", ""}, "team:a:/x": {"team:a", "/x"}, "work:a/b:c": {"work", "a/b:c"},
+	} {
+		if name, file, ok := remotePath(in); !ok || name != want[0] || file != want[1] {
+			t.Errorf("%q: %q, %q, %v", in, name, file, ok)
+		}
+	}
+	for _, in := range []string{"a", "./a:b", "/a:b", ":a", "a/b:c", ""} {
+		if name, file, ok := remotePath(in); ok {
+			t.Errorf("%q was taken as %q, %q", in, name, file)
+		}
+	}
+}

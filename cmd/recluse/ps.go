@@ -136,6 +136,10 @@ func (a *app) kill(ctx context.Context, name string, words []string, sigName str
 		if err != nil {
 			return err
 		}
+		if !o.Running {
+			a.say("%s has ended already", o.ID)
+			continue
+		}
 		if sigName != "" {
 			err = s.Signal(ctx, o.ID, sig, tree)
 		} else {
