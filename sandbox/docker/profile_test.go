@@ -68,9 +68,9 @@ func TestCodeCannotReachTheGuest(t *testing.T) {
 		"read its memory":         "cat /proc/1/mem",
 		"read its environment":    "cat /proc/1/environ",
 		"read its descriptors":    "ls /proc/1/fd",
-		"read a bridge's":         "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q bridge && exec cat $p/environ; done; exit 1",
+		"read a bridge's":         "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'bridg[e] @' && exec cat $p/environ; done; exit 1",
 		"end it":                  "kill -9 1; sleep 0.2; exit 1",
-		"end a bridge":            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q bridge && exec kill -9 ${p#/proc/}; done; exit 1",
+		"end a bridge":            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'bridg[e] @' && exec kill -9 ${p#/proc/}; done; exit 1",
 		"mount":                   "mount -t tmpfs x /tmp",
 		"a namespace of its own":  "unshare -Ur true",
 		"raise its own privilege": "chmod u+s /bin/bash",
@@ -79,6 +79,9 @@ func TestCodeCannotReachTheGuest(t *testing.T) {
 		if err != nil || v.OK() {
 			t.Errorf("%s: %v, %v: %q", name, v, err, v.Stdout)
 		}
+	}
+	if got := shell(t, sb, "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'bridg[e] @' && echo there; done; true"); got != "there\n" {
+		t.Errorf("the bridge, which the above is about, is %q", got)
 	}
 	// A connection of its own to the guest's socket is not listened to, and disturbs nobody.
 	v, err := sb.Cell(t.Context(), sandbox.Cell{Code: fmt.Sprintf(`
