@@ -59,7 +59,7 @@ func newBackend(dir string) (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine, Guest: guest})
+	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
 }
 
 func list(b sandbox.Backend) []sandbox.Info {

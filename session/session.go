@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -435,15 +434,3 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 func errorCode(err error) string { return string(sandbox.CodeOf(err)) }
 
 func unmarshal(b []byte, v any) error { return json.Unmarshal(b, v) }
-
-// backgrounds lists the commands that run without a caller.
-func (s *Session) backgrounds() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make([]string, 0, len(s.background))
-	for id := range s.background {
-		out = append(out, id)
-	}
-	slices.Sort(out)
-	return out
-}

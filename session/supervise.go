@@ -269,7 +269,7 @@ func post(ctx context.Context, url string, body []byte) error {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true // it is rare: no connection is kept for it
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: webhookWait}).Do(req)
 	if err != nil {
 		return err
 	}
