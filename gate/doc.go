@@ -15,7 +15,7 @@
 //	…
 //	defer c.Close()
 //	d, err := c.Judge(ctx, gate.Request{Language: gate.Bash, Code: "rm -rf /"})
-//	fmt.Println(d.Action, d.Reason) // deny line 1: removes / …: rule no-root-removal
+//	fmt.Println(d.Action, d.Findings[0]) // deny line 1: removes /, which the machine needs: rule no-root-removal
 //
 // What cannot be decided by reading (a command whose name comes from the network, say) is reported as
 // undecidable, never passed over in silence.

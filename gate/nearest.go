@@ -62,7 +62,7 @@ type nearIndex struct {
 	lower  []string
 	mask   []uint64
 	runes  []uint16 // lengths
-	sorted []int32 // terms by their small letters, for those that begin with the word
+	sorted []int32  // terms by their small letters, for those that begin with the word
 }
 
 func newNearIndex(terms []string) *nearIndex {

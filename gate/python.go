@@ -235,7 +235,7 @@ func (p *pythonFacts) exec(name string, args []argument, at place) {
 	argv := []string{args[0].text}
 	for i, arg := range args[1:] {
 		switch {
-		case arg.list != nil && len(arg.list) > 0:
+		case len(arg.list) > 0:
 			argv = append(argv, arg.list[1:]...)
 		case arg.list == nil && i > 0:
 			argv = append(argv, arg.text)

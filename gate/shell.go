@@ -1,7 +1,9 @@
 package gate
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -93,21 +95,37 @@ func (sh *shell) script(code string) stream {
 		return stream{text: holeText}
 	}
 	var out outputs
-	for stmt, err := range syntax.NewParser(syntax.Variant(syntax.LangBash)).StmtsSeq(strings.NewReader(code)) {
-		if err != nil {
-			sh.a.opaque(opaqueSyntax, "not valid bash: "+parseMessage(err), sh.errorPlace(err, start))
-			out.add(stream{text: holeText})
-			break
-		}
+	list, err := parseShell(code)
+	for _, stmt := range list {
 		out.add(sh.stmt(stmt, stream{text: holeText}))
-		if sh.a.spent {
-			break
-		}
+	}
+	if err != nil {
+		sh.a.opaque(opaqueSyntax, "not valid bash: "+parseMessage(err), sh.errorPlace(err, start))
+		out.add(stream{text: holeText})
 	}
 	if sh.nesting == 0 {
 		sh.uncalled()
 	}
 	return out.stream()
+}
+
+// parseShell gives the statements before the first error, if there is one.
+func parseShell(code string) (list []*syntax.Stmt, err error) {
+	// The parser is not ours, and what it reads may be hostile: its panic must not be ours.
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the parser gave up: %v", r)
+		}
+	}()
+	for s, fail := range syntax.NewParser(syntax.Variant(syntax.LangBash)).StmtsSeq(strings.NewReader(code)) {
+		// No break: the parser may give a second error behind the first, and panics when nobody takes it.
+		if fail != nil {
+			err = cmp.Or(err, fail)
+			continue
+		}
+		list = append(list, s)
+	}
+	return list, err
 }
 
 // uncalled walks functions that the script only declares: a later command may call them.
