@@ -280,13 +280,21 @@ def search(term, text=None, window=200, limit=20, regex=False):
 
 # --- the context ---
 
+def _map(fd):
+    """A file in memory. Its pages are asked for at once: one by one is several times slower in some sandboxes."""
+    try:
+        return mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE | 0x8000, prot=mmap.PROT_READ)  # MAP_POPULATE has a name only since Python 3.10
+    except (OSError, ValueError):
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
 def _decode(path, encoding):
     """A file as text, without a second copy of its bytes."""
     size = os.path.getsize(path)
     if size == 0:
         return "", "utf-8"
     with open(path, "rb") as f:
-        with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as m:
+        with _map(f.fileno()) as m:
             if encoding:
                 return codecs.decode(m, encoding, "replace"), encoding
             try:

@@ -1,0 +1,118 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+)
+
+// benchDesk is a desk for benchmarks.
+func benchEngine(b *testing.B, root, sub *fake, change func(*Options)) *Engine {
+	b.Helper()
+	l := unlimited()
+	l.Depth = 2
+	o := Options{
+		Models: func(depth int, _ string) (llm.Model, error) {
+			if depth == 0 {
+				return root, nil
+			}
+			return sub, nil
+		},
+		Sandboxes: FromBackend(boxes), Limits: &l, Dir: b.TempDir(), PlainBelow: -1,
+	}
+	if change != nil {
+		change(&o)
+	}
+	e, err := New(o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+// BenchmarkTurn is our own time in a turn: from the model's reply to the next question, without what the user's code takes.
+func BenchmarkTurn(b *testing.B) {
+	for b.Loop() {
+		var last time.Time
+		var gaps []time.Duration
+		root := &fake{answer: func(_ context.Context, n int, _ llm.Request) (string, error) {
+			if n > 1 {
+				gaps = append(gaps, time.Since(last))
+			}
+			last = time.Now()
+			if n == 32 {
+				return block("FINAL(1)"), nil
+			}
+			return block(fmt.Sprintf("x%d = %d\nprint('some output of a turn that says a little', x%d)", n, n, n)), nil
+		}}
+		e := benchEngine(b, root, root, nil)
+		if _, err := e.Run(b.Context(), Question{Inputs: []Input{Text("x")}}); err != nil {
+			b.Fatal(err)
+		}
+		early, late := slices.Clone(gaps[1:6]), slices.Clone(gaps[25:30])
+		slices.Sort(gaps)
+		slices.Sort(early)
+		slices.Sort(late)
+		b.ReportMetric(float64(gaps[len(gaps)/2].Microseconds()), "p50-µs/turn")
+		b.ReportMetric(float64(late[2])/float64(early[2]), "late/early")
+	}
+}
+
+// BenchmarkBatch is a thousand prompts, a hundred at a time, to a model that takes 50 ms; the ideal is half a second.
+func BenchmarkBatch(b *testing.B) {
+	for b.Loop() {
+		sub := &fake{name: "fake/sub", answer: func(context.Context, int, llm.Request) (string, error) {
+			time.Sleep(50 * time.Millisecond)
+			return "ok", nil
+		}}
+		root := &fake{answer: script(block("import time\nt = time.time()\nr = llm_query_batched(['p%d' % i for i in range(1000)])\nFINAL(str(time.time() - t))"))}
+		e := benchEngine(b, root, sub, func(o *Options) { o.Parallel = 100 })
+		res, err := e.Run(b.Context(), Question{Inputs: []Input{Text("x")}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		var s float64
+		if _, err := fmt.Sscan(res.Answer, &s); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(s, "s/batch")
+		b.ReportMetric(s/0.5, "×ideal")
+	}
+}
+
+// BenchmarkContext is a text of a gibibyte, from the file to its length in the sandbox.
+func BenchmarkContext(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "big.txt")
+	line := []byte(strings.Repeat("all work and no play makes a dull day; ", 100) + "\n")
+	f, err := os.Create(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for n := 0; n < 1<<30; n += len(line) {
+		if _, err := f.Write(line); err != nil {
+			b.Fatal(err)
+		}
+	}
+	_ = f.Close()
+	_ = os.Chmod(path, 0o644)
+	for b.Loop() {
+		root := &fake{answer: script(block("FINAL(len(context))"))}
+		e := benchEngine(b, root, root, func(o *Options) { o.NoCoverage = true })
+		begun := time.Now()
+		res, err := e.Run(b.Context(), Question{Inputs: []Input{File(path)}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(time.Since(begun).Seconds(), "s")
+		b.Log(res.Answer)
+	}
+}
