@@ -188,7 +188,7 @@ func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
 	if b.backend, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "data"), CacheDir: cache}); err != nil {
 		return nil, err
 	}
-	b.bare, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "bare"), CacheDir: cache, Guest: b.floor, NoTemplates: true})
+	b.bare, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "bare"), CacheDir: cache, Guest: b.floor.Path, NoTemplates: true})
 	return b, err
 }
 

@@ -125,6 +125,18 @@ func (s *Store) Engine(ctx context.Context) (Program, error) { return s.find(ctx
 // Guest gives the guest that new sandboxes are to be made with.
 func (s *Store) Guest(ctx context.Context) (Program, error) { return s.find(ctx, GuestName) }
 
+// Choose gives the program of this name at a path, or without a path the one that is found.
+func (s *Store) Choose(ctx context.Context, path, name string) (Program, error) {
+	if path == "" {
+		return s.find(ctx, name)
+	}
+	p, err := s.adopt(path, name, "chosen")
+	if err != nil {
+		return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: path + " is no usable program", Remedy: "correct the path, or leave it out", Err: err}
+	}
+	return p, nil
+}
+
 // ByHash gives the engine or guest with which an existing sandbox or snapshot was made.
 func (s *Store) ByHash(hash, name string) (Program, error) {
 	if sum, err := hex.DecodeString(hash); err != nil || len(sum) != sha256.Size || variables[name] == "" {

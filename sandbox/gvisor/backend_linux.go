@@ -68,7 +68,7 @@ type Backend struct {
 // New gives the backend. It finds engine and guest, and starts nothing.
 func New(opts Options) (*Backend, error) {
 	ctx := context.Background()
-	b := &Backend{opts: opts, dir: opts.DataDir, engine: opts.Engine, guest: opts.Guest, machines: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.DataDir, machines: map[string]*machine{}}
 	cache := opts.CacheDir
 	var err error
 	if b.dir == "" {
@@ -92,15 +92,11 @@ func New(opts Options) (*Backend, error) {
 		return nil, err
 	}
 	b.cache, b.store = cache, store
-	if b.engine.Path == "" {
-		if b.engine, err = store.Engine(ctx); err != nil {
-			return nil, engineMissing(err)
-		}
+	if b.engine, err = store.Choose(ctx, opts.Engine, programs.EngineName); err != nil {
+		return nil, engineMissing(err)
 	}
-	if b.guest.Path == "" {
-		if b.guest, err = store.Guest(ctx); err != nil {
-			return nil, engineMissing(err)
-		}
+	if b.guest, err = store.Choose(ctx, opts.Guest, programs.GuestName); err != nil {
+		return nil, engineMissing(err)
 	}
 	b.images = &image.Store{Dir: cache}
 	return b, nil

@@ -41,7 +41,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine, Guest: guest})
+	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -592,6 +592,28 @@ func TestVerdictsCarryNoSecretsOfTheHost(t *testing.T) {
 	for _, secret := range []string{r.Token, "RECLUSE_GUEST", b.dir} {
 		if bytes.Contains(text, []byte(secret)) {
 			t.Errorf("%q is visible inside", secret)
+		}
+	}
+}
+
+func TestProgramsAreChosenByPath(t *testing.T) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	opts := Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path}
+	b, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.engine.Hash != engine.Hash || b.guest.Hash != guest.Hash {
+		t.Errorf("other programs are used: %+v, %+v", b.engine, b.guest)
+	}
+	for name, path := range map[string]string{"nothing": filepath.Join(dir, "none"), "a directory": dir, "no program": "/etc/passwd"} {
+		opts.Guest = path
+		if _, err := New(opts); sandbox.CodeOf(err) != sandbox.CodeEngineMissing {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -1,7 +1,5 @@
 package gvisor
 
-import programs "github.com/recluse-dev/recluse/internal/bundle"
-
 // Name is what this backend is called.
 const Name = "gvisor"
 
@@ -11,8 +9,9 @@ type Options struct {
 	DataDir string
 	// CacheDir holds programs and images; empty: the user's cache directory.
 	CacheDir string
-	// Engine and Guest are the programs to use; empty: as package bundle finds them.
-	Engine, Guest programs.Program
+	// Engine and Guest are the paths of recluse-engine and recluse-guest; empty: those that RECLUSE_ENGINE and RECLUSE_GUEST name, or that
+	// this program has embedded, beside it or on PATH. They are copied into the cache and run from there.
+	Engine, Guest string
 	// NoTemplates boots every sandbox instead of restoring a warm one.
 	NoTemplates bool
 	// Debug makes the engine write its logs into the sandbox's directory.

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -136,7 +135,7 @@ func TestOurOwnDirectoriesStayOutside(t *testing.T) {
 }
 
 func TestOlderProgramsComeFromTheBackendsOwnCache(t *testing.T) {
-	engine, guest, err := testbin.Programs()
+	engine, _, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,16 +151,17 @@ func TestOlderProgramsComeFromTheBackendsOwnCache(t *testing.T) {
 		b.engine.Hash, b.guest.Hash = strings.Repeat("1", 64), strings.Repeat("2", 64)
 		return b
 	}
-	_, err = sandbox.Attach(t.Context(), later(), id)
-	wantCode(t, err, sandbox.CodeSnapshotVersion)
-
-	for _, p := range []struct{ path, hash, name string }{{engine.Path, engine.Hash, programs.EngineName}, {guest.Path, guest.Hash, programs.GuestName}} {
-		if err := os.MkdirAll(filepath.Join(dir, "cache", "bin", p.hash), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		copyProgram(t, p.path, filepath.Join(dir, "cache", "bin", p.hash, p.name))
+	b := later()
+	kept, away := filepath.Join(dir, "cache", "bin", engine.Hash), filepath.Join(dir, "away")
+	if err := os.Rename(kept, away); err != nil {
+		t.Fatal(err)
 	}
-	again, err := sandbox.Attach(t.Context(), later(), id)
+	_, err = sandbox.Attach(t.Context(), b, id)
+	wantCode(t, err, sandbox.CodeSnapshotVersion)
+	if err := os.Rename(away, kept); err != nil {
+		t.Fatal(err)
+	}
+	again, err := sandbox.Attach(t.Context(), b, id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,7 +73,7 @@ type Bench struct {
 
 	t       testing.TB
 	dir     string
-	backend sandbox.Backend
+	Backend sandbox.Backend
 	opts    server.Options
 	tcp     string // address, kept over restarts
 	stop    context.CancelFunc
@@ -88,7 +88,7 @@ func New(t testing.TB, opts server.Options) *Bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Bench{t: t, dir: t.TempDir(), backend: b, opts: opts, tcp: "127.0.0.1:0"}
+	k := &Bench{t: t, dir: t.TempDir(), Backend: b, opts: opts, tcp: "127.0.0.1:0"}
 	k.Socket = filepath.Join(k.dir, "run", "recluse.sock")
 	if k.opts.Logger == nil {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
@@ -108,7 +108,7 @@ func New(t testing.TB, opts server.Options) *Bench {
 func (k *Bench) Start() {
 	k.t.Helper()
 	k.stopped = false
-	m, err := session.New(context.Background(), session.Options{Backends: []sandbox.Backend{k.backend}, DataDir: k.dir, NoPool: true, Logger: k.opts.Logger})
+	m, err := session.New(context.Background(), session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, NoPool: true, Logger: k.opts.Logger})
 	if err != nil {
 		k.t.Fatal(err)
 	}
