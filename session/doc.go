@@ -2,7 +2,42 @@
 //
 // A [Manager] opens sessions by key. The first Open of a key makes a sandbox; every later one, also after the program was
 // killed and started again, finds the same live interpreters with their variables. A session nobody uses is written to
-// disk and its memory given back; the next call brings it back.
+// disk and its memory given back; the next call brings it back:
+//
+//	m, err := session.New(ctx, session.Options{Backends: []sandbox.Backend{b}})
+//	…
+//	defer m.Detach(ctx) // sessions live on; Close would end them
+//	s, _, err := m.Open(ctx, session.Key{Name: "work"}, session.OpenOptions{})
+//	…
+//	v, err := s.Cell(ctx, sandbox.Cell{Code: "x = 41\nx + 1"})
+//	fmt.Println(v.Result.Text()) // 42
 //
 // The backend is the truth about what runs. The store only adds what a backend cannot know: keys, lifetimes, names of snapshots.
+//
+// # States
+//
+// What is not in this table does not happen. Every state has a reason, and every change is an event. Ready and executing are one state in the
+// store: which of the two it is depends on whether a cell, a command or a transfer is under way.
+//
+//	from        to
+//	creating    ready; lost; ended
+//	ready       executing; paused; hibernated; lost; ended; expired
+//	executing   ready; paused; hibernated; lost; ended; expired
+//	paused      ready; executing; hibernated; lost; ended; expired
+//	hibernated  ready; executing; lost; ended; expired
+//	lost        ready; ended; expired
+//	ended
+//	expired
+//
+// # Lifetimes
+//
+// A session lives for its TTL, which does not count time spent hibernated and can be extended a few times. When it is over new calls are refused,
+// and the session expires as soon as nothing runs in it. Apart from that its idle time runs while nobody uses it. Running a cell or a command,
+// moving files, signals and snapshots are use; listing, following, reading variables and events are not. A command in the
+// background is use for as long as it runs. What a command left behind when it ended is not: it sleeps and wakes with the session.
+//
+// # When a sandbox dies
+//
+// The session goes back to the snapshot its state came from last. The next verdict's metadata says so under [MetaStateFrom], as do
+// Info.StateFrom and an event. After three times within five minutes, or without a snapshot, it is lost, and the webhook is told.
 package session

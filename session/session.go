@@ -434,3 +434,16 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 func errorCode(err error) string { return string(sandbox.CodeOf(err)) }
 
 func unmarshal(b []byte, v any) error { return json.Unmarshal(b, v) }
+
+// Share shows a regular file of the host inside, read-only, and gives its path there. It stays shown when the session is hibernated,
+// restored or forked.
+func (s *Session) Share(ctx context.Context, file, name string) (string, error) {
+	sb, done, err := s.enter(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	inside, err := sb.Share(ctx, file, name)
+	s.audit(ctx, Entry{Action: "share", Detail: file, Error: errorCode(err)})
+	return inside, s.explain(sb, err)
+}
