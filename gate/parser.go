@@ -3,7 +3,7 @@ package gate
 import (
 	"bytes"
 	"context"
-	_ "embed" // facts.py
+	_ "embed" // the program that reads Python
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -15,8 +15,17 @@ import (
 	"time"
 )
 
-//go:embed facts.py
+//go:embed python/values.py
+var valuesScript string
+
+//go:embed python/calls.py
+var callsScript string
+
+//go:embed python/facts.py
 var factsScript string
+
+// loader reads the program from its input, because a command line has no room for it everywhere.
+const loader = "import sys; s = sys.stdin.buffer; exec(s.read(int.from_bytes(s.read(4), 'big')))"
 
 // Timing and bounds of the process that parses Python.
 const (
@@ -46,6 +55,7 @@ type pythonProcess struct {
 	cancel context.CancelFunc
 	in     io.WriteCloser
 	out    io.ReadCloser
+	loaded bool // it has its program
 }
 
 var errParserClosed = errors.New("the gate is closed")
@@ -125,7 +135,7 @@ func (p *pythonParser) give(proc *pythonProcess) {
 
 func (p *pythonParser) start() (*pythonProcess, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, p.python, "-I", "-S", "-c", factsScript)
+	cmd := exec.CommandContext(ctx, p.python, "-I", "-S", "-c", loader)
 	// Nothing of ours: only what a launcher of Python versions, or Windows, needs to start at all.
 	for _, name := range []string{"PATH", "HOME", "SystemRoot"} {
 		if v, ok := os.LookupEnv(name); ok {
@@ -189,9 +199,21 @@ func (p *pythonProcess) ask(ctx context.Context, code string) (*pythonAnswer, er
 	return &answer, nil
 }
 
+// send writes a frame.
+func (p *pythonProcess) send(text string) error {
+	frame := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(text)), uint32(len(text)))
+	_, err := p.in.Write(append(frame, text...))
+	return err
+}
+
 func (p *pythonProcess) exchange(code string) ([]byte, error) {
-	frame := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(code)), uint32(len(code)))
-	if _, err := p.in.Write(append(frame, code...)); err != nil {
+	if !p.loaded {
+		if err := p.send(valuesScript + "\n\n" + callsScript + "\n\n" + factsScript); err != nil {
+			return nil, err
+		}
+		p.loaded = true
+	}
+	if err := p.send(code); err != nil {
 		return nil, err
 	}
 	var head [4]byte

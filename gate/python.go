@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// pythonAnswer is what facts.py says about a piece of code.
+// pythonAnswer is what python/facts.py says about a piece of code.
 type pythonAnswer struct {
 	Error   string              `json:"error"`
 	Message string              `json:"message"`
