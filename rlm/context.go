@@ -122,7 +122,8 @@ type staged struct {
 // stage gathers the inputs in dir.
 func stage(ctx context.Context, dir string, inputs []Input) (*staged, error) {
 	s := &staged{dir: dir, Contexts: []stagedEntry{}}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // read by the sandbox's user; a private directory is above it
+	// The sandbox's user reads here; a private directory is above it.
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
 	}
 	for i, in := range inputs {
@@ -145,7 +146,7 @@ func stage(ctx context.Context, dir string, inputs []Input) (*staged, error) {
 func (s *staged) write() error {
 	data, err := json.Marshal(s)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(s.dir, manifestName), data, 0o644) //nolint:gosec // as above
+		err = os.WriteFile(filepath.Join(s.dir, manifestName), data, 0o644)
 	}
 	if err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
@@ -212,7 +213,7 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 		}
 		return s.addFile(e, in.path, info)
 	}
-	f, err := os.OpenFile(filepath.Join(s.dir, e.File), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // as above
+	f, err := os.OpenFile(filepath.Join(s.dir, e.File), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
 	}
@@ -261,7 +262,7 @@ func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*staged
 func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 	e.Kind = "dir"
 	base := e.File + ".d"
-	if err := os.Mkdir(filepath.Join(s.dir, base), 0o755); err != nil { //nolint:gosec // as above
+	if err := os.Mkdir(filepath.Join(s.dir, base), 0o755); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
 	}
 	files := []stagedFile{}
@@ -271,7 +272,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 				return err
 			}
 			e.Skipped++
-			return nil //nolint:nilerr // counted, and the rest is still of use
+			return nil
 		}
 		if d.IsDir() {
 			if d.Name() == ".git" && p != root {
@@ -317,7 +318,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 	data, err := json.Marshal(files)
 	e.File += ".json"
 	if err == nil {
-		err = os.WriteFile(filepath.Join(s.dir, e.File), data, 0o644) //nolint:gosec // as above
+		err = os.WriteFile(filepath.Join(s.dir, e.File), data, 0o644)
 	}
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
@@ -349,12 +350,12 @@ func place(from, to string, info fs.FileInfo) error {
 			return nil
 		}
 	}
-	in, err := os.Open(from) //nolint:gosec // the caller's own file
+	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // as above
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -366,7 +367,7 @@ func place(from, to string, info fs.FileInfo) error {
 const sampleBytes = 64 << 10
 
 func sniffFile(path string) (kind, encoding string, err error) {
-	f, err := os.Open(path) //nolint:gosec // the caller's own file
+	f, err := os.Open(path)
 	if err != nil {
 		return "", "", err
 	}

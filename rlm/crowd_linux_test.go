@@ -60,7 +60,9 @@ func TestThousandsOfSubCallsAreAllAccountedFor(t *testing.T) {
 	const calls = 3000
 	d := newDesk(t, block(fmt.Sprintf("rs = llm_query_batched(['number %%d' %% i for i in range(%d)])\nFINAL(len(set(rs)))", calls)))
 	d.opts.Parallel = 64
-	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) { return req.Messages[0].Content + "!", nil }
+	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		return req.Messages[0].Content + "!", nil
+	}
 	e := d.engine()
 	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
@@ -207,19 +206,3 @@ func (d *desk) seen() string {
 	m := d.root.asked[len(d.root.asked)-1].Messages
 	return m[len(m)-1].Content
 }
-
-func same[T comparable](t *testing.T, what string, got, want T) {
-	t.Helper()
-	if got != want {
-		t.Errorf("%s: %v, want %v", what, got, want)
-	}
-}
-
-func contains(t *testing.T, what, text, part string) {
-	t.Helper()
-	if !strings.Contains(text, part) {
-		t.Errorf("%s lacks %q:\n%s", what, part, text)
-	}
-}
-
-var _ = sandbox.CodeInternal

@@ -99,8 +99,12 @@ func (p Prompts) parse() (Prompts, error) {
 		text *string
 		own  string
 	}{
-		{"system", &p.System, ownPrompts.System}, {"first", &p.First, ownPrompts.First}, {"nothing", &p.Nothing, ownPrompts.Nothing},
-		{"last", &p.Last, ownPrompts.Last}, {"summary", &p.Summary, ownPrompts.Summary}, {"plain", &p.Plain, ownPrompts.Plain},
+		{"system", &p.System, ownPrompts.System},
+		{"first", &p.First, ownPrompts.First},
+		{"nothing", &p.Nothing, ownPrompts.Nothing},
+		{"last", &p.Last, ownPrompts.Last},
+		{"summary", &p.Summary, ownPrompts.Summary},
+		{"plain", &p.Plain, ownPrompts.Plain},
 	} {
 		*t.text = or(*t.text, t.own)
 		parsed, err := template.New(t.name).Funcs(promptFuncs).Parse(*t.text)

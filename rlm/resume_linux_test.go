@@ -374,7 +374,7 @@ func TestExportHasTheOfficialLayout(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	same(t, "lines", len(lines), 3)
-	var meta struct{ Type, Root_model string } //nolint:revive // the layout's own name
+	var meta struct{ Type, Root_model string }
 	if err := json.Unmarshal([]byte(lines[0]), &meta); err != nil || meta.Type != "metadata" || meta.Root_model != "fake/root" {
 		t.Errorf("%v %+v", err, meta)
 	}

@@ -124,6 +124,7 @@ func TestAWatcherCanLeave(t *testing.T) {
 	}
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	if err := l.Append(event(0)); err != nil {
 		t.Fatal(err)
 	}

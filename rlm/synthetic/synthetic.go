@@ -51,7 +51,7 @@ func (t *Task) Input(dir string) (rlm.Input, error) {
 		return rlm.List(t.docs), nil
 	}
 	path := filepath.Join(dir, t.Name+".txt")
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // read by the sandbox's user
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return rlm.Input{}, fmt.Errorf("write the context of %s: %w", t.Name, err)
 	}
