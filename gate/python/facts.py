@@ -496,7 +496,7 @@ def read(code):
     answer = {"facts": reader.facts}
     try:
         reader.body(tree.body)
-    except (Spent, RecursionError, MemoryError) as err:
+    except Exception as err:  # Spent, most often; whatever it is, it is told and not passed over
         answer.update(error="size", message=type(err).__name__, line=1, column=1)
     return answer
 

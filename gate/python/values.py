@@ -172,7 +172,7 @@ def text(v):
     if isinstance(v, str):
         return str(v)
     if isinstance(v, (int, float)):
-        return repr(v)[:64]
+        return repr(v)[:64] if isinstance(v, float) or -(1 << 64) < v < 1 << 64 else HOLE
     if isinstance(v, (bytes, bytearray)):
         return bytes(v).decode("utf-8", "replace")
     return HOLE
