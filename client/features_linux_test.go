@@ -51,6 +51,9 @@ func TestFeaturesOverHTTP(t *testing.T) {
 		return machine{s}
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return k.Backend }, sandboxtest.Options{
-		Open: open, Only: []string{"commands", "endings", "output", "files", "cells", "limits"},
+		Open: open, Without: map[string]string{
+			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
+		},
+		Only: []string{"commands", "endings", "output", "files", "cells", "limits"},
 	})
 }

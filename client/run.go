@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -35,6 +36,12 @@ type running struct {
 // Cell runs code to its end. A failure of the code is in the verdict; err is not nil only when the machinery failed. When ctx ends the
 // cell is interrupted, and the verdict says so.
 func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
+	if len(c.Code) > sandbox.MaxCode {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), sandbox.MaxCode>>20),
+			Remedy: "write it to a file and import that",
+		}
+	}
 	if c.ID == "" {
 		c.ID = randomID("x-")
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Duration is a time span as people write it: "90s", "1h30m", or "none". Zero asks for the default.
@@ -39,7 +41,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf(`%q is no time: write it like "90s", "1h30m" or "none"`, s)
 	}
 	if v < 0 {
-		return fmt.Errorf("a time of %s: negative", s)
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf("a time of %s: negative", s)}
 	}
 	*d = Duration(v)
 	return nil

@@ -17,7 +17,6 @@ const (
 	CodeRateLimited   sandbox.Code = "rate_limited"
 	CodeNoRoute       sandbox.Code = "no_such_route"
 	CodeMethod        sandbox.Code = "method_not_allowed"
-	CodeBodyTooLarge  sandbox.Code = "body_too_large"
 	CodeInvalidJSON   sandbox.Code = "invalid_json"
 	CodeUnknownField  sandbox.Code = "unknown_field"
 	CodeInvalidQuery  sandbox.Code = "invalid_query"
@@ -82,7 +81,7 @@ func (p Problem) Err() *sandbox.Error {
 
 var statuses = map[sandbox.Code]int{
 	CodeUnauthorized: http.StatusUnauthorized, CodeForbidden: http.StatusForbidden, CodeRateLimited: http.StatusTooManyRequests,
-	CodeNoRoute: http.StatusNotFound, CodeMethod: http.StatusMethodNotAllowed, CodeBodyTooLarge: http.StatusRequestEntityTooLarge,
+	CodeNoRoute: http.StatusNotFound, CodeMethod: http.StatusMethodNotAllowed,
 	CodeInvalidJSON: http.StatusBadRequest, CodeUnknownField: http.StatusBadRequest, CodeInvalidQuery: http.StatusBadRequest,
 	CodeIdempotency: http.StatusUnprocessableEntity, CodeRequestTime: http.StatusGatewayTimeout, CodeUnavailable: http.StatusServiceUnavailable,
 	CodeKeyUnknown: http.StatusNotFound,

@@ -7,7 +7,7 @@ import (
 )
 
 // Text is bytes that are a text nearly always. In JSON it is a string, or {"base64": "…"} when it is not valid UTF-8, so that
-// nothing is replaced on the way.
+// nothing is replaced on the way, or so full of control characters, each of which takes six bytes, that it is no text to anybody.
 type Text string
 
 type base64Text struct {
@@ -16,10 +16,21 @@ type base64Text struct {
 
 // MarshalJSON implements json.Marshaler.
 func (t Text) MarshalJSON() ([]byte, error) {
-	if utf8.ValidString(string(t)) {
+	if utf8.ValidString(string(t)) && !binary(string(t)) {
 		return json.Marshal(string(t))
 	}
 	return json.Marshal(base64Text{[]byte(t)})
+}
+
+// binary reports that more than an eighth of a text is control characters.
+func binary(s string) bool {
+	n := 0
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\n' && c != '\t' && c != '\r' {
+			n++
+		}
+	}
+	return n > len(s)/8+8
 }
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -142,7 +142,7 @@ func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, op
 	sum := sha256.New()
 	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(part, sum), opts)
 	if err != nil {
-		if c.ctx().Err() != nil || sandbox.CodeOf(uploadError(err)) == api.CodeBodyTooLarge {
+		if c.ctx().Err() != nil || tooMuch(err) {
 			return up, uploadError(err)
 		}
 		return fail(err)

@@ -116,7 +116,7 @@ func unmarshal(raw []byte, v any) error {
 func bodyError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &sandbox.Error{
-			Code: api.CodeBodyTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
+			Code: sandbox.CodeTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
 			Remedy: "upload large things as files",
 		}
 	}
@@ -124,6 +124,9 @@ func bodyError(err error) error {
 }
 
 func jsonError(err error) error {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		return e // a value that said itself what is wrong with it
+	}
 	out := &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		out.Message = fmt.Sprintf("the body is not JSON, at byte %d", e.Offset)

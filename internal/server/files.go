@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
 	"net/http"
@@ -69,10 +70,16 @@ func uploadError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if e, ok := bodyError(err).(*sandbox.Error); ok && e.Code == api.CodeBodyTooLarge { //nolint:errorlint // bodyError gives it as it is
-		return e
+	if tooMuch(err) {
+		return bodyError(err)
 	}
 	return err
+}
+
+// tooMuch reports a body that was larger than it may be.
+func tooMuch(err error) bool {
+	_, ok := errors.AsType[*http.MaxBytesError](err)
+	return ok
 }
 
 // download is a body that begins with its first byte, so that a failure before it is a plain problem.

@@ -36,7 +36,7 @@ func TestBadInput(t *testing.T) {
 		{"a name with a snapshot's mark", "PUT", "/v1/sessions/a@b", "{}", 400, session.CodeInvalidKey},
 		{"a name that is too long", "PUT", "/v1/sessions/" + strings.Repeat("x", 129), "{}", 400, session.CodeInvalidKey},
 		{"a name that climbs", "GET", "/v1/sessions/..%2f..%2fetc", "", 400, session.CodeInvalidKey},
-		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, api.CodeBodyTooLarge},
+		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, sandbox.CodeTooLarge},
 		{"JSON that breaks off", "POST", cells, `{"code":`, 400, api.CodeInvalidJSON},
 		{"no JSON at all", "POST", cells, `print(1)`, 400, api.CodeInvalidJSON},
 		{"an array", "POST", cells, `[]`, 400, api.CodeInvalidJSON},
@@ -48,13 +48,13 @@ func TestBadInput(t *testing.T) {
 		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, sandbox.CodeInvalidSpec},
 		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, sandbox.CodeInvalidSpec},
 		{"too little memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1}}}`, 400, sandbox.CodeInvalidSpec},
-		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, api.CodeInvalidJSON},
+		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, sandbox.CodeInvalidRequest},
 		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, api.CodeInvalidJSON},
 		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, sandbox.CodeInvalidRequest},
 		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
 		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
 		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
-		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, api.CodeInvalidJSON},
+		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, sandbox.CodeInvalidRequest},
 		{"a timeout as a number", "POST", cells, `{"code":"1","timeout":30}`, 400, api.CodeInvalidJSON},
 		{"negative inline bytes", "POST", cells, `{"code":"1","inline_bytes":-1}`, 400, sandbox.CodeInvalidRequest},
 		{"a fate that is none", "POST", cells, `{"code":"1","on_disconnect":"explode"}`, 400, sandbox.CodeInvalidRequest},
@@ -170,7 +170,7 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 	}
 	check("a directory that is missing", ask(t, k, "", "PUT", files+"?path=x/y", "1"), 404, sandbox.CodeFileNotFound)
 	check("with its directory", ask(t, k, "", "PUT", files+"?path=x/y&parents=true&mode=600", "1"), 200, "")
-	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, api.CodeBodyTooLarge)
+	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, sandbox.CodeTooLarge)
 	check("what was too much is not there", ask(t, k, "", "GET", files+"/stat?path=big", ""), 404, sandbox.CodeFileNotFound)
 	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 409, sandbox.CodeFileExists)
 	check("move onto a file on purpose", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt","overwrite":true}`), 204, "")

@@ -20,8 +20,8 @@ import (
 
 // The defaults of a server and the times it keeps, all in one place.
 const (
-	DefaultBody   = 8 << 20 // bytes of a JSON body
-	DefaultUpload = 1 << 30 // bytes of an uploaded file or archive
+	DefaultBody   = 32 << 20 // bytes of a JSON body
+	DefaultUpload = 1 << 30  // bytes of an uploaded file or archive
 	DefaultTime   = 60 * time.Second
 	DefaultDrain  = 10 * time.Second
 

@@ -29,6 +29,8 @@ type Options struct {
 	// Open makes the machine of a test in another way than through the library, e.g. over HTTP, and ends it with the test. What is
 	// about the library alone is then left out, loudly. Nil: through the library.
 	Open func(t *testing.T, spec sandbox.Spec) Machine
+	// Without names features that are otherwise here, with the reason; they are left out, loudly.
+	Without map[string]string
 	// Many is how many sandboxes are made at once; 0: 50.
 	Many int
 	// Only names the groups to run; empty: all.
@@ -92,6 +94,9 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 				t.Run(f.name, func(t *testing.T) {
 					if !g.serial && !opts.Serial {
 						t.Parallel()
+					}
+					if why := opts.Without[f.name]; why != "" {
+						t.Skip("SKIPPED: " + why)
 					}
 					f.test(t, s)
 				})
