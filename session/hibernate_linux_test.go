@@ -229,8 +229,14 @@ func TestBackgroundCommandsSleepAndWakeWithTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Hibernate(t.Context()); err != nil {
-		t.Fatal(err)
+	for range 3 {
+		if err := s.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "state", string(s.Info().State), string(Executing))
 	}
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)
@@ -239,4 +245,5 @@ func TestBackgroundCommandsSleepAndWakeWithTheSession(t *testing.T) {
 	if err != nil || v.Stdout.String() != "whole\n" {
 		t.Errorf("%v, %v", v, err)
 	}
+	k.awaitState(s, Ready)
 }

@@ -213,37 +213,41 @@ func (s *Session) start(ctx context.Context, c sandbox.Command) (string, error) 
 	if err != nil {
 		return "", s.explain(sb, err)
 	}
+	s.mu.Lock()
 	s.track(sb, id)
+	s.mu.Unlock()
 	return id, nil
 }
 
-// recount finds the commands that run in a sandbox that was just found, woken or restored.
-func (s *Session) recount(sb *sandbox.Sandbox) {
-	ops, err := sb.Operations(s.m.ctx) // an error: gone again, which its watcher tells
+// running asks which operations run in a sandbox that was just found, woken or restored.
+func (s *Session) running(sb *sandbox.Sandbox) []string {
+	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
+	defer cancel()
+	ops, err := sb.Operations(ctx)
+	if err != nil {
+		return nil // gone again, which its watcher tells
+	}
+	var out []string
 	for _, o := range ops {
-		if o.Running && err == nil {
-			s.track(sb, o.ID)
+		if o.Running {
+			out = append(out, o.ID)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sb == sb {
-		s.counting = false
-	}
+	return out
 }
 
 // track counts a background command as use until it ends.
+//
+// Preconditions: mu is held.
 func (s *Session) track(sb *sandbox.Sandbox, id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sb != sb || s.background[id] {
+	if s.sb != sb || s.background[id] == sb {
 		return
 	}
 	if s.background == nil {
-		s.background = map[string]bool{}
+		s.background = map[string]*sandbox.Sandbox{}
 	}
 	if s.m.begin(func() { s.follow(sb, id) }) {
-		s.background[id] = true
+		s.background[id] = sb
 	}
 }
 
@@ -254,7 +258,9 @@ const farEnd = math.MaxInt64
 func (s *Session) follow(sb *sandbox.Sandbox, id string) {
 	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
 	s.mu.Lock()
-	delete(s.background, id)
+	if s.background[id] == sb {
+		delete(s.background, id)
+	}
 	ended := err == nil && v != nil
 	if ended {
 		s.rec.Used, s.dirty = time.Now(), true

@@ -28,21 +28,20 @@ type Session struct {
 	namingMu sync.Mutex    // held while a snapshot is taken and named; taken before the turn
 
 	mu         sync.Mutex
-	makeErr    error             // guarded by mu; why it could not be made
-	rec        record            // guarded by mu
-	dirty      bool              // guarded by mu; rec differs from the store's in what may be written later
-	sb         *sandbox.Sandbox  // guarded by mu; nil: not attached
-	frozen     bool              // guarded by mu; the sandbox is about to be taken away: wait for the turn
-	reviving   bool              // guarded by mu; lost, and being restored
-	calls      int               // guarded by mu; cells, commands, transfers
-	background map[string]bool   // guarded by mu; commands that run without a caller
-	counting   bool              // guarded by mu; background is not known yet
-	restAt     time.Time         // guarded by mu; no idle action before this, because the last one failed
-	named      int               // guarded by mu; snapshots
-	handler    sandbox.HostFunc  // guarded by mu
-	changed    chan struct{}     // guarded by mu; closed and replaced when the state changes
-	queues     map[string]*queue // guarded by mu; cells of one context run one after the other
-	told       bool              // guarded by mu; that its state went back
+	makeErr    error                       // guarded by mu; why it could not be made
+	rec        record                      // guarded by mu
+	dirty      bool                        // guarded by mu; rec differs from the store's in what may be written later
+	sb         *sandbox.Sandbox            // guarded by mu; nil: not attached
+	frozen     bool                        // guarded by mu; the sandbox is about to be taken away: wait for the turn
+	reviving   bool                        // guarded by mu; lost, and being restored
+	calls      int                         // guarded by mu; cells, commands, transfers
+	background map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
+	restAt     time.Time                   // guarded by mu; no idle action before this, because the last one failed
+	named      int                         // guarded by mu; snapshots
+	handler    sandbox.HostFunc            // guarded by mu
+	changed    chan struct{}               // guarded by mu; closed and replaced when the state changes
+	queues     map[string]*queue           // guarded by mu; cells of one context run one after the other
+	told       bool                        // guarded by mu; that its state went back
 
 	events events
 }
@@ -265,22 +264,26 @@ func (s *Session) backend() (sandbox.Backend, error) {
 	return b, nil
 }
 
-// adopt makes a sandbox the session's, and in the same moment what else change does. With used set it may have operations that run.
+// adopt makes a sandbox the session's, and in the same moment what else change does. With used set it may have operations that run; they
+// are asked for before anybody else can start one, so that no caller's own is taken for one without a caller.
 func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
+	var running []string
+	if used {
+		running = s.running(sb)
+	}
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
 	s.sb, s.rec.Sandbox, s.frozen = sb, sb.ID(), false
-	s.counting = used
 	s.dirty = true
 	if change != nil {
 		change()
 	}
+	for _, id := range running {
+		s.track(sb, id)
+	}
 	s.wakeWaiters()
 	s.mu.Unlock()
 	s.m.begin(func() { s.watch(sb) })
-	if used {
-		s.m.begin(func() { s.recount(sb) })
-	}
 }
 
 // OnHostCall sets what answers recluse.call in the session, also after it was hibernated or restored.
