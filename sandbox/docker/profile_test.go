@@ -25,6 +25,7 @@ func TestTheProfileHolds(t *testing.T) {
 		"programs in the home":   {"cp /bin/true ./t && ./t && echo runs", "runs\n"},
 		"no setuid in the home":  {"grep ' /home/user ' /proc/self/mountinfo | grep -o nosuid | head -1", "nosuid\n"},
 		"no swap":                {"cat /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.swap.max", "536870912\n"},
+		"the CPU's share":        {"cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us 2>/dev/null | xargs || cat /sys/fs/cgroup/cpu.max", "100000 100000\n"},
 		"no devices":             {"ls -l /dev | grep -c '^b' || true", "0\n"},
 		"nothing of the host":    {"ls -a /root /home | grep -c bash_history || true", "0\n"},
 	} {
