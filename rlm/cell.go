@@ -65,6 +65,12 @@ func (n *node) runCell(ctx context.Context, code string, quiet bool) (*CellEnded
 	cellCtx, expired, stop := n.watch(ctx)
 	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(o.OutputChars)})
 	stop()
+	if end := refusedCode(err); end != nil {
+		if !quiet {
+			n.run.emit(n, n.turn, KindCellEnded, end)
+		}
+		return end, nil
+	}
 	if err != nil {
 		return nil, n.lost(ctx, err)
 	}
@@ -196,6 +202,15 @@ func (n *node) lost(ctx context.Context, err error) error {
 	return err
 }
 
+// refusedCode is how code ended that was never run because of what it is. That is the model's to know, and no fault of the machine.
+func refusedCode(err error) *CellEnded {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell:
+		return &CellEnded{Ended: sandbox.EndedStart, Error: err.Error(), StateKept: true}
+	}
+	return nil
+}
+
 func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4)) }
 
 // describe is a verdict as the log and the model see it.
@@ -226,6 +241,12 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	cmdCtx, expired, stop := n.watch(ctx)
 	v, err := n.machine.Run(cmdCtx, sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)})
 	stop()
+	if end := refusedCode(err); end != nil {
+		if !quiet {
+			n.run.emit(n, n.turn, KindCellEnded, end)
+		}
+		return end, nil
+	}
 	if err != nil {
 		return nil, n.lost(ctx, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf16"
@@ -70,12 +71,25 @@ FINAL("all")`))
 	contains(t, "the first prompt", first, "context_2: list of 3 items, 9 characters")
 }
 
-func TestAPDFWithoutItsReaderIsRefusedWithAReason(t *testing.T) {
-	if _, err := os.Stat("/usr/bin/pdftotext"); err == nil {
-		t.Skip("pdftotext is there")
+// pdf is a page that says Hello.
+const pdf = `%PDF-1.4
+1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj
+2 0 obj <</Type/Pages/Kids[3 0 R]/Count 1>> endobj
+3 0 obj <</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>> endobj
+4 0 obj <</Length 41>> stream
+BT /F1 24 Tf 20 100 Td (Hello) Tj ET     
+endstream endobj
+5 0 obj <</Type/Font/Subtype/Type1/BaseFont/Helvetica>> endobj
+trailer <</Root 1 0 R>>
+`
+
+func TestAPDFIsReadWhereThatIsPossibleAndElseRefusedWithAReason(t *testing.T) {
+	d := newDesk(t, block("FINAL(context.strip())"))
+	res, err := d.run(Question{Inputs: []Input{Text(pdf)}})
+	if _, serr := os.Stat("/usr/bin/pdftotext"); serr == nil {
+		same(t, "answer", res.Answer, "Hello")
+		return
 	}
-	d := newDesk(t, "FINAL(1)")
-	res, err := d.run(Question{Inputs: []Input{Text("%PDF-1.7 and so on")}})
 	same(t, "code", sandbox.CodeOf(err), CodeContextBinary)
 	same(t, "reason", res.Reason, ReasonContext)
 	contains(t, "the error", err.Error(), "pdftotext")
@@ -108,6 +122,24 @@ func TestALargeContextIsMountedAndNotCopied(t *testing.T) {
 	b, err := os.Stat(filepath.Join(res.Dir, contextDir, "context_0"))
 	if err != nil || !os.SameFile(a, b) {
 		t.Errorf("the file was copied: %v", err)
+	}
+}
+
+func TestAContextIsMovedWhereItCanBeMountedFrom(t *testing.T) {
+	d := newDesk(t, block("FINAL(len(context))"))
+	d.opts.Dir = filepath.Join(t.TempDir(), ".ssh", "runs") // nothing below such a name is ever shown to a sandbox
+	text := haystack(t, 9<<20, "")
+	res := d.answered(Question{Inputs: []Input{Text(text)}})
+	same(t, "answer", res.Answer, strconv.Itoa(len(text)))
+	moved, err := os.Readlink(filepath.Join(res.Dir, contextDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.engine().Delete(t.Context(), res.Run); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(moved); err == nil {
+		t.Error("the moved context is left")
 	}
 }
 

@@ -77,7 +77,7 @@ type Options struct {
 	Tools   []Tool
 	// Cache keeps replies to identical sub-calls; nil: one for each run.
 	Cache *Cache
-	// Coverage switches the count of what was read of the context off when false is given.
+	// NoCoverage leaves out the count of what models have read of the context.
 	NoCoverage bool
 	Logger     *slog.Logger
 }
@@ -170,7 +170,7 @@ type Question struct {
 	Labels map[string]string
 	// History is the conversation before this question; code finds it as history.
 	History []llm.Message
-	// Machine is used instead of a new one, and is not closed; with the variables of earlier questions in it. Loaded is how many contexts it has already.
+	// Machine is used instead of a new one, and is not closed. Code finds the variables and contexts of earlier questions in it.
 	Machine Machine
 }
 

@@ -64,7 +64,7 @@ func (e *limitError) Error() string { return e.text }
 func exhausted(reason Reason, format string, args ...any) error {
 	return &sandbox.Error{
 		Code: CodeBudget, Op: "spend", Message: "the budget for " + string(reason) + " is used up",
-		Err: &limitError{reason, fmt.Sprintf(format, args...)},
+		Remedy: "raise the limit; a run that was kept can be resumed with a higher one", Err: &limitError{reason, fmt.Sprintf(format, args...)},
 	}
 }
 

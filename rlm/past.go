@@ -1,10 +1,10 @@
 package rlm
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -219,8 +219,9 @@ func (e *Engine) Events(id string) iter.Seq2[Event, error] {
 	}
 }
 
-// Delete removes a run with its events and its copy of the context. One that is being worked on is refused.
-func (e *Engine) Delete(id string) error {
+// Delete removes a run with its events, its copy of the context, and what a killed program has left of its machine. One that is being worked
+// on is refused.
+func (e *Engine) Delete(ctx context.Context, id string) error {
 	dir, err := e.runDir(id)
 	if err != nil {
 		return err
@@ -231,10 +232,16 @@ func (e *Engine) Delete(id string) error {
 	}
 	defer unlock()
 	var temp error
+	if p, err := e.readPast(id, -1, false); err == nil && p.ended == nil {
+		if m, err := e.o.Sandboxes.Attach(ctx, p.box.ID); p.box.ID != "" && err == nil {
+			temp = m.Close()
+		}
+		if p.snapshot != "" {
+			temp = errors.Join(temp, e.o.Sandboxes.DeleteSnapshot(ctx, p.snapshot))
+		}
+	}
 	if to, err := os.Readlink(filepath.Join(dir, contextDir)); err == nil {
-		temp = os.RemoveAll(filepath.Dir(to)) // see relocate
-	} else if errors.Is(err, fs.ErrPermission) {
-		temp = err
+		temp = errors.Join(temp, os.RemoveAll(filepath.Dir(to))) // see relocate
 	}
 	if err := errors.Join(temp, os.RemoveAll(dir)); err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete run", Err: err}

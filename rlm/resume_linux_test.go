@@ -322,7 +322,7 @@ func TestAReplayWithoutAModelTellsTheSame(t *testing.T) {
 		n++
 	}
 	same(t, "runs that are kept", n, 2)
-	if err := e.Delete(again.Run); err != nil {
+	if err := e.Delete(t.Context(), again.Run); err != nil {
 		t.Error(err)
 	}
 	if _, err := e.Show(again.Run); sandbox.CodeOf(err) != CodeRunNotFound {
