@@ -94,12 +94,9 @@ func (r *running) run(ctx context.Context) (*sandbox.Verdict, error) {
 	defer stop()
 	var v *sandbox.Verdict
 	var err error
-	switch {
-	case r.stdin != nil || r.pty:
+	if r.stdin != nil || r.pty || r.stdout != nil || r.stderr != nil || r.display != nil {
 		v, err = r.socket(way)
-	case r.stdout != nil || r.stderr != nil || r.display != nil:
-		v, err = r.events(way)
-	default:
+	} else {
 		v, err = r.plain(way)
 	}
 	if err != nil && ctx.Err() != nil && way.Err() != nil {
@@ -168,23 +165,6 @@ func (r *running) again(ctx context.Context, lost error) (*sandbox.Verdict, erro
 		}
 	}
 	return nil, lost
-}
-
-// events runs it with server-sent events.
-func (r *running) events(ctx context.Context) (*sandbox.Verdict, error) {
-	q := r.request()
-	q.header = map[string]string{"Accept": api.EventStream}
-	res, err := r.s.c.send(ctx, q)
-	if err == nil {
-		var v *sandbox.Verdict
-		if v, err = r.listen(ctx, res); err == nil {
-			return v, nil
-		}
-	}
-	if !interrupted(err) {
-		return nil, err
-	}
-	return r.again(ctx, err)
 }
 
 // follow goes on from where the output was handed on so far, once.

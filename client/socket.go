@@ -18,7 +18,7 @@ const maxMessage = 256 << 20
 // inputChunk is how much input is sent at once.
 const inputChunk = 32 << 10
 
-// socket runs it over a WebSocket, where input can go along.
+// socket runs it over a WebSocket, where input can go along and output comes as bytes: as events it costs several times as much.
 func (r *running) socket(ctx context.Context) (*sandbox.Verdict, error) {
 	conn, err := r.dial(ctx)
 	if err != nil {
