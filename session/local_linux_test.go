@@ -1,0 +1,68 @@
+package session
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
+)
+
+// A backend that can neither pause nor take snapshots says so, and its sessions end when they are idle.
+func TestABackendWithoutSnapshots(t *testing.T) {
+	_, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	b := local.New(local.Options{Dir: filepath.Join(dir, "local"), GuestPath: guest.Path})
+	o := Options{
+		Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowNone: true}, DataDir: dir, reapEvery: 20 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	m, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, i := range list(b) {
+			t.Errorf("sandbox %s is left", i.ID)
+		}
+	}()
+	s, _, err := m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	py(t, s, "x = 41")
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeNotSupported)
+	wantCode(t, "pause", s.Pause(t.Context()), sandbox.CodeNotSupported)
+	_, err = s.Save(t.Context(), "one")
+	wantCode(t, "snapshot", err, sandbox.CodeNotSupported)
+	_, err = s.Fork(t.Context(), 1, nil)
+	wantCode(t, "fork", err, sandbox.CodeNotSupported)
+	if err := m.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if m, err = New(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = m.Get(t.Context(), Key{Name: "work"}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
+	idle, _, err := m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "it expires", func() bool { return idle.Info().State == Expired })
+	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
+		t.Errorf("reason %q", r)
+	}
+}
