@@ -1,0 +1,74 @@
+package session
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/pool"
+)
+
+// held is what a leak would add to.
+type held struct{ files, mounts, goroutines, sandboxes int }
+
+func (k *bench) held() held {
+	k.t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return held{len(fds), strings.Count(string(mounts), shared), runtime.NumGoroutine(), k.sandboxes()}
+}
+
+func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
+	o := quick()
+	o.NoPool, o.Pool, o.Warm = false, pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
+	k := newBench(t, o)
+	round := func(sessions, atOnce int) {
+		var wg sync.WaitGroup
+		names := make(chan string)
+		for range atOnce {
+			wg.Go(func() {
+				for name := range names {
+					s, created, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
+					if err != nil || !created {
+						t.Errorf("%s: created %v, %v", name, created, err)
+						continue
+					}
+					if v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x = 41; x + 1"}); err != nil || v.Result.Text() != "42" {
+						t.Errorf("%s: %v, %v", name, v, err)
+					}
+					if err := s.End(t.Context(), ""); err != nil {
+						t.Error(err)
+					}
+					<-s.disposed
+				}
+			})
+		}
+		for i := range sessions {
+			names <- fmt.Sprint("s", i)
+		}
+		close(names)
+		wg.Wait()
+		await(t, "the pool is full again", func() bool {
+			st := k.m.PoolStats()["gvisor"]
+			return st.Ready == 1 && st.Making == 0 && k.sandboxes() == 1
+		})
+	}
+	round(4, 2)
+	before := k.held()
+	round(40, 8)
+	// Descriptors and goroutines of what just ended go a moment later.
+	await(t, fmt.Sprintf("no more than %+v is held, but %+v", before, k.held()), func() bool {
+		now := k.held()
+		return now.files <= before.files && now.mounts <= before.mounts && now.goroutines <= before.goroutines && now.sandboxes <= before.sandboxes
+	})
+}
