@@ -40,6 +40,7 @@ type watch struct {
 
 	mu    sync.Mutex
 	boxes []*sandbox.Sandbox // guarded by mu
+	leave []func()           // guarded by mu
 }
 
 func (a *app) watch(ctx context.Context) (context.Context, *watch) {
@@ -82,11 +83,21 @@ func (w *watch) guard(s *sandbox.Sandbox) {
 	w.boxes = append(w.boxes, s)
 }
 
+// onLeave names what else is to be done before leaving at once. It must be quick.
+func (w *watch) onLeave(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.leave = append(w.leave, f)
+}
+
 // abandon ends what is guarded, as far as that goes quickly.
 func (w *watch) abandon() {
 	w.mu.Lock()
-	boxes := w.boxes
+	boxes, leave := w.boxes, w.leave
 	w.mu.Unlock()
+	for _, f := range leave {
+		f()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	var wg sync.WaitGroup

@@ -81,8 +81,10 @@ recluse itself failed.`,
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
 	root.AddGroup(run, sessions, serve)
+	demo := a.demoCommand()
+	demo.AddCommand(a.demoRLMCommand())
 	for group, commands := range map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.demoCommand()},
+		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), demo},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand(),

@@ -7,6 +7,7 @@ package config
 
 import (
 	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
@@ -21,6 +22,7 @@ type Config struct {
 	Pool    Pool    `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
 	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
 	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
+	Models  Models  `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
 	Log     Log     `key:"log" doc:"the log of the server"`
 	Audit   Audit   `key:"audit" doc:"the log of who ran what when"`
 	Webhook Webhook `key:"webhook" doc:"who is told of alerts"`
@@ -91,6 +93,19 @@ type Limits struct {
 	Disk      Size    `key:"disk" doc:"files in the sandbox; 0: half of the memory"`
 }
 
+// Models configures which language models there are, and what a run may take.
+type Models struct {
+	Default   string   `key:"default" doc:"model of a run, provider/model, or several with commas: the next is asked when one fails; empty: RECLUSE_MODEL, or one that is found"`
+	Sub       []string `key:"sub" doc:"models of the calls that a run makes, by depth; the last serves all deeper ones; empty: that of the run"`
+	Providers string   `key:"providers" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
+	Scripts   []string `key:"scripts" doc:"files with scripted models, which answer by rules and need no network"`
+
+	MaxTokens int      `key:"max_tokens" min:"0" doc:"tokens of a run and everything below it; 0: not limited"`
+	MaxCost   float64  `key:"max_cost" min:"0" doc:"US dollars of a run and everything below it; 0: not limited"`
+	MaxTime   Duration `key:"max_time" none:"yes" doc:"time of a run"`
+	Depth     int      `key:"depth" min:"0" doc:"levels of calls below a run: 1 asks models from code, 2 lets these be runs of their own"`
+}
+
 // Log configures logging.
 type Log struct {
 	Level  string `key:"level" oneof:"debug info warn error" doc:"the least that is logged"`
@@ -115,7 +130,7 @@ type Webhook struct {
 
 // Default is what holds where nothing is said.
 func Default() *Config {
-	l := sandbox.Limits{}.WithDefaults()
+	l, runs := sandbox.Limits{}.WithDefaults(), rlm.DefaultLimits()
 	return &Config{
 		Server: Server{
 			Linger: DefaultLinger, Drain: Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: Duration(server.DefaultTime),
@@ -133,6 +148,7 @@ func Default() *Config {
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
+		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth},
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},
 	}

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// subModels is the label under which a run remembers which models it gave to its calls.
+const subModels = "sub_model"
+
+// askOptions is what the user says about a question.
+type askOptions struct {
+	machine
+	route
+	budget
+	contexts []string
+	schema   string
+	session  string
+	quiet    bool
+}
+
+// route is which models to ask.
+type route struct {
+	model string
+	sub   []string
+}
+
+func (r *route) register(f *pflag.FlagSet) {
+	f.StringVar(&r.model, "model", "", "`provider/model` that works on the question, several with commas: the next when one fails (default as configured, or one that is found)")
+	f.StringArrayVar(&r.sub, "sub-model", nil, "`provider/model` for the calls it makes; repeated for deeper ones (default the same)")
+}
+
+// budget is what a run may take.
+type budget struct {
+	cost   float64
+	time   patience
+	tokens count
+	depth  int
+	turns  count
+
+	flags *pflag.FlagSet
+}
+
+func (b *budget) register(f *pflag.FlagSet) {
+	b.flags = f
+	f.Float64Var(&b.cost, "max-cost", 0, "US `dollars` that everything together may cost")
+	f.Var(&b.time, "max-time", "`duration` after which there must be an answer")
+	f.Var(&b.tokens, "max-tokens", "`number` of tokens of all models together")
+	f.IntVar(&b.depth, "depth", 0, "`levels` of calls below the run: 0 none, 1 models from code, 2 runs of their own")
+	f.Var(&b.turns, "max-turns", "`number` of turns of the run, and of each child")
+}
+
+// limits puts what flags say over what is configured.
+func (b *budget) limits(base rlm.Limits) (rlm.Limits, error) {
+	if b.flags.Changed("max-cost") {
+		if b.cost <= 0 {
+			return base, usage("--max-cost: %v is not above zero", b.cost)
+		}
+		base.Cost = b.cost
+	}
+	if b.time != 0 {
+		base.Time = time.Duration(b.time)
+	}
+	if b.tokens != 0 {
+		base.Tokens = int64(b.tokens)
+	}
+	if b.turns != 0 {
+		base.Turns = int(b.turns)
+	}
+	if b.flags.Changed("depth") {
+		if b.depth < 0 {
+			return base, usage("--depth: %d is below zero", b.depth)
+		}
+		base.Depth = b.depth
+	}
+	return base, nil
+}
+
+// said reports whether any limit was given.
+func (b *budget) said() bool {
+	for _, name := range []string{"max-cost", "max-time", "max-tokens", "max-turns", "depth"} {
+		if b.flags.Changed(name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *app) askCommand() *cobra.Command {
+	var o askOptions
+	c := &cobra.Command{
+		Use:   "ask QUESTION",
+		Short: "Answer a question over files of any size: a model works on them in a sandbox",
+		Long: `Answer a question over texts that are far larger than a model's window.
+
+The context becomes a variable in a sandbox, and a model writes code there, turn by turn: it looks, filters, and asks models about
+the pieces it has chosen. One budget holds for everything together. A small context is simply given to the model.
+
+The answer is printed on stdout and everything else on stderr: a live tree on a terminal, else plain lines. With --json stdout is
+the run's events, one JSON object a line, the last of them with the result. Ctrl-C stops the run and prints what there is of an
+answer; a second one leaves at once. The run is kept: see recluse runs.
+
+Exit status: 0 with an answer, 1 when the run ended without one (what there is is printed), 130 after Ctrl-C, 125 when it could not begin.`,
+		Example: `  recluse ask "Which three people are mentioned most?" --context big.txt
+  recluse ask "What changed between the two?" --context old/ --context new/ --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
+  recluse ask "List all invoices" --context mails.json --schema invoices.schema.json --max-cost 2 --max-time 10m --json
+  journalctl -b | recluse ask "Why did it not start?" --context -`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error { return a.ask(c.Context(), &o, args[0]) },
+	}
+	f := c.Flags()
+	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - is the input (repeatable)")
+	f.StringVar(&o.schema, "schema", "", "`file` with the JSON Schema that the answer must meet")
+	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
+	o.route.register(f)
+	o.budget.register(f)
+	o.machine.register(f)
+	a.completeSession(c, "session")
+	return c
+}
+
+func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
+	if strings.TrimSpace(query) == "" {
+		return usage("the question is empty")
+	}
+	cfg, err := a.config()
+	if err != nil {
+		return err
+	}
+	limits, err := o.limits(cfg.Models.Limits())
+	if err != nil {
+		return err
+	}
+	q := rlm.Question{Query: query, Model: o.model, Limits: &limits}
+	if q.Schema, err = readSchema(o.schema); err != nil {
+		return err
+	}
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	if o.session != "" {
+		return a.askSession(ctx, w, o, q)
+	}
+	for _, path := range o.contexts {
+		q.Inputs = append(q.Inputs, a.contextOf(path))
+	}
+	if len(o.sub) > 0 {
+		q.Labels = map[string]string{subModels: strings.Join(o.sub, " ")}
+	}
+	e, done, err := a.engine(ctx, w, &o.machine, llm.Route{Root: o.model, Sub: o.sub})
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer done()
+	return a.follow(ctx, w, o.quiet, func(ctx context.Context) (following, error) { return started(e.Start(ctx, q)) })
+}
+
+func (a *app) contextOf(path string) rlm.Input {
+	if path == "-" {
+		return rlm.Reader("stdin", a.stdin)
+	}
+	return rlm.File(path)
+}
+
+func readSchema(path string) (json.RawMessage, error) {
+	if path == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &sandbox.Error{Code: rlm.CodeInvalidSchema, Op: "read the schema", Message: "it cannot be read", Err: err}
+	}
+	return b, nil
+}
+
+// engine makes what runs questions in this program: with the configured models, on a backend that is chosen when the first
+// sandbox is needed. The caller must call done.
+func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route) (e *rlm.Engine, done func(), err error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(r.Sub) == 0 {
+		r.Sub = cfg.Models.Sub
+	}
+	set, err := cfg.Models.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	routing, err := set.Route(ctx, r)
+	if err == nil {
+		e, err = a.engineOf(ctx, w, m, rlm.Options{Models: rlm.Routed(routing)})
+	}
+	if err != nil {
+		set.Close()
+		return nil, nil, err
+	}
+	return e, set.Close, nil
+}
+
+// engineOf makes an engine with the sandboxes that flags and configuration describe.
+func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
+	if err := m.configure(a); err != nil {
+		return nil, err
+	}
+	spec, err := m.spec()
+	if err != nil {
+		return nil, err
+	}
+	b, _, err := sandbox.Select(ctx, a.backends(ctx), m.requirements(a))
+	if err != nil {
+		return nil, err
+	}
+	o.Sandboxes, o.Spec, o.Logger, o.Durable = guarded{rlm.FromBackend(b), w}, spec, a.logger(), true
+	e, err := rlm.New(o)
+	if err == nil {
+		a.sweepRuns(ctx, e, b)
+	}
+	return e, err
+}
+
+// guarded has the sandboxes of a run ended before the program is left at once.
+type guarded struct {
+	rlm.Sandboxes
+	w *watch
+}
+
+func (g guarded) note(m rlm.Machine, err error) (rlm.Machine, error) {
+	if s, ok := m.(*sandbox.Sandbox); ok && err == nil {
+		g.w.guard(s)
+	}
+	return m, err
+}
+
+// Open implements rlm.Sandboxes.
+func (g guarded) Open(ctx context.Context, spec sandbox.Spec) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Open(ctx, spec))
+}
+
+// Attach implements rlm.Sandboxes.
+func (g guarded) Attach(ctx context.Context, id string) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Attach(ctx, id))
+}
+
+// Restore implements rlm.Sandboxes.
+func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Restore(ctx, snapshot))
+}
+
+// orphanKept is how long the sandbox of a run whose program was killed waits for somebody who resumes it. The run itself is kept:
+// it then begins in a new sandbox.
+const orphanKept = 24 * time.Hour
+
+// sweepRuns ends sandboxes of runs that nobody came back for.
+func (a *app) sweepRuns(ctx context.Context, e *rlm.Engine, b sandbox.Backend) {
+	list, err := b.List(ctx)
+	if err != nil {
+		return // whoever needs a sandbox will tell
+	}
+	for _, i := range list {
+		id := i.Labels[runLabel]
+		if id == "" || time.Since(i.Created) < orphanKept {
+			continue
+		}
+		if info, err := e.Show(id); err == nil && !info.Running {
+			_ = b.Stop(ctx, i.ID) // the next one tries again
+		}
+	}
+}
+
+// runLabel is the label of a sandbox that says whose it is.
+const runLabel = "recluse.run"
+
+// answerOut prints an answer.
+func (a *app) answerOut(r *rlm.Result) {
+	text := r.Answer
+	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		text = harmless(text)
+	}
+	if text != "" {
+		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // there is nobody else to tell
+	}
+}
+
+// verdictOf is the exit status of a run, and on stderr why there is no answer.
+func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
+	if r == nil {
+		return cause(ctx, err)
+	}
+	if err == nil {
+		return nil
+	}
+	if !a.json {
+		what := "there is no answer"
+		if r.Answer != "" {
+			what = "no answer was handed in; above is the best there was"
+		}
+		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
+			a.say("stopped %v: %s", i, what)
+		} else {
+			a.tell(err)
+			a.say("%s", what)
+		}
+		fmt.Fprintf(a.stderr, "  recluse runs resume %s goes on from here\n", r.Run)
+	}
+	if s, ok := signalled(context.Cause(ctx)); ok {
+		return exit(s)
+	}
+	return exit(1)
+}

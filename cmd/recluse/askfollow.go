@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"iter"
+	"os"
+
+	"golang.org/x/term"
+
+	"github.com/recluse-dev/recluse/internal/runview"
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// following is a run that can be watched: one of our own, or one of a server.
+type following interface {
+	Events(ctx context.Context, from int64) iter.Seq2[rlm.Event, error]
+	Cancel()
+	Wait() (*rlm.Result, error)
+}
+
+// started keeps a nil run from becoming a following that is not nil.
+func started(r *rlm.Run, err error) (following, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// view shows a run.
+type view interface {
+	Event(e rlm.Event)
+	Close()
+}
+
+// follow begins a run, shows it until its end, and prints the answer.
+func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(context.Context) (following, error)) error {
+	// The run is stopped, not given up: so it has a result, whatever ctx ends by.
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, cancel)
+	r, err := begin(own)
+	stop()
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer context.AfterFunc(ctx, r.Cancel)()
+	v := a.view(w, quiet)
+	if live, ok := v.(*runview.Live); ok {
+		defer context.AfterFunc(ctx, func() { live.Note("stopping; Ctrl-C again leaves at once") })()
+	}
+	for e, err := range r.Events(own, 0) {
+		if err != nil {
+			v.Close()
+			return cause(ctx, err)
+		}
+		v.Event(e)
+	}
+	res, err := r.Wait()
+	v.Close()
+	if res != nil && !a.json {
+		a.answerOut(res)
+	}
+	return a.verdictOf(ctx, res, err)
+}
+
+// view chooses how to show a run: events for programs, a tree on a terminal, else lines.
+func (a *app) view(w *watch, quiet bool) view {
+	f, ok := a.stderr.(*os.File)
+	switch {
+	case a.json:
+		return events{a, w}
+	case quiet:
+		return silence{}
+	case ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb":
+		live := runview.NewLive(f)
+		w.onLeave(live.Abandon)
+		return live
+	}
+	return runview.NewLines(a.stderr)
+}
+
+// events prints a run as JSON Lines.
+type events struct {
+	a *app
+	w *watch
+}
+
+// Event prints one.
+func (v events) Event(e rlm.Event) {
+	if writeLine(v.a.stdout, e) != nil {
+		v.w.cancel(errPipe)
+	}
+}
+
+// Close does nothing.
+func (events) Close() {}
+
+// silence shows nothing.
+type silence struct{}
+
+// Event does nothing.
+func (silence) Event(rlm.Event) {}
+
+// Close does nothing.
+func (silence) Close() {}
+
+func harmless(s string) string { return runview.Harmless(s) }

@@ -1,0 +1,57 @@
+package config
+
+import (
+	"bytes"
+	"os"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Open gives the models that are configured. It asks nobody. Close the set.
+func (m Models) Open() (*llm.Set, error) {
+	var cfg llm.Config
+	if m.Providers != "" {
+		b, err := read(m.Providers)
+		if err != nil {
+			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the providers of models", Message: "the file cannot be used", Err: err}
+		}
+		if cfg, err = llm.ReadConfig(bytes.NewReader(b)); err != nil {
+			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the providers of models", Message: m.Providers, Err: err}
+		}
+	}
+	if m.Default != "" {
+		cfg.Default = m.Default
+	}
+	cfg.Env = os.Getenv
+	set, err := llm.Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range m.Scripts {
+		s, err := llm.OpenScript(file)
+		if err != nil {
+			set.Close()
+			return nil, err
+		}
+		set.Add(s)
+	}
+	return set, nil
+}
+
+// Limits gives what a run may take as its package wants it.
+func (m Models) Limits() rlm.Limits {
+	l := rlm.DefaultLimits()
+	l.Tokens, l.Cost, l.Time, l.Depth = rlm.Unlimited, rlm.Unlimited, rlm.Unlimited, m.Depth
+	if m.MaxTokens > 0 {
+		l.Tokens = int64(m.MaxTokens)
+	}
+	if m.MaxCost > 0 {
+		l.Cost = m.MaxCost
+	}
+	if d := m.MaxTime.Std(); d > 0 {
+		l.Time = d
+	}
+	return l
+}

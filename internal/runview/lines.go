@@ -1,0 +1,111 @@
+package runview
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// lineWidth is how much of a code line or an answer a line shows.
+const lineWidth = 100
+
+// Lines prints a run as plain lines, one for each thing worth a line: calls that code makes are summed up.
+type Lines struct {
+	w    io.Writer
+	tree *tree
+}
+
+// NewLines makes one. Errors of w are not told: the run goes on without whoever read it.
+func NewLines(w io.Writer) *Lines { return &Lines{w: w, tree: newTree()} }
+
+// Event shows what an event tells.
+func (l *Lines) Event(e rlm.Event) {
+	l.tree.take(&e)
+	n := l.tree.node(e.Node)
+	switch e.Kind {
+	case rlm.KindRunStarted:
+		l.print(&e, "run %s with %s: %s", l.tree.run, l.tree.model, clip(oneLine(l.tree.query), lineWidth))
+	case rlm.KindContext:
+		if e.Depth == 0 {
+			for _, c := range l.tree.contexts {
+				l.print(&e, "%s", contextLine(c))
+			}
+		}
+	case rlm.KindCellStarted:
+		if u := n.last(); u != nil && u.cell != nil {
+			line, more := codeLine(u.cell.code)
+			l.print(&e, "turn %d: %s: %s%s", u.n, u.cell.lang, clip(oneLine(line), lineWidth), moreLines(more))
+		}
+	case rlm.KindCellEnded:
+		if u := n.last(); u != nil && u.cell != nil {
+			l.print(&e, "turn %d: %s", u.n, strings.Join(outcome(u), ", "))
+		}
+	case rlm.KindChildStarted:
+		var d rlm.ChildStarted
+		if e.Decode(&d) == nil {
+			l.print(&e, "child run %s: %s characters: %s", d.Node, thousands(d.Chars), clip(oneLine(d.Preview), lineWidth))
+		}
+	case rlm.KindChildEnded:
+		var d rlm.ChildEnded
+		if e.Decode(&d) == nil {
+			l.print(&e, "child run %s: %s: %s", d.Node, d.Reason, clip(oneLine(d.Answer), lineWidth))
+		}
+	case rlm.KindCallEnded:
+		var d rlm.CallEnded
+		if e.Decode(&d) == nil && d.Error != nil {
+			l.print(&e, "a call of %s failed: %s", d.Model, clip(oneLine(d.Error.Message), lineWidth))
+		}
+	case rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
+		l.print(&e, "%s", l.tree.note)
+	case rlm.KindRunEnded:
+		if r := l.tree.ended; r != nil {
+			l.print(&e, "ended: %s", r.Reason)
+			for _, s := range Summary(r) {
+				l.print(&e, "%s", s)
+			}
+		}
+	}
+}
+
+// Close ends the view.
+func (l *Lines) Close() {}
+
+func (l *Lines) print(e *rlm.Event, format string, args ...any) {
+	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n", span(e.Time.Sub(l.tree.began)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
+}
+
+func moreLines(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return " (" + count(int64(n), "more line", "more lines") + ")"
+}
+
+// outcome says how a cell ended and what its code asked of models.
+func outcome(u *turn) []string {
+	c := u.cell
+	parts := []string{"ok in " + span(c.wall)}
+	if !c.ok {
+		parts[0] = fmt.Sprintf("%s in %s", failed(c), span(c.wall))
+	}
+	if c.output > 0 {
+		parts = append(parts, thousands(c.output)+" bytes printed")
+	}
+	if u.heard > 0 {
+		parts = append(parts, count(int64(u.heard), "call", "calls"), count(u.tokens, "token", "tokens"))
+	}
+	if u.failed > 0 {
+		parts = append(parts, thousands(int64(u.failed))+" of them failed")
+	}
+	return parts
+}
+
+func failed(c *cell) string {
+	if c.err != "" {
+		lines := strings.Split(strings.TrimSpace(c.err), "\n")
+		return clip(oneLine(lines[len(lines)-1]), lineWidth)
+	}
+	return "ended by " + c.ended
+}

@@ -1,0 +1,98 @@
+package runview
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// How often the tree is drawn. More would only cost.
+const (
+	frames = 15
+	pulse  = 100 * time.Millisecond // of the spinner and the clock
+)
+
+// showCursor makes the cursor visible again.
+const showCursor = "\x1b[?25h"
+
+// Live draws a run as a tree on a terminal. It reads no keys, so Ctrl-C stays a signal.
+type Live struct {
+	w       io.Writer
+	program *tea.Program
+	done    chan struct{}
+}
+
+// NewLive begins to draw. Close it.
+func NewLive(w io.Writer) *Live {
+	l := &Live{w: w, done: make(chan struct{})}
+	l.program = tea.NewProgram(model{tree: newTree(), width: 80, height: 24, now: time.Now()},
+		tea.WithOutput(w), tea.WithInput(nil), tea.WithoutSignalHandler(), tea.WithFPS(frames))
+	go func() {
+		defer close(l.done)
+		_, _ = l.program.Run() // a view that fails is no reason to end the run
+	}()
+	return l
+}
+
+// Event shows what an event tells.
+func (l *Live) Event(e rlm.Event) { l.program.Send(e) }
+
+// Note shows a line below the tree until something else is to be said there.
+func (l *Live) Note(text string) { l.program.Send(note(text)) }
+
+// Close draws the tree a last time and leaves it on the screen.
+func (l *Live) Close() {
+	l.program.Quit()
+	<-l.done
+}
+
+// Abandon gives the terminal back at once, for a program that leaves without ceremony.
+func (l *Live) Abandon() { _, _ = fmt.Fprint(l.w, showCursor+"\r\n") }
+
+type (
+	note string
+	tick time.Time
+)
+
+// model is the state of the view.
+type model struct {
+	tree          *tree
+	note          string
+	width, height int
+	now           time.Time
+}
+
+// Init implements tea.Model.
+func (m model) Init() tea.Cmd { return again() }
+
+func again() tea.Cmd { return tea.Tick(pulse, func(t time.Time) tea.Msg { return tick(t) }) }
+
+// Update implements tea.Model.
+func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case rlm.Event:
+		m.tree.take(&msg)
+	case note:
+		m.note = string(msg)
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case tick:
+		m.now = time.Time(msg)
+		return m, again()
+	}
+	return m, nil
+}
+
+// View implements tea.Model.
+func (m model) View() tea.View {
+	lines := m.tree.render(m.width, m.height, m.now)
+	if m.note != "" && m.tree.ended == nil {
+		lines = append(lines, m.note)
+	}
+	return tea.NewView(strings.Join(lines, "\n") + "\n")
+}

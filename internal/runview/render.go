@@ -1,0 +1,161 @@
+package runview
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// Colours. A terminal without them, or a user who wants none, gets none: bubbletea sees to that.
+const (
+	bold  = "\x1b[1m"
+	dim   = "\x1b[2m"
+	green = "\x1b[32m"
+	red   = "\x1b[31m"
+	cyan  = "\x1b[36m"
+	off   = "\x1b[m"
+)
+
+var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+
+// render draws the tree as lines that fit. When there are too many, the first turns give way.
+func (t *tree) render(width, height int, now time.Time) []string {
+	head := []string{bold + oneLine(t.query) + off}
+	for _, c := range t.contexts {
+		head = append(head, dim+contextLine(c)+off)
+	}
+	body := t.drawNode(t.node("0"), "", now)
+	foot := t.footer(now)
+	if room := height - len(head) - len(foot) - 1; len(body) > room && room > 0 {
+		hidden := len(body) - room + 1
+		body = append([]string{dim + fmt.Sprintf("… %s above", count(int64(hidden), "line", "lines")) + off}, body[hidden:]...)
+	}
+	lines := append(append(head, body...), foot...)
+	for i, l := range lines {
+		lines[i] = ansi.Truncate(l, max(width, 1), "…")
+	}
+	return lines
+}
+
+func (t *tree) footer(now time.Time) []string {
+	at := now
+	if t.ended != nil {
+		at = t.last
+	}
+	line := spent(t.usage, at.Sub(t.began))
+	if t.open > 0 && t.ended == nil {
+		line += " · " + count(int64(t.open), "call", "calls") + " under way"
+	}
+	lines := []string{dim + line + off}
+	switch {
+	case t.ended != nil && t.ended.Reason == rlm.ReasonAnswered:
+		lines = append(lines, green+"✓"+off+" answered")
+	case t.ended != nil:
+		lines = append(lines, red+"✗"+off+" ended without an answer: "+string(t.ended.Reason))
+	case t.note != "":
+		lines = append(lines, dim+t.note+off)
+	}
+	return lines
+}
+
+// drawNode draws the turns of a node.
+func (t *tree) drawNode(n *node, indent string, now time.Time) []string {
+	if n.plain != nil {
+		return []string{indent + mark(!n.plain.done && t.ended == nil, true, now) + " " + n.plain.model + " is asked directly: the context is small"}
+	}
+	if len(n.turns) == 0 && t.ended == nil && !n.done {
+		return []string{indent + mark(true, true, now) + " the sandbox is made ready"}
+	}
+	var lines []string
+	for i, u := range n.turns {
+		branch, below := "├ ", "│ "
+		if i == len(n.turns)-1 {
+			branch, below = "└ ", "  "
+		}
+		lines = append(lines, dim+indent+branch+off+t.drawTurn(u, now))
+		lines = append(lines, t.drawChildren(u, indent+below, now)...)
+	}
+	return lines
+}
+
+func (t *tree) drawTurn(u *turn, now time.Time) string {
+	over := t.ended != nil
+	running := u.ended.IsZero() && !over
+	ok := u.cell == nil || u.cell.ok || u.cell.running
+	parts := []string{}
+	switch c := u.cell; {
+	case u.thinking && !over:
+		parts = append(parts, "the model thinks")
+	case c == nil:
+		parts = append(parts, "no code")
+	default:
+		line, more := codeLine(c.code)
+		parts = append(parts, cyan+clip(oneLine(line), 60)+off+dim+moreLines(more)+off)
+		if !c.ok && !c.running {
+			parts = append(parts, red+failed(c)+off)
+		}
+	}
+	if u.asked > 0 {
+		calls := fmt.Sprintf("%s of %s", thousands(int64(u.heard)), count(int64(u.asked), "call", "calls"))
+		if u.heard == u.asked {
+			calls = count(int64(u.asked), "call", "calls")
+		}
+		parts = append(parts, calls, count(u.tokens, "token", "tokens"))
+	}
+	if u.failed > 0 {
+		parts = append(parts, red+thousands(int64(u.failed))+" failed"+off)
+	}
+	until := u.ended
+	if until.IsZero() {
+		until = now
+		if over {
+			until = t.last
+		}
+	}
+	parts = append(parts, dim+span(until.Sub(u.began))+off)
+	return fmt.Sprintf("%s turn %d  %s", mark(running, ok, now), u.n, strings.Join(parts, " · "))
+}
+
+func (t *tree) drawChildren(u *turn, indent string, now time.Time) []string {
+	shown := u.children
+	if len(shown) > maxChildren {
+		// Those that still work are of interest, then the latest.
+		var busy []*node
+		for _, c := range shown {
+			if !c.done {
+				busy = append(busy, c)
+			}
+		}
+		shown = shown[len(shown)-maxChildren:]
+		if len(busy) > 0 {
+			shown = busy[:min(len(busy), maxChildren)]
+		}
+	}
+	var lines []string
+	for _, c := range shown {
+		running := !c.done && t.ended == nil
+		title := fmt.Sprintf("child run  %s", clip(oneLine(c.title), 60))
+		lines = append(lines, dim+indent+off+mark(running, c.reason == rlm.ReasonAnswered, now)+" "+title)
+		if running {
+			lines = append(lines, t.drawNode(c, indent+"  ", now)...)
+		}
+	}
+	if hidden := len(u.children) - len(shown); hidden > 0 {
+		lines = append(lines, dim+indent+fmt.Sprintf("… and %s", count(int64(hidden), "child run", "child runs"))+off)
+	}
+	return lines
+}
+
+func mark(running, ok bool, now time.Time) string {
+	switch {
+	case running:
+		return cyan + string(spinner[int(now.UnixMilli()/100)%len(spinner)]) + off
+	case ok:
+		return green + "✓" + off
+	}
+	return red + "✗" + off
+}

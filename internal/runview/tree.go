@@ -1,0 +1,246 @@
+package runview
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// maxChildren is how many children of one turn are listed; a run may have thousands.
+const maxChildren = 4
+
+// tree is what is known of a run from its events.
+type tree struct {
+	run, query, model string
+	began             time.Time
+	contexts          []rlm.ContextNote
+	bytes             int64
+	usage             llm.Usage
+	open              int // model calls under way
+	nodes             map[string]*node
+	note              string // the last thing of interest that is no turn
+	answer            *rlm.Answer
+	ended             *rlm.Result
+	last              time.Time
+}
+
+// node is the run itself or one of its children.
+type node struct {
+	id, title string
+	turns     []*turn
+	plain     *call // asked directly, without turns
+	done      bool
+	reason    rlm.Reason
+}
+
+// turn is one step of a node.
+type turn struct {
+	n            int
+	began, ended time.Time
+	thinking     bool // the model is asked for it
+	reply        int64
+	cell         *cell
+	cells        int
+	asked, heard int // calls that code made
+	cached       int
+	failed       int
+	tokens       int64
+	children     []*node
+}
+
+type cell struct {
+	lang, code string
+	running    bool
+	ok         bool
+	ended      string
+	err        string
+	output     int64
+	wall       time.Duration
+}
+
+type call struct {
+	model string
+	done  bool
+}
+
+func newTree() *tree { return &tree{nodes: map[string]*node{}} }
+
+// take learns from one event. An event that cannot be read is of a newer program, and is passed over.
+func (t *tree) take(e *rlm.Event) {
+	t.last = e.Time
+	if t.began.IsZero() {
+		t.began = e.Time
+	}
+	n := t.node(e.Node)
+	switch e.Kind {
+	case rlm.KindRunStarted:
+		var d rlm.RunStarted
+		if e.Decode(&d) == nil {
+			t.run, t.query, t.model = d.Run, d.Query, d.Model
+		}
+	case rlm.KindContext:
+		var d rlm.ContextLoaded
+		if e.Decode(&d) == nil && e.Depth == 0 {
+			t.contexts, t.bytes = d.Contexts, d.Bytes
+		}
+	case rlm.KindTurnStarted:
+		n.turns = append(n.turns, &turn{n: e.Turn, began: e.Time})
+	case rlm.KindTurnEnded:
+		if u := n.last(); u != nil {
+			u.ended, u.thinking = e.Time, false
+		}
+	case rlm.KindCellStarted, rlm.KindCellEnded:
+		n.takeCell(e)
+	case rlm.KindCallStarted, rlm.KindCallEnded:
+		t.takeCall(n, e)
+	case rlm.KindChildStarted:
+		var d rlm.ChildStarted
+		if e.Decode(&d) == nil {
+			c := t.node(d.Node)
+			c.title = d.Preview
+			if u := n.last(); u != nil {
+				u.children = append(u.children, c)
+			}
+		}
+	case rlm.KindChildEnded:
+		var d rlm.ChildEnded
+		if e.Decode(&d) == nil {
+			c := t.node(d.Node)
+			c.done, c.reason = true, d.Reason
+		}
+	case rlm.KindCompacted:
+		t.note = "the conversation was shortened to a summary"
+	case rlm.KindSnapshot:
+		t.note = "a snapshot was taken"
+	case rlm.KindResumed:
+		var d rlm.Resumed
+		if e.Decode(&d) == nil {
+			t.note = resumed(d)
+			t.ended, t.open = nil, 0
+			if u := n.last(); u != nil && u.ended.IsZero() { // it is done again
+				n.turns = n.turns[:len(n.turns)-1]
+			}
+		}
+	case rlm.KindAnswer:
+		var d rlm.Answer
+		if e.Decode(&d) == nil && e.Depth == 0 {
+			t.answer = &d
+		}
+	case rlm.KindRunEnded:
+		var d rlm.Result
+		if e.Decode(&d) == nil {
+			t.ended, t.usage = &d, d.Usage
+		}
+	}
+}
+
+func resumed(d rlm.Resumed) string {
+	what := map[string]string{
+		rlm.HowAttached: "its sandbox was still there", rlm.HowRestored: "its sandbox was restored from a snapshot", rlm.HowRebuilt: "its sandbox was made anew",
+	}[d.How]
+	s := fmt.Sprintf("resumed behind turn %d: %s", d.Turn, what)
+	if d.Rerun > 0 {
+		s += fmt.Sprintf(", and %s run again", count(int64(d.Rerun), "turn was", "turns were"))
+	}
+	return s
+}
+
+func (t *tree) node(id string) *node {
+	n := t.nodes[id]
+	if n == nil {
+		n = &node{id: id}
+		t.nodes[id] = n
+	}
+	return n
+}
+
+func (n *node) last() *turn {
+	if len(n.turns) == 0 {
+		return nil
+	}
+	return n.turns[len(n.turns)-1]
+}
+
+func (n *node) takeCell(e *rlm.Event) {
+	u := n.last()
+	if u == nil {
+		return
+	}
+	if e.Kind == rlm.KindCellStarted {
+		var d rlm.CellStarted
+		if e.Decode(&d) == nil {
+			u.cell, u.cells = &cell{lang: d.Lang, code: d.Code, running: true}, u.cells+1
+		}
+		return
+	}
+	var d rlm.CellEnded
+	if e.Decode(&d) == nil && u.cell != nil {
+		u.cell.running, u.cell.ok, u.cell.ended, u.cell.err = false, d.OK, string(d.Ended), d.Error
+		u.cell.output, u.cell.wall = d.Produced, d.Wall
+	}
+}
+
+func (t *tree) takeCall(n *node, e *rlm.Event) {
+	u := n.last()
+	if e.Kind == rlm.KindCallStarted {
+		var d rlm.CallStarted
+		if e.Decode(&d) != nil {
+			return
+		}
+		t.open++
+		switch {
+		case d.Call == rlm.CallPlain:
+			n.plain = &call{model: d.Model}
+		case u == nil:
+		case d.Call == rlm.CallSub:
+			u.asked++
+		default:
+			u.thinking = true
+		}
+		return
+	}
+	var d rlm.CallEnded
+	if e.Decode(&d) != nil {
+		return
+	}
+	t.open = max(0, t.open-1)
+	t.usage = t.usage.Add(d.Usage)
+	switch {
+	case d.Call == rlm.CallPlain && n.plain != nil:
+		n.plain.done = true
+	case u == nil:
+	case d.Call == rlm.CallSub:
+		u.heard++
+		u.asked = max(u.asked, u.heard) // one from the cache never began
+		u.tokens += d.Usage.Tokens()
+		if d.Cached {
+			u.cached++
+		}
+		if d.Error != nil {
+			u.failed++
+		}
+	default:
+		u.thinking, u.reply = false, d.Usage.Output
+	}
+}
+
+// codeLine is the first line of code that does something, and how many more there are.
+func codeLine(code string) (line string, more int) {
+	for l := range strings.Lines(code) {
+		l = strings.TrimSpace(l)
+		switch {
+		case l == "":
+		case line == "" && !strings.HasPrefix(l, "#") && !strings.HasPrefix(l, "import ") && !strings.HasPrefix(l, "from "):
+			line = l
+		default:
+			more++
+		}
+	}
+	if line == "" {
+		line, more = strings.TrimSpace(code), 0
+	}
+	return line, more
+}
