@@ -74,7 +74,8 @@ type coverage struct {
 	calls   []extent      // guarded by mu
 	pending []pendingText // guarded by mu; nil once the places are known
 	waiting int           // guarded by mu; bytes of it
-	ready   bool          // guarded by mu
+	busy    bool          // guarded by mu; texts that waited are looked at
+	ready   bool          // guarded by mu; the places are known, and nothing waits
 }
 
 // coverFile is one file of the context; offset is its place in the sum of all.
@@ -199,7 +200,7 @@ func (c *coverage) build() {
 		c.mu.Lock()
 		pending := c.pending
 		c.pending, c.waiting = nil, 0
-		c.ready = len(pending) == 0
+		c.ready, c.busy = len(pending) == 0, len(pending) > 0
 		c.mu.Unlock()
 		if len(pending) == 0 {
 			return
@@ -360,9 +361,14 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	if c == nil || c.total == 0 {
 		return nil
 	}
-	select {
-	case <-c.built:
-	case <-ctx.Done():
+	c.mu.Lock()
+	waits := c.waiting > 0 || c.busy
+	c.mu.Unlock()
+	if waits {
+		select {
+		case <-c.built:
+		case <-ctx.Done():
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
