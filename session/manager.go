@@ -69,6 +69,7 @@ type Manager struct {
 	closed chan struct{}  // closed when nothing is left
 
 	journal journal
+	counts  counts
 
 	backendMu sync.Mutex
 	chosen    sandbox.Backend       // guarded by backendMu; nil: not yet

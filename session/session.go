@@ -101,6 +101,9 @@ func (s *Session) become(next State, reason string) bool {
 	if s.rec.State != next && !s.rec.State.To(next) {
 		return false
 	}
+	if s.rec.State != next {
+		s.m.counts.add(next)
+	}
 	s.rec.State, s.rec.Reason = next, reason
 	s.dirty = true
 	s.emit(Event{Kind: "state", State: next, Reason: reason}, true)

@@ -86,13 +86,14 @@ type census struct{ m *session.Manager }
 var (
 	descSessions = prometheus.NewDesc("recluse_sessions", "Sessions that hold their key, by state and backend.", []string{"state", "backend"}, nil)
 	descRestored = prometheus.NewDesc("recluse_sessions_restored", "Live sessions that were brought back from a snapshot at least once.", nil, nil)
+	descEntered  = prometheus.NewDesc("recluse_session_changes_total", "Sessions that entered a state: hibernated, lost, expired and so on.", []string{"state"}, nil)
 	descReady    = prometheus.NewDesc("recluse_pool_ready", "Sandboxes that wait to be taken.", []string{"backend"}, nil)
 	descMaking   = prometheus.NewDesc("recluse_pool_making", "Sandboxes that are being made.", []string{"backend"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (n *census) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSessions, descRestored, descReady, descMaking, descTaken, descFailed} {
+	for _, d := range []*prometheus.Desc{descSessions, descRestored, descEntered, descReady, descMaking, descTaken, descFailed} {
 		ch <- d
 	}
 }
@@ -121,6 +122,9 @@ func (n *census) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(descSessions, prometheus.GaugeValue, float64(c), string(g.state), g.backend)
 	}
 	ch <- prometheus.MustNewConstMetric(descRestored, prometheus.GaugeValue, float64(restored))
+	for state, c := range n.m.Entered() {
+		ch <- prometheus.MustNewConstMetric(descEntered, prometheus.CounterValue, float64(c), string(state))
+	}
 	for backend, p := range n.m.PoolStats() {
 		n.pool(ch, backend, p)
 	}

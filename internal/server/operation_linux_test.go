@@ -48,9 +48,12 @@ func TestFiguresForPrometheus(t *testing.T) {
 	}
 	ask(t, k, "", "POST", "/v1/sessions/private-name/cells", `{"code":"1"}`)
 	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms"}`)
+	ask(t, k, "", "POST", "/v1/sessions/private-name/hibernate", "")
+	ask(t, k, "", "POST", "/v1/sessions/private-name/resume", "")
 	a := ask(t, k, "", "GET", "/metrics", "")
 	for _, want := range []string{
 		`recluse_sessions{backend="gvisor",state="ready"} 1`,
+		`recluse_session_changes_total{state="hibernated"} 1`,
 		`recluse_session_create_seconds_count{backend="gvisor"} 1`,
 		`recluse_run_seconds_count{kind="cell"} 1`,
 		`recluse_run_ends_total{ended="timeout",kind="command"} 1`,

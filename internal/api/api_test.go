@@ -1,0 +1,134 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestTextKeepsEveryByte(t *testing.T) {
+	for name, s := range map[string]string{
+		"nothing": "", "a text": "hé\n<&>\u2028", "no text": "\xff\x00", "half a character": "\xc3", "control characters": strings.Repeat("\x00", 100), "one of them": "a\x00b",
+	} {
+		b, err := json.Marshal(Text(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got Text
+		if err := json.Unmarshal(b, &got); err != nil || string(got) != s {
+			t.Errorf("%s: %s became %q, %v", name, b, got, err)
+		}
+	}
+	for _, bad := range []string{`1`, `{}`, `{"base64":"!"}`, `[]`} {
+		var got Text
+		if json.Unmarshal([]byte(bad), &got) == nil {
+			t.Errorf("%s was taken", bad)
+		}
+	}
+}
+
+func TestDurationAsPeopleWriteIt(t *testing.T) {
+	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoTimeout, `""`: 0} {
+		var d Duration
+		if err := json.Unmarshal([]byte(text), &d); err != nil || time.Duration(d) != want {
+			t.Errorf("%s: %v %v", text, d, err)
+		}
+		b, err := json.Marshal(d)
+		var again Duration
+		if err != nil || json.Unmarshal(b, &again) != nil || again != d {
+			t.Errorf("%s: %s %v", text, b, err)
+		}
+	}
+	for _, bad := range []string{`"-1s"`, `30`, `"soon"`, `true`} {
+		var d Duration
+		if json.Unmarshal([]byte(bad), &d) == nil {
+			t.Errorf("%s was taken", bad)
+		}
+	}
+}
+
+func TestProblemGivesItsErrorBack(t *testing.T) {
+	e := &sandbox.Error{Code: session.CodeSpecConflict, Op: "open session", Message: "it differs", Remedy: "end it", Retry: true, Err: errors.New("memory")}
+	p := ProblemOf(e)
+	if p.Status != 409 {
+		t.Errorf("status %d", p.Status)
+	}
+	if got := p.Err(); got.Error() != e.Error() || got.Code != e.Code || !got.Retry {
+		t.Errorf("%v became %v", e, got)
+	}
+	if p := ProblemOf(errors.New("open /home/x/secret: no such file")); strings.Contains(p.Detail+p.Cause, "secret") || p.Code != sandbox.CodeInternal {
+		t.Errorf("a foreign error was told: %+v", p)
+	}
+}
+
+func TestMarkComesBack(t *testing.T) {
+	m := Mark{Op: "c:1", Offsets: Offsets{5, 7}}
+	if got, err := ParseMark(m.String()); err != nil || got != m {
+		t.Errorf("%v %v", got, err)
+	}
+	for _, bad := range []string{"", "1:2", "1:2:", "-1:2:x", "a:b:c"} {
+		if _, err := ParseMark(bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestEventsAreReadOneByOne(t *testing.T) {
+	long := strings.Repeat("x", 100_000)
+	r := NewEventReader(strings.NewReader(": hello\n\nid: 1\nevent: a\ndata: one\n\n:\n\nevent: b\r\ndata: two\r\ndata:three\r\n\r\ndata: " + long + "\n\nid: 4\ndata: half"))
+	var got []Event
+	for {
+		e, err := r.Next()
+		if err != nil {
+			if !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("half an event: %v", err)
+			}
+			break
+		}
+		got = append(got, e)
+	}
+	want := []Event{{ID: "1", Kind: "a", Data: []byte("one")}, {Kind: "b", Data: []byte("two\nthree")}, {Data: []byte(long)}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %.200v", got)
+	}
+}
+
+func TestCellAndCommandGoThereAndBack(t *testing.T) {
+	c := sandbox.Cell{
+		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
+		InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
+	}
+	var in Cell
+	through(t, CellOf(c), &in)
+	if got := in.Sandbox(); !reflect.DeepEqual(got, c) {
+		t.Errorf("got %+v", got)
+	}
+	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, Timeout: time.Minute, ID: "j"}
+	var cmd Command
+	through(t, CommandOf(d), &cmd)
+	if got := cmd.Sandbox(); !reflect.DeepEqual(got, d) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func through(t *testing.T, from, to any) {
+	t.Helper()
+	b, err := json.Marshal(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, to); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+}
