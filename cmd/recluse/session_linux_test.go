@@ -454,6 +454,12 @@ func (w *world) serveByHand(args ...string) (*exec.Cmd, *heard) {
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
+	w.t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+		}
+	})
 	errs.await(w.t, `"msg":"listening"`)
 	return cmd, errs
 }
