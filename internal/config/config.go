@@ -6,6 +6,7 @@
 package config
 
 import (
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -22,6 +23,7 @@ type Config struct {
 	Pool    Pool    `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
 	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
 	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
+	Gate    Gate    `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
 	Models  Models  `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
 	Log     Log     `key:"log" doc:"the log of the server"`
 	Audit   Audit   `key:"audit" doc:"the log of who ran what when"`
@@ -148,6 +150,10 @@ func Default() *Config {
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
+		Gate: Gate{
+			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
+			Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
+		},
 		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth},
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

@@ -112,16 +112,16 @@ func suggest(wrong, section string, known []field) string {
 			near = append(near, f.key)
 		}
 	}
-	if best := nearest(wrong, names); best != "" {
-		return "; did you mean " + best + "?"
-	}
-	// The same name in another section is what people mean, too.
+	// The same name in another section is what people mean, rather than another name that looks like it.
 	if _, name, ok := strings.Cut(wrong, "."); ok {
 		for _, other := range names {
 			if strings.HasSuffix(other, "."+name) {
 				return "; did you mean " + other + "?"
 			}
 		}
+	}
+	if best := nearest(wrong, names); best != "" {
+		return "; did you mean " + best + "?"
 	}
 	return "; known are " + strings.Join(near, ", ")
 }
