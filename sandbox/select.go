@@ -8,11 +8,14 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
+	"time"
 )
 
 // Preference is the order in which backends are tried when the caller has none.
 var Preference = []string{"firecracker", "gvisor", "docker", "local"}
+
+// probeHeadStart is how long a backend is waited for before the next one is asked as well.
+const probeHeadStart = 500 * time.Millisecond
 
 // Requirements says what a chosen backend must offer.
 type Requirements struct {
@@ -23,6 +26,11 @@ type Requirements struct {
 	// AllowNone is the caller's explicit consent to run without isolation. Without
 	// it a backend of IsolationNone is never chosen, wherever it stands in Order.
 	AllowNone bool
+	// AllowContainer is the caller's consent to containers that share the host's kernel, such as Docker's with runc. To name a backend
+	// in Order is consent too. Neither counts in production.
+	AllowContainer bool
+	// All asks every backend, for a full report. Otherwise those behind the chosen one may be left alone: asking costs a sandbox.
+	All bool
 	// Snapshots refuses backends that hold less in a snapshot.
 	Snapshots Snapshots
 	// Logger hears a warning each time no isolation is chosen; nil: slog.Default.
@@ -40,8 +48,9 @@ type Tried struct {
 }
 
 // Select probes the backends and gives the first in order that is healthy and
-// meets the requirements, with a report on each. Probes run at once, each for at
-// most ProbeTimeout. When none fits, the error is ErrNoBackend and names every reason.
+// meets the requirements, with a report on each. Each probe has at most ProbeTimeout,
+// and one that is slow does not keep the next from being asked. When none fits, the
+// error is ErrNoBackend and names every reason.
 func Select(ctx context.Context, backends []Backend, req Requirements) (Backend, []Tried, error) {
 	order := req.Order
 	explicit := len(order) > 0
@@ -71,31 +80,33 @@ func Select(ctx context.Context, backends []Backend, req Requirements) (Backend,
 		return nil, nil, err
 	}
 
-	tried := make([]Tried, len(names))
-	var wg sync.WaitGroup
-	for i, n := range names {
-		wg.Go(func() { tried[i] = probe(ctx, known[n]) })
-	}
-	wg.Wait()
-
-	var chosen Backend
-	for i := range tried {
-		t := &tried[i]
-		if chosen != nil {
-			if t.Health.OK {
-				t.Reason = "works, but " + chosen.Name() + " comes first"
-			}
-			continue
-		}
+	fits := func(t *Tried) bool {
 		if !t.Health.OK {
-			continue
+			return false
 		}
-		if why, remedy := unfit(t, req, production); why != "" {
+		why, remedy := unfit(t, req, explicit, production)
+		if why != "" {
 			t.Reason, t.Remedy = why, remedy
-			continue
 		}
-		t.Chosen, t.Reason = true, "first that works and meets the requirements"
-		chosen = known[t.Name]
+		return why == ""
+	}
+	ask := make([]Backend, len(names))
+	for i, n := range names {
+		ask[i] = known[n]
+	}
+	tried, first := probeInOrder(ctx, ask, fits, req.All)
+	var chosen Backend
+	if first >= 0 {
+		chosen = ask[first]
+		tried[first].Chosen, tried[first].Reason = true, "first that works and meets the requirements"
+	}
+	for i := first + 1; i < len(tried) && chosen != nil; i++ {
+		switch t := &tried[i]; {
+		case t.Name == "":
+			t.Name, t.Reason = names[i], "not asked: "+chosen.Name()+" comes first"
+		case t.Health.OK:
+			t.Reason = "works, but " + chosen.Name() + " comes first"
+		}
 	}
 	if chosen == nil {
 		return nil, tried, noBackend(tried, !req.AllowNone && !production)
@@ -108,6 +119,52 @@ func Select(ctx context.Context, backends []Backend, req Requirements) (Backend,
 		log.WarnContext(ctx, "code will run WITHOUT isolation, with this user's rights", "backend", chosen.Name())
 	}
 	return chosen, tried, nil
+}
+
+// probeInOrder gives the answers, and the index of the first that fits, or -1. The next is asked when the one before does not fit or takes
+// longer than a head start. What was not asked, or not waited for, is left empty.
+func probeInOrder(ctx context.Context, backends []Backend, fits func(*Tried) bool, all bool) (tried []Tried, first int) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tried = make([]Tried, len(backends))
+	type answer struct {
+		i int
+		t Tried
+	}
+	answers := make(chan answer, len(backends))
+	asked, decided := 0, 0
+	next := func() {
+		i := asked
+		asked++
+		go func() { answers <- answer{i, probe(ctx, backends[i])} }()
+	}
+	first = -1
+	for decided < len(backends) {
+		if asked <= decided || all && asked < len(backends) {
+			next()
+			continue
+		}
+		var late <-chan time.Time
+		if asked < len(backends) {
+			late = time.After(probeHeadStart)
+		}
+		select {
+		case a := <-answers:
+			tried[a.i] = a.t
+		case <-late:
+			next()
+		}
+		for decided < asked && tried[decided].Name != "" {
+			if first < 0 && fits(&tried[decided]) {
+				first = decided
+			}
+			decided++
+		}
+		if first >= 0 && !all {
+			return tried, first
+		}
+	}
+	return tried, first
 }
 
 func probe(ctx context.Context, b Backend) Tried {
@@ -135,13 +192,17 @@ func probe(ctx context.Context, b Backend) Tried {
 }
 
 // unfit says why a healthy backend does not meet the requirements, or "".
-func unfit(t *Tried, req Requirements, production bool) (why, remedy string) {
+func unfit(t *Tried, req Requirements, named, production bool) (why, remedy string) {
 	c := t.Capabilities
 	switch {
 	case c.Isolation == IsolationNone && production:
 		return "RECLUSE_ENV=production forbids running without isolation", ""
 	case c.Isolation == IsolationNone && !req.AllowNone:
 		return "gives no isolation, and nobody allowed that", "allow it explicitly, e.g. --allow-no-isolation"
+	case c.Isolation == IsolationContainer && production:
+		return "RECLUSE_ENV=production forbids containers that share the host's kernel", "use a runtime with a kernel of its own, e.g. recluse install-runtime"
+	case c.Isolation == IsolationContainer && !req.AllowContainer && !named:
+		return "its containers share the host's kernel, and nobody allowed that", "name it, e.g. --backend " + t.Name + ", or use a runtime with a kernel of its own (recluse install-runtime)"
 	case c.Isolation < req.MinIsolation:
 		return fmt.Sprintf("isolates by %s, and %s is required", c.Isolation, req.MinIsolation), ""
 	case rank(c.Snapshots) < rank(req.Snapshots):

@@ -80,6 +80,56 @@ func TestSelect(t *testing.T) {
 			code:     CodeBackendUnknown,
 		},
 		{
+			name:     "containers that share the kernel only by consent",
+			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
+			code:     CodeNoBackend,
+			reasons:  map[string]string{"docker": "share the host's kernel, and nobody allowed that", "gvisor": "no engine"},
+		},
+		{
+			name:     "containers by consent, behind what is stronger",
+			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{AllowContainer: true},
+			want:     "gvisor",
+		},
+		{
+			name:     "containers by consent",
+			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
+			req:      Requirements{AllowContainer: true},
+			want:     "docker",
+		},
+		{
+			name:     "to name containers is consent",
+			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
+			req:      Requirements{Order: []string{"gvisor", "docker"}},
+			want:     "docker",
+		},
+		{
+			name:     "containers with a kernel of their own need no consent",
+			backends: []Backend{healthy("docker", IsolationKernel), broken("gvisor", "no engine")},
+			want:     "docker",
+		},
+		{
+			name:     "production takes no consent to containers either",
+			backends: []Backend{healthy("docker", IsolationContainer)},
+			req:      Requirements{Order: []string{"docker"}, AllowContainer: true},
+			env:      "production",
+			code:     CodeNoBackend,
+			reasons:  map[string]string{"docker": "RECLUSE_ENV=production"},
+		},
+		{
+			name:     "production takes containers with a kernel of their own",
+			backends: []Backend{healthy("docker", IsolationKernel)},
+			env:      "production",
+			want:     "docker",
+		},
+		{
+			name:     "a full report asks everybody",
+			backends: []Backend{healthy("docker", IsolationKernel), healthy("gvisor", IsolationKernel)},
+			req:      Requirements{All: true},
+			want:     "gvisor",
+			reasons:  map[string]string{"docker": "works, but gvisor comes first"},
+		},
+		{
 			name:     "too weak",
 			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
 			req:      Requirements{Order: []string{"docker", "gvisor"}, MinIsolation: IsolationKernel},
@@ -195,8 +245,8 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 		if err != nil || b.Name() != "gvisor" {
 			t.Fatalf("chosen is %v, error %v", b, err)
 		}
-		if took := time.Since(began); took != ProbeTimeout {
-			t.Errorf("it took %s; the probes run at once and each for at most %s", took, ProbeTimeout)
+		if took := time.Since(began); took != ProbeTimeout+probeHeadStart {
+			t.Errorf("it took %s; each probe has at most %s, and the next does not wait for it", took, ProbeTimeout)
 		}
 		if !strings.Contains(tried[0].Reason, "did not answer within 2s") || tried[0].Health.OK {
 			t.Errorf("the report says %+v", tried[0])
@@ -205,6 +255,14 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("it was probed %d times", n)
 		}
 	})
+}
+
+func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
+	docker := healthy("docker", IsolationKernel)
+	_, tried, err := Select(t.Context(), []Backend{healthy("gvisor", IsolationKernel), docker}, Requirements{})
+	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not asked: gvisor comes first" {
+		t.Errorf("asked %d times: %+v, %v", docker.asked.Load(), tried, err)
+	}
 }
 
 func TestSelectWarnsEachTimeThereIsNoIsolation(t *testing.T) {
