@@ -55,7 +55,7 @@ func (c *Client) Create(ctx context.Context, name string, o session.OpenOptions)
 }
 
 func openOf(o session.OpenOptions) api.Open {
-	return api.Open{Spec: o.Spec, Backend: o.Backend, Policy: api.PolicyOf(o.Policy), From: o.From, Vars: o.Vars, Gate: o.Gate, Existing: o.Existing, New: o.New}
+	return api.Open{Spec: o.Spec, Backend: o.Backend, Policy: api.PolicyOf(o.Policy), From: o.From, Vars: o.Vars, Gate: o.Gate, Role: o.Role, Existing: o.Existing, New: o.New}
 }
 
 // Get finds a live session. Looking is not use.

@@ -42,7 +42,7 @@ type Checker struct {
 	parser *pythonParser // nil: none on this host
 
 	mu     sync.Mutex
-	failed map[string]failure // guarded by mu; by session
+	failed map[who]failure // guarded by mu
 }
 
 // failure is a session's failures in a row.
@@ -72,7 +72,7 @@ func New(opts Options) (*Checker, error) {
 	if opts.Tries == 0 {
 		opts.Tries = DefaultTries
 	}
-	c := &Checker{opts: opts, failed: map[string]failure{}}
+	c := &Checker{opts: opts, failed: map[who]failure{}}
 	if opts.Rules == nil || opts.Python == "none" {
 		return c, nil
 	}
@@ -183,7 +183,7 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 			Remedy: "name a role that is configured, or configure one without a role",
 		}
 	}
-	g.judge(req.text(), &d, graphMode)
+	g.judge(req.Text(), &d, graphMode)
 	return d, nil
 }
 
@@ -205,19 +205,19 @@ func soften(a Action, m Mode) Action {
 // escalate counts the tries of a session and asks a person where that is due.
 func (c *Checker) escalate(req *Request, d *Decision) error {
 	if d.Action.Runs() {
-		c.succeeded(req.Session)
+		c.Forget(req.Tenant, req.Session)
 		return nil
 	}
 	if c.opts.Approvals != nil {
 		if by, ok := c.opts.Approvals.use(req); ok {
-			c.succeeded(req.Session)
+			c.Forget(req.Tenant, req.Session)
 			d.Action, d.ApprovedBy = Allow, by
 			return nil
 		}
 	}
 	d.Attempt = req.Attempt
 	if d.Attempt == 0 {
-		d.Attempt = c.failure(req.Session)
+		d.Attempt = c.failure(req)
 	}
 	due := d.Attempt >= c.opts.Tries
 	if !due && d.Action != Ask {
@@ -239,24 +239,29 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	return nil
 }
 
-func (c *Checker) succeeded(session string) {
+// who is the session whose tries are counted.
+type who struct{ tenant, session string }
+
+// Forget drops what is remembered of a session: it has ended, or its code has passed.
+func (c *Checker) Forget(tenant, session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.failed, session)
+	delete(c.failed, who{tenant, session})
 }
 
 // failure counts one more, and gives how many there are in a row.
-func (c *Checker) failure(session string) int {
-	if session == "" {
+func (c *Checker) failure(req *Request) int {
+	if req.Session == "" {
 		return 1 // nobody whose tries could be counted
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.failed[session]
+	w := who{req.Tenant, req.Session}
+	f := c.failed[w]
 	f.count++
 	f.last = time.Now()
-	if _, ok := c.failed[session]; !ok && len(c.failed) >= maxSessions {
-		oldest, at := "", f.last
+	if _, ok := c.failed[w]; !ok && len(c.failed) >= maxSessions {
+		oldest, at := who{}, f.last
 		for name, other := range c.failed {
 			if other.last.Before(at) {
 				oldest, at = name, other.last
@@ -264,12 +269,9 @@ func (c *Checker) failure(session string) int {
 		}
 		delete(c.failed, oldest)
 	}
-	c.failed[session] = f
+	c.failed[w] = f
 	return f.count
 }
-
-// Forget drops what is remembered of a session that has ended.
-func (c *Checker) Forget(session string) { c.succeeded(session) }
 
 // reason tells a model what is wrong and how to mend it.
 func reason(d *Decision) string {

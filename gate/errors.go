@@ -13,6 +13,7 @@ const (
 	CodeGraphInvalid     sandbox.Code = "gate_graph_invalid"
 	CodeApprovalUnknown  sandbox.Code = "gate_approval_unknown"
 	CodeApprovalResolved sandbox.Code = "gate_approval_resolved"
+	CodeRefused          sandbox.Code = "refused_by_gate"
 )
 
 // Sentinels for errors.Is.
@@ -22,6 +23,7 @@ var (
 	ErrGraphInvalid     = &sandbox.Error{Code: CodeGraphInvalid}
 	ErrApprovalUnknown  = &sandbox.Error{Code: CodeApprovalUnknown}
 	ErrApprovalResolved = &sandbox.Error{Code: CodeApprovalResolved}
+	ErrRefused          = &sandbox.Error{Code: CodeRefused}
 )
 
 // PositionError is where in a file of rules, terms or edges something is wrong. It is the cause inside the

@@ -98,8 +98,8 @@ type Request struct {
 	Graph Mode `json:"graph,omitempty"`
 }
 
-// text is what is judged as text.
-func (r *Request) text() string {
+// Text is the code, or the words of a command, as a person reads it.
+func (r *Request) Text() string {
 	if r.Language == Command {
 		return strings.Join(r.Args, " ")
 	}
@@ -107,7 +107,7 @@ func (r *Request) text() string {
 }
 
 // empty reports whether there is nothing to judge.
-func (r *Request) empty() bool { return strings.TrimSpace(r.text()) == "" }
+func (r *Request) empty() bool { return strings.TrimSpace(r.Text()) == "" }
 
 // Finding is one thing that a judge has to say.
 type Finding struct {

@@ -33,7 +33,7 @@ func TestRules(ctx context.Context, rules *Rules) (int, error) {
 				return count, err
 			}
 			if got := outcome(findings, r.name); got != t.want {
-				failed = append(failed, fmt.Errorf("line %d: rule %s: %q should be a %s and is a %s", t.line, r.name, show(t.request.text()), t.want, got))
+				failed = append(failed, fmt.Errorf("line %d: rule %s: %q should be a %s and is a %s", t.line, r.name, show(t.request.Text()), t.want, got))
 			}
 		}
 	}

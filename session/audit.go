@@ -131,6 +131,9 @@ func (s *Session) audit(ctx context.Context, e Entry) {
 	s.m.audit(ctx, e)
 }
 
+// Note adds a line about something that a face of this module did beside running code, such as a person's answer to the gate.
+func (m *Manager) Note(ctx context.Context, e Entry) { m.audit(ctx, e) }
+
 // audit adds a line.
 func (m *Manager) audit(ctx context.Context, e Entry) {
 	if a, ok := ctx.Value(actorKey{}).(Actor); ok {

@@ -45,6 +45,9 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 	failpoint("end.saved")
 	s.m.forget(s)
 	close(s.freed)
+	if g, ok := s.m.opts.Gate.(forgetter); ok {
+		g.Forget(s.key.Tenant, s.key.Name)
+	}
 	s.audit(ctx, Entry{Action: string(last), Detail: reason, Error: errorCode(err)})
 	s.m.begin(func() { s.dispose(before) }) // a manager that is being closed leaves it to the next, which finds a stray
 	return true, err

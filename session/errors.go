@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -26,7 +27,7 @@ const (
 	CodeDataLocked                  = store.CodeLocked
 	CodeStoreCorrupt                = store.CodeCorrupt
 	CodeClosing        sandbox.Code = "closing"
-	CodeRefused        sandbox.Code = "refused_by_gate"
+	CodeRefused                     = gate.CodeRefused
 )
 
 // errClosing is what everybody hears once the manager has been given up.

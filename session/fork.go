@@ -135,7 +135,7 @@ func (s *Session) reserve(n int, names []string) ([]*Session, error) {
 	for i, key := range keys {
 		forks[i] = s.m.newSession(record{
 			ID: newID(), Key: key, State: Creating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
-			Gate: proto.Gate, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName,
+			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName,
 		})
 		forks[i].turn <- struct{}{} // makeFork gives it
 		s.m.live[key] = forks[i]

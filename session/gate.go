@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -9,6 +11,11 @@ import (
 
 // MetaGate is the key of a verdict's metadata under which the gate's warning stands.
 const MetaGate = "recluse.gate"
+
+// forgetter is a gate that counts the tries of sessions.
+type forgetter interface {
+	Forget(tenant, session string)
+}
 
 // judged is what the gate has said about a piece of code.
 type judged struct {
@@ -19,41 +26,51 @@ type judged struct {
 // judge asks the gate about code that is about to run. What it refuses, or cannot judge, does not run.
 func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	g := s.m.opts.Gate
-	mode := gate.Mode(s.gateMode())
+	s.mu.Lock()
+	mode, role := gate.Mode(s.rec.Gate), s.rec.Role
+	s.mu.Unlock()
 	if g == nil || mode == gate.ModeOff {
 		return judged{}, nil
 	}
-	req.Tenant, req.Session, req.Rules, req.Graph = s.key.Tenant, s.key.Name, mode, mode
-	d, err := g.Judge(ctx, req)
-	if err != nil {
+	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = s.key.Tenant, s.key.Name, role, mode, mode
+	d, err := gate.Pass(ctx, g, req)
+	if err != nil && d.Action == "" {
 		return judged{action: "error"}, err
 	}
 	j := judged{action: string(d.Action)}
-	if d.Action == gate.Allow {
-		return j, nil
+	if d.Action == gate.Warn {
+		j.warning = d.Reason
 	}
-	s.mu.Lock()
-	s.emit(Event{Kind: "gate", Reason: d.Reason, Attrs: map[string]string{"action": j.action}}, true)
-	s.mu.Unlock()
-	if !d.Action.Runs() {
-		return j, &sandbox.Error{Code: CodeRefused, Op: "judge code", Message: d.Reason, Remedy: "change the code, or open the session with another gate"}
+	if d.Action != gate.Allow || d.ApprovedBy != "" {
+		s.mu.Lock()
+		s.emit(Event{Kind: "gate", Reason: d.Reason, Attrs: attrs(d)}, true)
+		s.mu.Unlock()
 	}
-	j.warning = d.Reason
-	return j, nil
+	return j, err
 }
 
-func (s *Session) gateMode() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec.Gate
+// attrs is a decision as an event tells it.
+func attrs(d gate.Decision) map[string]string {
+	out := map[string]string{"action": string(d.Action)}
+	var rules []string
+	for _, f := range d.Findings {
+		if f.Severity != gate.Allow && !slices.Contains(rules, f.Rule) {
+			rules = append(rules, f.Rule)
+		}
+	}
+	for name, value := range map[string]string{
+		"rules": strings.Join(rules, ","), "approval": d.Approval, "approved_by": d.ApprovedBy, "refused_by": d.RefusedBy,
+	} {
+		if value != "" {
+			out[name] = value
+		}
+	}
+	return out
 }
 
 // judgeCommand asks about a command.
 func (s *Session) judgeCommand(ctx context.Context, c sandbox.Command) (judged, error) {
-	if c.Shell != "" {
-		return s.judge(ctx, gate.Request{Language: gate.Bash, Code: c.Shell})
-	}
-	return s.judge(ctx, gate.Request{Language: gate.Command, Args: c.Args})
+	return s.judge(ctx, gate.Of(c))
 }
 
 // warn puts the gate's warning into a verdict.

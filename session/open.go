@@ -123,7 +123,7 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, o OpenOptions, w wis
 func (m *Manager) newRecord(key Key, o OpenOptions, w wish) record {
 	now := time.Now().UTC()
 	return record{
-		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: w.spec, SpecHash: w.hash, Policy: w.policy, Gate: o.Gate, From: o.From,
+		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: w.spec, SpecHash: w.hash, Policy: w.policy, Gate: o.Gate, Role: o.Role, From: o.From,
 		Created: now, Used: now,
 	}
 }

@@ -39,6 +39,7 @@ type record struct {
 	SpecHash string       `json:"spec_hash"`
 	Policy   Policy       `json:"policy"`
 	Gate     string       `json:"gate,omitempty"`
+	Role     string       `json:"role,omitempty"`
 	From     string       `json:"from,omitempty"` // the snapshot it was made from, as asked for
 	Created  time.Time    `json:"created"`
 	Used     time.Time    `json:"used"`

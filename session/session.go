@@ -77,7 +77,7 @@ func (s *Session) Info() Info {
 // info gives what the record alone tells.
 func (r *record) info() Info {
 	i := Info{
-		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate,
+		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate, Role: r.Role,
 		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Output: r.Output,
 	}
 	if !r.State.Live() {

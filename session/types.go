@@ -78,6 +78,8 @@ type OpenOptions struct {
 	New bool
 	// Gate is off, warn or block; empty: the manager's own.
 	Gate string
+	// Role chooses the thesaurus that the gate judges by; empty: the one without a role.
+	Role string
 }
 
 // Info is what can be said about a session.
@@ -91,6 +93,7 @@ type Info struct {
 	Spec    sandbox.Spec `json:"spec"`
 	Policy  Policy       `json:"policy"`
 	Gate    string       `json:"gate,omitempty"`
+	Role    string       `json:"role,omitempty"`
 	Created time.Time    `json:"created"`
 	Used    time.Time    `json:"used"`              // when it was last used
 	Expires *time.Time   `json:"expires,omitempty"` // nil: never

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -91,7 +92,7 @@ var statuses = map[sandbox.Code]int{
 	session.CodeInvalidKey: http.StatusBadRequest, session.CodeQueueFull: http.StatusTooManyRequests, session.CodeLimit: http.StatusConflict,
 	session.CodeNoExtension: http.StatusConflict, session.CodePaused: http.StatusConflict, session.CodeSnapshotName: http.StatusNotFound,
 	session.CodeSnapshotExists: http.StatusConflict, session.CodeVarUnknown: http.StatusNotFound, session.CodeClosing: http.StatusServiceUnavailable,
-	session.CodeRefused: http.StatusForbidden,
+	session.CodeRefused: http.StatusForbidden, gate.CodeApprovalUnknown: http.StatusNotFound, gate.CodeApprovalResolved: http.StatusConflict,
 
 	sandbox.CodeNotSupported: http.StatusNotImplemented, sandbox.CodeBackendUnknown: http.StatusBadRequest,
 	sandbox.CodeBackendMissing: http.StatusServiceUnavailable, sandbox.CodeNoBackend: http.StatusServiceUnavailable,

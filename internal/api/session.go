@@ -16,7 +16,8 @@ type Open struct {
 	Policy   Policy            `json:"policy,omitzero"`
 	From     string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name"`
 	Vars     map[string]string `json:"vars,omitempty" doc:"the first variables"`
-	Gate     string            `json:"gate,omitempty" doc:"off, warn or block"`
+	Gate     string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
+	Role     string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
 	Existing bool              `json:"existing,omitempty" doc:"do not make a session"`
 	New      bool              `json:"new,omitempty" doc:"do not find one"`
 }

@@ -173,6 +173,12 @@ func (s *Server) table() []route {
 		on("POST", ses+"/forks", "snapshots", "Make live copies", scopeExecute, forkSession).repeating().succeeding(http.StatusCreated).lasting(),
 		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots),
 
+		on("GET", "/v1/approvals", "gate", "List the gate's questions to people", scopeRead, listApprovals).
+			with(param{"state", "string", "only pending, granted, refused or expired ones"}),
+		on("GET", "/v1/approvals/{approval}", "gate", "Look at a question, or wait for its answer", scopeRead, showApproval).
+			with(param{"wait", "boolean", "answer once the question is no longer pending"}).lasting(),
+		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),
+
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
 			with(qLimit, param{"after", "integer", "id behind which to begin"}, param{"session", "string", "only this one"},
 				param{"actor", "string", "only this one"}, param{"action", "string", "only this one"}),

@@ -13,6 +13,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -74,6 +75,8 @@ type Options struct {
 	Health func(context.Context) error
 	// PublicMetrics serves /metrics without a key.
 	PublicMetrics bool
+	// Approvals are the gate's questions to people; nil: nobody is asked.
+	Approvals *gate.Approvals
 	// Tracer makes the spans; nil: the global provider's.
 	Tracer trace.TracerProvider
 }

@@ -77,7 +77,7 @@ func open(c *call, in api.Open) (api.Opened, error) {
 	}
 	began := time.Now()
 	ses, made, err := c.s.manager.Open(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Name}, session.OpenOptions{
-		Spec: in.Spec, Backend: in.Backend, Policy: in.Policy.Session(), From: in.From, Vars: in.Vars, Existing: in.Existing, New: in.New, Gate: in.Gate,
+		Spec: in.Spec, Backend: in.Backend, Policy: in.Policy.Session(), From: in.From, Vars: in.Vars, Existing: in.Existing, New: in.New, Gate: in.Gate, Role: in.Role,
 	})
 	if err != nil {
 		return api.Opened{}, err

@@ -1,0 +1,37 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
+)
+
+// Approvals lists the gate's questions to people, oldest first; an empty state lists all.
+func (c *Client) Approvals(ctx context.Context, state gate.ApprovalState) ([]gate.Approval, error) {
+	q := url.Values{}
+	set(q, "state", string(state))
+	var out api.Approvals
+	err := c.call(ctx, request{op: "list approvals", method: http.MethodGet, path: "/v1/approvals", query: q, again: true}, &out)
+	return out.Approvals, err
+}
+
+// Approval gives one question. With wait it gives it once it is answered or has expired.
+func (c *Client) Approval(ctx context.Context, id string, wait bool) (gate.Approval, error) {
+	q := url.Values{}
+	flag(q, "wait", wait)
+	var out gate.Approval
+	err := c.call(ctx, request{op: "find approval", method: http.MethodGet, path: "/v1/approvals/" + url.PathEscape(id), query: q, again: true}, &out)
+	return out, err
+}
+
+// Resolve answers a question: a grant lets exactly that code run once. It needs a key of scope admin.
+func (c *Client) Resolve(ctx context.Context, id string, grant bool, note string) (gate.Approval, error) {
+	var out gate.Approval
+	err := c.call(ctx, request{
+		op: "resolve approval", method: http.MethodPost, path: "/v1/approvals/" + url.PathEscape(id), body: api.Resolve{Grant: &grant, Note: note},
+	}, &out)
+	return out, err
+}

@@ -1,0 +1,36 @@
+package gate
+
+import (
+	"context"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Pass asks a gate about code that is about to run, the same way for every door. Code that may not run is the error
+// refused_by_gate, whose message is the decision's reason. A nil gate passes everything.
+func Pass(ctx context.Context, g Gate, req Request) (Decision, error) {
+	if g == nil {
+		return Decision{Action: Allow}, nil
+	}
+	d, err := g.Judge(ctx, req)
+	if err != nil || d.Action.Runs() {
+		return d, err
+	}
+	return d, &sandbox.Error{Code: CodeRefused, Op: "judge code", Message: d.Reason, Remedy: d.remedy()}
+}
+
+// remedy is what a caller does about a refusal. The reason says what the code's writer does.
+func (d *Decision) remedy() string {
+	if d.Approval != "" {
+		return "recluse gate grant " + d.Approval + ", or refuse; then send the same code again"
+	}
+	return "change the code as the reason says"
+}
+
+// Of makes the request for a command as package sandbox has it.
+func Of(c sandbox.Command) Request {
+	if c.Shell != "" {
+		return Request{Language: Bash, Code: c.Shell}
+	}
+	return Request{Language: Command, Args: c.Args}
+}

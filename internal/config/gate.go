@@ -1,0 +1,131 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Gate configures what judges code before it runs.
+type Gate struct {
+	Rules      string   `key:"rules" oneof:"off warn block" doc:"how much the rules weigh, in sessions that do not say"`
+	RulesFile  string   `key:"rules_file" doc:"file (YAML) with rules, instead of those that come along; docs/GATE.md shows one"`
+	Graph      string   `key:"graph" oneof:"off warn block" doc:"how much a thesaurus weighs, in sessions that do not say"`
+	Thesaurus  []string `key:"thesaurus" doc:"files with known terms, FILE or ROLE=FILE: JSON, or one term a line; empty: none is asked"`
+	Strictness string   `key:"strictness" oneof:"permissive normal strict" doc:"what a thesaurus asks of code"`
+	MinRatio   float64  `key:"min_ratio" min:"0" doc:"least share of words that must be known terms"`
+	Documents  []string `key:"documents" doc:"texts of a role, FILE or ROLE=FILE: concepts that follow one another in them are connected"`
+	Edges      []string `key:"edges" doc:"files with connections between concepts, FILE or ROLE=FILE"`
+	Tries      int      `key:"tries" min:"1" doc:"refusals in a row of one session after which a person is asked"`
+	Approval   Duration `key:"approval" none:"yes" doc:"how long a question waits for a person's answer, and a grant for its use; none: nobody is asked"`
+	Python     string   `key:"python" doc:"program that parses Python; empty: the one of this machine, none: no program"`
+}
+
+// maxDocument bounds a text that connects concepts.
+const maxDocument = 64 << 20
+
+// Approvals gives the place for questions to people, or nil.
+func (g Gate) Approvals() *gate.Approvals {
+	if g.Approval == None {
+		return nil
+	}
+	return gate.NewApprovals(gate.ApprovalOptions{TTL: g.Approval.Std()})
+}
+
+// Open makes the gate. Whatever cannot be read is an error: a gate is never silently left out. The caller must close it.
+func (g Gate) Open(questions *gate.Approvals) (*gate.Checker, error) {
+	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Tries: g.Tries, Approvals: questions, Python: g.Python}
+	var err error
+	if o.Rules, err = g.rules(); err != nil {
+		return nil, err
+	}
+	if o.Graphs, err = g.graphs(); err != nil {
+		return nil, err
+	}
+	return gate.New(o)
+}
+
+func (g Gate) rules() (*gate.Rules, error) {
+	if g.RulesFile != "" {
+		return gate.LoadRules(g.RulesFile)
+	}
+	return gate.DefaultRules()
+}
+
+// graphs reads thesauri, by role.
+func (g Gate) graphs() (map[string]*gate.Graph, error) {
+	terms := map[string]*gate.Thesaurus{}
+	options := map[string]*gate.GraphOptions{}
+	for _, entry := range g.Thesaurus {
+		role, file := byRole(entry)
+		if terms[role] != nil {
+			return nil, wrongGate("gate.thesaurus: role %q has two files", role)
+		}
+		load := gate.LoadTerms
+		if strings.HasSuffix(file, ".json") {
+			load = gate.LoadThesaurus
+		}
+		t, err := load(file)
+		if err != nil {
+			return nil, err
+		}
+		terms[role], options[role] = t, &gate.GraphOptions{Strictness: gate.Strictness(g.Strictness), MinRatio: g.MinRatio}
+	}
+	for _, entry := range g.Documents {
+		role, file := byRole(entry)
+		if terms[role] == nil {
+			return nil, wrongGate("gate.documents: role %q has no thesaurus", role)
+		}
+		text, err := document(file)
+		if err != nil {
+			return nil, err
+		}
+		options[role].Documents = append(options[role].Documents, text)
+	}
+	for _, entry := range g.Edges {
+		role, file := byRole(entry)
+		if terms[role] == nil {
+			return nil, wrongGate("gate.edges: role %q has no thesaurus", role)
+		}
+		edges, err := gate.LoadEdges(file, terms[role])
+		if err != nil {
+			return nil, err
+		}
+		options[role].Edges = append(options[role].Edges, edges...)
+	}
+	out := map[string]*gate.Graph{}
+	for role, t := range terms {
+		graph, err := gate.NewGraph(t, *options[role])
+		if err != nil {
+			return nil, err
+		}
+		out[role] = graph
+	}
+	return out, nil
+}
+
+// byRole splits ROLE=FILE; a FILE alone is for whoever names no role.
+func byRole(entry string) (role, file string) {
+	if role, file, ok := strings.Cut(entry, "="); ok {
+		return strings.TrimSpace(role), strings.TrimSpace(file)
+	}
+	return "", entry
+}
+
+func document(file string) (string, error) {
+	if fi, err := os.Stat(file); err == nil && fi.Size() > maxDocument {
+		return "", wrongGate("gate.documents: %s is larger than %s", file, Size(maxDocument))
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: "gate.documents: a file cannot be read", Err: err}
+	}
+	return string(b), nil
+}
+
+func wrongGate(format string, args ...any) error {
+	return &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// maxNote bounds what a person says to a decision: it goes to a model.
+const maxNote = 4 << 10
+
+// listApprovals gives the tenant's questions, oldest first.
+func listApprovals(c *call, _ none) (api.Approvals, error) {
+	out := api.Approvals{Approvals: []gate.Approval{}}
+	state := gate.ApprovalState(c.query.Get("state"))
+	switch state {
+	case "", gate.Pending, gate.Granted, gate.Refused, gate.Expired:
+	default:
+		return out, &sandbox.Error{Code: api.CodeInvalidQuery, Op: "list approvals", Message: fmt.Sprintf("%.20q is no state of a question", state), Remedy: "say pending, granted, refused or expired"}
+	}
+	if c.s.opts.Approvals == nil {
+		return out, nil
+	}
+	for _, q := range c.s.opts.Approvals.List(c.who.tenant) {
+		if state == "" || q.State == state {
+			out.Approvals = append(out.Approvals, q)
+		}
+	}
+	return out, nil
+}
+
+// approval finds the question that the path names. One of another tenant is not there.
+func (c *call) approval() (gate.Approval, error) {
+	id := c.r.PathValue("approval")
+	unknown := &sandbox.Error{
+		Code: gate.CodeApprovalUnknown, Op: "find approval", Message: fmt.Sprintf("there is no approval %.60q", id), Remedy: "it may have expired; run the code again to ask anew",
+	}
+	if c.s.opts.Approvals == nil {
+		return gate.Approval{}, unknown
+	}
+	q, err := c.s.opts.Approvals.Get(id)
+	if errors.Is(err, gate.ErrApprovalUnknown) || err == nil && q.Request.Tenant != c.who.tenant {
+		return gate.Approval{}, unknown
+	}
+	return q, err
+}
+
+func showApproval(c *call, _ none) (gate.Approval, error) {
+	q, err := c.approval()
+	if err != nil {
+		return q, err
+	}
+	wait, err := c.flag("wait", false)
+	if err != nil || !wait || q.State != gate.Pending {
+		return q, err
+	}
+	return c.s.opts.Approvals.Wait(c.ctx(), q.ID)
+}
+
+// resolveApproval takes a person's answer. It needs more than a key to run code with: a model must not grant its own.
+func resolveApproval(c *call, in api.Resolve) (gate.Approval, error) {
+	if in.Grant == nil {
+		return gate.Approval{}, invalid("grant must be true or false")
+	}
+	if len(in.Note) > maxNote {
+		return gate.Approval{}, invalid("the note is longer than %d bytes", maxNote)
+	}
+	q, err := c.approval()
+	if err != nil {
+		return q, err
+	}
+	q, err = c.s.opts.Approvals.Resolve(q.ID, *in.Grant, c.who.actor, in.Note)
+	if err != nil {
+		return q, err
+	}
+	c.s.manager.Note(c.ctx(), session.Entry{
+		Tenant: q.Request.Tenant, Session: q.Request.Session, Action: "approval", Detail: q.Request.Text(), Gate: string(q.State), Verdict: q.ID,
+	})
+	return q, nil
+}
