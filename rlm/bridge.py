@@ -18,7 +18,7 @@ import recluse
 _call = recluse.call
 _dumps = json.JSONEncoder(ensure_ascii=False).encode
 _loads = json.loads
-PACK_BYTES = 32 << 20   # of prompts in one call to the host
+PACK_BYTES = 8 << 20    # of prompts in one call to the host: code with a large context has little memory left for copies
 PACK_ITEMS = 5000
 DRAFT_LIMIT = 1 << 20
 VARS_LIMIT = 200
@@ -49,12 +49,9 @@ class Failure:
 
 
 def _ask(name, body):
+    data = _dumps(body).encode("utf-8", "replace")  # half a surrogate pair is no text
     try:
-        data = _dumps(body).encode("utf-8", "surrogatepass")
-    except UnicodeEncodeError:
-        data = json.dumps(body).encode()
-    try:
-        return _loads(_call(name, data.decode("utf-8", "replace").encode()))
+        return _loads(_call(name, data))
     except recluse.CallError as e:
         raise QueryError(e.code, str(e)) from None
 

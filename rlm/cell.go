@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -57,6 +58,11 @@ func (n *node) runCell(ctx context.Context, code string, quiet bool) (*CellEnded
 	quiet = quiet || n.turn <= n.silentTo
 	if !quiet {
 		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "python", Code: code})
+	}
+	if !quiet {
+		if end, err := n.judge(ctx, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
+			return end, err
+		}
 	}
 	n.mu.Lock()
 	n.afterRun, n.ready, n.refusal = nil, nil, ""
@@ -202,10 +208,22 @@ func (n *node) lost(ctx context.Context, err error) error {
 	return err
 }
 
+// judge asks the gate about what a model wrote. What may not run has ended with that; an error means that there was no judgement.
+func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) {
+	req.Session = n.run.id
+	d, err := gate.Pass(ctx, n.run.engine.o.Gate, req)
+	if sandbox.CodeOf(err) != gate.CodeRefused {
+		return nil, err
+	}
+	end := &CellEnded{Ended: sandbox.EndedStart, Error: d.Reason, StateKept: true}
+	n.run.emit(n, n.turn, KindCellEnded, end)
+	return end, nil
+}
+
 // refusedCode is how code ended that was never run because of what it is. That is the model's to know, and no fault of the machine.
 func refusedCode(err error) *CellEnded {
 	switch sandbox.CodeOf(err) {
-	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell:
+	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell, gate.CodeRefused:
 		return &CellEnded{Ended: sandbox.EndedStart, Error: err.Error(), StateKept: true}
 	}
 	return nil
@@ -237,6 +255,9 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	quiet := n.turn <= n.silentTo
 	if !quiet {
 		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "bash", Code: script})
+		if end, err := n.judge(ctx, gate.Request{Language: gate.Bash, Code: script}); end != nil || err != nil {
+			return end, err
+		}
 	}
 	cmdCtx, expired, stop := n.watch(ctx)
 	v, err := n.machine.Run(cmdCtx, sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
@@ -50,6 +51,8 @@ type Options struct {
 	Sandboxes Sandboxes
 	// Spec is what each machine is made from; mounts and memory for the context come on top.
 	Spec sandbox.Spec
+	// Gate judges what the models write before it runs; nil: nobody does. What it refuses is told to the model.
+	Gate gate.Gate
 	// Limits bounds a run; nil: DefaultLimits.
 	Limits *Limits
 	// Dir is where runs are kept; empty: below the user's data directory.
