@@ -22,6 +22,7 @@ type Config struct {
 	Session Session `key:"session" doc:"what a new session gets when its opener does not say"`
 	Pool    Pool    `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
 	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
+	Docker  Docker  `key:"docker" doc:"the docker backend; docs/backends/docker.md tells about it"`
 	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
 	Gate    Gate    `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
 	Models  Models  `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
@@ -85,6 +86,7 @@ type Backend struct {
 	Order            []string `key:"order" doc:"backends to try, in this order; empty: the strongest isolation first"`
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse anything weaker"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"consent to a backend that isolates nothing"`
+	AllowContainer   bool     `key:"allow_container" doc:"consent to containers that share the host's kernel, such as Docker's with runc; to name docker in the order is consent too"`
 }
 
 // Limits configures sandboxes. Zero is the default of package sandbox.
@@ -149,6 +151,7 @@ func Default() *Config {
 			ShrinkAfter: Duration(pool.DefaultShrinkAfter), Wait: Duration(pool.DefaultWait),
 		},
 		Backend: Backend{MinIsolation: "none"},
+		Docker:  defaultDocker(),
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
 		Gate: Gate{
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,

@@ -43,6 +43,7 @@ type Backend struct {
 
 	mu       sync.Mutex
 	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
+	closed   bool                // guarded by mu
 	proven   time.Time           // guarded by mu; when a sandbox could be made last
 }
 
@@ -84,6 +85,7 @@ func New(opts Options) (*Backend, error) {
 // Close lets the engine go. Sandboxes go on, and are found again by the next program of this instance.
 func (b *Backend) Close() error {
 	b.mu.Lock()
+	b.closed = true
 	var open []*machine
 	for _, m := range b.attached {
 		if m != nil {
@@ -126,7 +128,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	}
 	c.Isolation = b.level(f)
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.memory, f.cpu, f.pids
-	c.Notes = append(c.Notes, fmt.Sprintf("Docker %s, API %s, runtime %s", f.version, f.api, f.runtime))
+	c.Notes = append(c.Notes, fmt.Sprintf("Docker %s, API %s, runtime %s of %s", f.version, f.api, f.runtime, strings.Join(f.all, ", ")))
 	if c.Isolation < f.level {
 		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
 	}
@@ -138,6 +140,15 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 
 // Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
+	// Whoever asked may not have waited for the answer, and then closes us: not before the sandbox is gone.
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return sandbox.Health{Reason: "closed"}
+	}
+	b.watchers.Add(1)
+	b.mu.Unlock()
+	defer b.watchers.Done()
 	began := time.Now()
 	h := b.health(ctx)
 	h.Took = time.Since(began)
@@ -232,6 +243,9 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 		return nil, err
 	}
 	b.sweepOnce.Do(func() { b.sweep(ctx) })
+	if err := b.markUsed(); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: b.dir + " cannot be used", Err: err}
+	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
@@ -453,7 +467,7 @@ func (b *Backend) remove(ctx context.Context, container string) error {
 func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox)})
 	if err != nil {
-		return nil, failed(ctx, "list sandboxes", "the engine does not tell", err)
+		return nil, b.excuse(failed(ctx, "list sandboxes", "the engine does not tell", err))
 	}
 	var out []sandbox.Info
 	for _, c := range res.Items {

@@ -9,14 +9,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/docker/cli/cli/config"
 	"github.com/docker/cli/cli/connhelper"
+	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -122,7 +125,8 @@ type facts struct {
 	arch    string // as Go calls it
 	version string
 	api     string
-	runtime string // the one that sandboxes get
+	runtime string   // the one that sandboxes get
+	all     []string // the names of those there are
 	level   sandbox.Isolation
 	memory  bool // limits of memory are kept
 	cpu     bool
@@ -159,18 +163,32 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: op, Message: "it runs " + i.OSType + " containers, and sandboxes are Linux machines", Remedy: "switch it to Linux containers"}
 	}
 	f := &facts{
-		arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: cmp.Or(b.opts.Runtime, i.DefaultRuntime),
+		arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: chooseRuntime(b.opts.Runtime, i), all: slices.Sorted(maps.Keys(i.Runtimes)),
 		memory: i.MemoryLimit, cpu: i.CPUCfsQuota && i.CPUCfsPeriod, pids: i.PidsLimit,
 	}
 	rt, known := i.Runtimes[f.runtime]
 	if !known && b.opts.Runtime != "" && len(i.Runtimes) > 0 && !strings.Contains(f.runtime, ".") { // one with a dot is a shim, which no list names
 		return nil, &sandbox.Error{
 			Code: CodeRuntimeMissing, Op: op, Message: fmt.Sprintf("it has no runtime %q", f.runtime),
-			Remedy: "register it in the engine's daemon.json under runtimes, or leave the runtime out",
+			Remedy: "it has " + strings.Join(f.all, ", ") + "; recluse install-runtime registers runsc",
 		}
 	}
 	f.level = isolationOf(f.runtime, rt.Path)
 	return f, nil
+}
+
+// chooseRuntime gives the name of the runtime that sandboxes get.
+func chooseRuntime(asked string, i system.Info) string {
+	if asked != RuntimeAuto {
+		return cmp.Or(asked, i.DefaultRuntime)
+	}
+	best := i.DefaultRuntime
+	for _, name := range slices.Sorted(maps.Keys(i.Runtimes)) {
+		if isolationOf(name, i.Runtimes[name].Path) > isolationOf(best, i.Runtimes[best].Path) {
+			best = name
+		}
+	}
+	return best
 }
 
 // isolationOf tells what stands between code and host with a runtime, by its name and its program. One that is not known is taken for

@@ -85,6 +85,14 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 	}, nil
 }
 
+// runtimeName is what the engine is told; nothing means its default.
+func (b *Backend) runtimeName(f *facts) string {
+	if b.opts.Runtime == "" {
+		return ""
+	}
+	return f.runtime
+}
+
 // profile is what the engine is told about the walls. All of it can be changed by Options.HostConfig, and nothing of it silently.
 func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	l := p.Spec.Limits
@@ -96,7 +104,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		pids = int64(4*l.Processes + 1024)
 	}
 	hc := &container.HostConfig{
-		Runtime: b.opts.Runtime, NetworkMode: container.NetworkMode(b.network()), Init: &no,
+		Runtime: b.runtimeName(p.facts), NetworkMode: container.NetworkMode(b.network()), Init: &no,
 		LogConfig: container.LogConfig{Type: "none"}, RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true, IpcMode: container.IPCModePrivate,
 		Resources: container.Resources{

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // note is what changes about a sandbox, kept on this machine because labels cannot be changed: which program answers for it since it
@@ -122,4 +123,25 @@ func instanceName(dir string) (string, error) {
 			return "", err
 		}
 	}
+}
+
+// markUsed notes that this instance has made something.
+func (b *Backend) markUsed() error {
+	path := filepath.Join(b.dir, "used")
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	return os.WriteFile(path, nil, 0o600)
+}
+
+// excuse drops the error of an engine that does not answer, when there can be nothing to tell: an instance of this machine's own that
+// has never made anything. Most machines without an engine are such.
+func (b *Backend) excuse(err error) error {
+	if b.opts.Instance != "" || sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+		return err
+	}
+	if _, missing := os.Stat(filepath.Join(b.dir, "used")); !errors.Is(missing, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

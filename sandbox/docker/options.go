@@ -25,6 +25,9 @@ const (
 	PullNever   Pull = "never"
 )
 
+// RuntimeAuto chooses a runtime that does not share the host's kernel, where the engine has one.
+const RuntimeAuto = "auto"
+
 // Options says which engine to use and what its sandboxes are like. The zero Options is the engine that the docker command would use, and
 // the strictest profile.
 type Options struct {
@@ -36,7 +39,8 @@ type Options struct {
 	Image string
 	// Pull is when images are fetched; empty: PullMissing.
 	Pull Pull
-	// Runtime is the engine's name for an OCI runtime, such as runsc; empty: the engine's default.
+	// Runtime is the engine's name for an OCI runtime, such as runsc; empty: the engine's default; RuntimeAuto: one with a kernel of its own
+	// where the engine has it, else the default.
 	Runtime string
 	// Network is the engine's name for the network that sandboxes are in; empty: none at all.
 	Network string

@@ -278,7 +278,7 @@ func (b *Backend) dropNameless(ctx context.Context) {
 func (b *Backend) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot)})
 	if err != nil {
-		return nil, failed(ctx, "list snapshots", "the engine does not tell", err)
+		return nil, b.excuse(failed(ctx, "list snapshots", "the engine does not tell", err))
 	}
 	var out []*sandbox.Snapshot
 	for _, i := range res.Items {
