@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -28,6 +29,9 @@ type socket struct {
 	input  *io.PipeWriter     // nil: no input
 	resize chan sandbox.Size
 	kill   func() // ends the task, so that its verdict comes
+	// stalled says that the caller took no output for so long that the connection was cut. It has not gone, so the task goes on, and the
+	// caller finds the rest where it is kept; meanwhile nobody waits behind it.
+	stalled atomic.Bool
 }
 
 // runSocket runs one cell or command over a WebSocket.
@@ -176,7 +180,9 @@ func (s *socket) read(ctx context.Context) {
 	for {
 		kind, raw, err := s.conn.Read(ctx)
 		if err != nil {
-			s.cancel()
+			if !s.stalled.Load() {
+				s.cancel()
+			}
 			return
 		}
 		if kind == websocket.MessageBinary {
@@ -227,7 +233,7 @@ func (s *socket) send(m api.Control) {
 	if err == nil {
 		err = s.conn.Write(s.c.ctx(), websocket.MessageText, b)
 	}
-	if err != nil {
+	if err != nil && !s.stalled.Load() {
 		s.cancel()
 	}
 }
@@ -252,9 +258,19 @@ func (s *socket) writer(kind byte) io.Writer { return &frames{s, kind} }
 
 // Write implements io.Writer.
 func (f *frames) Write(b []byte) (int, error) {
+	if f.s.stalled.Load() {
+		return len(b), nil
+	}
 	msg := make([]byte, 0, len(b)+1)
 	msg = append(append(msg, f.kind), b...)
-	if f.s.conn.Write(f.s.c.ctx(), websocket.MessageBinary, msg) != nil {
+	ctx, cancel := context.WithCancel(f.s.c.ctx())
+	defer cancel()
+	cut := time.AfterFunc(stallTimeout, func() {
+		f.s.stalled.Store(true) // before the connection is cut, which read notices
+		cancel()
+	})
+	defer cut.Stop()
+	if f.s.conn.Write(ctx, websocket.MessageBinary, msg) != nil && !f.s.stalled.Load() {
 		f.s.cancel()
 	}
 	return len(b), nil
