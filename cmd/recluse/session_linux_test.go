@@ -379,6 +379,15 @@ func TestServerIsReplacedWhenItHangsOrItsSocketIsGone(t *testing.T) {
 	if err := syscall.Kill(second.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	w.await("it stands still", func() bool {
+		tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(second.PID) + "/task/*/stat")
+		for _, task := range tasks {
+			if b, err := os.ReadFile(task); err == nil && !bytes.Contains(b, []byte(") T ")) {
+				return false
+			}
+		}
+		return true
+	})
 	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
 	if third := w.server(); third.PID == second.PID {
 		t.Error("one that hangs was used")

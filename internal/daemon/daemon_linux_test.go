@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -87,6 +88,7 @@ func place(t *testing.T, env ...string) *Place {
 		t.Fatal(err)
 	}
 	t.Setenv(asServer, p.Data)
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // a server must not stay a second longer than its lock
 	for i := 0; i < len(env); i += 2 {
 		t.Setenv(env[i], env[i+1])
 	}
@@ -183,12 +185,31 @@ func TestKilledServerIsReplaced(t *testing.T) {
 	}
 }
 
+// freeze stops a process and waits until all its threads stand still.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatal(tasks, err)
+	}
+	for _, task := range tasks {
+		for {
+			b, err := os.ReadFile(task)
+			if err != nil || strings.Contains(string(b), ") T ") {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
 func TestHungServerIsReplaced(t *testing.T) {
 	p := place(t)
 	first := ensure(t, p, Stamp{})
-	if err := syscall.Kill(first.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	freeze(t, first.PID)
 	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
 		t.Error("the stopped one answered")
 	}
