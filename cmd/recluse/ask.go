@@ -225,7 +225,12 @@ func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options)
 	if err != nil {
 		return nil, err
 	}
-	o.Sandboxes, o.Spec, o.Logger, o.Durable = guarded{rlm.FromBackend(b), w}, spec, a.logger(), true
+	checker, err := a.cfg.Gate.Open(nil)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { checker.Close() })
+	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(b), w}, spec, a.logger(), true, checker
 	e, err := rlm.New(o)
 	if err == nil {
 		a.sweepRuns(ctx, e, b)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -121,11 +122,22 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 
 	ctx, w := a.watch(ctx)
 	defer w.stop()
+	var judged *judging // nil in a session, whose server judges
+	if o.session == "" {
+		if judged, err = a.judge(ctx, o.request(cell, code, script, args)); err != nil {
+			return err
+		}
+	}
 	t, done, err := a.target(ctx, w, o.session, &o.machine)
 	if err != nil {
+		_, _ = judged.wait() // it leaves no process behind
 		return err
 	}
 	defer done()
+	warning, err := judged.wait()
+	if err != nil {
+		return cause(ctx, err)
+	}
 
 	out := &output{w: a.stdout, cancel: w.cancel}
 	errs := &output{w: a.stderr, cancel: w.cancel}
@@ -161,7 +173,19 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	default:
 		v, err = t.Run(ctx, cmd)
 	}
+	a.warned(v, warning)
 	return a.conclude(ctx, o, t, v, err)
+}
+
+// request is what the gate is asked about.
+func (o *execOptions) request(cell bool, code string, script []byte, args []string) gate.Request {
+	switch {
+	case cell:
+		return gate.Request{Language: gate.Python, Code: code}
+	case o.pythonFile != "":
+		return gate.Request{Language: gate.Python, Code: string(script)}
+	}
+	return gate.Request{Language: gate.Command, Args: args}
 }
 
 // background starts a command in a session and prints its id.

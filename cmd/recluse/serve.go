@@ -127,7 +127,15 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	defer stopTraces()
 
 	backends := a.backends(ctx)
-	m, err := session.New(ctx, managerOptions(backends, data, cfg, o.requirements(a), log, o.background))
+	questions := cfg.Gate.Approvals()
+	checker, err := cfg.Gate.Open(questions)
+	if err != nil {
+		return err
+	}
+	defer checker.Close()
+	mo := managerOptions(backends, data, cfg, o.requirements(a), log, o.background)
+	mo.Gate = checker
+	m, err := session.New(ctx, mo)
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -146,7 +154,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	so.Shutdown = stop
+	so.Shutdown, so.Approvals = stop, questions
 	so.Health = func(ctx context.Context) error {
 		_, _, err := sandbox.Select(ctx, backends, o.requirements(a))
 		return err

@@ -89,6 +89,8 @@ and what it begins with.`,
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
 	f.Var(&vars, "var", "set a variable of the session, `K=V` (repeatable)")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
+	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
+	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
 	m.register(f)
 	return c
 }

@@ -1,0 +1,356 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// maxChecked bounds what gate check reads: no cell is larger.
+const maxChecked = 32 << 20
+
+func (a *app) gateCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "gate",
+		Short: "Judge code without running it, test rules, answer the gate's questions",
+		Long: `The gate looks at code before it runs, wherever it comes from: this command line, HTTP, MCP, the library or a model's run. It
+passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is the wall.`,
+		Example: `  recluse gate check script.py
+  recluse gate rules > my-rules.yaml && recluse gate test my-rules.yaml
+  recluse gate list
+  recluse gate grant ID`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
+		a.gateAnswerCommand("grant", "Let exactly this code run once, in its session", true),
+		a.gateAnswerCommand("refuse", "Refuse it, and tell its writer why", false),
+	)
+	return c
+}
+
+type gateCheckOptions struct{ language, mode, role, rules string }
+
+func (a *app) gateCheckCommand() *cobra.Command {
+	var o gateCheckOptions
+	c := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Judge files without running them",
+		Long: `Judge files as the gate would before it lets them run. Nothing is run, and nobody is asked.
+
+The language is told by the name (.py, .sh, .bash) or the first line. Exit status: 0 if all of it would run, 1 if something would
+not, 125 if it could not be judged.`,
+		Example: `  recluse gate check script.py deploy.sh
+  echo 'x=/; rm -rf $x' | recluse gate check --language bash --mode block -
+  recluse gate check --rules my-rules.yaml --json script.py`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error { return a.gateCheck(c.Context(), &o, args) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.language, "language", "", "`python` or bash, where the file does not tell")
+	f.StringVar(&o.mode, "mode", "", "judge as in a session with this gate: off, warn or block (default as configured)")
+	f.StringVar(&o.role, "role", "", "judge by the thesaurus of this `role`")
+	f.StringVar(&o.rules, "rules", "", "judge by the rules of this `file`")
+	return c
+}
+
+// checked is the judgement of one file.
+type checked struct {
+	File string `json:"file"`
+	gate.Decision
+}
+
+func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string) error {
+	var mode gate.Mode
+	if o.mode != "" {
+		var err error
+		if mode, err = gate.ParseMode(o.mode); err != nil {
+			return err
+		}
+	}
+	cfg, err := a.config()
+	if err != nil {
+		return err
+	}
+	g := cfg.Gate
+	if o.rules != "" {
+		g.RulesFile = o.rules
+	}
+	checker, err := g.Open(nil)
+	if err != nil {
+		return err
+	}
+	defer checker.Close()
+	all, refused := []checked{}, false
+	for _, file := range files {
+		req, err := a.codeOf(file, o.language)
+		if err != nil {
+			return err
+		}
+		req.Role, req.Rules, req.Graph, req.Attempt = o.role, mode, mode, 1
+		d, err := checker.Judge(ctx, req)
+		if err != nil {
+			return err
+		}
+		refused = refused || !d.Action.Runs()
+		all = append(all, checked{file, d})
+		if !a.json {
+			printDecision(a.stdout, file, &d)
+		}
+	}
+	if a.json {
+		if err := writeJSON(a.stdout, all); err != nil {
+			return err
+		}
+	}
+	if refused {
+		return exit(1)
+	}
+	return nil
+}
+
+// codeOf reads a file; - is the input.
+func (a *app) codeOf(file, language string) (gate.Request, error) {
+	var in io.Reader = a.stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return gate.Request{}, noCode(err)
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxChecked+1))
+	if err != nil {
+		return gate.Request{}, noCode(err)
+	}
+	if len(b) > maxChecked {
+		return gate.Request{}, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "judge " + file, Message: "it is larger than any code that would be run"}
+	}
+	req := gate.Request{Language: gate.Language(language), Code: string(b)}
+	if language == "" {
+		req.Language = languageOf(file, req.Code)
+	}
+	if req.Language != gate.Python && req.Language != gate.Bash {
+		return req, usage("%s: the language cannot be told; say --language python or bash", file)
+	}
+	return req, nil
+}
+
+func noCode(err error) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: "it cannot be read", Err: err}
+}
+
+// languageOf tells the language by name or first line, or gives "".
+func languageOf(file, code string) gate.Language {
+	switch strings.ToLower(filepath.Ext(file)) {
+	case ".py":
+		return gate.Python
+	case ".sh", ".bash":
+		return gate.Bash
+	}
+	first, _, _ := strings.Cut(code, "\n")
+	if !strings.HasPrefix(first, "#!") {
+		return ""
+	}
+	switch {
+	case strings.Contains(first, "python"):
+		return gate.Python
+	case strings.HasSuffix(strings.Fields(first + " x")[0], "sh"), strings.Contains(first, "bash"):
+		return gate.Bash
+	}
+	return ""
+}
+
+// printDecision tells a judgement as compilers tell mistakes.
+func printDecision(w io.Writer, file string, d *gate.Decision) {
+	for _, f := range d.Findings {
+		word := string(f.Severity)
+		if f.Severity == gate.Allow {
+			word = "note"
+		}
+		if f.Undecidable {
+			word += ", undecidable"
+		}
+		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, oneLine(f.Message), f.Rule)
+		if f.Fix != "" && f.Severity != gate.Allow {
+			fmt.Fprintf(w, "  instead: %s\n", oneLine(f.Fix))
+		}
+	}
+	for _, s := range d.Suggestions {
+		fmt.Fprintf(w, "  %q is not a known term; near it: %s\n", s.Word, strings.Join(s.Near, ", "))
+	}
+	if len(d.ConceptsMatched) > 0 {
+		fmt.Fprintf(w, "  concepts: %s\n", strings.Join(d.ConceptsMatched, ", "))
+	}
+	fmt.Fprintf(w, "%s: %s\n", file, d.Action)
+}
+
+func (a *app) gateTestCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "test RULES", Short: "Run the tests that stand beside rules", Args: cobra.ExactArgs(1),
+		Example: "  recluse gate test my-rules.yaml",
+		RunE: func(c *cobra.Command, args []string) error {
+			rules, err := gate.LoadRules(args[0])
+			if err != nil {
+				return err
+			}
+			n, err := gate.TestRules(c.Context(), rules)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return writeJSON(a.stdout, map[string]int{"rules": len(rules.Names()), "tests": n})
+			}
+			fmt.Fprintf(a.stdout, "%s of %s pass\n", plural(n, "test", "tests"), plural(len(rules.Names()), "rule", "rules"))
+			return nil
+		},
+	}
+}
+
+func (a *app) gateRulesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rules", Short: "Print the rules that come along, as a beginning for one's own", Args: cobra.NoArgs,
+		Example: "  recluse gate rules > my-rules.yaml",
+		RunE: func(*cobra.Command, []string) error {
+			_, err := a.stdout.Write(gate.DefaultRulesFile())
+			return err
+		},
+	}
+}
+
+func (a *app) gateListCommand() *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the gate's questions to you", Args: cobra.NoArgs,
+		Example: "  recluse gate list\n  recluse gate list --all     # answered and expired ones, too",
+		RunE:    func(c *cobra.Command, _ []string) error { return a.gateList(c.Context(), all) },
+	}
+	c.Flags().BoolVar(&all, "all", false, "also those that are answered or have expired")
+	return c
+}
+
+func (a *app) gateList(ctx context.Context, all bool) error {
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	state := gate.Pending
+	if all {
+		state = ""
+	}
+	questions, err := c.Approvals(ctx, state)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return writeJSON(a.stdout, questions)
+	}
+	if len(questions) == 0 {
+		a.say("nothing to answer")
+		return nil
+	}
+	for _, q := range questions {
+		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, oneLine(q.Request.Session), ago(q.Created), q.Request.Language)
+		for line := range strings.Lines(clip(q.Request.Text(), 2000)) {
+			fmt.Fprintf(a.stdout, "    %s\n", oneLine(strings.TrimSuffix(line, "\n")))
+		}
+		for _, f := range q.Decision.Findings {
+			fmt.Fprintf(a.stdout, "  %s\n", oneLine(f.String()))
+		}
+	}
+	return nil
+}
+
+func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
+	var note string
+	c := &cobra.Command{
+		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1), Example: "  recluse gate list\n  recluse gate " + verb + " ID",
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, done, err := a.connect(c.Context())
+			if err != nil {
+				return err
+			}
+			defer done()
+			q, err := cl.Resolve(c.Context(), args[0], grant, note)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return writeJSON(a.stdout, q)
+			}
+			a.say("%s", q.State)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&note, "note", "", "`text` that the code's writer is told")
+	return c
+}
+
+// judging is the gate's judgement of what this call is about to run, begun while its sandbox is made.
+type judging struct {
+	done    chan struct{}
+	warning string
+	err     error
+}
+
+// judge begins to judge code that runs in a sandbox of this call's own. Sessions are judged by their server.
+func (a *app) judge(ctx context.Context, req gate.Request) (*judging, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	j := &judging{done: make(chan struct{})}
+	go func() {
+		defer close(j.done)
+		checker, err := cfg.Gate.Open(nil)
+		if err != nil {
+			j.err = err
+			return
+		}
+		defer checker.Close()
+		req.Attempt = 1
+		d, err := gate.Pass(ctx, checker, req)
+		j.err = err
+		if d.Action == gate.Warn {
+			j.warning = d.Reason
+		}
+	}()
+	return j, nil
+}
+
+// warned tells what the gate had to say about code that ran all the same.
+func (a *app) warned(v *sandbox.Verdict, warning string) {
+	if v == nil {
+		return
+	}
+	if warning != "" {
+		if v.Metadata == nil {
+			v.Metadata = map[string]string{}
+		}
+		v.Metadata[session.MetaGate] = warning
+	}
+	if text := v.Metadata[session.MetaGate]; text != "" && !a.json { // there it is part of the verdict
+		a.say("gate: %s", text)
+	}
+}
+
+// wait gives the judgement; nil has passed.
+func (j *judging) wait() (warning string, err error) {
+	if j == nil {
+		return "", nil
+	}
+	<-j.done
+	return j.warning, j.err
+}
