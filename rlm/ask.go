@@ -96,7 +96,7 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 		}
 	}
 	if rec := r.tape.take(n.id, c.turn, c.call, key); rec != nil {
-		return n.played(c, rec)
+		return n.played(c, rec, chars)
 	}
 	if r.tape.strict() {
 		return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("%s of turn %d asks what was not asked before", c.call, c.turn)}
@@ -200,11 +200,11 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 }
 
 // played gives what an earlier program was told.
-func (n *node) played(c *modelCall, rec *CallEnded) (*llm.Reply, error) {
+func (n *node) played(c *modelCall, rec *CallEnded, chars int64) (*llm.Reply, error) {
 	r := n.run
 	if r.tape.fresh {
 		id := n.callID()
-		r.emit(n, c.turn, KindCallStarted, CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Tokens: c.input, Preview: preview(c.messages)})
+		r.emit(n, c.turn, KindCallStarted, CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
 		end := *rec
 		end.ID = id
 		r.emit(n, c.turn, KindCallEnded, end)

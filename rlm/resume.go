@@ -279,7 +279,11 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	}
 	p.tape.fresh = true
 	r.tape = p.tape
-	r.models = func(int, string) (llm.Model, error) { return paper{}, nil }
+	names := map[int]string{} // who answered at which depth
+	for _, s := range p.spent {
+		names[s.Depth] = s.Model
+	}
+	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, names[depth])}, nil }
 	r.model = paper{p.started.Model}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {

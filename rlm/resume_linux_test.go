@@ -249,11 +249,17 @@ func normal(t *testing.T, e Event) string {
 			t.Fatal(err)
 		}
 	}
-	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns", "limits", "tokens", "chars", "observation", "by", "model"} {
+	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns"} {
 		delete(data, k)
 	}
 	if data["call"] == CallTurn {
-		delete(data, "preview") // it tells how many seconds are left
+		// The prompt tells how many seconds are left.
+		delete(data, "preview")
+		delete(data, "chars")
+		delete(data, "tokens")
+	}
+	if seen, ok := data["observation"].(string); ok {
+		data["observation"], _, _ = strings.Cut(seen, "[left: ")
 	}
 	if inside, ok := data["inside"].(string); ok {
 		data["inside"] = filepath.Dir(inside)
