@@ -154,6 +154,10 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
+	if so.Runs, err = a.keeper(cfg, data, backends, o.requirements(a), checker, log); err != nil {
+		return err
+	}
+	defer so.Runs.Close() // before the manager: they may work in sessions
 	so.Shutdown, so.Approvals = stop, questions
 	so.Health = func(ctx context.Context) error {
 		_, _, err := sandbox.Select(ctx, backends, o.requirements(a))
@@ -206,7 +210,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	for _, l := range listeners {
 		go func() { ended <- srv.Serve(serving, l) }()
 	}
-	err = host.Ready(ctx, func() bool { return occupied(ctx, m) })
+	err = host.Ready(ctx, func() bool { return occupied(ctx, m) || srv.Busy() })
 	if err == nil && background {
 		err = daemon.Tell(os.Stdout, nil)
 	}

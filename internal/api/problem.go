@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -108,6 +110,14 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeFileNotDirectory: http.StatusConflict, sandbox.CodeFileNotEmpty: http.StatusConflict, sandbox.CodePathEscapes: http.StatusBadRequest,
 	sandbox.CodePathInvalid: http.StatusBadRequest, sandbox.CodeTooLarge: http.StatusRequestEntityTooLarge, sandbox.CodeTooMany: http.StatusRequestEntityTooLarge,
 	sandbox.CodeSandboxLost: http.StatusBadGateway, sandbox.CodeGuestLost: http.StatusBadGateway,
+
+	rlm.CodeRunNotFound: http.StatusNotFound, rlm.CodeRunEnded: http.StatusConflict, rlm.CodeInvalidSchema: http.StatusBadRequest,
+	rlm.CodeContextMissing: http.StatusBadRequest, rlm.CodeContextEmpty: http.StatusBadRequest, rlm.CodeContextBinary: http.StatusUnprocessableEntity,
+	rlm.CodeContextUnread: http.StatusUnprocessableEntity, rlm.CodeContextChanged: http.StatusConflict, rlm.CodeBudget: http.StatusUnprocessableEntity,
+	rlm.CodeNoAnswer: http.StatusUnprocessableEntity, rlm.CodePriceUnknown: http.StatusUnprocessableEntity, rlm.CodeWindow: http.StatusUnprocessableEntity,
+	llm.CodeNoModel: http.StatusServiceUnavailable, llm.CodeUnknown: http.StatusNotFound, llm.CodeKeyMissing: http.StatusServiceUnavailable,
+	llm.CodeKeyRefused: http.StatusBadGateway, llm.CodeUnreachable: http.StatusBadGateway, llm.CodeRateLimited: http.StatusTooManyRequests,
+	llm.CodeQuota: http.StatusBadGateway, llm.CodeOverloaded: http.StatusBadGateway,
 }
 
 // Status is the HTTP status of a code.

@@ -21,6 +21,8 @@ func (s *Server) document() *huma.OpenAPI {
 	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
 	reg.RegisterTypeAlias(reflect.TypeFor[api.Text](), text)
 	reg.RegisterTypeAlias(reflect.TypeFor[api.Duration](), duration)
+	reg.RegisterTypeAlias(reflect.TypeFor[json.RawMessage](), reflect.TypeFor[any]()) // any value, not bytes
+	reg.RegisterTypeAlias(reflect.TypeFor[chatText](), text)                          // or parts of type text
 	reg.RegisterTypeAlias(reflect.TypeFor[sandbox.Verdict](), reflect.TypeFor[verdictSchema]())
 	doc := &huma.OpenAPI{
 		OpenAPI: "3.1.0",

@@ -186,6 +186,7 @@ func (s *Server) table() []route {
 		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
 		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),
 	}
+	rs = append(rs, s.runRoutes()...)
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -71,6 +72,8 @@ type Options struct {
 	Version string
 	// Shutdown is called when an operator asks the server to end; nil: nobody can ask.
 	Shutdown func()
+	// Runs looks after runs of models; nil: there are none. Its owner closes it.
+	Runs *runs.Keeper
 	// Health tells readyz whether sandboxes can be made; nil: it looks at the store alone. It is asked every half minute at most.
 	Health func(context.Context) error
 	// PublicMetrics serves /metrics without a key.

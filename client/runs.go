@@ -1,0 +1,162 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// RunOptions is a question for the server's models.
+type RunOptions struct {
+	Query    string
+	Contexts []RunContext
+	Schema   json.RawMessage // that the answer must meet
+	Model    string          // provider/model; empty: as the server is configured
+	Sub      []string        // models of the calls it makes, by depth
+	Limits   RunLimits
+	Labels   map[string]string
+	Session  string // works there; empty: in a sandbox of its own
+}
+
+// RunContext is one context: a text, or a path on the server's machine.
+type RunContext struct {
+	Name string
+	Text string
+	JSON json.RawMessage
+	List []string
+	Path string // only over the socket of one's own server
+}
+
+// RunLimits bounds a run. Nil and zero fields are as the server is configured.
+type RunLimits struct {
+	Tokens *int64
+	Cost   *float64 // US dollars
+	Time   time.Duration
+	Calls  *int64
+	Depth  *int
+	Turns  *int
+}
+
+func (l RunLimits) api() api.RunLimits {
+	return api.RunLimits{Tokens: l.Tokens, Cost: l.Cost, Time: api.Duration(l.Time), Calls: l.Calls, Depth: l.Depth, Turns: l.Turns}
+}
+
+func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }
+
+// StartRun begins a run. It goes on in the server, whether or not anybody watches.
+func (c *Client) StartRun(ctx context.Context, o RunOptions) (*rlm.Info, error) {
+	in := api.NewRun{
+		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits.api(), Labels: o.Labels, Session: o.Session,
+	}
+	for _, x := range o.Contexts {
+		rc := api.RunContext{Name: x.Name, JSON: x.JSON, List: x.List, Path: x.Path}
+		if x.JSON == nil && x.List == nil && x.Path == "" {
+			rc.Text = &x.Text
+		}
+		in.Contexts = append(in.Contexts, rc)
+	}
+	var out rlm.Info
+	err := c.call(ctx, request{op: "begin run", method: http.MethodPost, path: "/v1/runs", body: in}, &out)
+	return &out, err
+}
+
+// Runs lists runs, the newest first.
+func (c *Client) Runs(ctx context.Context) iter.Seq2[*rlm.Info, error] {
+	return func(yield func(*rlm.Info, error) bool) {
+		q := url.Values{}
+		for {
+			var page api.Runs
+			if err := c.call(ctx, request{op: "list runs", method: http.MethodGet, path: "/v1/runs", query: q, again: true}, &page); err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, i := range page.Runs {
+				if !yield(i, nil) {
+					return
+				}
+			}
+			if page.Next == "" {
+				return
+			}
+			q.Set("after", page.Next)
+		}
+	}
+}
+
+// Run looks at a run.
+func (c *Client) Run(ctx context.Context, id string) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "look at run", method: http.MethodGet, path: runPath(id), again: true})
+}
+
+// CancelRun stops a run and tells how it has ended.
+func (c *Client) CancelRun(ctx context.Context, id string) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "cancel run", method: http.MethodPost, path: runPath(id) + "/cancel", again: true})
+}
+
+// ResumeRun goes on with a run that was interrupted, or ended without an answer.
+func (c *Client) ResumeRun(ctx context.Context, id string, limits RunLimits) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "resume run", method: http.MethodPost, path: runPath(id) + "/resume", body: api.ResumeRun{Limits: limits.api()}})
+}
+
+// ForkRun begins a new run that shares its first turns, up to and including at, with another.
+func (c *Client) ForkRun(ctx context.Context, id string, at int, limits RunLimits) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "fork run", method: http.MethodPost, path: runPath(id) + "/fork", body: api.ForkRun{At: at, Limits: limits.api()}})
+}
+
+// DeleteRun removes a run that has ended.
+func (c *Client) DeleteRun(ctx context.Context, id string) error {
+	return c.call(ctx, request{op: "delete run", method: http.MethodDelete, path: runPath(id), again: true}, nil)
+}
+
+// ExportRun writes a run in the JSON Lines layout of the official Python library.
+func (c *Client) ExportRun(ctx context.Context, id string, w io.Writer) error {
+	res, err := c.send(ctx, request{op: "export run", method: http.MethodGet, path: runPath(id) + "/export", again: true})
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(w, res.Body); err != nil {
+		return unreachable(ctx, "export run", err)
+	}
+	return nil
+}
+
+func (c *Client) runInfo(ctx context.Context, r request) (*rlm.Info, error) {
+	var out rlm.Info
+	if err := c.call(ctx, r, &out); err != nil {
+		return nil, err
+	}
+	return &out, nil
+}
+
+// RunEvents gives the events of a run after a number, those to come included, until its end.
+func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq2[rlm.Event, error] {
+	return func(yield func(rlm.Event, error) bool) {
+		r := request{
+			op: "follow run", method: http.MethodGet, path: runPath(id) + "/events", query: url.Values{"after": {strconv.FormatInt(after, 10)}},
+			header: map[string]string{"Accept": api.EventStream},
+		}
+		err := c.listen(ctx, r, func(e api.Event) error {
+			var ev rlm.Event
+			if err := e.Decode(&ev); err != nil {
+				return malformed("follow run", err)
+			}
+			if !yield(ev, nil) {
+				return errStop
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errStop) {
+			yield(rlm.Event{}, err)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/runs"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// keeper makes what looks after the runs of a server.
+func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend, req sandbox.Requirements, checker *gate.Checker, log *slog.Logger) (*runs.Keeper, error) {
+	set, err := cfg.Models.Open()
+	if err != nil {
+		return nil, err
+	}
+	return runs.New(runs.Options{
+		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits(), Gate: checker, Logger: log,
+		Backend: func(ctx context.Context) (sandbox.Backend, error) {
+			b, _, err := sandbox.Select(ctx, backends, req)
+			return b, err
+		},
+	}), nil
+}

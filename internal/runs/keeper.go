@@ -1,0 +1,227 @@
+package runs
+
+import (
+	"context"
+	"io"
+	"iter"
+	"log/slog"
+	"path/filepath"
+	"sync"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// subModels is the label under which a run remembers which models it gave to its calls.
+const subModels = "sub_model"
+
+// DefaultMost is how many runs a tenant may have at once.
+const DefaultMost = 32
+
+// Options makes a Keeper.
+type Options struct {
+	Models *llm.Set
+	Route  llm.Route // where a question names no model
+	// Backend chooses what makes sandboxes. It is asked for each run, because it may not work at first.
+	Backend func(ctx context.Context) (sandbox.Backend, error)
+	Spec    sandbox.Spec
+	DataDir string
+	// Limits holds for runs that give none.
+	Limits rlm.Limits
+	Most   int // runs of a tenant at once; 0: DefaultMost
+	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
+	Gate   *gate.Checker
+	Logger *slog.Logger
+}
+
+// Keeper looks after runs. Its methods may be called from several goroutines.
+type Keeper struct {
+	o    Options
+	ctx  context.Context // ends with the keeper
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool                     // guarded by mu
+	live   map[key]*rlm.Run         // guarded by mu
+	count  map[string]int           // guarded by mu; runs that are under way, by tenant
+	taken  map[string]bool          // guarded by mu; sessions, by id, in which a run works
+	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
+}
+
+type key struct{ tenant, id string }
+
+// New makes a keeper. Close it.
+func New(o Options) *Keeper {
+	if o.Most == 0 {
+		o.Most = DefaultMost
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]bool{}, said: map[string][]llm.Message{}}
+	k.ctx, k.stop = context.WithCancel(context.Background())
+	return k
+}
+
+// Close stops all runs and waits for them. They can be resumed.
+func (k *Keeper) Close() {
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
+	k.stop()
+	k.wg.Wait()
+	k.o.Models.Close()
+}
+
+// Busy reports whether a run is under way.
+func (k *Keeper) Busy() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.live) > 0
+}
+
+// Limits are those of a run that gives none.
+func (k *Keeper) Limits() rlm.Limits { return k.o.Limits }
+
+// Models gives the models by name.
+func (k *Keeper) Models() *llm.Set { return k.o.Models }
+
+// Names lists the models that are configured, the default one first.
+func (k *Keeper) Names(ctx context.Context) ([]string, error) {
+	r, err := k.o.Models.Route(ctx, k.o.Route)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	seen := map[string]bool{}
+	for depth := range len(k.o.Route.Sub) + 1 {
+		if name := r.At(depth).Info().Name; !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// dir is where the runs of a tenant are kept. Those of the user's own are where the command line keeps them.
+func (k *Keeper) dir(tenant string) string {
+	if tenant == session.DefaultTenant {
+		return filepath.Join(k.o.DataDir, "runs")
+	}
+	return filepath.Join(k.o.DataDir, "tenants", "t-"+tenant, "runs") // a tenant may be called ".."
+}
+
+// reader is an engine for what is on disk.
+func (k *Keeper) reader(tenant string) (*rlm.Engine, error) {
+	return rlm.New(rlm.Options{
+		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }, Sandboxes: rlm.FromBackend(nil), Dir: k.dir(tenant), Logger: k.o.Logger,
+	})
+}
+
+// engine is one that works.
+func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route) (*rlm.Engine, error) {
+	if route.Root == "" {
+		route.Root = k.o.Route.Root
+	}
+	if len(route.Sub) == 0 {
+		route.Sub = k.o.Route.Sub
+	}
+	r, err := k.o.Models.Route(ctx, route)
+	if err != nil {
+		return nil, err
+	}
+	b, err := k.o.Backend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return rlm.New(rlm.Options{
+		Models: rlm.Routed(r), Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Logger: k.o.Logger,
+	})
+}
+
+// List gives the tenant's runs, the newest first.
+func (k *Keeper) List(tenant string) iter.Seq2[*rlm.Info, error] {
+	e, err := k.reader(tenant)
+	if err != nil {
+		return func(yield func(*rlm.Info, error) bool) { yield(nil, err) }
+	}
+	return e.Runs()
+}
+
+// Show tells about one run.
+func (k *Keeper) Show(tenant, id string) (*rlm.Info, error) {
+	e, err := k.reader(tenant)
+	if err != nil {
+		return nil, err
+	}
+	return e.Show(id)
+}
+
+// Export writes a run in the layout of the official Python library.
+func (k *Keeper) Export(tenant, id string, w io.Writer) error {
+	e, err := k.reader(tenant)
+	if err != nil {
+		return err
+	}
+	return e.Export(id, w)
+}
+
+// Delete removes a run that nobody works on.
+func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
+	b, err := k.o.Backend(ctx)
+	if err != nil {
+		return err
+	}
+	e, err := rlm.New(rlm.Options{
+		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }, Sandboxes: rlm.FromBackend(b), Dir: k.dir(tenant), Logger: k.o.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	return e.Delete(ctx, id)
+}
+
+// Events gives the events of a run after a number; of one that is under way here also those to come.
+func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64) iter.Seq2[rlm.Event, error] {
+	k.mu.Lock()
+	r := k.live[key{tenant, id}]
+	k.mu.Unlock()
+	if r != nil {
+		return r.Events(ctx, after)
+	}
+	return func(yield func(rlm.Event, error) bool) {
+		e, err := k.reader(tenant)
+		if err != nil {
+			yield(rlm.Event{}, err)
+			return
+		}
+		for ev, err := range e.Events(id) {
+			if err == nil && ev.Seq <= after {
+				continue
+			}
+			if !yield(ev, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Cancel stops a run that is under way here, and tells how it has ended. One that has ended already is no error.
+func (k *Keeper) Cancel(ctx context.Context, tenant, id string) (*rlm.Info, error) {
+	k.mu.Lock()
+	r := k.live[key{tenant, id}]
+	k.mu.Unlock()
+	if r != nil {
+		r.Cancel()
+		select {
+		case <-r.Done():
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	return k.Show(tenant, id)
+}

@@ -1,0 +1,172 @@
+package runs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// maxHistory is how many messages of a session's earlier questions the next one can look at.
+const maxHistory = 64
+
+// Ask is a question with where and by whom it is to be answered.
+type Ask struct {
+	rlm.Question
+	Sub     []string         // models of the calls it makes
+	Session *session.Session // works there; nil: in a sandbox of its own
+}
+
+// Start begins a run for a tenant. It goes on when ctx ends.
+func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, error) {
+	q := a.Question
+	if len(a.Sub) > 0 {
+		q.Labels = maps.Clone(q.Labels)
+		if q.Labels == nil {
+			q.Labels = map[string]string{}
+		}
+		q.Labels[subModels] = strings.Join(a.Sub, " ")
+	}
+	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub})
+	if err != nil {
+		return nil, err
+	}
+	if a.Session == nil {
+		return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+	}
+	return k.startIn(ctx, tenant, e, q, a.Session)
+}
+
+// startIn begins a run in a session. Its variables are those of the questions before.
+func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rlm.Question, s *session.Session) (*rlm.Run, error) {
+	id := s.ID()
+	k.mu.Lock()
+	busy := k.taken[id]
+	k.taken[id] = true
+	q.History = k.said[id]
+	k.mu.Unlock()
+	if busy {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
+		}
+	}
+	free := func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.taken, id)
+	}
+	m, release, err := inSession(ctx, s)
+	if err != nil {
+		free()
+		return nil, err
+	}
+	asked := q.Query
+	q.Machine = m
+	if len(q.Inputs) == 0 && len(q.History) > 0 {
+		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
+	}
+	r, err := k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
+		release()
+		free()
+		if res == nil || res.Reason != rlm.ReasonAnswered {
+			return
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		said := append(k.said[id], llm.Message{Role: llm.User, Content: asked}, llm.Message{Role: llm.Assistant, Content: res.Answer})
+		k.said[id] = said[max(0, len(said)-maxHistory):]
+	})
+	if err != nil {
+		release()
+		free()
+	}
+	return r, err
+}
+
+// Resume goes on with a run that was interrupted or ended without an answer.
+func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits) (*rlm.Run, error) {
+	e, err := k.again(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) }, nil)
+}
+
+// Fork begins a new run that shares its first turns with a kept one.
+func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits) (*rlm.Run, error) {
+	e, err := k.again(ctx, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) }, nil)
+}
+
+// again is an engine with the models of a kept run.
+func (k *Keeper) again(ctx context.Context, tenant, id string) (*rlm.Engine, error) {
+	info, err := k.Show(tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])})
+}
+
+// begin starts a run and keeps it until its end.
+func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, error), ended func(*rlm.Result)) (*rlm.Run, error) {
+	if err := k.admit(tenant); err != nil {
+		return nil, err
+	}
+	r, err := start(k.ctx)
+	if err != nil {
+		k.leave(tenant)
+		return nil, err
+	}
+	at := key{tenant, r.ID()}
+	k.mu.Lock()
+	k.live[at] = r
+	k.mu.Unlock()
+	go func() {
+		defer k.leave(tenant)
+		res, err := r.Wait()
+		k.mu.Lock()
+		delete(k.live, at)
+		k.mu.Unlock()
+		if ended != nil {
+			ended(res)
+		}
+		if err != nil {
+			k.o.Logger.Info("a run ended without an answer", "run", at.id, "tenant", tenant, "error", err)
+		}
+	}()
+	return r, nil
+}
+
+// admit takes the place of one more run; who has it calls leave.
+func (k *Keeper) admit(tenant string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return &sandbox.Error{Code: session.CodeClosing, Op: "begin run", Message: "the server is being stopped", Retry: true}
+	}
+	n := k.count[tenant]
+	if n >= k.o.Most {
+		return &sandbox.Error{Code: session.CodeQueueFull, Op: "begin run", Message: fmt.Sprintf("%d runs are under way", n), Remedy: "wait for one of them, or cancel it", Retry: true}
+	}
+	k.count[tenant]++
+	k.wg.Add(1)
+	return nil
+}
+
+// leave gives the place back.
+func (k *Keeper) leave(tenant string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.count[tenant]--; k.count[tenant] == 0 {
+		delete(k.count, tenant)
+	}
+	k.wg.Done()
+}

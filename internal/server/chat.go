@@ -1,0 +1,402 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/runs"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// The rule by which a conversation becomes a question. It is documented: change docs/RLM.md with it.
+const (
+	chatRunTokens = rlm.DefaultPlainBelow // below, a conversation is handed to the model as it is
+	chatLongText  = 8_000                 // characters; a longer text of a message is context
+)
+
+// headerRun names the run that has answered.
+const headerRun = "X-Recluse-Run"
+
+// chatRequest is what we heed of OpenAI's request. What else clients send is passed over.
+type chatRequest struct {
+	Model               string        `json:"model"`
+	Messages            []chatMessage `json:"messages"`
+	Stream              bool          `json:"stream,omitempty"`
+	StreamOptions       streamOptions `json:"stream_options,omitzero"`
+	MaxTokens           int64         `json:"max_tokens,omitempty"`
+	MaxCompletionTokens int64         `json:"max_completion_tokens,omitempty"`
+	Temperature         *float64      `json:"temperature,omitempty"`
+	Stop                chatStop      `json:"stop,omitempty"`
+	ResponseFormat      *chatFormat   `json:"response_format,omitempty"`
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage,omitempty"`
+}
+
+type chatMessage struct {
+	Role    string   `json:"role"`
+	Content chatText `json:"content"`
+}
+
+// chatFormat asks for JSON.
+type chatFormat struct {
+	Type       string `json:"type"`
+	JSONSchema struct {
+		Schema json.RawMessage `json:"schema"`
+	} `json:"json_schema,omitzero"`
+}
+
+// chatText is the texts of a message: one, or several parts.
+type chatText []string
+
+// UnmarshalJSON implements json.Unmarshaler. Parts that are no text are refused.
+func (t *chatText) UnmarshalJSON(b []byte) error {
+	var one *string
+	if json.Unmarshal(b, &one) == nil {
+		if *t = nil; one != nil {
+			*t = chatText{*one}
+		}
+		return nil
+	}
+	var parts []struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(b, &parts); err != nil {
+		return err
+	}
+	*t = nil
+	for _, p := range parts {
+		if p.Type != "text" {
+			return invalid("a part of type %q: only text can be read here", p.Type)
+		}
+		*t = append(*t, p.Text)
+	}
+	return nil
+}
+
+// chatStop is one word or several.
+type chatStop []string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *chatStop) UnmarshalJSON(b []byte) error {
+	var one *string
+	if json.Unmarshal(b, &one) == nil {
+		if *s = nil; one != nil {
+			*s = chatStop{*one}
+		}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]string)(s))
+}
+
+// chatReply is a whole answer, and with Delta instead of Message a piece of one.
+type chatReply struct {
+	ID      string       `json:"id"`
+	Object  string       `json:"object"`
+	Created int64        `json:"created"`
+	Model   string       `json:"model"`
+	Choices []chatChoice `json:"choices"`
+	Usage   *chatUsage   `json:"usage,omitempty"`
+}
+
+type chatChoice struct {
+	Index   int       `json:"index"`
+	Message *chatSaid `json:"message,omitempty"`
+	Delta   *chatSaid `json:"delta,omitempty"`
+	Finish  *string   `json:"finish_reason"`
+	Logs    *struct{} `json:"logprobs"`
+}
+
+type chatSaid struct {
+	Role    string `json:"role,omitempty"`
+	Content string `json:"content"`
+}
+
+type chatUsage struct {
+	Prompt     int64 `json:"prompt_tokens"`
+	Completion int64 `json:"completion_tokens"`
+	Total      int64 `json:"total_tokens"`
+}
+
+func usageOf(u llm.Usage) *chatUsage { return &chatUsage{u.Input, u.Output, u.Tokens()} }
+
+// chat answers a conversation. Errors look as OpenAI's do, so that its clients understand them.
+func chat(c *call) error {
+	if err := c.chat(); err != nil {
+		if c.w.status != 0 {
+			return err
+		}
+		p := api.ProblemOf(err)
+		c.w.problem, c.status = p, p.Status
+		text := p.Detail
+		for _, more := range []string{p.Cause, p.Remedy} {
+			if more != "" {
+				text += ": " + more
+			}
+		}
+		return c.reply(map[string]any{"error": map[string]any{"message": text, "type": p.Title, "code": p.Code, "param": nil}})
+	}
+	return nil
+}
+
+func (c *call) chat() error {
+	k, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	raw, err := c.readLarge()
+	if err != nil {
+		return err
+	}
+	if err := checkDepth(raw); err != nil {
+		return err
+	}
+	var in chatRequest
+	if err := json.Unmarshal(raw, &in); err != nil {
+		if e, ok := errors.AsType[*sandbox.Error](err); ok {
+			return e
+		}
+		return jsonError(err)
+	}
+	if len(in.Messages) == 0 {
+		return invalid("there are no messages")
+	}
+	if in.Model == defaultModel || in.Model == "" {
+		in.Model = ""
+	} else if _, err := k.Models().Model(in.Model); err != nil {
+		return err
+	}
+	out := &chatOut{c: c, in: &in, id: "chatcmpl-" + c.id, model: in.Model}
+	if out.model == "" {
+		out.model = defaultModel
+	}
+	var tokens int64
+	for _, m := range in.Messages {
+		for _, t := range m.Content {
+			tokens += llm.Count(t)
+		}
+	}
+	if tokens < chatRunTokens {
+		return c.chatPlain(k, &in, out)
+	}
+	return c.chatRun(k, &in, out)
+}
+
+// chatPlain hands the conversation to the model.
+func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
+	name := in.Model
+	if name == "" {
+		names, err := k.Names(c.ctx())
+		if err != nil {
+			return err
+		}
+		name = names[0]
+	}
+	m, err := k.Models().Model(name)
+	if err != nil {
+		return err
+	}
+	req := llm.Request{MaxTokens: max(in.MaxTokens, in.MaxCompletionTokens), Temperature: in.Temperature, Stop: in.Stop, Schema: in.schema()}
+	for _, msg := range in.Messages {
+		req.Messages = append(req.Messages, llm.Message{Role: roleOf(msg.Role), Content: strings.Join(msg.Content, "\n")})
+	}
+	if in.Stream {
+		out.start()
+		defer out.st.close()
+		req.Delta = func(text string) bool { return out.piece(text) == nil }
+	}
+	reply, err := m.Complete(c.ctx(), req)
+	if err != nil {
+		return out.fail(err)
+	}
+	finish := "stop"
+	if reply.Finish == llm.FinishLength {
+		finish = "length"
+	}
+	return out.end(reply.Text, finish, reply.Usage)
+}
+
+// chatRun answers by a run. It ends with the request.
+func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
+	limits := k.Limits()
+	ask := runs.Ask{Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
+	ask.Query, ask.Inputs, ask.History = in.split()
+	r, err := k.Start(c.ctx(), c.who.tenant, ask)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(c.ctx(), r.Cancel)()
+	c.w.Header().Set(headerRun, r.ID())
+	if in.Stream {
+		out.start()
+		defer out.st.close()
+		out.comment("run " + r.ID())
+		for e, err := range r.Events(c.ctx(), 0) {
+			if err != nil {
+				break // Wait tells
+			}
+			if line := progressOf(&e); line != "" {
+				out.comment(line)
+			}
+		}
+	}
+	res, err := r.Wait()
+	if err != nil && (res == nil || res.Answer == "") {
+		return out.fail(err)
+	}
+	finish := "stop"
+	if res.Partial {
+		finish = "length" // it is the best there was when something ran out
+	}
+	if in.Stream {
+		if err := out.piece(res.Answer); err != nil {
+			return nil //nolint:nilerr // the caller has gone
+		}
+	}
+	return out.end(res.Answer, finish, res.Usage)
+}
+
+// progressOf is a line about an event that is worth one.
+func progressOf(e *rlm.Event) string {
+	switch e.Kind {
+	case rlm.KindTurnStarted, rlm.KindCellStarted, rlm.KindCellEnded, rlm.KindChildStarted, rlm.KindChildEnded, rlm.KindAnswer, rlm.KindRunEnded:
+		return fmt.Sprintf("%s node %s turn %d", e.Kind, e.Node, e.Turn)
+	}
+	return ""
+}
+
+// schema is the one the answer must meet.
+func (in *chatRequest) schema() json.RawMessage {
+	if in.ResponseFormat == nil {
+		return nil
+	}
+	switch in.ResponseFormat.Type {
+	case "json_schema":
+		return in.ResponseFormat.JSONSchema.Schema
+	case "json_object":
+		return json.RawMessage(`{"type":"object"}`)
+	}
+	return nil
+}
+
+// split makes a question of a conversation: long texts are the context, the last short text of the user's is the question, with what the system
+// said before it; what else was said is the history.
+func (in *chatRequest) split() (query string, inputs []rlm.Input, history []llm.Message) {
+	var rules []string
+	last := -1
+	for _, m := range in.Messages {
+		for _, t := range m.Content {
+			role := roleOf(m.Role)
+			switch {
+			case len([]rune(t)) > chatLongText:
+				in := rlm.Text(t)
+				in.Name = fmt.Sprintf("%s text %d", m.Role, len(inputs)+1)
+				inputs = append(inputs, in)
+			case role == llm.System:
+				rules = append(rules, t)
+			default:
+				if role == llm.User {
+					last = len(history)
+				}
+				history = append(history, llm.Message{Role: role, Content: t})
+			}
+		}
+	}
+	if len(inputs) == 0 { // many short messages: the conversation itself is what is long
+		inputs = append(inputs, rlm.Messages(history))
+	}
+	if last >= 0 {
+		query = history[last].Content
+		history = append(history[:last:last], history[last+1:]...)
+	}
+	if len(rules) > 0 {
+		query = strings.Join(append(rules, query), "\n\n")
+	}
+	return query, inputs, history
+}
+
+func roleOf(name string) llm.Role {
+	switch name {
+	case "system", "developer":
+		return llm.System
+	case "assistant":
+		return llm.Assistant
+	}
+	return llm.User
+}
+
+// chatOut writes an answer, whole or in pieces.
+type chatOut struct {
+	c         *call
+	in        *chatRequest
+	id, model string
+	st        *stream
+	began     bool
+}
+
+func (o *chatOut) start() { o.st = startStream(o.c) }
+
+func (o *chatOut) reply(object string, choices ...chatChoice) chatReply {
+	if choices == nil {
+		choices = []chatChoice{}
+	}
+	return chatReply{ID: o.id, Object: object, Created: time.Now().Unix(), Model: o.model, Choices: choices}
+}
+
+// data writes an event without a name, which is how OpenAI's look.
+func (o *chatOut) data(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return o.st.write([]byte("data: " + string(b) + "\n\n"))
+}
+
+// comment tells of progress in a way that every client passes over.
+func (o *chatOut) comment(text string) { _ = o.st.write([]byte(": " + text + "\n\n")) } // noted
+
+// piece sends a piece of the answer.
+func (o *chatOut) piece(text string) error {
+	said := &chatSaid{Content: text}
+	if !o.began {
+		o.began, said.Role = true, "assistant"
+	}
+	return o.data(o.reply("chat.completion.chunk", chatChoice{Delta: said}))
+}
+
+// end sends the whole answer, or what belongs behind its pieces.
+func (o *chatOut) end(text, finish string, u llm.Usage) error {
+	if o.st == nil {
+		r := o.reply("chat.completion", chatChoice{Message: &chatSaid{Role: "assistant", Content: text}, Finish: &finish})
+		r.Usage = usageOf(u)
+		return o.c.reply(r)
+	}
+	_ = o.data(o.reply("chat.completion.chunk", chatChoice{Delta: &chatSaid{}, Finish: &finish})) // a caller who has gone misses it
+	if o.in.StreamOptions.IncludeUsage {
+		r := o.reply("chat.completion.chunk")
+		r.Usage = usageOf(u)
+		_ = o.data(r) // likewise
+	}
+	_ = o.st.write([]byte("data: [DONE]\n\n")) // likewise
+	return nil
+}
+
+// fail tells an error; in a stream as its last event.
+func (o *chatOut) fail(err error) error {
+	if o.st == nil {
+		return err
+	}
+	p := api.ProblemOf(err)
+	o.c.w.problem = p
+	_ = o.data(map[string]any{"error": map[string]any{"message": p.Detail, "type": p.Title, "code": p.Code}}) // a caller who has gone misses it
+	return nil
+}

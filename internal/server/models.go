@@ -1,0 +1,37 @@
+package server
+
+import "strings"
+
+// defaultModel is the name by which clients of OpenAI's ask for whatever is configured.
+const defaultModel = "recluse"
+
+// modelList is a list as OpenAI's clients expect it.
+type modelList struct {
+	Object string      `json:"object"`
+	Data   []modelNote `json:"data"`
+}
+
+type modelNote struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+// listModels lists the models that are configured, under "recluse" the default one. Others can be asked for by provider/model, too.
+func listModels(c *call, _ none) (modelList, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return modelList{}, err
+	}
+	names, err := k.Names(c.ctx())
+	if err != nil {
+		return modelList{}, err
+	}
+	out := modelList{Object: "list"}
+	for _, name := range append([]string{defaultModel}, names...) {
+		owner, _, _ := strings.Cut(name, "/")
+		out.Data = append(out.Data, modelNote{ID: name, Object: "model", Created: c.s.started.Unix(), OwnedBy: owner})
+	}
+	return out, nil
+}

@@ -1,0 +1,359 @@
+package server
+
+import (
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/runs"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// runRoutes are the routes of runs.
+func (s *Server) runRoutes() []route {
+	const run = "/v1/runs/{run}"
+	return []route{
+		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, listRuns).
+			with(qLimit, param{"after", "string", "run behind which to begin"}).lasting(),
+		raw[api.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, startRun).
+			repeating().succeeding(http.StatusCreated).lasting(),
+		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
+		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
+		raw[none, rlm.Event]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
+			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}).giving(api.EventStream).lasting(),
+		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, exportRun).
+			giving("application/jsonl").lasting(),
+		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, cancelRun).lasting(),
+		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, resumeRun).lasting(),
+		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, forkRun).repeating().succeeding(http.StatusCreated).lasting(),
+
+		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, listModels),
+		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
+			giving(api.EventStream).lasting(),
+	}
+}
+
+// Busy reports whether a run is under way, which needs the server as long as it lasts.
+func (s *Server) Busy() bool { return s.opts.Runs != nil && s.opts.Runs.Busy() }
+
+// keeper gives what looks after runs.
+func (c *call) keeper() (*runs.Keeper, error) {
+	if c.s.opts.Runs == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "use runs", Message: "this server runs no models"}
+	}
+	return c.s.opts.Runs, nil
+}
+
+func listRuns(c *call, _ none) (api.Runs, error) {
+	out := api.Runs{Runs: []*rlm.Info{}}
+	k, err := c.keeper()
+	if err != nil {
+		return out, err
+	}
+	limit, err := c.page()
+	if err != nil {
+		return out, err
+	}
+	after := c.query.Get("after")
+	for i, err := range k.List(c.who.tenant) {
+		if err != nil {
+			c.log.Warn("a run cannot be read", "error", err)
+			continue
+		}
+		if after != "" && i.ID >= after { // ids begin with their time, and the newest come first
+			continue
+		}
+		if len(out.Runs) == limit {
+			out.Next = out.Runs[limit-1].ID
+			break
+		}
+		out.Runs = append(out.Runs, i)
+	}
+	return out, nil
+}
+
+// startRun begins a run. Its body may be as large as an upload: contexts come in it.
+func startRun(c *call) error {
+	k, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	var in api.NewRun
+	raw, err := c.readLarge()
+	if err == nil {
+		err = unmarshal(raw, &in)
+	}
+	if err != nil {
+		return err
+	}
+	ask, err := c.question(k, in)
+	if err != nil {
+		return err
+	}
+	r, err := k.Start(c.ctx(), c.who.tenant, ask)
+	if err != nil {
+		return err
+	}
+	return c.begun(k, r)
+}
+
+// begun answers with a run that has just begun.
+func (c *call) begun(k *runs.Keeper, r *rlm.Run) error {
+	info, err := k.Show(c.who.tenant, r.ID())
+	if err != nil {
+		return err
+	}
+	c.w.Header().Set("Location", "/v1/runs/"+info.ID)
+	c.status = http.StatusCreated
+	return c.reply(info)
+}
+
+// readLarge reads a JSON body that may be as large as an upload.
+func (c *call) readLarge() ([]byte, error) {
+	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload))
+	if err != nil {
+		return nil, bodyError(err)
+	}
+	return raw, nil
+}
+
+// question makes a question of a request.
+func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
+	var ask runs.Ask
+	if strings.TrimSpace(in.Query) == "" && len(in.Contexts) == 0 {
+		return ask, invalid("the question is empty")
+	}
+	for name := range in.Labels {
+		if strings.HasPrefix(name, "recluse.") {
+			return ask, invalid("labels that begin with recluse. are kept for the server")
+		}
+	}
+	limits, err := c.runLimits(k.Limits(), k.Limits(), in.Limits)
+	if err != nil {
+		return ask, err
+	}
+	ask = runs.Ask{Question: rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels}, Sub: in.SubModels}
+	for i, x := range in.Contexts {
+		input, err := c.runContext(i, x)
+		if err != nil {
+			return ask, err
+		}
+		ask.Inputs = append(ask.Inputs, input)
+	}
+	if in.Session != "" {
+		ask.Session, err = c.s.manager.Get(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
+	}
+	return ask, err
+}
+
+func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
+	var in rlm.Input
+	given := 0
+	if x.Text != nil {
+		in, given = rlm.Text(*x.Text), given+1
+	}
+	if x.JSON != nil {
+		in, given = rlm.JSON(x.JSON), given+1
+	}
+	if x.List != nil {
+		in, given = rlm.List(x.List), given+1
+	}
+	if x.Path != "" {
+		if !c.who.host {
+			return in, &sandbox.Error{
+				Code: sandbox.CodeMountRefused, Op: "begin run", Message: "files of the host are not read for callers over the network", Remedy: "send the text itself",
+			}
+		}
+		in, given = rlm.File(x.Path), given+1
+	}
+	if given != 1 {
+		return in, invalid("context %d must have exactly one of text, json, list and path", i)
+	}
+	if x.Name != "" {
+		in.Name = x.Name
+	}
+	return in, nil
+}
+
+// runLimits puts what is asked for over base. Who does not own the machine cannot ask for more than most.
+func (c *call) runLimits(base, most rlm.Limits, in api.RunLimits) (rlm.Limits, error) {
+	l := base
+	if in.Tokens != nil {
+		l.Tokens = *in.Tokens
+	}
+	if in.Cost != nil {
+		l.Cost = *in.Cost
+	}
+	if in.Time != 0 {
+		l.Time = time.Duration(in.Time)
+	}
+	if in.Calls != nil {
+		l.Calls = *in.Calls
+	}
+	if in.Depth != nil {
+		l.Depth = *in.Depth
+	}
+	if in.Turns != nil {
+		l.Turns = *in.Turns
+	}
+	if l.Turns < 1 || l.Depth < 0 || l.Tokens < rlm.Unlimited || l.Calls < rlm.Unlimited || l.Cost < 0 && l.Cost != rlm.Unlimited {
+		return l, invalid("a limit of the run is out of range")
+	}
+	if c.who.host {
+		return l, nil
+	}
+	if beyond(l.Tokens, most.Tokens) || beyond(l.Cost, most.Cost) || beyond(l.Time, most.Time) || beyond(l.Calls, most.Calls) || l.Depth > most.Depth || l.Turns > most.Turns {
+		return l, &sandbox.Error{
+			Code: api.CodeForbidden, Op: "begin run", Message: "the limits are above those of the server", Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
+		}
+	}
+	return l, nil
+}
+
+// beyond reports a limit above another; below zero both are none.
+func beyond[T int64 | float64 | time.Duration](l, most T) bool {
+	return most >= 0 && (l < 0 || l > most)
+}
+
+func showRun(c *call, _ none) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
+	}
+	return k.Show(c.who.tenant, c.r.PathValue("run"))
+}
+
+func deleteRun(c *call, _ none) (none, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return none{}, err
+	}
+	return none{}, k.Delete(c.ctx(), c.who.tenant, c.r.PathValue("run"))
+}
+
+func cancelRun(c *call, _ none) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
+	}
+	return k.Cancel(c.ctx(), c.who.tenant, c.r.PathValue("run"))
+}
+
+func resumeRun(c *call, in api.ResumeRun) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
+	}
+	id := c.r.PathValue("run")
+	limits, err := c.newLimits(k, id, in.Limits)
+	if err != nil {
+		return nil, err
+	}
+	r, err := k.Resume(c.ctx(), c.who.tenant, id, limits)
+	if err != nil {
+		return nil, err
+	}
+	return k.Show(c.who.tenant, r.ID())
+}
+
+func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
+	}
+	id := c.r.PathValue("run")
+	limits, err := c.newLimits(k, id, in.Limits)
+	if err != nil {
+		return nil, err
+	}
+	r, err := k.Fork(c.ctx(), c.who.tenant, id, in.At, limits)
+	if err != nil {
+		return nil, err
+	}
+	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
+	c.status = http.StatusCreated
+	return k.Show(c.who.tenant, r.ID())
+}
+
+// newLimits are the run's own with what is asked for over them; nil when nothing is.
+func (c *call) newLimits(k *runs.Keeper, id string, in api.RunLimits) (*rlm.Limits, error) {
+	if in == (api.RunLimits{}) {
+		return nil, nil //nolint:nilnil // the run keeps its own
+	}
+	for e, err := range k.Events(c.ctx(), c.who.tenant, id, 0) {
+		if err != nil {
+			return nil, err
+		}
+		var s rlm.RunStarted
+		if e.Kind != rlm.KindRunStarted {
+			continue
+		}
+		if err := e.Decode(&s); err != nil {
+			return nil, err
+		}
+		l, err := c.runLimits(s.Limits, k.Limits(), in)
+		return &l, err
+	}
+	return nil, invalid("the run has not begun")
+}
+
+// runEvents tells what a run did, and what it does.
+func runEvents(c *call) error {
+	k, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	id := c.r.PathValue("run")
+	if _, err := k.Show(c.who.tenant, id); err != nil {
+		return err
+	}
+	after, err := c.number("after", 0)
+	if err != nil {
+		return err
+	}
+	if last := c.r.Header.Get(api.HeaderLastEvent); last != "" {
+		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
+			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
+		}
+	}
+	ctx, cancel := c.untilDrain()
+	defer cancel()
+	st := startStream(c)
+	defer st.close()
+	for e, err := range k.Events(ctx, c.who.tenant, id, after) {
+		if err != nil {
+			if c.s.draining() {
+				err = closingError()
+			}
+			st.problem(err)
+			return nil
+		}
+		if st.send(strconv.FormatInt(e.Seq, 10), string(e.Kind), e) != nil {
+			return nil
+		}
+	}
+	if c.s.draining() {
+		st.problem(closingError())
+		return nil
+	}
+	_ = st.send("", api.EventEnd, none{})
+	return nil
+}
+
+func exportRun(c *call) error {
+	k, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	id := c.r.PathValue("run")
+	if _, err := k.Show(c.who.tenant, id); err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "application/jsonl")
+	return k.Export(c.who.tenant, id, c.w)
+}
