@@ -29,10 +29,11 @@ func checkName(what, name string) error {
 	bad := strings.IndexFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r))
 	})
-	if name == "" || len(name) > maxName || bad >= 0 {
+	// A path of "." or ".." is taken for another place before a server gets to see it.
+	if name == "" || name == "." || name == ".." || len(name) > maxName || bad >= 0 {
 		return &sandbox.Error{
 			Code: CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("%.140q is no name of a %s", name, what),
-			Remedy: fmt.Sprintf("use 1 to %d letters, digits, and - _ . :", maxName),
+			Remedy: fmt.Sprintf("use 1 to %d letters, digits, and - _ . :, not only dots", maxName),
 		}
 	}
 	return nil
