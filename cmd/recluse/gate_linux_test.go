@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// said is what one door says of a piece of code.
+type said struct {
+	Runs   bool
+	Reason string
+}
+
+// door is a way to run code.
+type door func(t *testing.T, req gate.Request) said
+
+// runner is what sessions and their clients have in common.
+type runner interface {
+	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
+	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
+}
+
+// through runs code in a session.
+func through(r runner) door {
+	return func(t *testing.T, req gate.Request) said {
+		t.Helper()
+		var v *sandbox.Verdict
+		var err error
+		if req.Language == gate.Python {
+			v, err = r.Cell(t.Context(), sandbox.Cell{Code: req.Code})
+		} else {
+			v, err = r.Run(t.Context(), sandbox.Command{Shell: req.Code})
+		}
+		if sandbox.CodeOf(err) == session.CodeRefused {
+			return said{Reason: failureOf(err).Message}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return said{Runs: true, Reason: v.Metadata[session.MetaGate]}
+	}
+}
+
+func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
+	w := newWorld(t)
+	checker, err := config.Default().Gate.Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer checker.Close()
+	guest, err := bundle.Guest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := session.New(t.Context(), session.Options{
+		Backends: []sandbox.Backend{local.New(local.Options{GuestPath: guest.Path})}, Require: sandbox.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true, Gate: checker,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, mode := range []gate.Mode{gate.ModeOff, gate.ModeWarn, gate.ModeBlock} {
+		w.must("session", "open", string(mode), "--gate", string(mode))
+		c, err := client.New(client.Options{Socket: w.server().Socket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		remote, _, err := c.Open(t.Context(), string(mode), session.OpenOptions{Existing: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, _, err := m.Open(t.Context(), session.Key{Name: string(mode)}, session.OpenOptions{Gate: string(mode)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		doors := map[string]door{
+			"library": through(own), "HTTP": through(remote),
+			"exec --session": func(t *testing.T, req gate.Request) said { return w.execDoor(req, "--session", string(mode)) },
+			"gate check": func(t *testing.T, req gate.Request) said {
+				got := w.run(req.Code, "gate", "check", "--json", "--mode", string(mode), "--language", string(req.Language), "-")
+				var list []gate.Decision
+				decodeJSON(t, got.stdout, &list)
+				s := said{Runs: list[0].Action.Runs(), Reason: list[0].Reason}
+				if list[0].Action == gate.Allow {
+					s.Reason = "" // notes are told to nobody when code runs
+				}
+				if s.Runs != (got.status == 0) {
+					t.Errorf("status %d of %+v", got.status, s)
+				}
+				return s
+			},
+		}
+		for _, tt := range []struct {
+			name     string
+			language gate.Language
+			code     string
+			runs     bool // in block
+		}{
+			{"harmless Python", gate.Python, "print(6*7)", true},
+			{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
+			{"harmless bash", gate.Bash, "echo 'rm -rf /'", true},
+			{"a removal behind a variable", gate.Bash, "exit 0; x=/; rm -rf \"$x\"", false},
+			{"what cannot be decided", gate.Bash, "exit 0; rm -rf \"$1\"", true},
+			{"nothing", gate.Python, "", true},
+		} {
+			t.Run(string(mode)+"/"+tt.name, func(t *testing.T) {
+				req := gate.Request{Language: tt.language, Code: tt.code, Attempt: 1, Rules: mode, Graph: mode}
+				d, err := checker.Judge(t.Context(), req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := said{Runs: d.Action.Runs(), Reason: d.Reason}
+				if d.Action == gate.Allow {
+					want.Reason = ""
+				}
+				if runs := tt.runs || mode != gate.ModeBlock; want.Runs != runs {
+					t.Errorf("the gate itself: %+v", d)
+				}
+				for name, open := range doors {
+					if got := open(t, req); got != want {
+						t.Errorf("%s: %+v, want %+v", name, got, want)
+					}
+				}
+			})
+		}
+	}
+	// What was decided is in the log of who ran what.
+	entries := w.must("audit", "--session", "block", "--json")
+	var denied int
+	for line := range strings.Lines(entries) {
+		var e session.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Gate == string(gate.Deny) && e.Error == string(session.CodeRefused) && e.Digest != "" {
+			denied++
+		}
+	}
+	if denied != 4 { // two pieces of code, through two doors of this server
+		t.Errorf("%d denials in the audit log: %s", denied, entries)
+	}
+}
+
+// execDoor runs code by the command line.
+func (w *world) execDoor(req gate.Request, args ...string) said {
+	args = append([]string{"--json", "exec"}, args...)
+	if req.Language == gate.Python {
+		args = append(args, "--python", req.Code)
+	} else {
+		args = append(args, "--", "bash", "-c", req.Code)
+	}
+	got := w.run("", args...)
+	var v struct {
+		Metadata map[string]string `json:"metadata"`
+		Error    json.RawMessage   `json:"error"`
+		Ended    string            `json:"ended"`
+	}
+	decodeJSON(w.t, got.stdout, &v)
+	if v.Ended != "" {
+		return said{Runs: true, Reason: v.Metadata[session.MetaGate]}
+	}
+	var f failure
+	decodeJSON(w.t, string(v.Error), &f)
+	if f.Code != session.CodeRefused {
+		w.t.Fatalf("%+v", got)
+	}
+	return said{Reason: f.Message}
+}
+
+func TestAnExecOfItsOwnPassesTheGate(t *testing.T) {
+	w := newWorld(t, "RECLUSE_GATE_RULES=block")
+	got := w.run("", "exec", "--", "bash", "-c", "exit 0\nrm -rf /")
+	if got.status != statusFailure || !strings.Contains(got.stderr, "rule no-root-removal") || !strings.Contains(got.stderr, "not run") {
+		t.Errorf("%+v", got)
+	}
+	script := filepath.Join(t.TempDir(), "s.py")
+	if err := os.WriteFile(script, []byte("import shutil\nshutil.rmtree('/')\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.run("", "exec", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
+		t.Errorf("%+v", got)
+	}
+	w.env = append(w.env, "RECLUSE_GATE_RULES=warn")
+	got = w.run("", "exec", "--", "bash", "-c", "echo on; exit 0\nrm -rf /")
+	if got.status != 0 || got.stdout != "on\n" || !strings.Contains(got.stderr, "rule no-root-removal") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAPersonAnswersTheGate(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	text := "version: 1\nrules:\n  - name: ask-first\n    action: ask\n    message: pushes\n    when:\n      - {command: push}\n    tests:\n      hit: [{bash: push}]\n      miss: [{bash: pull}]\n"
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, "RECLUSE_GATE_RULES=block", "RECLUSE_GATE_RULES_FILE="+rules)
+	w.expect("2 tests of 1 rule pass\n", "gate", "test", rules)
+	push := func() result { return w.run("", "exec", "--session", "s", "--", "push") }
+	if got := push(); got.status != statusFailure || !strings.Contains(got.stderr, "a person must agree") {
+		t.Fatalf("%+v", got)
+	}
+	var questions []gate.Approval
+	decodeJSON(t, w.must("gate", "list", "--json"), &questions)
+	if len(questions) != 1 || questions[0].Request.Session != "s" {
+		t.Fatalf("%+v", questions)
+	}
+	w.must("gate", "grant", questions[0].ID)
+	if got := push(); got.status != 127 { // it runs; there is no such program
+		t.Errorf("%+v", got)
+	}
+	if got := push(); got.status != statusFailure { // a grant is good for one run
+		t.Errorf("%+v", got)
+	}
+	decodeJSON(t, w.must("gate", "list", "--json"), &questions)
+	if len(questions) != 1 {
+		t.Fatalf("%+v", questions)
+	}
+	w.must("gate", "refuse", questions[0].ID, "--note", "not on a Friday")
+	if got := push(); got.status != statusFailure || !strings.Contains(got.stderr, "not on a Friday") {
+		t.Errorf("%+v", got)
+	}
+	if got := w.run("", "gate", "grant", questions[0].ID); got.status != statusFailure || !strings.Contains(got.stderr, "already refused") {
+		t.Errorf("%+v", got)
+	}
+	if log := w.must("audit", "--action", "approval", "--json"); strings.Count(log, "granted") != 1 || strings.Count(log, "refused") != 1 {
+		t.Errorf("%s", log)
+	}
+}
+
+func TestMistakesOfGateCheck(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(bad, []byte("version: 1\nrules:\n  - name: x\n    acton: deny\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no file":          {[]string{"gate", "check", "/no/such.py"}, "cannot be read"},
+		"no language":      {[]string{"gate", "check", "-"}, "--language"},
+		"unknown mode":     {[]string{"gate", "check", "--mode", "sometimes", "-"}, "off, warn or block"},
+		"misspelt rules":   {[]string{"gate", "check", "--rules", bad, "--language", "bash", "-"}, "rules.yaml:4:5"},
+		"tests of nothing": {[]string{"gate", "test", "/no/such.yaml"}, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := run(t, "ls\n", tt.args...); got.status != statusFailure || !strings.Contains(got.stderr, tt.want) {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
