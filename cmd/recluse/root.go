@@ -84,7 +84,7 @@ recluse itself failed.`,
 	demo := a.demoCommand()
 	demo.AddCommand(a.demoRLMCommand())
 	for group, commands := range map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), demo},
+		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), demo},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand(),

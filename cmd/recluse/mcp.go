@@ -1,0 +1,77 @@
+package main
+
+import (
+	"crypto/rand"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/internal/mcp"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func (a *app) mcpCommand() *cobra.Command {
+	var (
+		m         machine
+		o         mcp.StdioOptions
+		terraphim bool
+		calls     int
+	)
+	c := &cobra.Command{
+		Use:   "mcp",
+		Short: "Serve your sandbox to an agent, over stdin and stdout",
+		Long: `Speak the Model Context Protocol over stdin and stdout, for an agent that starts this program. One process is one session: it is made
+by the first call that needs it and ended with the process, unless --keep or the name of one that was there says otherwise. For agents on
+other machines, recluse serve --listen serves the same at /mcp.`,
+		Example: `  recluse mcp
+  recluse mcp --session work --keep
+  npx @modelcontextprotocol/inspector --cli recluse mcp --method tools/list`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if calls < 0 {
+				return usage("--sampling-calls: a number of calls is needed")
+			}
+			ctx, w := a.watch(c.Context())
+			defer w.stop()
+			client, done, err := a.connect(ctx)
+			if err != nil {
+				return cause(ctx, err)
+			}
+			defer done()
+			if o.Spec, err = a.mcpSpec(&m); err != nil {
+				return err
+			}
+			if o.Session == "" {
+				o.Session = "mcp-" + strings.ToLower(rand.Text()[:12])
+			}
+			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, calls, a.logger()
+			return cause(ctx, mcp.Serve(ctx, client, a.stdin, a.stdout, o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Session, "session", "", "`name` of the session (default one of its own)")
+	f.BoolVar(&o.Keep, "keep", false, "do not end the session with this process")
+	f.BoolVar(&terraphim, "terraphim-names", false, "also offer the tools by the names terraphim gives them (rlm_code, rlm_bash, …)")
+	f.IntVar(&calls, "sampling-calls", mcp.DefaultSamplingCalls, "how `often` the agent's own model may be asked")
+	m.register(f)
+	for _, flag := range []string{"backend", "allow-no-isolation", "min-isolation", "env", "dir"} {
+		_ = f.MarkHidden(flag) // of a single command, or said by the configuration of the server
+	}
+	a.completeSession(c, "session")
+	return c
+}
+
+// mcpSpec says what a session that has to be made is made from: what the flags say, else the limits that are configured.
+func (a *app) mcpSpec(m *machine) (*sandbox.Spec, error) {
+	if m.said() {
+		if err := m.configure(a); err != nil {
+			return nil, err
+		}
+		spec, err := m.spec()
+		return &spec, err
+	}
+	if limits := limitsOf(a.cfg); limits != (sandbox.Limits{}) {
+		return &sandbox.Spec{Limits: limits}, nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,193 @@
+package mcp
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// Options says what is served. The zero value is good.
+type Options struct {
+	Version string
+	Logger  *slog.Logger
+	// TerraphimNames adds the names that terraphim's tools have, with their parameters.
+	TerraphimNames bool
+	// Spec is what a session that has to be made is made from; nil: the server's default.
+	Spec *sandbox.Spec
+	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls.
+	SamplingCalls int
+}
+
+// link is how one call reaches the API: as whom, and in which session.
+type link struct {
+	client *client.Client
+	own    string                           // the session of the connection; empty: it has none
+	gone   context.Context                  // ends when nobody can hear the answer any more; nil: the call's own context tells
+	opened func(*sdk.ServerSession, string) // hears of each session that was made; may be nil
+}
+
+// face is one MCP server, whatever it is reached by.
+type face struct {
+	opts   Options
+	server *sdk.Server
+	link   func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error)
+	tools  []entry // for search_tools
+	quota  quotas
+}
+
+const instructions = `recluse gives you a machine of your own: a sandbox with a live Python interpreter, a shell and files, kept between calls.
+Use run_code for Python (variables stay), run_bash for commands, files to read and write, snapshot before something risky, and query to let a
+recursive model answer a question over a text that is too large to read. Nothing you run there touches the user's machine.`
+
+func newFace(o Options, reach func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error)) *face {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	f := &face{opts: o, link: reach}
+	f.server = sdk.NewServer(
+		&sdk.Implementation{Name: "recluse", Title: "recluse", Version: o.Version},
+		&sdk.ServerOptions{Instructions: instructions, Logger: o.Logger, Capabilities: &sdk.ServerCapabilities{}},
+	)
+	f.addRun()
+	f.addContext()
+	f.addSnapshot()
+	f.addFiles()
+	f.addStatus()
+	f.addSearch()
+	if o.TerraphimNames {
+		f.addTerraphim()
+	}
+	f.addResources()
+	f.addPrompts()
+	return f
+}
+
+// call is one tool call.
+type call struct {
+	context.Context
+	*link
+	f   *face
+	req *sdk.CallToolRequest
+}
+
+// where is the argument that all tools have.
+type where struct {
+	Session string `json:"session,omitempty" jsonschema:"name of the session to work in; left out: the one of this connection"`
+}
+
+// tool describes one tool.
+type tool struct {
+	name, title, description string
+	readOnly, destructive    bool
+	idempotent               bool
+	shape                    func(in *jsonschema.Schema) // says more about the arguments than their types do
+}
+
+// add adds a tool. What it gives is structured; the text beside it is the same as JSON unless the tool says it better.
+func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolResult, Out, error)) {
+	in, err := jsonschema.For[In](nil)
+	if err != nil {
+		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
+	}
+	if t.shape != nil {
+		t.shape(in)
+	}
+	closed := false // what runs in a sandbox does not reach the world
+	f.tools = append(f.tools, entry{Name: t.name, Description: t.description})
+	sdk.AddTool(f.server, &sdk.Tool{
+		Name: t.name, Title: t.title, Description: t.description, InputSchema: in,
+		Annotations: &sdk.ToolAnnotations{Title: t.title, ReadOnlyHint: t.readOnly, DestructiveHint: &t.destructive, IdempotentHint: t.idempotent, OpenWorldHint: &closed},
+	}, func(ctx context.Context, req *sdk.CallToolRequest, args In) (*sdk.CallToolResult, Out, error) {
+		var none Out
+		l, err := f.link(req.Extra, req.Session)
+		if err != nil {
+			return nil, none, told(err)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if l.gone != nil {
+			defer context.AfterFunc(l.gone, cancel)()
+		}
+		res, out, err := do(&call{Context: ctx, link: l, f: f, req: req}, args)
+		if err != nil {
+			return nil, none, told(err)
+		}
+		return res, out, nil
+	})
+}
+
+// told is an error whose text is written for a model; the SDK shows texts of errors only.
+func told(err error) error { return &tellable{err} }
+
+type tellable struct{ error }
+
+func (t *tellable) Error() string { return failed(t.error).Content[0].(*sdk.TextContent).Text }
+func (t *tellable) Unwrap() error { return t.error }
+
+// name is the session that a call means.
+func (c *call) name(given string) (string, error) {
+	if given == "" {
+		given = c.own
+	}
+	if given == "" {
+		return "", &sandbox.Error{
+			Code: CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
+			Remedy: "give the argument session, a name of your choice, and the same one each time",
+		}
+	}
+	return given, nil
+}
+
+// open finds the session that a call means, or makes it; made says which: one that was made has none of what was there before.
+func (c *call) open(given string) (s *client.Session, made bool, err error) {
+	name, err := c.name(given)
+	if err != nil {
+		return nil, false, err
+	}
+	s, _, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
+	if !absent(err) {
+		return s, false, err
+	}
+	s, made, err = c.client.Open(c, name, session.OpenOptions{Spec: c.f.opts.Spec})
+	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
+		s, made, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
+	}
+	if made && name == c.own && c.opened != nil {
+		c.opened(c.req.Session, name)
+	}
+	return s, made, err
+}
+
+// absent reports the error of a session that is not there.
+func absent(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case session.CodeNotFound, session.CodeExpired, session.CodeEnded:
+		return true
+	}
+	return false
+}
+
+// enum lets an argument have some values only.
+func enum(s *jsonschema.Schema, property string, values ...string) {
+	p := s.Properties[property]
+	p.Enum = nil
+	for _, v := range values {
+		p.Enum = append(p.Enum, v)
+	}
+}
+
+// between bounds a number.
+func between(s *jsonschema.Schema, property string, least, most float64) {
+	s.Properties[property].Minimum, s.Properties[property].Maximum = &least, &most
+}
+
+// longest bounds a text, in characters.
+func longest(s *jsonschema.Schema, property string, most int) {
+	s.Properties[property].MaxLength = &most
+}

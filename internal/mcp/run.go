@@ -1,0 +1,229 @@
+package mcp
+
+import (
+	"encoding/base64"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+const (
+	maxTimeout = 24 * time.Hour
+	maxImages  = 8       // shown values of one cell that are passed on as images
+	maxImage   = 4 << 20 // base64 characters of one
+)
+
+type runCode struct {
+	where
+	Code    string            `json:"code" jsonschema:"Python to run; the value of a last expression is shown"`
+	Context string            `json:"context,omitempty" jsonschema:"name of the interpreter; left out: default. Each has variables of its own"`
+	Timeout float64           `json:"timeout_seconds,omitempty" jsonschema:"seconds it may take; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables, set for this cell and later ones"`
+}
+
+type runBash struct {
+	where
+	Command string            `json:"command" jsonschema:"script for bash"`
+	Dir     string            `json:"working_dir,omitempty" jsonschema:"directory to run in; relative ones begin in the home directory"`
+	Timeout float64           `json:"timeout_seconds,omitempty" jsonschema:"seconds it may take; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables for this command"`
+}
+
+// outcome is a verdict as a model needs it.
+type outcome struct {
+	Session    string             `json:"session" jsonschema:"where it ran"`
+	NewSession bool               `json:"new_session,omitempty" jsonschema:"the session was made for this call: nothing from earlier calls is there"`
+	OK         bool               `json:"ok" jsonschema:"it ended by itself, with exit code 0 and without an exception"`
+	Ended      string             `json:"ended" jsonschema:"exit, signal, timeout, cancelled, memory, killed or start"`
+	ExitCode   int                `json:"exit_code"`
+	Signal     string             `json:"signal,omitempty"`
+	Stdout     string             `json:"stdout"`
+	Stderr     string             `json:"stderr"`
+	Produced   int64              `json:"output_bytes" jsonschema:"bytes written to both, shown or not"`
+	Cut        int64              `json:"cut_bytes,omitempty" jsonschema:"bytes missing from the middle of stdout and stderr"`
+	StdoutFile string             `json:"stdout_file,omitempty" jsonschema:"file in the sandbox with all of stdout, if something was cut"`
+	StderrFile string             `json:"stderr_file,omitempty"`
+	Result     string             `json:"result,omitempty" jsonschema:"value of the last expression"`
+	Error      *sandbox.CellError `json:"error,omitempty" jsonschema:"exception that ended the cell"`
+	StateKept  *bool              `json:"state_kept,omitempty" jsonschema:"the interpreter and its variables live on"`
+	StateLost  bool               `json:"state_lost_before,omitempty" jsonschema:"the interpreter had died before: earlier variables are gone"`
+	WallMS     int64              `json:"wall_ms"`
+	CPUMS      int64              `json:"cpu_ms"`
+	PeakMemory int64              `json:"peak_memory_bytes"`
+	Survivors  int                `json:"background_processes,omitempty" jsonschema:"processes it left running"`
+	Warning    string             `json:"gate_warning,omitempty" jsonschema:"what the gate has against this code"`
+}
+
+func (f *face) addRun() {
+	add(f, tool{
+		name: "run_code", title: "Run Python", destructive: true,
+		description: "Run Python in the session's live interpreter. Variables, imports and files stay for the next call. The sandbox has no network unless the user gave it one.",
+		shape: func(in *jsonschema.Schema) {
+			longest(in, "code", sandbox.MaxCode)
+			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
+		},
+	}, func(c *call, in runCode) (*sdk.CallToolResult, outcome, error) {
+		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, Timeout: seconds(in.Timeout), Env: in.Env})
+	})
+	add(f, tool{
+		name: "run_bash", title: "Run a shell command", destructive: true,
+		description: "Run a bash script in the session's sandbox. Files stay for the next call, variables of the shell do not. Ends with everything it started when its time is up; processes put into the background go on.",
+		shape: func(in *jsonschema.Schema) {
+			longest(in, "command", sandbox.MaxCode)
+			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
+		},
+	}, func(c *call, in runBash) (*sdk.CallToolResult, outcome, error) {
+		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), Timeout: seconds(in.Timeout), Env: in.Env})
+	})
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// below makes a relative path begin in the home directory. Empty stays empty.
+func below(p string) string {
+	if p == "" || path.IsAbs(p) {
+		return p
+	}
+	return path.Join(sandbox.DefaultHome, p)
+}
+
+func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcome, error) {
+	s, made, err := c.open(name)
+	if err != nil {
+		return nil, outcome{}, err
+	}
+	p := c.progress("running")
+	if p != nil {
+		cell.Stdout, cell.Stderr = p, p
+	}
+	v, err := s.Cell(c, cell)
+	p.stop()
+	if err != nil {
+		return nil, outcome{}, err
+	}
+	out := outcomeOf(s.Name(), made, v)
+	out.StateKept = &v.StateKept
+	return shown(out, v), out, nil
+}
+
+func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, outcome, error) {
+	s, made, err := c.open(name)
+	if err != nil {
+		return nil, outcome{}, err
+	}
+	p := c.progress("running")
+	if p != nil {
+		cmd.Stdout, cmd.Stderr = p, p
+	}
+	v, err := s.Run(c, cmd)
+	p.stop()
+	if err != nil {
+		return nil, outcome{}, err
+	}
+	out := outcomeOf(s.Name(), made, v)
+	return shown(out, v), out, nil
+}
+
+func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
+	o := outcome{
+		Session: name, NewSession: made, OK: v.OK() && v.Error == nil, Ended: string(v.Ended), ExitCode: v.ExitCode,
+		Stdout: strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"), Stderr: strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
+		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
+		Error: v.Error, StateLost: v.StateLostBefore, WallMS: v.Wall.Milliseconds(), CPUMS: v.CPU.Milliseconds(), PeakMemory: v.PeakMemory,
+		Warning: v.Metadata[session.MetaGate],
+	}
+	if v.Ended == sandbox.EndedSignal || v.Ended == sandbox.EndedKilled {
+		o.Signal = v.Signal.String()
+	}
+	if v.StartError != "" && o.Stderr == "" {
+		o.Stderr = v.StartError
+	}
+	if v.Result != nil {
+		o.Result = v.Result.Text()
+	}
+	for _, p := range v.Survivors {
+		if !p.Killed {
+			o.Survivors++
+		}
+	}
+	return o
+}
+
+// shown is an outcome as text and pictures. Code that failed is an error of the tool, so that a model looks at it.
+func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
+	var b strings.Builder
+	block := func(title, text string) {
+		if text == "" {
+			return
+		}
+		if title != "" {
+			fmt.Fprintf(&b, "[%s]\n", title)
+		}
+		b.WriteString(text)
+		if !strings.HasSuffix(text, "\n") {
+			b.WriteByte('\n')
+		}
+	}
+	if o.NewSession {
+		block("", "[session "+o.Session+" was made for this call]")
+	}
+	if o.StateLost {
+		block("", "[the interpreter had died: earlier variables are gone]")
+	}
+	block("", o.Stdout)
+	block("stderr", o.Stderr)
+	block("result", o.Result)
+	if o.Error != nil {
+		block("exception", o.Error.Traceback)
+		if o.Error.Traceback == "" {
+			block("exception", o.Error.Name+": "+o.Error.Value)
+		}
+	}
+	block("gate", o.Warning)
+	switch {
+	case o.OK && b.Len() == 0:
+		b.WriteString("[done, without output]\n")
+	case o.OK || o.Error != nil:
+	case o.Ended == string(sandbox.EndedExit) || o.Ended == string(sandbox.EndedStart):
+		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
+	default:
+		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.WallMS)
+	}
+	if o.StateKept != nil && !*o.StateKept {
+		block("", "[the interpreter was lost with its variables; files are still there]")
+	}
+	if o.Survivors > 0 {
+		fmt.Fprintf(&b, "[%d processes still run in the background]\n", o.Survivors)
+	}
+	res := &sdk.CallToolResult{IsError: !o.OK, Content: []sdk.Content{&sdk.TextContent{Text: b.String()}}}
+	res.Content = append(res.Content, pictures(v)...)
+	return res
+}
+
+// pictures are the shown values of a cell that are images.
+func pictures(v *sandbox.Verdict) (out []sdk.Content) {
+	all := v.Displays
+	if v.Result != nil {
+		all = append(all[:len(all):len(all)], *v.Result)
+	}
+	for _, d := range all {
+		for _, mime := range []string{"image/png", "image/jpeg"} {
+			text := d.Format(mime)
+			if text == "" || len(text) > maxImage || len(out) == maxImages {
+				continue
+			}
+			if raw, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(text, "\n", "")); err == nil {
+				out = append(out, &sdk.ImageContent{Data: raw, MIMEType: mime})
+				break
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+package mcp
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// entry is a tool, or something else with a name, that can be searched for.
+type entry struct {
+	Name        string         `json:"name"`
+	Description string         `json:"description"`
+	Server      string         `json:"server_name,omitempty"`
+	Tags        []string       `json:"tags,omitempty"`
+	InputSchema map[string]any `json:"input_schema,omitempty"`
+}
+
+type searchArgs struct {
+	Query string  `json:"query" jsonschema:"words to look for; the more of them a tool has, the earlier it stands"`
+	Tools []entry `json:"tools,omitempty" jsonschema:"tools to search instead of this server's own"`
+	Limit int     `json:"limit,omitempty" jsonschema:"how many to give; left out: 10"`
+}
+
+type searchResult struct {
+	Query string  `json:"query"`
+	Count int     `json:"count"`
+	Tools []entry `json:"tools"`
+}
+
+func (f *face) addSearch() {
+	add(f, tool{
+		name: "search_tools", title: "Search tools", readOnly: true, idempotent: true,
+		description: "Find tools by words, among this server's own or among those given.",
+		shape:       func(in *jsonschema.Schema) { between(in, "limit", 0, 1000) },
+	}, func(c *call, in searchArgs) (*sdk.CallToolResult, searchResult, error) {
+		corpus := in.Tools
+		if corpus == nil {
+			corpus = c.f.tools
+		}
+		if in.Limit == 0 {
+			in.Limit = 10
+		}
+		found := search(in.Query, corpus, func(e entry) []string { return append([]string{e.Name, e.Description, e.Server}, e.Tags...) })
+		found = found[:min(len(found), in.Limit)]
+		return nil, searchResult{Query: in.Query, Count: len(found), Tools: found}, nil
+	})
+}
+
+// search gives what has at least one of the words, those with most of them first; a word in the name, which is the first text, counts double.
+func search[T any](query string, corpus []T, texts func(T) []string) []T {
+	words := strings.Fields(strings.ToLower(query))
+	type hit struct {
+		item  T
+		score int
+	}
+	var hits []hit
+	for _, item := range corpus {
+		score := 0
+		for i, text := range texts(item) {
+			text = strings.ToLower(text)
+			for _, w := range words {
+				if strings.Contains(text, w) {
+					score++
+					if i == 0 {
+						score++
+					}
+				}
+			}
+		}
+		if score > 0 {
+			hits = append(hits, hit{item, score})
+		}
+	}
+	slices.SortStableFunc(hits, func(a, b hit) int { return b.score - a.score })
+	out := make([]T, 0, len(hits))
+	for _, h := range hits {
+		out = append(out, h.item)
+	}
+	return out
+}
