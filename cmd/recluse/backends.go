@@ -75,7 +75,6 @@ func (a *app) close(s *sandbox.Sandbox) {
 
 // broken is a backend that could not even be made. Selection asks it for its health and passes it over.
 type broken struct {
-	sandbox.Backend
 	name string
 	err  error
 }
@@ -92,3 +91,31 @@ func (b broken) Health(context.Context) sandbox.Health {
 	parts := slices.DeleteFunc([]string{f.Op, f.Message, f.Cause}, func(s string) bool { return s == "" })
 	return sandbox.Health{Reason: strings.Join(parts, ": "), Remedy: f.Remedy}
 }
+
+// List cannot tell what there is.
+func (b broken) List(context.Context) ([]sandbox.Info, error) { return nil, b.err }
+
+// Snapshots cannot either.
+func (b broken) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, b.err }
+
+// Start fails for the reason for which there is no backend.
+func (b broken) Start(context.Context, sandbox.Spec) (sandbox.Machine, error) { return nil, b.err }
+
+// Attach does, too.
+func (b broken) Attach(context.Context, string) (sandbox.Machine, error) { return nil, b.err }
+
+// Stop does, too.
+func (b broken) Stop(context.Context, string) error { return b.err }
+
+// Snapshot does, too.
+func (b broken) Snapshot(context.Context, string, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+	return nil, b.err
+}
+
+// Restore does, too.
+func (b broken) Restore(context.Context, *sandbox.Snapshot, sandbox.RestoreOptions) (sandbox.Machine, error) {
+	return nil, b.err
+}
+
+// DeleteSnapshot does, too.
+func (b broken) DeleteSnapshot(context.Context, string) error { return b.err }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/docker"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
@@ -16,6 +17,7 @@ var builtin = []struct {
 	make func(context.Context, *app) (sandbox.Backend, error)
 }{
 	{gvisor.Name, newGVisor},
+	{docker.Name, newDocker},
 	{local.Name, newLocal},
 }
 
@@ -24,6 +26,33 @@ func newGVisor(_ context.Context, a *app) (sandbox.Backend, error) {
 	if err != nil {
 		return nil, err // not b: a nil *Backend in an interface is not nil
 	}
+	return b, nil
+}
+
+func newDocker(_ context.Context, a *app) (sandbox.Backend, error) {
+	b, err := a.docker()
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// docker gives the backend as it is configured. It is closed when the program ends.
+func (a *app) docker() (*docker.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	o, err := cfg.Docker.Options()
+	if err != nil {
+		return nil, err
+	}
+	o.Progress = a.progress()
+	b, err := docker.New(o)
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
 	return b, nil
 }
 

@@ -84,6 +84,12 @@ func (c *choice) configure(a *app) error {
 	if !c.flags.Changed("allow-no-isolation") {
 		c.allowNone = cfg.Backend.AllowNoIsolation
 	}
+	if !c.flags.Changed("allow-container") {
+		c.container = cfg.Backend.AllowContainer
+	}
+	if c.flags.Changed("pull") {
+		cfg.Docker.Pull = c.pull // docker.New judges it
+	}
 	if !c.flags.Changed("min-isolation") {
 		return c.min.Set(cfg.Backend.MinIsolation)
 	}

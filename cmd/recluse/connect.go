@@ -108,7 +108,7 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 
 // openSession finds a session, or makes it as the flags say.
 func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (*client.Session, func(), error) {
-	for _, flag := range []string{"allow-no-isolation", "min-isolation"} {
+	for _, flag := range []string{"allow-no-isolation", "allow-container", "min-isolation", "pull"} {
 		if m != nil && m.flags.Changed(flag) {
 			return nil, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
 		}

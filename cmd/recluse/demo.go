@@ -55,6 +55,9 @@ type step struct {
 }
 
 func (a *app) demo(ctx context.Context, c *choice) error {
+	if err := c.configure(a); err != nil {
+		return err
+	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	d := &demo{a: a, w: w, p: a.paint()}

@@ -80,7 +80,9 @@ func (a *app) doctor(ctx context.Context, c *choice) error {
 		Engine: findProgram(ctx, bundle.Engine), Guest: findProgram(ctx, bundle.Guest),
 	}
 	backends := a.backends(ctx)
-	b, tried, err := sandbox.Select(ctx, backends, c.requirements(a))
+	req := c.requirements(a)
+	req.All = true
+	b, tried, err := sandbox.Select(ctx, backends, req)
 	d.Backends = tried
 	if err != nil {
 		f := failureOf(cause(ctx, err))

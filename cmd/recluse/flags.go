@@ -18,6 +18,8 @@ import (
 type choice struct {
 	backend   string
 	allowNone bool
+	container bool
+	pull      string
 	min       isolation
 
 	flags *pflag.FlagSet
@@ -25,13 +27,15 @@ type choice struct {
 
 func (c *choice) register(f *pflag.FlagSet) {
 	c.flags = f
-	f.StringVar(&c.backend, "backend", "", "use this `backend`, or the first of several that works: gvisor,local")
+	f.StringVar(&c.backend, "backend", "", "use this `backend`, or the first of several that works: gvisor,docker,local")
 	f.BoolVar(&c.allowNone, "allow-no-isolation", false, "consent to a backend that isolates nothing")
+	f.BoolVar(&c.container, "allow-container", false, "consent to containers that share this machine's kernel; to name docker is consent too")
+	f.StringVar(&c.pull, "pull", "", "when docker fetches an image: missing, always or never (default missing)")
 	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
 }
 
 func (c *choice) requirements(a *app) sandbox.Requirements {
-	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, Logger: a.logger()}
+	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			req.Order = append(req.Order, name)

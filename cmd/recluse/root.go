@@ -19,6 +19,7 @@ type app struct {
 	json           bool // --json
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
+	atEnd          []func() error // what the verb used and lets go of
 }
 
 // Exit statuses that are ours. A command's own, 124, 126, 127 and those of signals come from its verdict.
@@ -41,6 +42,9 @@ func (a *app) main(ctx context.Context, args []string) int {
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	err := root.ExecuteContext(ctx)
+	for _, f := range a.atEnd {
+		_ = f() // the verb has said how it went
+	}
 	var status exit
 	switch {
 	case err == nil:
@@ -87,7 +91,8 @@ recluse itself failed.`,
 		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), demo},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
-			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand(),
+			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gateCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(),
+			a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
 		},
 	} {
 		for _, c := range commands {

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) imageCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "image",
+		Short:   "Make images for the docker backend",
+		Example: "  recluse image from-host",
+		Args:    cobra.NoArgs,
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	var tag string
+	host := &cobra.Command{
+		Use:   "from-host",
+		Short: "Build a small image out of this machine's own shell, tools and Python",
+		Long: `Build a small image out of this machine's own shell, tools and Python, where no registry can be reached, and give it to the Docker
+engine. No file of a user's is in it.`,
+		Example: `  recluse image from-host
+  recluse exec --backend docker --image recluse-host --python 'print(1 + 1)'
+  RECLUSE_DOCKER_IMAGE=recluse-host recluse serve --backend docker`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.imageFromHost(c.Context(), tag) },
+	}
+	host.Flags().StringVar(&tag, "tag", "recluse-host", "`name` of the image")
+	c.AddCommand(host)
+	return c
+}
+
+func (a *app) imageFromHost(ctx context.Context, tag string) error {
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	b, err := a.docker()
+	if err != nil {
+		return err
+	}
+	if err := b.ImportHost(ctx, tag); err != nil {
+		return cause(ctx, err)
+	}
+	if a.json {
+		return writeJSON(a.stdout, map[string]any{"image": tag})
+	}
+	fmt.Fprintf(a.stdout, "%s\n", tag)
+	return nil
+}

@@ -1,0 +1,220 @@
+package docker
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// RuntimeChange is a change of the list of runtimes in an engine's configuration file that was planned and not yet made.
+type RuntimeChange struct {
+	File    string // with links resolved
+	Before  []byte // nil: there is no file yet
+	After   []byte // what it would be; the same as Before when there is nothing to do
+	Backup  string // where the file as it was goes; empty: there is none to keep
+	Program string // of the runtime
+}
+
+// Needed says whether there is anything to do.
+func (c *RuntimeChange) Needed() bool { return !bytes.Equal(c.Before, c.After) }
+
+// PlanRuntime plans to register a program as a runtime in an engine's daemon.json. Everything else in the file stays as it is. A
+// runtime of that name with another program is an error.
+func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
+	c, all, runtimes, err := readDaemonFile(file)
+	if err != nil {
+		return nil, err
+	}
+	c.Program = program
+	if i := runtimes.index(name); i >= 0 {
+		if is := programOf(runtimes[i].value); is != program {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeInvalidRequest, Op: "register a runtime", Message: fmt.Sprintf("%s has a runtime %s already, with the program %s", c.File, name, is),
+				Remedy: "use that one, or choose another name",
+			}
+		}
+		return c, nil
+	}
+	entry, err := json.Marshal(map[string]string{"path": program})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.put(all, append(runtimes, member{name, entry}))
+}
+
+// PlanRuntimeRemoval plans to take a runtime out again.
+func PlanRuntimeRemoval(file, name string) (*RuntimeChange, error) {
+	c, all, runtimes, err := readDaemonFile(file)
+	if err != nil {
+		return nil, err
+	}
+	i := runtimes.index(name)
+	if i < 0 {
+		return c, nil
+	}
+	c.Program = programOf(runtimes[i].value)
+	return c, c.put(all, slices.Delete(runtimes, i, i+1))
+}
+
+// Apply makes the change: the file appears whole or not at all, and the one before is kept beside it.
+func (c *RuntimeChange) Apply() error {
+	const op = "change the engine's configuration"
+	now, err := os.ReadFile(c.File)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be read", Err: err}
+	}
+	if !bytes.Equal(now, c.Before) {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: c.File + " was changed meanwhile", Retry: true}
+	}
+	if !c.Needed() {
+		return nil
+	}
+	mode := fs.FileMode(0o644)
+	if fi, err := os.Stat(c.File); err == nil {
+		mode = fi.Mode().Perm()
+	}
+	err = os.MkdirAll(filepath.Dir(c.File), 0o755)
+	if err == nil && c.Backup != "" {
+		err = replaceFile(c.Backup, c.Before, mode)
+	}
+	if err == nil {
+		err = replaceFile(c.File, c.After, mode)
+	}
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be written", Remedy: "run this as the user whose file it is, often root", Err: err}
+	}
+	return nil
+}
+
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".recluse-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}
+
+const runtimesKey = "runtimes"
+
+// readDaemonFile reads a file, and the runtimes in it. One that is not there is empty.
+func readDaemonFile(file string) (c *RuntimeChange, all, runtimes members, err error) {
+	bad := func(err error) error {
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the engine's configuration", Message: file + " cannot be used", Err: err}
+	}
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil, bad(err)
+	}
+	c = &RuntimeChange{File: file, Before: text, After: text}
+	if err == nil {
+		c.Backup = file + time.Now().UTC().Format(".before-recluse-20060102T150405Z")
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return c, nil, nil, nil
+	}
+	if all, err = readMembers(text); err != nil {
+		return nil, nil, nil, bad(err)
+	}
+	if i := all.index(runtimesKey); i >= 0 {
+		if runtimes, err = readMembers(all[i].value); err != nil {
+			return nil, nil, nil, bad(fmt.Errorf("%s: %w", runtimesKey, err))
+		}
+	}
+	return c, all, runtimes, nil
+}
+
+// put makes the file's new content.
+func (c *RuntimeChange) put(all, runtimes members) error {
+	i := all.index(runtimesKey)
+	switch {
+	case len(runtimes) == 0 && i >= 0:
+		all = slices.Delete(all, i, i+1)
+	case i >= 0:
+		all[i].value = runtimes.json()
+	default:
+		all = append(all, member{runtimesKey, runtimes.json()})
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, all.json(), "", "  "); err != nil {
+		return err
+	}
+	out.WriteByte('\n')
+	c.After = out.Bytes()
+	return nil
+}
+
+// members are those of an object in their order, which people care for in a file they wrote.
+type members []member
+
+type member struct {
+	name  string
+	value json.RawMessage
+}
+
+func (m members) index(name string) int {
+	return slices.IndexFunc(m, func(x member) bool { return x.name == name })
+}
+
+func readMembers(text []byte) (members, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return nil, errors.Join(errors.New("it is not an object"), err)
+	}
+	var out members
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		name, _ := t.(string)
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, err
+		}
+		out = append(out, member{name, value})
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	if d.More() {
+		return nil, errors.New("something stands behind its end")
+	}
+	return out, nil
+}
+
+func (m members) json() json.RawMessage {
+	out := []byte{'{'}
+	for i, x := range m {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		name, _ := json.Marshal(x.name) // a string has a form
+		out = append(append(append(out, name...), ':'), x.value...)
+	}
+	return append(out, '}')
+}
+
+func programOf(entry json.RawMessage) string {
+	var e struct{ Path string }
+	_ = json.Unmarshal(entry, &e) // without a path it is another program
+	return e.Path
+}
