@@ -62,6 +62,8 @@ var parts = []part{
 	{"memory", memory},
 	{"output", outputs},
 	{"crowd", crowd},
+	{"session", sessions},
+	{"gate", gates},
 }
 
 // bench is what all parts share.
@@ -84,6 +86,13 @@ func (b *bench) times(full, quick int) int {
 }
 
 func main() {
+	if dirs := os.Getenv(serverEnv); dirs != "" {
+		if err := serverMain(dirs); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: server:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	var names []string
 	for _, p := range parts {
 		names = append(names, p.name)

@@ -106,6 +106,21 @@ func (b *bench) piped(ctx context.Context, argv []string) (time.Duration, error)
 
 // through times a command through the library and watches how our own memory grows.
 func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64) (took time.Duration, grown int64, err error) {
+	n := &counter{}
+	var v *sandbox.Verdict
+	grown = watch(func() {
+		began := time.Now()
+		v, err = sb.Run(ctx, sandbox.Command{Args: argv, Stdout: n, Timeout: 5 * time.Minute})
+		took = time.Since(began)
+	})
+	if err == nil && (!v.OK() || n.n != size || v.Stdout.Produced != size) {
+		err = fmt.Errorf("%v: %v, %d of %d bytes", argv, v, n.n, size)
+	}
+	return took, grown, err
+}
+
+// watch does something and tells by how much our own memory grew meanwhile, at most.
+func watch(do func()) int64 {
 	debug.FreeOSMemory()
 	before := resident()
 	done, most := make(chan struct{}), make(chan int64)
@@ -114,23 +129,16 @@ func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64
 		for {
 			select {
 			case <-done:
-				most <- peak
+				most <- max(peak, resident())
 				return
 			case <-time.After(20 * time.Millisecond):
 				peak = max(peak, resident())
 			}
 		}
 	}()
-	began := time.Now()
-	n := &counter{}
-	v, err := sb.Run(ctx, sandbox.Command{Args: argv, Stdout: n, Timeout: 5 * time.Minute})
-	took = time.Since(began)
+	do()
 	close(done)
-	grown = max(0, <-most-before)
-	if err == nil && (!v.OK() || n.n != size || v.Stdout.Produced != size) {
-		err = fmt.Errorf("%v: %v, %d of %d bytes", argv, v, n.n, size)
-	}
-	return took, grown, err
+	return max(0, <-most-before)
 }
 
 // counter discards what it is given.

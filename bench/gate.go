@@ -1,0 +1,190 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/gate"
+)
+
+// gates measures what the gate costs: a large thesaurus, a megabyte of code judged by it, and the default rules. The baselines are the plainest
+// way to do about the same: reading the same JSON into a map, and looking up every word in it.
+func gates(ctx context.Context, b *bench) (_ []row, err error) {
+	terms := b.times(100_000, 10_000)
+	data, code := thesaurus(terms), knownCode(1<<20)
+
+	var th *gate.Thesaurus
+	var plain struct{ Data map[string]json.RawMessage }
+	load, decode := samples{}, samples{}
+	for range b.times(5, 3) {
+		began := time.Now()
+		if th, err = gate.ParseThesaurus("bench.json", data); err != nil {
+			return nil, err
+		}
+		load = append(load, time.Since(began))
+		began = time.Now()
+		if err := json.Unmarshal(data, &plain); err != nil {
+			return nil, err
+		}
+		decode = append(decode, time.Since(began))
+	}
+	rows := []row{{
+		Name: "gate_load", What: fmt.Sprintf("thesaurus of %d terms, from JSON, p50", terms), Measured: load.median(), Unit: "ms", Baseline: decode.median(), Against: "encoding/json",
+		Target: "< 1 s", Reached: reached(load.median() < 1000),
+	}}
+	for _, strictness := range []gate.Strictness{gate.Permissive, gate.Normal, gate.Strict} {
+		r, err := b.judge(ctx, th, strictness, code, plain.Data)
+		if err != nil {
+			return rows, err
+		}
+		rows = append(rows, r)
+	}
+	// Memory is counted in a round of its own, without what the others have left.
+	th, plain.Data = nil, nil
+	grown := watch(func() {
+		if th, err = gate.ParseThesaurus("bench.json", data); err == nil {
+			_, err = b.judge(ctx, th, gate.Strict, code, nil)
+		}
+	})
+	if err != nil {
+		return rows, err
+	}
+	rows = append(rows, row{
+		Name: "gate_memory", What: "our own memory for both, above idle", Measured: float64(grown) / 1e6, Unit: "MB", Target: "≤ 200 MB", Reached: reached(grown <= 200_000_000),
+	})
+	more, err := ruled(ctx, b)
+	return append(rows, more...), err
+}
+
+// judge times the judgement of code by a thesaurus, in turn with a plain look at every word.
+func (b *bench) judge(ctx context.Context, th *gate.Thesaurus, strictness gate.Strictness, code string, plain map[string]json.RawMessage) (_ row, err error) {
+	g, err := gate.NewGraph(th, gate.GraphOptions{Strictness: strictness})
+	if err != nil {
+		return row{}, err
+	}
+	c, err := gate.New(gate.Options{Graphs: map[string]*gate.Graph{"": g}})
+	if err != nil {
+		return row{}, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	ours, words := samples{}, samples{}
+	known := 0
+	var d gate.Decision
+	for i := range b.times(30, 8) + 1 {
+		began := time.Now()
+		if d, err = c.Judge(ctx, gate.Request{Language: gate.Python, Code: code}); err != nil {
+			return row{}, err
+		}
+		judged := time.Since(began)
+		began = time.Now()
+		known = lookUp(plain, code)
+		if i > 0 { // the first warms the caches
+			ours, words = append(ours, judged), append(words, time.Since(began))
+		}
+	}
+	if plain != nil && (len(d.ConceptsMatched) == 0) != (known == 0) {
+		return row{}, fmt.Errorf("the gate knows %d concepts, a plain look %d words", len(d.ConceptsMatched), known)
+	}
+	return row{
+		Name: "gate_judge_" + string(strictness), What: "judge 1 MB of code, " + string(strictness) + ", p50", Measured: ours.median(), Unit: "ms",
+		Baseline: words.median(), Against: "one look at each word", Target: "< 50 ms", Reached: reached(ours.median() < 50),
+		Note: fmt.Sprintf("%s, %d concepts", d.Action, len(d.ConceptsMatched)),
+	}, nil
+}
+
+// lookUp counts the words of a text that are terms by themselves.
+func lookUp(terms map[string]json.RawMessage, text string) int {
+	n := 0
+	for _, word := range strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return r < 'a' || r > 'z' }) {
+		if _, ok := terms[word]; ok {
+			n++
+		}
+	}
+	return n
+}
+
+// ruled times the default rules on a few lines, for information.
+func ruled(ctx context.Context, b *bench) (_ []row, err error) {
+	rules, err := gate.DefaultRules()
+	if err != nil {
+		return nil, err
+	}
+	c, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	var rows []row
+	for _, r := range []gate.Request{
+		{Language: gate.Bash, Code: "for f in data/*.csv; do\n  head -n 3 \"$f\" | cut -d, -f1,2\ndone\n"},
+		{Language: gate.Python, Code: "import csv\nwith open('data.csv') as f:\n    rows = list(csv.reader(f))\nprint(len(rows), rows[:3])\n"},
+	} {
+		took := samples{}
+		for i := range b.times(300, 60) + 10 {
+			began := time.Now()
+			d, err := c.Judge(ctx, r)
+			if err != nil || !d.Action.Runs() {
+				return rows, errors.Join(fmt.Errorf("harmless code is judged %s", d.Action), err)
+			}
+			if i >= 10 {
+				took = append(took, time.Since(began))
+			}
+		}
+		rows = append(rows, row{Name: "gate_rules_" + string(r.Language), What: "default rules on a few lines of " + string(r.Language) + ", p50", Measured: took.median(), Unit: "ms"})
+	}
+	return rows, nil
+}
+
+// pronounceable makes words that look like a language's, the same ones for the same seed.
+func pronounceable(seed uint64) func() string {
+	rng := rand.New(rand.NewPCG(seed, seed))
+	syllables := strings.Fields("ba con de fi gra ho in ju ker lo mi net or pre qua re so ter un vi xa zo")
+	return func() string {
+		var s strings.Builder
+		for range 2 + rng.IntN(3) {
+			s.WriteString(syllables[rng.IntN(len(syllables))])
+		}
+		return s.String()
+	}
+}
+
+// thesaurus writes one with so many terms of one to three words.
+func thesaurus(terms int) []byte {
+	rng, word := rand.New(rand.NewPCG(1, 1)), pronounceable(1)
+	var s strings.Builder
+	s.WriteString(`{"name": "bench", "data": {`)
+	for seen := map[string]bool{}; len(seen) < terms; {
+		term := word()
+		for range rng.IntN(3) {
+			term += " " + word()
+		}
+		if seen[term] {
+			continue
+		}
+		if len(seen) > 0 {
+			s.WriteByte(',')
+		}
+		seen[term] = true
+		n := len(seen)
+		fmt.Fprintf(&s, `%q: {"id": %d, "nterm": "concept %d", "url": "https://example.com/%d"}`, term, n, n/3, n)
+	}
+	s.WriteString("}}")
+	return []byte(s.String())
+}
+
+// knownCode is text in which many words are known.
+func knownCode(size int) string {
+	word := pronounceable(2)
+	var s strings.Builder
+	for s.Len() < size {
+		fmt.Fprintf(&s, "%s = %s(%q, other_%s)\n", word(), word(), word(), word())
+	}
+	return s.String()
+}

@@ -1,0 +1,255 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/session"
+)
+
+// settle is how long what has ended may take to go: descriptors and goroutines go a moment later, and ended sandboxes are removed
+// behind their session's back.
+const settle = 30 * time.Second
+
+// soak makes, uses and ends many sessions, many at a time, and counts what is left.
+func soak(ctx context.Context, b *bench) (_ []row, err error) {
+	m, err := b.manager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	many, atOnce := b.times(1000, 60), b.times(50, 10)
+	var mu sync.Mutex
+	var ids []string // of sandboxes; guarded by mu
+	var took samples // guarded by mu
+	life := func(i int) error {
+		began := time.Now()
+		s, created, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
+		if err != nil || !created {
+			return errors.Join(fmt.Errorf("session %d: created %v", i, created), err)
+		}
+		mu.Lock()
+		ids = append(ids, s.Info().Sandbox)
+		mu.Unlock()
+		if err := want(ctx, s, fmt.Sprintf("x = %d; x + 1", i), fmt.Sprint(i+1)); err != nil {
+			return errors.Join(err, s.End(ctx, ""))
+		}
+		err = s.End(ctx, "")
+		mu.Lock()
+		defer mu.Unlock()
+		took = append(took, time.Since(began))
+		return err
+	}
+	// A first round takes what is taken once and kept: connections of the store, threads, the heap's size.
+	if err := each(atOnce, atOnce, life); err != nil {
+		return nil, err
+	}
+	before, err := b.rest(ctx, ids, holding{})
+	if err != nil {
+		return nil, err
+	}
+	ids, took = nil, nil
+	failures := 0
+	began := time.Now()
+	var failed error
+	err = each(many, atOnce, func(i int) error {
+		if err := life(i); err != nil { // the others go on
+			mu.Lock()
+			defer mu.Unlock()
+			failures++
+			failed = err
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := time.Since(began)
+	after, err := b.rest(ctx, ids, before)
+	if err != nil {
+		return nil, err
+	}
+	note := fmt.Sprintf("%.1f s in all, each %.0f ms (p50), %.0f ms (p99)", all.Seconds(), took.median(), took.at(99))
+	if failed != nil {
+		note += fmt.Sprintf("; one failure: %v", failed)
+	}
+	grown := after.memory - before.memory
+	return []row{
+		{
+			Name: "soak_failures", What: fmt.Sprintf("failures of %d sessions, %d at a time", many, atOnce), Measured: float64(failures), Target: "none", Reached: reached(failures == 0), Note: note,
+		},
+		{
+			Name: "soak_left", What: "left when they have ended", Measured: float64(max(0, after.sum()-before.sum())), Target: "nothing", Reached: reached(!after.exceeds(before)),
+			Note: fmt.Sprintf("before: %v; after: %v", before, after),
+		},
+		{
+			Name: "soak_memory", What: "our own memory when they have ended", Measured: float64(after.memory) / 1e6, Unit: "MB", Baseline: float64(before.memory) / 1e6, Against: "after the first round",
+			Target: "≤ 16 MB more", Reached: reached(grown <= 16<<20),
+		},
+	}, nil
+}
+
+// holding is what sessions may leave behind, in the system and in this program.
+type holding struct {
+	leftovers
+	descriptors, goroutines int
+	memory                  int64
+}
+
+func (h holding) sum() int { return h.leftovers.sum() + h.descriptors + h.goroutines }
+
+func (h holding) String() string {
+	return fmt.Sprintf("%v, %d descriptors, %d goroutines", h.leftovers, h.descriptors, h.goroutines)
+}
+
+// exceeds reports whether there is more of anything that can be counted.
+func (h holding) exceeds(o holding) bool {
+	return h.processes > o.processes || h.mounts > o.mounts || h.cgroups > o.cgroups || h.files > o.files || h.descriptors > o.descriptors || h.goroutines > o.goroutines
+}
+
+// rest counts what there is once it is no more than limit, or has had the time for it. With a limit of nothing it waits for the sandboxes alone.
+func (b *bench) rest(ctx context.Context, ids []string, limit holding) (holding, error) {
+	for end := time.Now().Add(settle); ; {
+		h, err := b.holding(ids)
+		if err != nil {
+			return h, err
+		}
+		calm := !h.exceeds(limit)
+		if limit == (holding{}) {
+			live, err := b.backend.List(ctx)
+			if err != nil {
+				return h, err
+			}
+			calm = len(live) == 0 && h.processes == 0
+		}
+		if calm || time.Now().After(end) {
+			return h, nil
+		}
+		select {
+		case <-ctx.Done():
+			return h, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (b *bench) holding(ids []string) (holding, error) {
+	l, err := b.leftovers(ids)
+	if err != nil {
+		return holding{}, err
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return holding{}, err
+	}
+	h := holding{leftovers: l, goroutines: runtime.NumGoroutine()}
+	for _, fd := range fds {
+		// The store opens its connections as it needs them, up to a number.
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && !strings.Contains(to, ".db") {
+			h.descriptors++
+		}
+	}
+	debug.FreeOSMemory()
+	h.memory = resident()
+	return h, nil
+}
+
+// asleep hibernates many sessions, counts what they hold, and wakes some of them.
+func asleep(ctx context.Context, b *bench) (_ []row, err error) {
+	m, err := b.manager(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	many := b.times(500, 20)
+	// The first takes what is taken once.
+	all := make([]*session.Session, many)
+	hibernate := func(i int) error {
+		s, _, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
+		if err != nil {
+			return err
+		}
+		all[i] = s
+		if err := want(ctx, s, fmt.Sprintf("x = %d; x", i), fmt.Sprint(i)); err != nil {
+			return err
+		}
+		return s.Hibernate(ctx)
+	}
+	if err := hibernate(0); err != nil {
+		return nil, err
+	}
+	before, err := b.rest(ctx, nil, holding{})
+	if err != nil {
+		return nil, err
+	}
+	if err := each(many-1, 4, func(i int) error { return hibernate(i + 1) }); err != nil {
+		return nil, err
+	}
+	after, err := b.rest(ctx, nil, holding{})
+	if err != nil {
+		return nil, err
+	}
+	live, err := b.backend.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	grown := float64(max(0, after.memory-before.memory)) / float64(many-1)
+	// Those at both ends and some between.
+	step := max(1, many/b.times(40, 5))
+	took, asked := samples{}, 0
+	for i := many - 1; i >= 0; i -= step {
+		asked++
+		began := time.Now()
+		if err := want(ctx, all[i], "x + 1", fmt.Sprint(i+1)); err != nil {
+			b.log("session: hibernated session %d: %v", i, err)
+			continue
+		}
+		took = append(took, time.Since(began))
+		if err := all[i].Hibernate(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return []row{
+		{
+			Name: "asleep_processes", What: fmt.Sprintf("processes and sandboxes of %d hibernated sessions", many), Measured: float64(after.processes + len(live)), Target: "none",
+			Reached: reached(after.processes+len(live) == 0), Note: fmt.Sprintf("%.1f MB on disk for each", b.snapshotSize(ctx)/1e6),
+		},
+		{Name: "asleep_memory", What: "our own memory for each of them", Measured: grown / 1e3, Unit: "kB"},
+		{
+			Name: "asleep_back", What: fmt.Sprintf("of %d that were asked, back with their variables", asked), Measured: float64(len(took)), Target: "all", Reached: reached(asked == len(took)),
+			Note: fmt.Sprintf("first cell after %.0f ms (p50), %.0f ms (worst)", took.median(), took.at(100)),
+		},
+	}, nil
+}
+
+// snapshotSize is the mean size of the snapshots there are.
+func (b *bench) snapshotSize(ctx context.Context) float64 {
+	all, err := b.backend.Snapshots(ctx)
+	if err != nil || len(all) == 0 {
+		return 0
+	}
+	var sum int64
+	for _, s := range all {
+		sum += s.Size
+	}
+	return float64(sum) / float64(len(all))
+}
+
+// middle is the median of rates.
+func middle(rates []float64) float64 {
+	if len(rates) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(rates))[len(rates)/2]
+}
+
