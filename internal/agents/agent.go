@@ -1,0 +1,61 @@
+package agents
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Agent is a coding agent that we know.
+type Agent string
+
+// The agents.
+const (
+	ClaudeCode Agent = "claude-code"
+	OpenCode   Agent = "opencode"
+	Codex      Agent = "codex"
+	Cursor     Agent = "cursor"
+)
+
+// All lists them.
+var All = []Agent{ClaudeCode, OpenCode, Codex, Cursor}
+
+// Parse reads the name of an agent.
+func Parse(name string) (Agent, error) {
+	var names []string
+	for _, a := range All {
+		if string(a) == name {
+			return a, nil
+		}
+		names = append(names, string(a))
+	}
+	return "", &sandbox.Error{Code: CodeUnknown, Op: "integrate", Message: fmt.Sprintf("%.40q is no agent that is known", name), Remedy: "say one of " + strings.Join(names, ", ")}
+}
+
+// SessionName is the session of a project: the same for every agent that works on it.
+func SessionName(project string) string {
+	sum := sha256.Sum256([]byte(project))
+	base := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '-'
+	}, filepath.Base(project))
+	if len(base) > 40 {
+		base = base[:40]
+	}
+	return "project-" + strings.Trim(base, "-_") + "-" + hex.EncodeToString(sum[:4])
+}
+
+// Quote makes one word of a POSIX shell from any text without NUL.
+func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// within reports whether a path lies in a directory, or is it. Both are absolute.
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
+}
