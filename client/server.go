@@ -46,10 +46,14 @@ func (c *Client) GC(ctx context.Context) (session.Collected, error) {
 
 // Key describes an API key. Secret is set by CreateKey alone: it is never shown again.
 type Key struct {
-	ID, Name, Tenant, Scope string
-	Created                 time.Time
-	Expires, Revoked        *time.Time
-	Secret                  string
+	ID      string     `json:"id"`
+	Name    string     `json:"name"`
+	Tenant  string     `json:"tenant"`
+	Scope   string     `json:"scope"`
+	Created time.Time  `json:"created"`
+	Expires *time.Time `json:"expires,omitempty"`
+	Revoked *time.Time `json:"revoked,omitempty"`
+	Secret  string     `json:"secret,omitempty"`
 }
 
 // KeyOptions says what key to make.
