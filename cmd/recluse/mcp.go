@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -70,8 +71,13 @@ func (a *app) mcpSpec(m *machine) (*sandbox.Spec, error) {
 		spec, err := m.spec()
 		return &spec, err
 	}
-	if limits := limitsOf(a.cfg); limits != (sandbox.Limits{}) {
-		return &sandbox.Spec{Limits: limits}, nil
+	return configuredSpec(a.cfg), nil
+}
+
+// configuredSpec is nil where the configuration says nothing about sandboxes.
+func configuredSpec(cfg *config.Config) *sandbox.Spec {
+	if limits := limitsOf(cfg); limits != (sandbox.Limits{}) {
+		return &sandbox.Spec{Limits: limits}
 	}
-	return nil, nil
+	return nil
 }

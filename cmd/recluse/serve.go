@@ -14,6 +14,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -166,6 +167,9 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if srv, err = server.New(ctx, so); err != nil {
 		return err
 	}
+	door := mcp.NewHandler(srv.Handler(), mcp.Options{Version: so.Version, Logger: log, Spec: configuredSpec(cfg)})
+	defer door.Close()
+	srv.Mount("/mcp", door, door.Close)
 	return a.answer(serving, cfg, host, m, srv, log, o.background)
 }
 

@@ -8,13 +8,14 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Codes of this package, beside those that come from the server.
 const (
 	CodeSessionNeeded sandbox.Code = "session_argument_needed" // the connection has no session of its own
-	CodeNoModel       sandbox.Code = "no_model"
+	CodeNoModel                    = llm.CodeNoModel
 	CodeOrigin        sandbox.Code = "origin_refused"
 	CodeSampling      sandbox.Code = "sampling_failed"
 )

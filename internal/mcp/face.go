@@ -55,6 +55,7 @@ func newFace(o Options, reach func(*sdk.RequestExtra, *sdk.ServerSession) (*link
 		&sdk.ServerOptions{Instructions: instructions, Logger: o.Logger, Capabilities: &sdk.ServerCapabilities{}},
 	)
 	f.addRun()
+	f.addQuery()
 	f.addContext()
 	f.addSnapshot()
 	f.addFiles()
@@ -114,8 +115,15 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolRes
 		if l.gone != nil {
 			defer context.AfterFunc(l.gone, cancel)()
 		}
-		res, out, err := do(&call{Context: ctx, link: l, f: f, req: req}, args)
+		c := &call{Context: ctx, link: l, f: f, req: req}
+		if err := c.answer(); err != nil {
+			return nil, none, told(err)
+		}
+		res, out, err := do(c, args)
 		if err != nil {
+			if q := c.question(err); q != nil {
+				return q, none, nil
+			}
 			return nil, none, told(err)
 		}
 		return res, out, nil

@@ -20,6 +20,7 @@ const (
 	samplingAtOnce = 4
 	samplingTokens = 4096 // of a reply that nobody bounded; the protocol wants a figure
 	samplingWindow = 128_000
+	plainTokens    = 100_000 // of material that is given to the client's model at once
 )
 
 // quotas counts the calls of clients' own models, by connection.
@@ -99,10 +100,12 @@ func (c *call) sampler(hint string) (llm.Model, error) {
 	return &sampler{session: c.req.Session, quotas: &c.f.quota, most: most, hint: hint}, nil
 }
 
+const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, or an installed agent's command line), or connect with a client that offers sampling"
+
 func noModel() error {
 	return &sandbox.Error{
 		Code: CodeNoModel, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
-		Remedy: "configure a provider (models in the configuration; an OpenAI-compatible or Anthropic key, Ollama, or an installed agent's command line), or connect with a client that offers sampling",
+		Remedy: noModelRemedy,
 	}
 }
 

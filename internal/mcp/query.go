@@ -1,0 +1,240 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/runview"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// cancelWait bounds how long the server has to stop a run and to say what there was.
+const cancelWait = 30 * time.Second
+
+type queryArgs struct {
+	Session   string         `json:"session,omitempty" jsonschema:"session whose files are read; left out: the one of this connection"`
+	Query     string         `json:"query" jsonschema:"the question"`
+	Context   string         `json:"context,omitempty" jsonschema:"text to answer it from"`
+	Files     []string       `json:"files,omitempty" jsonschema:"files in the session's sandbox to answer it from, as large as they may be"`
+	InSession bool           `json:"in_session,omitempty" jsonschema:"let the run work in the session itself, with its variables and files, instead of in a sandbox of its own"`
+	Schema    map[string]any `json:"schema,omitempty" jsonschema:"JSON Schema that the answer must meet"`
+	Model     string         `json:"model,omitempty" jsonschema:"provider/model; left out: as configured"`
+	Tokens    *int64         `json:"max_tokens,omitempty" jsonschema:"tokens of the whole run"`
+	Cost      *float64       `json:"max_cost_usd,omitempty" jsonschema:"money of the whole run"`
+	Seconds   float64        `json:"max_seconds,omitempty" jsonschema:"time of the whole run"`
+	Calls     *int64         `json:"max_calls,omitempty" jsonschema:"model calls of the whole run"`
+	Depth     *int           `json:"max_depth,omitempty" jsonschema:"levels of calls below the run"`
+	Turns     *int           `json:"max_turns,omitempty" jsonschema:"turns of the run and of each child"`
+}
+
+type queryResult struct {
+	Run       string  `json:"run,omitempty" jsonschema:"id of the run; its trajectory is the resource recluse://runs/ID"`
+	Answer    string  `json:"answer"`
+	Value     any     `json:"value,omitempty" jsonschema:"the answer as JSON, if it is more than text"`
+	Reason    string  `json:"reason" jsonschema:"why the run ended: answered, or what ran out"`
+	Message   string  `json:"message,omitempty"`
+	Partial   bool    `json:"partial,omitempty" jsonschema:"the answer was not handed in: it is the best there was"`
+	Plain     bool    `json:"plain,omitempty" jsonschema:"the model was asked directly, the material being small"`
+	Turns     int     `json:"turns"`
+	Calls     int64   `json:"model_calls"`
+	Tokens    int64   `json:"tokens"`
+	Cost      float64 `json:"cost_usd"`
+	Estimated bool    `json:"estimated,omitempty" jsonschema:"some of the tokens were not told but estimated"`
+	WallMS    int64   `json:"wall_ms"`
+}
+
+func (f *face) addQuery() {
+	add(f, tool{
+		name: "query", title: "Ask a recursive model",
+		description: "Let a recursive language model answer a question over material of any size: it writes code that looks at the material in a sandbox, and asks models about the pieces. Progress tells what it does; cancelling gives up the run.",
+		shape: func(in *jsonschema.Schema) {
+			between(in, "max_seconds", 0, maxTimeout.Seconds())
+			for _, p := range []string{"max_tokens", "max_cost_usd", "max_calls", "max_depth", "max_turns"} {
+				least := 0.0
+				in.Properties[p].Minimum = &least
+			}
+		},
+	}, func(c *call, in queryArgs) (*sdk.CallToolResult, queryResult, error) { return c.query(in) })
+}
+
+func (c *call) query(in queryArgs) (*sdk.CallToolResult, queryResult, error) {
+	o := client.RunOptions{
+		Query: in.Query, Model: in.Model,
+		Limits: client.RunLimits{Tokens: in.Tokens, Cost: in.Cost, Time: seconds(in.Seconds), Calls: in.Calls, Depth: in.Depth, Turns: in.Turns},
+		Labels: map[string]string{"door": "mcp"},
+	}
+	if in.Schema != nil {
+		raw, err := json.Marshal(in.Schema)
+		if err != nil {
+			return nil, queryResult{}, invalid("schema: %v", err)
+		}
+		o.Schema = raw
+	}
+	if in.Context != "" {
+		o.Contexts = append(o.Contexts, client.RunContext{Text: in.Context})
+	}
+	if err := c.material(in, &o); err != nil {
+		return nil, queryResult{}, err
+	}
+	info, err := c.client.StartRun(c, o)
+	if noModelThere(err) {
+		return c.queryClient(in, o, err)
+	}
+	if err != nil {
+		return nil, queryResult{}, err
+	}
+	if info, err = c.follow(info.ID); err != nil {
+		return nil, queryResult{}, err
+	}
+	if info.Result == nil {
+		return nil, queryResult{}, &sandbox.Error{
+			Code: sandbox.CodeInternal, Op: "follow run", Message: "run " + info.ID + " was interrupted", Remedy: "recluse runs resume " + info.ID, Retry: true,
+		}
+	}
+	out := queryOf(info.ID, info.Result)
+	return answered(out), out, nil
+}
+
+// material adds what comes from the session.
+func (c *call) material(in queryArgs, o *client.RunOptions) error {
+	if len(in.Files) == 0 && !in.InSession {
+		return nil
+	}
+	s, _, err := c.open(in.Session)
+	if err != nil {
+		return err
+	}
+	if in.InSession {
+		o.Session = s.Name()
+	}
+	for _, name := range in.Files {
+		b, err := s.Files().ReadAll(c, below(name))
+		if err != nil {
+			return err
+		}
+		o.Contexts = append(o.Contexts, client.RunContext{Name: name, Text: strings.ToValidUTF8(string(b), "\uFFFD")})
+	}
+	return nil
+}
+
+// follow tells how a run goes until its end. A caller that gives up gives the run up, too.
+func (c *call) follow(id string) (*rlm.Info, error) {
+	p := c.progress("working")
+	defer p.stop()
+	lines := runview.NewLines(discardable{p})
+	defer lines.Close()
+	var failure error
+	for e, err := range c.client.RunEvents(c, id, 0) {
+		if err != nil {
+			failure = err
+			break
+		}
+		lines.Event(e)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c), cancelWait)
+	defer cancel()
+	if c.Err() != nil {
+		return c.client.CancelRun(ctx, id)
+	}
+	if failure != nil {
+		return nil, failure
+	}
+	return c.client.Run(ctx, id)
+}
+
+// discardable writes to progress that somebody asked for, or nowhere.
+type discardable struct{ p *progress }
+
+func (d discardable) Write(b []byte) (int, error) {
+	if d.p == nil {
+		return len(b), nil
+	}
+	return d.p.Write(b)
+}
+
+func queryOf(id string, r *rlm.Result) queryResult {
+	var value any
+	if len(r.Value) > 0 {
+		value = r.Value
+	}
+	return queryResult{
+		Run: id, Answer: r.Answer, Value: value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
+		Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Cost: r.Usage.Cost, Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
+	}
+}
+
+// answered shows the answer as it is. A run without one has failed, whatever it can show.
+func answered(o queryResult) *sdk.CallToolResult {
+	text := o.Answer
+	if o.Reason != string(rlm.ReasonAnswered) {
+		text = strings.TrimSpace(fmt.Sprintf("[the run ended without an answer: %s %s]\n%s", o.Reason, o.Message, o.Answer))
+	}
+	res := &sdk.CallToolResult{IsError: o.Reason != string(rlm.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
+	if o.Run != "" {
+		res.Content = append(res.Content, &sdk.ResourceLink{URI: runsPrefix + o.Run, Name: "trajectory of run " + o.Run, MIMEType: trajectoryType})
+	}
+	return res
+}
+
+// noModelThere reports a server that has no model to ask, whatever it was asked for.
+func noModelThere(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case llm.CodeNoModel, sandbox.CodeNotSupported:
+		return true
+	}
+	return false
+}
+
+// queryClient answers with the client's own model where the server has none. That model cannot be reached from inside the server's
+// sandboxes, so it is asked directly, and the material has to fit.
+func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk.CallToolResult, queryResult, error) {
+	m, err := c.sampler(in.Model)
+	if err != nil {
+		return nil, queryResult{}, errors.Join(err, cause)
+	}
+	var b strings.Builder
+	for _, x := range o.Contexts {
+		fmt.Fprintf(&b, "<material name=%q>\n%s\n</material>\n\n", x.Name, x.Text)
+	}
+	if in.InSession || in.Schema != nil || m.Count(b.String()) > plainTokens {
+		return nil, queryResult{}, &sandbox.Error{
+			Code: CodeNoModel, Op: "begin run", Message: "the client's own model can be asked directly only, and this takes a run: the material is large, the session is needed, or a schema was given",
+			Remedy: noModelRemedy, Err: cause,
+		}
+	}
+	b.WriteString(in.Query)
+	req := llm.Request{Messages: []llm.Message{{Role: llm.User, Content: b.String()}}}
+	if in.Tokens != nil {
+		left := *in.Tokens - m.Count(b.String())
+		if left <= 0 {
+			return nil, queryResult{}, invalid("max_tokens is less than the material has")
+		}
+		req.MaxTokens = min(left, samplingTokens)
+	}
+	ctx := context.Context(c)
+	if in.Seconds > 0 {
+		limited, cancel := context.WithTimeout(ctx, seconds(in.Seconds))
+		defer cancel()
+		ctx = limited
+	}
+	p := c.progress("waiting for the client's model")
+	r, err := m.Complete(ctx, req)
+	p.stop()
+	if err != nil {
+		return nil, queryResult{}, err
+	}
+	out := queryResult{
+		Answer: r.Text, Reason: string(rlm.ReasonAnswered), Plain: true, Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
+	}
+	return answered(out), out, nil
+}
