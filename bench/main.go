@@ -47,10 +47,16 @@ type row struct {
 // reached makes a row's judgement.
 func reached(ok bool) *bool { return &ok }
 
-// part measures some rows.
+// part measures some rows. Parts whose names begin alike, up to a dot, can be chosen together.
 type part struct {
 	name string
 	run  func(context.Context, *bench) ([]row, error)
+}
+
+// among reports whether the part, or those it belongs to, is one of the names.
+func (p part) among(names []string) bool {
+	family, _, _ := strings.Cut(p.name, ".")
+	return slices.Contains(names, p.name) || slices.Contains(names, family)
 }
 
 var parts = []part{
@@ -62,7 +68,17 @@ var parts = []part{
 	{"memory", memory},
 	{"output", outputs},
 	{"crowd", crowd},
-	{"session", sessions},
+	{"session.http", overHTTP},
+	{"session.restart", restart},
+	{"session.wake", wake},
+	{"session.soak", soak},
+	{"session.asleep", asleep},
+	{"rlm.turn", turns},
+	{"rlm.batch", batches},
+	{"rlm.context", bigContext},
+	{"rlm.subcalls", subCalls},
+	{"rlm.runs", runsAtOnce},
+	{"rlm.tasks", tasks},
 	{"gate", gates},
 }
 
@@ -106,7 +122,7 @@ func main() {
 		chosen = strings.Split(*only, ",")
 	}
 	for _, c := range chosen {
-		if !slices.Contains(names, c) {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.among([]string{c}) }) {
 			fmt.Fprintf(os.Stderr, "bench: no part %q; there are %s\n", c, strings.Join(names, ", "))
 			os.Exit(2)
 		}
@@ -140,7 +156,7 @@ func measure(ctx context.Context, quick bool, chosen []string) (_ []row, err err
 	var rows []row
 	var errs []error
 	for _, p := range parts {
-		if !slices.Contains(chosen, p.name) || ctx.Err() != nil {
+		if !p.among(chosen) || ctx.Err() != nil {
 			continue
 		}
 		began := time.Now()

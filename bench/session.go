@@ -31,20 +31,6 @@ func want(ctx context.Context, r runner, code, result string) error {
 	return nil
 }
 
-// sessions measures what sessions and the server add to sandboxes.
-func sessions(ctx context.Context, b *bench) ([]row, error) {
-	var rows []row
-	var errs []error
-	for _, f := range []func(context.Context, *bench) ([]row, error){overHTTP, restart, wake, soak, asleep} {
-		got, err := f(ctx, b)
-		rows, errs = append(rows, got...), append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return rows, errors.Join(errs...)
-}
-
 // overHTTP compares cells over HTTP with cells through the library: one after the other, and in many sessions at once.
 func overHTTP(ctx context.Context, b *bench) (_ []row, err error) {
 	s, err := b.serve(ctx)

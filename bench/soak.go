@@ -252,4 +252,3 @@ func middle(rates []float64) float64 {
 	}
 	return slices.Sorted(slices.Values(rates))[len(rates)/2]
 }
-

@@ -1,0 +1,252 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// answering makes an engine without limits. Its models are scripted: they take no time but what they are told to, so that what is left is ours. The root model answers its n-th question, from 1, with code; sub answers everything below.
+func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Model, change func(*rlm.Options)) (*rlm.Engine, *tally, error) {
+	asked := 0
+	model := &tally{Model: llm.NewScripted("scripted/root", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
+		asked++
+		return "```repl\n" + root(asked, req) + "\n```\n", nil
+	}})}
+	dir, err := os.MkdirTemp(b.dir, "runs-")
+	if err != nil {
+		return nil, nil, err
+	}
+	o := rlm.Options{
+		Models: func(depth int, _ string) (llm.Model, error) {
+			if depth == 0 {
+				return model, nil
+			}
+			return sub, nil
+		},
+		Sandboxes: rlm.FromBackend(b.backend), Dir: dir, PlainBelow: -1,
+		Limits: &rlm.Limits{
+			Tokens: rlm.Unlimited, Cost: rlm.Unlimited, Time: rlm.Unlimited, Calls: rlm.Unlimited, Depth: 2, Turns: rlm.Unlimited, Errors: 1, CPU: rlm.Unlimited,
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	e, err := rlm.New(o)
+	return e, model, err
+}
+
+// tally adds up what a model says that it took.
+type tally struct {
+	llm.Model
+
+	mu    sync.Mutex
+	total llm.Usage // guarded by mu
+}
+
+// Complete implements llm.Model.
+func (t *tally) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
+	r, err := t.Model.Complete(ctx, req)
+	if r != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.total = t.total.Add(r.Usage)
+	}
+	return r, err
+}
+
+// turns measures our own time in a turn: from the model's reply to its next question, with the cell that prints a line between them.
+func turns(ctx context.Context, b *bench) (_ []row, err error) {
+	const history = 30
+	sb, err := sandbox.Open(ctx, b.backend, sandbox.Spec{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, sb.Close()) }()
+	code := func(n int) string { return fmt.Sprintf("x%d = %d\nprint('a turn that says a little', x%d)", n, n, n) }
+	all, early, late, bare := samples{}, samples{}, samples{}, samples{}
+	for range b.times(12, 3) {
+		var last time.Time
+		e, _, err := b.answering(func(n int, _ llm.Request) string {
+			gap := time.Since(last)
+			switch {
+			case n <= 2: // behind the first turn, which wakes the interpreter
+			case n <= 5:
+				early, all = append(early, gap), append(all, gap)
+			case n > history-2:
+				late, all = append(late, gap), append(all, gap)
+			default:
+				all = append(all, gap)
+			}
+			// What the scripted model does besides is not ours.
+			defer func() { last = time.Now() }()
+			if n > history {
+				return "FINAL(1)"
+			}
+			return code(n)
+		}, nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}); err != nil {
+			return nil, err
+		}
+		for n := range history {
+			began := time.Now()
+			if _, err := sb.Cell(ctx, sandbox.Cell{Code: code(n)}); err != nil {
+				return nil, err
+			}
+			bare = append(bare, time.Since(began))
+		}
+	}
+	return []row{
+		{
+			Name: "turn", What: fmt.Sprintf("our own time per turn over %d turns, p50", history), Measured: all.median(), Unit: "ms", Baseline: bare.median(), Against: "the same cells alone",
+			Target: "≤ 5 ms", Reached: reached(all.median() <= 5), Note: fmt.Sprintf("p99 %.3f ms", all.at(99)),
+		},
+		{
+			Name: "turn_late", What: fmt.Sprintf("turns %d to %d of these, p50", history-2, history), Measured: late.median(), Unit: "ms", Baseline: early.median(), Against: "turns 2 to 4",
+			Target: "≤ 1.2 ×", Reached: reached(late.median() <= 1.2*early.median()),
+		},
+	}, nil
+}
+
+// The batch: so many prompts, so many at a time, to a model that takes so long.
+const (
+	batchPrompts = 1000
+	batchAtOnce  = 100
+	batchLatency = 50 * time.Millisecond
+)
+
+// batches measures llm_query_batched with a model within this program, and with one over HTTP.
+func batches(ctx context.Context, b *bench) (_ []row, err error) {
+	within := llm.NewScripted("scripted/sub", llm.Rule{Reply: "ok", Delay: batchLatency})
+	stop, remote, err := remoteModel()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	ideal := float64(batchPrompts/batchAtOnce) * float64(batchLatency.Milliseconds())
+	var rows []row
+	for _, w := range []struct {
+		name, what string
+		model      llm.Model
+		most       float64
+	}{
+		{"batch", "within the program", within, 1.15},
+		{"batch_http", "over HTTP", remote, 1.3},
+	} {
+		ours, bare := samples{}, samples{}
+		for i := range b.times(7, 2) + 1 {
+			took, err := b.batch(ctx, w.model)
+			if err != nil {
+				return rows, err
+			}
+			began := time.Now()
+			err = each(batchPrompts, batchAtOnce, func(n int) error {
+				_, err := w.model.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: fmt.Sprint("p", n)}}})
+				return err
+			})
+			if err != nil {
+				return rows, err
+			}
+			if i > 0 { // the first makes the connections
+				ours, bare = append(ours, took), append(bare, time.Since(began))
+			}
+		}
+		rows = append(rows, row{
+			Name: w.name, What: fmt.Sprintf("llm_query_batched of %d prompts, a model %s, p50", batchPrompts, w.what), Measured: ours.median(), Unit: "ms", Baseline: ideal, Against: "ideal",
+			Target: fmt.Sprintf("≤ %v ×", w.most), Reached: reached(ours.median() <= w.most*ideal),
+			Note: fmt.Sprintf("%d at a time, %v each; the same calls from Go, without a sandbox: %.0f ms", batchAtOnce, batchLatency, bare.median()),
+		})
+	}
+	return rows, nil
+}
+
+// batch times one batch, by the clock of the code that asks for it.
+func (b *bench) batch(ctx context.Context, sub llm.Model) (time.Duration, error) {
+	e, _, err := b.answering(func(int, llm.Request) string {
+		return fmt.Sprintf("import time\nt = time.perf_counter()\nr = llm_query_batched(['p%%d' %% i for i in range(%d)])\nt = time.perf_counter() - t\nassert r == ['ok'] * %d, r[:3]\nFINAL(str(t))",
+			batchPrompts, batchPrompts)
+	}, sub, func(o *rlm.Options) { o.Parallel = batchAtOnce })
+	if err != nil {
+		return 0, err
+	}
+	res, err := e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}})
+	if err != nil {
+		return 0, err
+	}
+	return time.ParseDuration(res.Answer + "s")
+}
+
+// remoteModel is a model behind HTTP on loopback that says ok after the latency, in the words of an OpenAI-compatible server.
+func remoteModel() (stop func() error, _ llm.Model, err error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	const reply = `data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}` + "\n\n" +
+		`data: {"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}` + "\n\ndata: [DONE]\n\n"
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(batchLatency)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, reply)
+	})}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(ln) }()
+	set, err := llm.Open(llm.Config{
+		Providers: map[string]llm.Provider{"here": {Type: llm.TypeOpenAI, BaseURL: "http://" + ln.Addr().String() + "/v1", Concurrency: batchAtOnce, Local: true}},
+		Env:       func(string) string { return "" },
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, srv.Close())
+	}
+	stop = func() error {
+		set.Close()
+		err := srv.Close()
+		if e := <-ended; !errors.Is(e, http.ErrServerClosed) {
+			err = errors.Join(err, e)
+		}
+		return err
+	}
+	m, err := set.Model("here/model")
+	if err != nil {
+		return nil, nil, errors.Join(err, stop())
+	}
+	return stop, m, nil
+}
+
+// writeText fills a file with lines of text, size bytes in all.
+func writeText(path string, size int64) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	lines := strings.Repeat(strings.Repeat("all work and no play makes a dull day; ", 4)+"\n", 1<<13)
+	for size > 0 {
+		n, err := io.WriteString(f, lines[:min(size, int64(len(lines)))])
+		if err != nil {
+			return err
+		}
+		size -= int64(n)
+	}
+	return f.Chmod(0o644)
+}
+
+// scratch makes a directory for contexts, below what is removed in the end.
+func (b *bench) scratch() (string, error) { return os.MkdirTemp(b.dir, "contexts-") }
