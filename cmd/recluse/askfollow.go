@@ -45,9 +45,15 @@ func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(conte
 	}
 	defer context.AfterFunc(ctx, r.Cancel)()
 	v := a.view(w, quiet)
-	if live, ok := v.(*runview.Live); ok {
-		defer context.AfterFunc(ctx, func() { live.Note("stopping; Ctrl-C again leaves at once") })()
-	}
+	defer context.AfterFunc(ctx, func() {
+		const text = "stopping; Ctrl-C again leaves at once"
+		switch v := v.(type) {
+		case *runview.Live:
+			v.Note(text)
+		case *runview.Lines:
+			a.say("%s", text)
+		}
+	})()
 	for e, err := range r.Events(own, 0) {
 		if err != nil {
 			v.Close()

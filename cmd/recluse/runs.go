@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,8 +57,11 @@ func runID(word string) (string, error) {
 	if err != nil && !os.IsNotExist(err) {
 		return "", &sandbox.Error{Code: sandbox.CodeInternal, Op: "find run", Err: err}
 	}
+	if word == "last" {
+		sortByAge(entries)
+	}
 	var found []string
-	for _, e := range entries { // sorted by time, as the names begin with it
+	for _, e := range entries {
 		name := e.Name()
 		if name == word {
 			return name, nil
@@ -72,6 +77,24 @@ func runID(word string) (string, error) {
 		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
 	}
 	return found[len(found)-1], nil
+}
+
+// idTime is the length of the time that an id begins with, in seconds.
+const idTime = len("20060102-150405")
+
+// sortByAge puts the newest last, also among those that began in the same second.
+func sortByAge(entries []os.DirEntry) {
+	made := func(e os.DirEntry) int64 {
+		info, err := e.Info()
+		if err != nil {
+			return 0 // it has just been deleted
+		}
+		return info.ModTime().UnixNano()
+	}
+	began := func(e os.DirEntry) string { return e.Name()[:min(idTime, len(e.Name()))] }
+	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
+		return cmp.Or(cmp.Compare(began(a), began(b)), cmp.Compare(made(a), made(b)))
+	})
 }
 
 // runFirst completes the first argument.

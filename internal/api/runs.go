@@ -9,7 +9,7 @@ import (
 // NewRun asks for a run.
 type NewRun struct {
 	Query     string            `json:"query" doc:"the question"`
-	Contexts  []RunContext      `json:"contexts,omitempty" doc:"what it is about; code finds them as context, context_1 and so on"`
+	Contexts  []RunContext      `json:"contexts,omitempty" doc:"what it is about; code finds the first as context, and all as context_0, context_1 and so on"`
 	Schema    json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema that the answer must meet"`
 	Model     string            `json:"model,omitempty" doc:"provider/model; left out: as the server is configured"`
 	SubModels []string          `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`

@@ -22,7 +22,7 @@ const (
 )
 
 // headerRun names the run that has answered.
-const headerRun = "X-Recluse-Run"
+const headerRun = "Recluse-Run"
 
 // chatRequest is what we heed of OpenAI's request. What else clients send is passed over.
 type chatRequest struct {

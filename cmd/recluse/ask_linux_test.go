@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// The scripted models of these tests: the root looks for a password, asks the sub-model for the word, and hands it in.
+const (
+	rootScript = `
+name: root
+rules:
+  - match: 'Question: How long'
+    reply: |
+      ¬repl
+      FINAL(len(word))
+      ¬
+  - match: 'Question: Never end'
+    reply: |
+      ¬repl
+      import time
+      answer["content"] = "nothing yet"
+      while True:
+          try:
+              time.sleep(1000)
+          except KeyboardInterrupt:
+              print("no", flush=True)
+      ¬
+  - tags: {call: turn, turn: "1"}
+    reply: |
+      ¬repl
+      hits = search('password')
+      answer["content"] = "half an answer"
+      print(len(context), len(hits))
+      ¬
+  - tags: {call: turn, turn: "2"}
+    reply: |
+      ¬repl
+      word = llm_query('Only the word: ' + hits[0][1])
+      print(word)
+      ¬
+  - conversation: 'Question: As an object'
+    reply: |
+      ¬repl
+      FINAL({"word": word})
+      ¬
+  - delay: DELAY
+    reply: |
+      ¬repl
+      FINAL(word)
+      ¬
+`
+	subScript = `
+name: sub
+rules:
+  - match: 'the password is (\w+)'
+    reply: '{{1}}'
+`
+)
+
+// asker is a world with scripted models and something to ask about.
+type asker struct {
+	*world
+	dir, big string
+}
+
+func newAsker(t *testing.T, delay string) *asker {
+	t.Helper()
+	dir := t.TempDir()
+	a := &asker{dir: dir, big: filepath.Join(dir, "big.txt")}
+	a.write("sub.yaml", subScript)
+	a.write("root.yaml", strings.NewReplacer("¬", "```", "DELAY", delay).Replace(rootScript))
+	a.write("big.txt", strings.Repeat("nothing here\n", 20_000)+"the password is swordfish\n"+strings.Repeat("nor here\n", 20_000))
+	a.world = newWorld(t, "RECLUSE_MODELS_SCRIPTS="+filepath.Join(dir, "root.yaml")+","+filepath.Join(dir, "sub.yaml"),
+		"RECLUSE_MODELS_DEFAULT=scripted/root", "RECLUSE_MODELS_SUB=scripted/sub")
+	a.t = t
+	return a
+}
+
+func (a *asker) write(name, content string) {
+	if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o600); err != nil {
+		panic(err) // a directory of the test's own
+	}
+}
+
+// hurry lets the model answer at once from now on.
+func (a *asker) hurry() {
+	a.write("root.yaml", strings.NewReplacer("¬", "```", "DELAY", "0s").Replace(rootScript))
+}
+
+func TestAskSaysHowToGetAModel(t *testing.T) {
+	w := newWorld(t, "OPENAI_API_KEY=", "ANTHROPIC_API_KEY=", "OPENAI_BASE_URL=", "OLLAMA_HOST=127.0.0.1:1")
+	got := w.run("", "ask", "Is anybody there?")
+	if got.status != statusFailure || got.stdout != "" {
+		t.Errorf("%+v", got)
+	}
+	for _, way := range []string{"no model is configured", "ANTHROPIC_API_KEY", "Ollama", "OPENAI_BASE_URL"} {
+		if !strings.Contains(got.stderr, way) {
+			t.Errorf("%q is missing in %s", way, got.stderr)
+		}
+	}
+}
+
+func TestAsk(t *testing.T) {
+	a := newAsker(t, "0s")
+	got := a.run("", "ask", "What is the password?", "--context", a.big)
+	if got.status != 0 || got.stdout != "swordfish\n" {
+		t.Fatalf("%+v", got)
+	}
+	for _, line := range []string{"turn 1: python: hits = search('password') (2 more lines)", "turn 2: ok in", "1 call", "ended: answered", "3 turns · 4 model calls"} {
+		if !strings.Contains(got.stderr, line) {
+			t.Errorf("%q is missing in %s", line, got.stderr)
+		}
+	}
+	t.Run("input, quietly", func(t *testing.T) {
+		text, err := os.ReadFile(a.big)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := a.run(string(text), "ask", "What is the password?", "--context", "-", "-q"); got.status != 0 || got.stdout != "swordfish\n" || got.stderr != "" {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("events, and an answer that meets a schema", func(t *testing.T) {
+		a.write("schema.json", `{"type": "object", "required": ["word"]}`)
+		got := a.run("", "ask", "As an object?", "--context", a.big, "--schema", filepath.Join(a.dir, "schema.json"), "--json")
+		lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
+		var last rlm.Event
+		decodeJSON(t, lines[len(lines)-1], &last)
+		var res rlm.Result
+		if err := last.Decode(&res); err != nil {
+			t.Fatal(err)
+		}
+		var value struct{ Word string }
+		if err := json.Unmarshal(res.Value, &value); err != nil || value.Word != "swordfish" || got.status != 0 || got.stderr != "" || len(lines) < 10 {
+			t.Errorf("%s %v, %+v", res.Value, err, got)
+		}
+	})
+	t.Run("mistakes", func(t *testing.T) {
+		a.write("binary", "\x00\x01\x02\xff\xfe\x00")
+		a.write("empty", "")
+		for want, args := range map[string][]string{
+			"the question is empty":    {" "},
+			"no such file":             {"Q?", "--context", filepath.Join(a.dir, "not")},
+			"binary":                   {"Q?", "--context", filepath.Join(a.dir, "binary")},
+			"empty":                    {"Q?", "--context", filepath.Join(a.dir, "empty")},
+			"not above zero":           {"Q?", "--max-cost", "0"},
+			"below zero":               {"Q?", "--depth", "-1"},
+			`no provider "nobody"`:     {"Q?", "--model", "nobody/nothing"},
+			"schema for answers is no": {"Q?", "--schema", a.big},
+		} {
+			got := a.run("", append([]string{"ask"}, args...)...)
+			if got.status != statusFailure || !strings.Contains(got.stderr, want) {
+				t.Errorf("%v: %+v, want %q", args, got, want)
+			}
+		}
+	})
+	t.Run("a limit that is reached", func(t *testing.T) {
+		got := a.run("", "ask", "What is the password?", "--context", a.big, "--max-turns", "1", "--max-tokens", "1200")
+		if got.status != 1 || got.stdout != "half an answer\n" || !strings.Contains(got.stderr, "runs resume") {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+func TestDemoRLM(t *testing.T) {
+	w := newWorld(t)
+	got := w.run("", "demo", "rlm")
+	if got.status != 0 || got.stdout != demoAnswer+"\n" || !strings.Contains(got.stderr, "The model is scripted") || !strings.Contains(got.stderr, "child run") {
+		t.Errorf("%+v", got)
+	}
+	if !strings.Contains(got.stderr, "models have read 100.0 % of the context") {
+		t.Errorf("not everything was read: %s", got.stderr)
+	}
+}
+
+func TestAskIsStopped(t *testing.T) {
+	a := newAsker(t, "10m")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	var out bytes.Buffer
+	errs := newHeard()
+	cmd.Stdout, cmd.Stderr = &out, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if got := status(t, cmd.Wait()); got != 130 || out.String() != "half an answer\n" || !strings.Contains(errs.String(), "stopped by SIGINT") {
+		t.Errorf("status %d, %q, %s", got, out.String(), errs)
+	}
+	if left := a.sandboxes(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	a.hurry()
+	if got := a.must("runs", "resume", "last", "-q"); got != "swordfish\n" {
+		t.Errorf("resumed: %q", got)
+	}
+}
+
+func TestASecondSignalLeavesAsk(t *testing.T) {
+	a := newAsker(t, "0s")
+	cmd := a.command("ask", "Never end?", "--context", a.big)
+	errs := newHeard()
+	cmd.Stderr = errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 1: python")
+	for _, heard := range []string{"stopping", "left at once"} {
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		errs.await(t, heard)
+	}
+	if got := status(t, cmd.Wait()); got != 130 || !strings.Contains(errs.String(), "left at once") {
+		t.Errorf("status %d, %s", got, errs)
+	}
+	a.await("no sandbox is left", func() bool { return len(a.sandboxes()) == 0 })
+}
+
+func TestAskOnATerminal(t *testing.T) {
+	a := newAsker(t, "10m")
+	talkInTerminal(t, a.command("ask", "What is the password?", "--context", a.big), 130, func(master *os.File, screen *heard) {
+		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "the model thinks", "3 model calls"} {
+			screen.await(t, what)
+		}
+		say(t, master, "\x03")
+		screen.await(t, "ended without an answer: cancelled")
+		screen.await(t, "half an answer")
+		screen.await(t, "runs resume")
+	})
+}
+
+func TestAKilledAskIsResumed(t *testing.T) {
+	a := newAsker(t, "10m")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	errs := newHeard()
+	cmd.Stderr = errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if got := a.must("runs", "list"); !strings.Contains(got, "interrupted") {
+		t.Errorf("list: %s", got)
+	}
+	a.hurry()
+	got := a.run("", "runs", "resume", "last")
+	if got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "resumed behind turn 2: its sandbox was still there") {
+		t.Errorf("resume: %+v", got)
+	}
+	if got := a.must("runs", "show", "last"); !strings.HasSuffix(got, "\nswordfish\n") || !strings.Contains(got, "ended: answered") {
+		t.Errorf("show: %s", got)
+	}
+	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "has its answer already") {
+		t.Errorf("resume again: %+v", got)
+	}
+	if got := a.must("runs", "fork", "last", "--at", "1", "-q"); got != "swordfish\n" {
+		t.Errorf("fork: %q", got)
+	}
+	// A replay asks nobody: there need not be a model.
+	a.env = append(a.env, "RECLUSE_MODELS_SCRIPTS=", "RECLUSE_MODELS_DEFAULT=", "RECLUSE_MODELS_SUB=")
+	if got := a.must("runs", "replay", "last", "-q"); got != "swordfish\n" {
+		t.Errorf("replay: %q", got)
+	}
+	lines := strings.Split(strings.TrimSpace(a.must("runs", "export", "last", "--format", "rlm")), "\n")
+	var turn struct {
+		Iteration int    `json:"iteration"`
+		Answer    string `json:"final_answer"`
+	}
+	decodeJSON(t, lines[len(lines)-1], &turn)
+	if len(lines) != 4 || turn.Iteration != 3 || turn.Answer != "swordfish" {
+		t.Errorf("export: %d lines, %+v", len(lines), turn)
+	}
+	var list []rlm.Info
+	decodeJSON(t, a.must("runs", "list", "--json"), &list)
+	if len(list) != 3 {
+		t.Errorf("%d runs are kept", len(list))
+	}
+	for _, i := range list {
+		a.must("runs", "delete", i.ID)
+	}
+	if got := a.run("", "runs", "show", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "there is no run") {
+		t.Errorf("show what was deleted: %+v", got)
+	}
+}
+
+func TestAskInASession(t *testing.T) {
+	a := newAsker(t, "0s")
+	if got := a.run("", "ask", "What is the password?", "--context", a.big, "--session", "work"); got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "turn 3") {
+		t.Fatalf("%+v", got)
+	}
+	a.expect("swordfish\n", "exec", "--session", "work", "--python", "print(word)")
+	if got := a.must("ask", "How long is it?", "--session", "work", "-q"); got != "9\n" {
+		t.Errorf("the second question: %q", got)
+	}
+}
