@@ -3,7 +3,7 @@
 // Command bench measures how fast recluse is on this machine, each figure beside a baseline from the same run: products and
 // baselines take turns, so that whatever else the machine does slows both.
 //
-//	go run ./bench [--quick] [--only NAME,…] [--json]
+//	go run ./bench [--quick] [--only NAME,…] [--json] [--profile FILE]
 //
 // It builds the engine and the guest unless RECLUSE_ENGINE and RECLUSE_GUEST name them, and keeps everything in a temporary
 // directory that it removes.
@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -116,6 +117,7 @@ func main() {
 	quick := flag.Bool("quick", false, "fewer repetitions")
 	only := flag.String("only", "", "the parts to measure, of "+strings.Join(names, ", "))
 	asJSON := flag.Bool("json", false, "print JSON")
+	profile := flag.String("profile", "", "write a CPU profile of this program to a `file`")
 	flag.Parse()
 	chosen := names
 	if *only != "" {
@@ -129,7 +131,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	rows, err := measure(ctx, *quick, chosen)
+	rows, err := profiled(*profile, func() ([]row, error) { return measure(ctx, *quick, chosen) })
 	if *asJSON {
 		enc := json.NewEncoder(os.Stdout)
 		enc.SetIndent("", "  ")
@@ -144,6 +146,23 @@ func main() {
 		stop()
 		os.Exit(1) //nolint:gocritic // stop has been called
 	}
+}
+
+// profiled measures with a CPU profile if a file is named, for finding out where time goes.
+func profiled(name string, do func() ([]row, error)) (_ []row, err error) {
+	if name == "" {
+		return do()
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	defer pprof.StopCPUProfile()
+	return do()
 }
 
 // measure runs the chosen parts. A part that fails does not keep the others from being measured.
