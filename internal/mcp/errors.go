@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/recluse-dev/recluse/llm"
@@ -41,4 +42,35 @@ func failed(err error) *sdk.CallToolResult {
 		b.WriteString(err.Error())
 	}
 	return &sdk.CallToolResult{IsError: true, Content: []sdk.Content{&sdk.TextContent{Text: b.String()}}}
+}
+
+// maxComplaint bounds the text of an error. The SDK quotes arguments it does not like, however large they are.
+const maxComplaint = 4 << 10
+
+// brief keeps complaints short.
+func brief(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		res, err := next(ctx, method, req)
+		if wire, ok := errors.AsType[*jsonrpc.Error](err); ok && len(wire.Message) > maxComplaint {
+			short := *wire
+			short.Message = cut(wire.Message)
+			return res, &short
+		}
+		if r, ok := res.(*sdk.CallToolResult); ok && r != nil && r.IsError && r.StructuredContent == nil {
+			for _, c := range r.Content {
+				if t, ok := c.(*sdk.TextContent); ok {
+					t.Text = cut(t.Text)
+				}
+			}
+		}
+		return res, err
+	}
+}
+
+// cut keeps the beginning and the end of a text.
+func cut(s string) string {
+	if len(s) <= maxComplaint {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxComplaint/2]+" … "+s[len(s)-maxComplaint/2:], "")
 }

@@ -54,6 +54,7 @@ func newFace(o Options, reach func(*sdk.RequestExtra, *sdk.ServerSession) (*link
 		&sdk.Implementation{Name: "recluse", Title: "recluse", Version: o.Version},
 		&sdk.ServerOptions{Instructions: instructions, Logger: o.Logger, Capabilities: &sdk.ServerCapabilities{}},
 	)
+	f.server.AddReceivingMiddleware(brief)
 	f.addRun()
 	f.addQuery()
 	f.addContext()

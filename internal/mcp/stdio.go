@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -59,7 +60,7 @@ func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o
 	}()
 	t := &stdio{in: in, out: out, leave: leave}
 	err = f.server.Run(ctx, t)
-	if errors.Is(err, io.EOF) || ctx.Err() != nil {
+	if errors.Is(err, io.EOF) || ctx.Err() != nil || t.deaf.Load() {
 		err = nil
 	}
 	if err != nil {
@@ -73,7 +74,8 @@ func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o
 type stdio struct {
 	in    io.Reader
 	out   io.Writer
-	leave func() // called when in ends
+	leave func() // called when in ends, or nobody reads out
+	deaf  atomic.Bool
 
 	mu sync.Mutex // guards out
 }
@@ -93,7 +95,12 @@ func (s *stdio) Connect(ctx context.Context) (sdk.Connection, error) {
 func (s *stdio) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.out.Write(b)
+	n, err := s.out.Write(b)
+	if err != nil {
+		s.deaf.Store(true)
+		s.leave()
+	}
+	return n, err
 }
 
 // Close implements io.Closer. The descriptors belong to whoever gave them.
