@@ -228,7 +228,7 @@ func child(dir string) int {
 		}
 	}
 	sc := scenarios[os.Getenv(scenarioEnv)]
-	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
+	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowContainer: true}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return 3
@@ -292,6 +292,7 @@ func takeOver(t *testing.T, dir string) *bench {
 	}
 	k := &bench{t: t, dir: dir, b: b, opts: quick()}
 	k.opts.Backends, k.opts.DataDir, k.opts.Logger = []sandbox.Backend{b}, dir, slog.New(slog.DiscardHandler)
+	k.opts.Require.AllowContainer = true
 	k.start()
 	t.Cleanup(func() {
 		_ = k.m.DeleteSnapshot(context.Background(), Key{Name: "work"}, "*")

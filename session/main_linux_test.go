@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
@@ -40,6 +41,7 @@ func testMain(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(shared) }()
 	code := m.Run()
+	closeDockerBackends()
 	if b, err := newBackend(shared); err == nil {
 		for _, i := range list(b) {
 			fmt.Fprintln(os.Stderr, "left behind:", i.ID, i.Labels)
@@ -47,6 +49,7 @@ func testMain(m *testing.M) int {
 			code = max(code, 1)
 		}
 	}
+	closeDockerBackends()
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -54,10 +57,13 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-func newBackend(dir string) (*gvisor.Backend, error) {
+func newBackend(dir string) (sandbox.Backend, error) {
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		return nil, err
+	}
+	if dockertest.Chosen() {
+		return newDockerBackend(dir, guest.Path)
 	}
 	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
 }
@@ -70,11 +76,11 @@ func list(b sandbox.Backend) []sandbox.Info {
 	return all
 }
 
-// bench is a manager on real gVisor and a real store, which can be killed and started again.
+// bench is a manager on a real backend, gVisor unless docker_linux_test.go says otherwise, and a real store, which can be killed and started again.
 type bench struct {
 	t    *testing.T
 	dir  string
-	b    *gvisor.Backend
+	b    sandbox.Backend
 	opts Options
 	m    *Manager
 }
@@ -86,7 +92,7 @@ func newBench(t *testing.T, opts Options) *bench {
 		t.Fatal(err)
 	}
 	k := &bench{t: t, dir: t.TempDir(), b: b, opts: opts}
-	k.opts.Backends, k.opts.DataDir = []sandbox.Backend{b}, k.dir
+	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{b}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -162,7 +168,7 @@ func (k *bench) sandboxes() int {
 // images counts those of this manager.
 func (k *bench) images() int {
 	k.t.Helper()
-	all, err := k.b.Snapshots(k.t.Context())
+	all, err := k.b.Snapshots(context.WithoutCancel(k.t.Context())) // also when the test is over
 	if err != nil {
 		k.t.Fatal(err)
 	}

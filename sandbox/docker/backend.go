@@ -45,6 +45,7 @@ type Backend struct {
 	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
 	closed   bool                // guarded by mu
 	proven   time.Time           // guarded by mu; when a sandbox could be made last
+	trying   *trial              // guarded by mu; the last attempt to make one, for Health
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -136,65 +137,6 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		c.Notes = append(c.Notes, "the engine cannot keep limits for which its machine has no cgroups")
 	}
 	return c
-}
-
-// Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute.
-func (b *Backend) Health(ctx context.Context) sandbox.Health {
-	// Whoever asked may not have waited for the answer, and then closes us: not before the sandbox is gone.
-	b.mu.Lock()
-	if b.closed {
-		b.mu.Unlock()
-		return sandbox.Health{Reason: "closed"}
-	}
-	b.watchers.Add(1)
-	b.mu.Unlock()
-	defer b.watchers.Done()
-	began := time.Now()
-	h := b.health(ctx)
-	h.Took = time.Since(began)
-	return h
-}
-
-func (b *Backend) health(ctx context.Context) sandbox.Health {
-	ill := func(err error) sandbox.Health {
-		h := sandbox.Health{Reason: err.Error()}
-		if e, ok := errors.AsType[*sandbox.Error](err); ok {
-			h.Remedy, e = e.Remedy, &sandbox.Error{Code: e.Code, Op: e.Op, Message: e.Message, Err: e.Err}
-			h.Reason = e.Error()
-		}
-		return h
-	}
-	if _, err := b.cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return ill(failed(ctx, "ask the Docker engine", "it is not well", err))
-	}
-	f, err := b.facts(ctx)
-	if err != nil {
-		return ill(err)
-	}
-	ok := sandbox.Health{OK: true, Version: f.version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.runtime, b.level(f))}
-	b.mu.Lock()
-	proven := time.Since(b.proven) < healthKept
-	b.mu.Unlock()
-	if proven {
-		return ok
-	}
-	if _, err := b.guestProgram(ctx, f.arch); err != nil {
-		return ill(err)
-	}
-	if _, err := b.cli.ImageInspect(ctx, b.opts.Image); errdefs.IsNotFound(err) && b.opts.Pull != PullNever {
-		ok.Reason += "; the image " + b.opts.Image + " will be pulled first"
-		return ok
-	}
-	m, err := b.Start(ctx, sandbox.Spec{}.WithDefaults())
-	if err == nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
-		defer cancel()
-		err = errors.Join(b.Stop(clean, m.ID()), m.Stream().Close())
-	}
-	if err != nil {
-		return ill(err)
-	}
-	return ok
 }
 
 // Start implements sandbox.Backend.

@@ -12,12 +12,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // testImage is built from this machine.
-const testImage = "recluse-test:latest"
+const testImage = dockertest.Image
 
 // What all tests share.
 var (
@@ -25,12 +26,6 @@ var (
 	guestPath  string
 	noEngine   string // why
 )
-
-// script starts and stops the private engine.
-const script = "../../scripts/docker-engine.sh"
-
-// noEngineStatus is how it says that none can be had here.
-const noEngineStatus = 3
 
 func TestMain(m *testing.M) {
 	if os.Getenv(makerEnv) != "" {
@@ -47,9 +42,18 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	guestPath = guest.Path
-	stop, err := startEngine(engine.Path)
-	defer stop()
-	if err == nil && engineHost != "" {
+	e, err := dockertest.Start(context.Background(), engine.Path)
+	if errors.Is(err, dockertest.ErrMissing) && os.Getenv("CI") != "true" {
+		noEngine, err = err.Error(), nil
+		fmt.Fprintf(os.Stderr, "\nSKIPPED: the tests that need a Docker engine: %s\n\n", noEngine)
+	}
+	if e != nil {
+		engineHost = e.Host
+		defer func() {
+			if err := e.Stop(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}()
 		err = buildImage()
 	}
 	if err != nil {
@@ -62,35 +66,6 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	return code
-}
-
-// startEngine gives the engine that RECLUSE_TEST_DOCKER_HOST names, or a private one.
-func startEngine(runsc string) (stop func(), err error) {
-	stop = func() {}
-	if engineHost = os.Getenv("RECLUSE_TEST_DOCKER_HOST"); engineHost != "" {
-		return stop, nil
-	}
-	dir, err := os.MkdirTemp("", "recluse-docker-") // short: a socket's name has a hundred bytes
-	if err != nil {
-		return stop, err
-	}
-	out, err := exec.CommandContext(context.Background(), script, "start", dir, runsc).Output()
-	e, exited := errors.AsType[*exec.ExitError](err)
-	if exited && e.ExitCode() == noEngineStatus && os.Getenv("CI") != "true" {
-		noEngine = strings.TrimSpace(string(e.Stderr))
-		fmt.Fprintf(os.Stderr, "\nSKIPPED: the tests that need a Docker engine: %s\n\n", noEngine)
-		return stop, os.RemoveAll(dir)
-	}
-	stop = func() {
-		if text, err := exec.CommandContext(context.Background(), script, "stop", dir).CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "stop the engine for tests: %v: %s\n", err, text)
-		}
-	}
-	if exited {
-		err = fmt.Errorf("%w: %s", err, e.Stderr)
-	}
-	engineHost = strings.TrimSpace(string(out))
-	return stop, err
 }
 
 func buildImage() error {

@@ -125,8 +125,11 @@ func instanceName(dir string) (string, error) {
 	}
 }
 
-// markUsed notes that this instance has made something.
+// markUsed notes that this instance, if it is this machine's own, has made something.
 func (b *Backend) markUsed() error {
+	if b.opts.Instance != "" {
+		return nil
+	}
 	path := filepath.Join(b.dir, "used")
 	if _, err := os.Stat(path); err == nil {
 		return nil

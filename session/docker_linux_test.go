@@ -1,0 +1,197 @@
+package session
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/docker"
+)
+
+// TestOnDocker runs the sessions' tests on containers: those that need no memory in a snapshot, and those below, which are about that.
+func TestOnDocker(t *testing.T) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dockertest.Rerun(t, dockertest.Suite{
+		Runsc: engine.Path,
+		Prepare: func(ctx context.Context, host string) error {
+			b, err := docker.New(docker.Options{Host: host, Dir: t.TempDir(), GuestPath: guest.Path})
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			return b.ImportHost(ctx, dockertest.Image)
+		},
+		Tests: []string{
+			"TestStateStaysBetweenCallsAndManagers", "TestAHundredFirstCallsMakeOneSandbox", "TestAnotherSpecIsAConflict", "TestTenantsDoNotSeeEachOther", "TestEndFreesTheKeyAtOnce",
+			"TestIdleSessionsEndIfTheyShall", "TestWhatRunsIsNotReaped", "TestExtensions", "TestManyOpensAndEndsOfOneKey", "TestEventsAreFollowedAcrossARestart", "TestGCForgetsWhatIsOld",
+			"TestWhatIsNotOursIsLeftAlone", "TestTwoManagersCannotShareADataDirectory", "TestSnapshotLimit", "TestAKillAtAnyMomentLosesNothing",
+			"TestQueueIsBoundedAndCancellable", "TestOutputIsLimited", "TestVarsAndAuditLog",
+			"TestDockerSessionsSleepNotAndEndWhenIdle", "TestDockerSnapshotsHoldFiles", "TestDockerTwoManagersOnOneEngine", "TestDockerSessionsWhoseContainerWasTaken", "TestDockerPauseSurvivesARestart",
+		},
+	})
+}
+
+var dockerBackends struct {
+	sync.Mutex
+	all []*docker.Backend // guarded by Mutex
+}
+
+// newDockerBackend gives a backend whose instance belongs to a directory: another program with that directory has the same.
+func newDockerBackend(dir, guest string) (sandbox.Backend, error) {
+	b, err := docker.New(docker.Options{
+		Host: os.Getenv(dockertest.Variable), Image: dockertest.Image, Pull: docker.PullNever, Runtime: os.Getenv(dockertest.RuntimeVariable),
+		Dir: filepath.Join(dir, "docker"), Instance: filepath.Base(dir), GuestPath: guest,
+	})
+	if err != nil {
+		return nil, err
+	}
+	dockerBackends.Lock()
+	defer dockerBackends.Unlock()
+	dockerBackends.all = append(dockerBackends.all, b)
+	return b, nil
+}
+
+func closeDockerBackends() {
+	dockerBackends.Lock()
+	defer dockerBackends.Unlock()
+	for _, b := range dockerBackends.all {
+		_ = b.Close() // goleak tells what it leaves
+	}
+	dockerBackends.all = nil
+}
+
+// dockerBench is a bench on containers.
+func dockerBench(t *testing.T, o Options) *bench {
+	t.Helper()
+	if !dockertest.Chosen() {
+		t.Skip("TestOnDocker runs this")
+	}
+	return newBench(t, o)
+}
+
+func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeNotSupported)
+	want(t, "x + 1 after that", py(t, s, "x + 1"), "42")
+	_, err := s.Fork(t.Context(), 1, nil)
+	wantCode(t, "fork", err, sandbox.CodeNotSupported)
+	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.awaitState(idle, Expired)
+	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
+		t.Errorf("reason %q", r)
+	}
+	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Policy: Policy{TTL: 50 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.awaitState(short, Expired)
+	await(t, "their containers are gone", func() bool { return k.sandboxes() == 2 })
+	want(t, "1 + 1 in the one that is kept", py(t, kept, "1 + 1"), "2")
+}
+
+func TestDockerSnapshotsHoldFiles(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 1; open('f', 'w').write('one')")
+	snap := save(t, s, "one")
+	if snap.Memory || snap.Size == 0 {
+		t.Errorf("snapshot %+v", snap)
+	}
+	py(t, s, "open('f', 'w').write('two')")
+	other, _, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{From: "work@one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "the file in a new session", py(t, other, "open('f').read()"), "'one'")
+	want(t, "x there", py(t, other, "'x' in globals()"), "False")
+	if err := s.Restore(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "the file in the old one", py(t, s, "open('f').read()"), "'one'")
+	k.restart()
+	want(t, "the file after a restart", py(t, k.get("work"), "open('f').read()"), "'one'")
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "no image is left", func() bool { return k.images() == 0 })
+}
+
+func TestDockerTwoManagersOnOneEngine(t *testing.T) {
+	a, b := dockerBench(t, quick()), dockerBench(t, quick())
+	x, y := a.open("work"), b.open("work")
+	py(t, x, "who = 'a'")
+	py(t, y, "who = 'b'")
+	a.restart()
+	if _, err := a.m.GC(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	want(t, "who", py(t, a.get("work"), "who"), "'a'")
+	want(t, "who", py(t, b.get("work"), "who"), "'b'")
+	if err := a.get("work").End(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "its container is gone", func() bool { return a.sandboxes() == 0 })
+	want(t, "who", py(t, b.get("work"), "who"), "'b'")
+}
+
+func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "open('f', 'w').write('saved')")
+	save(t, s, "one")
+	py(t, s, "open('f', 'w').write('later')")
+	id := s.Info().Sandbox
+	if err := k.b.Stop(t.Context(), id); err != nil { // as somebody with docker rm -f would, with the session's manager looking on
+		t.Fatal(err)
+	}
+	await(t, "it is noticed", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "open('f').read()"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "the file", v.Result.Text(), "'saved'")
+	if v.Metadata[MetaStateFrom] == "" {
+		t.Error("nobody was told that the state is older")
+	}
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDockerPauseSurvivesARestart(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	if err := s.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell while paused", err, CodePaused)
+	k.restart()
+	s = k.get("work")
+	want(t, "state after a restart", string(s.Info().State), string(Paused))
+	if err := s.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+}
