@@ -125,6 +125,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 		t.Errorf("its output is %q", v.Stdout.String())
 	}
 	k.awaitState(s, Expired)
+	<-s.disposed
 }
 
 func TestExtensions(t *testing.T) {

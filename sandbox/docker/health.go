@@ -104,11 +104,10 @@ func (b *Backend) try() *trial {
 func (b *Backend) tryOut() error {
 	ctx, cancel := context.WithTimeout(b.ctx, trialLimit)
 	defer cancel()
-	m, err := b.Start(ctx, sandbox.Spec{}.WithDefaults())
+	// A stream alone proves nothing: the guest has to answer.
+	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
 	if err != nil {
 		return err
 	}
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
-	defer cancel()
-	return errors.Join(b.Stop(clean, m.ID()), m.Stream().Close())
+	return sb.Close()
 }

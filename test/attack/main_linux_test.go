@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
@@ -73,6 +75,9 @@ func testMain(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, "left behind:", left, err)
 			code = max(code, 1)
 		}
+		if c, ok := backend.(io.Closer); ok {
+			_ = c.Close() // nothing is left to lose
+		}
 	}
 	return code
 }
@@ -80,6 +85,9 @@ func testMain(m *testing.M) int {
 func prepare() error {
 	if os.Geteuid() != 0 {
 		return errors.New("not root: limits on memory and processors cannot be tried")
+	}
+	if dockertest.Chosen() {
+		return prepareDocker()
 	}
 	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir})
 	if err != nil {
