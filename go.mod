@@ -17,6 +17,11 @@ require (
 )
 
 require (
+	github.com/pelletier/go-toml/v2 v2.2.4 // indirect
+	github.com/tailscale/hujson v0.0.0-20250226034555-ec1d1c113d33 // indirect
+)
+
+require (
 	charm.land/bubbletea/v2 v2.0.9 // indirect
 	github.com/Microsoft/go-winio v0.6.2 // indirect
 	github.com/anthropics/anthropic-sdk-go v1.84.0 // indirect

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -20,6 +21,9 @@ import (
 
 // spoolKept is how long a command waits in a file for its run. One that its user did not approve never comes.
 const spoolKept = 24 * time.Hour
+
+// maxScript is the longest script that is run as an argument of a shell: Linux takes 128 KiB for one.
+const maxScript = 100 << 10
 
 func (a *app) hookCommand() *cobra.Command {
 	var agent, project, permission, unexpected string
@@ -193,11 +197,44 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 		dir = o.project
 	}
 	t := inSession{s, info}
+	warning := ""
+	if len(code) > maxScript {
+		var forget func()
+		if code, warning, forget, err = a.longScript(ctx, t, code); err != nil {
+			return cause(ctx, err)
+		}
+		defer forget()
+	}
+	if code == "" {
+		code = ":" // nothing is a command, too
+	}
 	v, err := t.Run(ctx, sandbox.Command{
 		Shell: code, Dir: dir, Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: o.timeout.timeout(),
 	})
-	a.warned(v, "")
+	a.warned(v, warning)
 	return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
+}
+
+// longScript puts a script into the session's sandbox that no command line takes, and gives the short one that runs it. The gate of the session
+// sees only that one, so the script is judged here.
+func (a *app) longScript(ctx context.Context, t inSession, code string) (short, warning string, forget func(), err error) {
+	judged, err := a.judge(ctx, gate.Request{Language: gate.Bash, Code: code})
+	if err != nil {
+		return "", "", nil, err
+	}
+	if warning, err = judged.wait(); err != nil {
+		return "", "", nil, err
+	}
+	file := "/tmp/.recluse-" + shortID() + ".sh"
+	if err := t.put(ctx, file, []byte(code)); err != nil {
+		return "", "", nil, err
+	}
+	forget = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
+		defer cancel()
+		_ = t.Files().Remove(ctx, file, false) // it ends with the session otherwise
+	}
+	return ". " + file, warning, forget, nil
 }
 
 // projectSession finds a project's session, or makes it.

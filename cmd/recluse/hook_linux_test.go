@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/agents"
+)
+
+// project makes a directory that a sandbox may be shown.
+func project(t *testing.T) string {
+	t.Helper()
+	top, err := os.MkdirTemp("/srv", "recluse-project-") // /tmp inside is the sandbox's own
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(top) })
+	if err := os.Chmod(top, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(top, "my project")
+	if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{dir, filepath.Join(dir, "sub")} {
+		if err := os.Chmod(d, 0o777); err != nil { // the sandbox's user is another one than root
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// agent plays Claude Code: it asks the hook, and gives what it says to a shell.
+func (w *world) agent(dir, cwd string, input map[string]any) *exec.Cmd {
+	w.t.Helper()
+	call, err := json.Marshal(map[string]any{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": cwd, "tool_input": input})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	got := w.run(string(call), "hook", "--agent", string(agents.ClaudeCode), "--project", dir)
+	if got.status != 0 || got.stderr != "" {
+		w.t.Fatalf("%+v", got)
+	}
+	var answer struct {
+		Specific struct {
+			Updated struct {
+				Command string `json:"command"`
+			} `json:"updatedInput"`
+		} `json:"hookSpecificOutput"`
+	}
+	decodeJSON(w.t, got.stdout, &answer)
+	sh := exec.CommandContext(w.t.Context(), "bash", "-c", "exec "+answer.Specific.Updated.Command)
+	sh.Env = w.command().Env
+	return sh
+}
+
+func (w *world) agentRuns(dir, cwd string, input map[string]any) result {
+	w.t.Helper()
+	sh := w.agent(dir, cwd, input)
+	var out, errs bytes.Buffer
+	sh.Stdout, sh.Stderr = &out, &errs
+	err := sh.Run()
+	return result{status(w.t, err), out.String(), errs.String()}
+}
+
+func TestAnAgentsCommandsRunInItsProjectsSession(t *testing.T) {
+	w := newWorld(t)
+	dir := project(t)
+	sub := filepath.Join(dir, "sub")
+	for _, tt := range []struct {
+		name, command string
+		status        int
+		stdout        string
+		stderr        string
+	}{
+		{"another kernel", `[ "$(uname -r)" = '` + hostKernel() + `' ] || echo inside`, 0, "inside\n", ""},
+		{"its own directory", "pwd", 0, sub + "\n", ""},
+		{"streams and status", "echo out; echo err >&2; exit 7", 7, "out\n", "err\n"},
+		{"quotes", `printf '%s|' "a b" 'c'"'"'d' e\\f $'g\nh'`, 0, "a b|c'd|e\\f|g\nh|", ""},
+		{"unicode", "echo 'déjà 漢字 🦀'", 0, "déjà 漢字 🦀\n", ""},
+		{"a here-document", "cat <<'E'\n$x `y` \\z \"q\"\nE\n", 0, "$x `y` \\z \"q\"\n", ""},
+		{"a file of the project", "echo kept > ../file; cat ../file", 0, "kept\n", ""},
+		{"nothing", "", 0, "", ""},
+		{"a megabyte", strings.Repeat("# "+strings.Repeat("x", 998)+"\n", 1000) + "echo done", 0, "done\n", ""},
+	} {
+		got := w.agentRuns(dir, sub, map[string]any{"command": tt.command})
+		if got.status != tt.status || got.stdout != tt.stdout || got.stderr != tt.stderr {
+			t.Errorf("%s: %.300s", tt.name, strings.TrimSpace(got.stdout+got.stderr))
+			t.Logf("status %d", got.status)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "kept\n" {
+		t.Errorf("%q %v", b, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.data, "recluse", "hook", "*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	list := w.must("session", "list", "--json")
+	if strings.Count(list, agents.SessionName(dir)) == 0 || strings.Count(list, `"state"`) != 1 {
+		t.Errorf("not one session: %s", list)
+	}
+}
+
+func TestAnAgentsTimeOutEndsTheWholeTree(t *testing.T) {
+	w := newWorld(t)
+	dir := project(t)
+	alive := func() bool {
+		return strings.Contains(w.must("exec", "--session", agents.SessionName(dir), "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), "sleep 777")
+	}
+	tree := "setsid sleep 777 & (sleep 777 &) ; echo begun; sleep 777"
+	got := w.agentRuns(dir, dir, map[string]any{"command": tree, "timeout": 3000})
+	if got.status != 124 || got.stdout != "begun\n" || !strings.Contains(got.stderr, "timed out") || alive() {
+		t.Errorf("%+v, alive: %v", got, alive())
+	}
+	// An agent that loses patience says so by a signal.
+	sh := w.agent(dir, dir, map[string]any{"command": tree})
+	out := newHeard()
+	sh.Stdout = out
+	if err := sh.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "begun")
+	if err := sh.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := status(t, sh.Wait()); got != 128+int(syscall.SIGTERM) || alive() {
+		t.Errorf("status %d, alive: %v", got, alive())
+	}
+}
+
+func TestAHookThatCannotWorkBlocks(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no agent":            {"hook", "--project", "/x"},
+		"an unknown agent":    {"hook", "--agent", "vi", "--project", "/x"},
+		"no project":          {"hook", "--agent", "codex"},
+		"a relative one":      {"hook", "--agent", "codex", "--project", "x"},
+		"a misspelt policy":   {"hook", "--agent", "codex", "--project", "/x", "--unexpected", "maybe"},
+		"a misspelt decision": {"hook", "--agent", "codex", "--project", "/x", "--permission", "yes"},
+	} {
+		if got := run(t, "{}", args...); got.status != 2 || got.stdout != "" || got.stderr == "" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if got := run(t, "{}", "hook", "run", "--project", "/x", "--file", "/etc/passwd"); got.status != statusFailure || !strings.Contains(got.stderr, "--file") {
+		t.Errorf("%+v", got)
+	}
+}
