@@ -33,7 +33,7 @@ type Options struct {
 	Limits rlm.Limits
 	Most   int // runs of a tenant at once; 0: DefaultMost
 	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
-	Gate   *gate.Checker
+	Gate   gate.Gate
 	Logger *slog.Logger
 }
 

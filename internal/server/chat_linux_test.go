@@ -1,0 +1,160 @@
+package server_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/shared"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/rlm"
+)
+
+// TestOpenAIsClient speaks to the server with the official client.
+func TestOpenAIsClient(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	options := func(key string) []option.RequestOption {
+		return []option.RequestOption{option.WithBaseURL(k.URL + "/v1"), option.WithAPIKey(key), option.WithHTTPClient(&http.Client{Transport: transport}), option.WithMaxRetries(0)}
+	}
+	key := k.Key("acme", "execute")
+	c := openai.NewClient(options(key)...)
+	long := openai.ChatCompletionNewParams{
+		Model: "recluse",
+		Messages: []openai.ChatCompletionMessageParamUnion{
+			openai.SystemMessage("Be brief."), openai.UserMessage(haystack), openai.AssistantMessage("What do you want to know?"), openai.UserMessage("What is the password?"),
+		},
+	}
+
+	t.Run("models", func(t *testing.T) {
+		var names []string
+		list, err := c.Models.List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range list.Data {
+			names = append(names, m.ID)
+		}
+		if got := strings.Join(names, " "); got != "recluse scripted/root scripted/sub" {
+			t.Error(got)
+		}
+	})
+	t.Run("a huge message is answered by a run", func(t *testing.T) {
+		var res *http.Response
+		got, err := c.Chat.Completions.New(ctx, long, option.WithResponseInto(&res))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Choices[0].Message.Content != "swordfish" || got.Choices[0].FinishReason != "stop" || got.Usage.TotalTokens == 0 {
+			t.Errorf("%+v", got)
+		}
+		i, err := k.Client(key).Run(ctx, res.Header.Get("Recluse-Run"))
+		if err != nil || i.Turns != 3 || i.Query != "Be brief.\n\nWhat is the password?" || i.Usage.Tokens() != got.Usage.TotalTokens {
+			t.Errorf("%+v %v", i, err)
+		}
+	})
+	t.Run("the same as a stream", func(t *testing.T) {
+		p := long
+		p.StreamOptions.IncludeUsage = openai.Bool(true)
+		s := c.Chat.Completions.NewStreaming(ctx, p)
+		var acc openai.ChatCompletionAccumulator
+		for s.Next() {
+			acc.AddChunk(s.Current())
+		}
+		if err := s.Err(); err != nil || acc.Choices[0].Message.Content != "swordfish" || acc.Usage.TotalTokens == 0 || acc.Choices[0].FinishReason != "stop" {
+			t.Errorf("%+v %v", acc.ChatCompletion, err)
+		}
+	})
+	t.Run("a short one is handed to the model", func(t *testing.T) {
+		p := openai.ChatCompletionNewParams{Model: "scripted/root", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("hello")}}
+		got, err := c.Chat.Completions.New(ctx, p)
+		if err != nil || got.Choices[0].Message.Content != "a plain reply" || got.Usage.PromptTokens == 0 {
+			t.Fatalf("%+v %v", got, err)
+		}
+		s := c.Chat.Completions.NewStreaming(ctx, p)
+		var pieces []string
+		for s.Next() {
+			for _, choice := range s.Current().Choices {
+				if choice.Delta.Content != "" {
+					pieces = append(pieces, choice.Delta.Content)
+				}
+			}
+		}
+		if s.Err() != nil || len(pieces) < 4 || strings.Join(pieces, "") != "a plain reply" {
+			t.Errorf("%q %v", pieces, s.Err())
+		}
+	})
+	t.Run("JSON", func(t *testing.T) {
+		got, err := c.Chat.Completions.New(ctx, openai.ChatCompletionNewParams{
+			Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Answer as JSON")},
+			ResponseFormat: openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
+				JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "word", Schema: map[string]any{"type": "object"}},
+			}},
+		})
+		if err != nil || got.Choices[0].Message.Content != `{"word": "plain"}` {
+			t.Errorf("%+v %v", got, err)
+		}
+	})
+	t.Run("errors are told as OpenAI's", func(t *testing.T) {
+		for name, tt := range map[string]struct {
+			key    string
+			p      openai.ChatCompletionNewParams
+			status int
+			code   string
+		}{
+			"unknown model": {key, openai.ChatCompletionNewParams{Model: "nobody/x", Messages: long.Messages}, 404, "model_unknown"},
+			"no messages":   {key, openai.ChatCompletionNewParams{Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{}}, 400, "invalid_request"},
+			"a picture": {key, openai.ChatCompletionNewParams{Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{
+				openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:,"})}),
+			}}, 400, "invalid_request"},
+			"no key":   {"rk_0_0", long, 401, ""},
+			"read key": {k.Key("acme", "read"), long, 403, ""},
+		} {
+			other := openai.NewClient(options(tt.key)...)
+			_, err := other.Chat.Completions.New(ctx, tt.p)
+			var e *openai.Error
+			if !errors.As(err, &e) || e.StatusCode != tt.status || e.Code != tt.code {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+	t.Run("a caller who goes away stops the run", func(t *testing.T) {
+		k.hold.Lock()
+		defer k.hold.Unlock()
+		s := c.Chat.Completions.NewStreaming(ctx, long)
+		acme := k.Client(key)
+		id := newest(t, acme)
+		for e, err := range acme.RunEvents(ctx, id, 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Kind == rlm.KindTurnEnded && e.Turn == 2 {
+				_ = s.Close()
+			}
+		}
+		if i, err := acme.Run(ctx, id); err != nil || i.Result == nil || i.Result.Reason != rlm.ReasonCancelled {
+			t.Errorf("%+v %v", i, err)
+		}
+	})
+}
+
+// newest gives the run that is under way.
+func newest(t *testing.T, c *client.Client) string {
+	t.Helper()
+	for {
+		for i, err := range c.Runs(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.Running {
+				return i.ID
+			}
+		}
+	}
+}

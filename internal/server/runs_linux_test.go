@@ -1,0 +1,252 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/runs"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// haystack is far beyond what is handed to a model as it is.
+var haystack = strings.Repeat("nothing here\n", 20_000) + "the password is swordfish\n" + strings.Repeat("nor here\n", 20_000)
+
+// runBench is a server with scripted models: the root looks for a password and asks the sub-model for the word.
+type runBench struct {
+	*servertest.Bench
+	hold sync.Mutex // held: the root's third turn waits
+}
+
+func newRunBench(t *testing.T) *runBench {
+	t.Helper()
+	k := &runBench{}
+	block := func(code string) string { return "```repl\n" + code + "\n```" }
+	turn := func(n string) map[string]string { return map[string]string{"call": rlm.CallTurn, "turn": n} }
+	root := llm.NewScripted("root",
+		llm.Rule{Match: "Question: How long", Reply: block("FINAL(len(word))")},
+		llm.Rule{Tags: turn("1"), Reply: block("hits = search('password')\nanswer['content'] = 'half an answer'\nprint(len(hits))")},
+		llm.Rule{Tags: turn("2"), Reply: block("word = llm_query('Only the word: ' + hits[0][1])\nprint(word)")},
+		llm.Rule{Tags: turn("3"), Respond: func(ctx context.Context, _ llm.Request) (string, error) {
+			free := make(chan struct{})
+			go func() { k.hold.Lock(); k.hold.Unlock(); close(free) }() //nolint:staticcheck // it waits for the test
+			select {
+			case <-free:
+			case <-ctx.Done():
+			}
+			return block("FINAL(word)"), nil
+		}},
+		llm.Rule{Match: "(?s).*", Conversation: "Answer as JSON", Reply: `{"word": "plain"}`},
+		llm.Rule{Reply: "a plain reply", Chunk: 3})
+	sub := llm.NewScripted("sub", llm.Rule{Match: `the password is (\w+)`, Reply: "{{1}}"})
+	set, err := llm.Open(llm.Config{Default: "scripted/root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set.Add(root)
+	set.Add(sub)
+	l := rlm.DefaultLimits()
+	l.Tokens = 1_000_000
+	keeper := runs.New(runs.Options{
+		Models: set, Route: llm.Route{Sub: []string{"scripted/sub"}}, DataDir: t.TempDir(), Limits: l,
+		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
+	})
+	k.Bench = servertest.New(t, server.Options{Runs: keeper})
+	t.Cleanup(keeper.Close) // before the server's own end
+	return k
+}
+
+// follow reads a run's events to their end.
+func follow(t *testing.T, c *client.Client, id string, after int64) (kinds []rlm.Kind, last int64) {
+	t.Helper()
+	for e, err := range c.RunEvents(t.Context(), id, after) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Seq != after+int64(len(kinds))+1 {
+			t.Fatalf("event %d behind %d others after %d", e.Seq, len(kinds), after)
+		}
+		kinds, last = append(kinds, e.Kind), e.Seq
+	}
+	return kinds, last
+}
+
+func TestRunsOverHTTP(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	c := k.Client(k.Key("acme", "execute"))
+	question := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Name: "notes", Text: haystack}}, Labels: map[string]string{"why": "test"}}
+	i, err := c.StartRun(ctx, question)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, last := follow(t, c, i.ID, 0)
+	if kinds[0] != rlm.KindRunStarted || kinds[len(kinds)-1] != rlm.KindRunEnded {
+		t.Errorf("%v", kinds)
+	}
+	if again, _ := follow(t, c, i.ID, last-2); len(again) != 2 {
+		t.Errorf("the last two events are %v", again)
+	}
+	if i, err = c.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" || i.Labels["why"] != "test" {
+		t.Fatalf("%+v %v", i, err)
+	}
+	f, err := c.ForkRun(ctx, i.ID, 1, client.RunLimits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, c, f.ID, 0)
+	var out bytes.Buffer
+	if err := c.ExportRun(ctx, f.ID, &out); err != nil || strings.Count(out.String(), "\n") != 4 {
+		t.Errorf("%v %s", err, out.String())
+	}
+	listed := func(c *client.Client) (n int) {
+		for _, err := range c.Runs(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		return n
+	}
+	if n := listed(c); n != 2 {
+		t.Errorf("%d runs are listed", n)
+	}
+	t.Run("others see nothing of it", func(t *testing.T) {
+		other := k.Client(k.Key("other", "execute"))
+		if n := listed(other); n != 0 {
+			t.Errorf("%d runs", n)
+		}
+		for _, err := range other.RunEvents(ctx, i.ID, 0) {
+			if sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+				t.Errorf("events: %v", err)
+			}
+		}
+		if _, err := other.CancelRun(ctx, i.ID); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+			t.Errorf("cancel: %v", err)
+		}
+	})
+	t.Run("what is refused", func(t *testing.T) {
+		many, far := int64(2_000_000), 9
+		for name, tt := range map[string]struct {
+			key  string
+			o    client.RunOptions
+			code sandbox.Code
+		}{
+			"who may only look":         {k.Key("acme", "read"), question, client.CodeForbidden},
+			"files of the host":         {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Path: "/etc/passwd"}}}, sandbox.CodeMountRefused},
+			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Tokens: &many}}, client.CodeForbidden},
+			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Depth: &far}}, client.CodeForbidden},
+			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
+			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
+			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
+			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
+			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
+		} {
+			asks := c
+			if tt.key != "" {
+				asks = k.Client(tt.key)
+			}
+			if _, err := asks.StartRun(ctx, tt.o); sandbox.CodeOf(err) != tt.code {
+				t.Errorf("%s: %v, want %s", name, err, tt.code)
+			}
+		}
+	})
+	for _, id := range []string{i.ID, f.ID} {
+		if err := c.DeleteRun(ctx, id); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := listed(c); n != 0 {
+		t.Errorf("%d runs are left", n)
+	}
+}
+
+func TestARunIsCancelledAndResumed(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	k.hold.Lock()
+	i, err := k.Trusted.StartRun(ctx, client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: haystack}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, err := range k.Trusted.RunEvents(ctx, i.ID, 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Kind == rlm.KindTurnEnded && e.Turn == 2 {
+			break
+		}
+	}
+	if err := k.Trusted.DeleteRun(ctx, i.ID); sandbox.CodeOf(err) != sandbox.CodeBusy {
+		t.Errorf("delete of a run that goes on: %v", err)
+	}
+	i, err = k.Trusted.CancelRun(ctx, i.ID)
+	if err != nil || i.Result == nil || i.Result.Reason != rlm.ReasonCancelled || i.Result.Answer != "half an answer" || !i.Result.Partial {
+		t.Fatalf("%+v %v", i, err)
+	}
+	k.hold.Unlock()
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, k.Trusted, i.ID, 0)
+	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
+		t.Errorf("%+v %v", i, err)
+	}
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
+		t.Errorf("resume of what has ended: %v", err)
+	}
+}
+
+func TestRunsInASession(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	if _, _, err := k.Trusted.Open(ctx, "work", session.OpenOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	first := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: haystack}}, Session: "work"}
+	k.hold.Lock()
+	i, err := k.Trusted.StartRun(ctx, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Trusted.StartRun(ctx, first); sandbox.CodeOf(err) != sandbox.CodeBusy {
+		t.Errorf("a second run in the session: %v", err)
+	}
+	k.hold.Unlock()
+	follow(t, k.Trusted, i.ID, 0)
+	answer := func(o client.RunOptions) string {
+		t.Helper()
+		for { // the session is free a moment after the run's last event
+			i, err = k.Trusted.StartRun(ctx, o)
+			if sandbox.CodeOf(err) != sandbox.CodeBusy {
+				break
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		follow(t, k.Trusted, i.ID, 0)
+		if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil {
+			t.Fatalf("%+v %v", i, err)
+		}
+		return i.Result.Answer
+	}
+	if got := answer(client.RunOptions{Query: "How long is it?", Session: "work"}); got != "9" {
+		t.Errorf("the second question: %q", got)
+	}
+}
+
+func TestAServerWithoutModels(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	if _, err := k.Trusted.StartRun(t.Context(), client.RunOptions{Query: "?"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+		t.Errorf("%v", err)
+	}
+}
