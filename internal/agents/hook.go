@@ -78,6 +78,11 @@ func (h *Hook) Answer(input []byte) Reply {
 		return h.pass() // somebody has rewritten it already
 	}
 	if !within(c.dir, h.Project) {
+		if real, err := filepath.EvalSymlinks(c.dir); err == nil {
+			c.dir = real // it may be the same place by another name
+		}
+	}
+	if !within(c.dir, h.Project) {
 		return block("the working directory %s lies outside of %s, which is all that the sandbox shows. Change to a directory in it first", c.dir, h.Project)
 	}
 	line, err := h.line(c)

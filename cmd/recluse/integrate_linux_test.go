@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestIntegrateAndBack(t *testing.T) {
+	home, dir := t.TempDir(), t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("XDG_DATA_HOME", filepath.Join(home, "data"))
+	settings := filepath.Join(dir, ".claude", "settings.local.json")
+	if err := os.MkdirAll(filepath.Dir(settings), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const mine = "{\n  // mine\n  \"model\": \"opus\"\n}\n"
+	if err := os.WriteFile(settings, []byte(mine), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return ""
+		}
+		return string(b)
+	}
+	integrate := func(args ...string) result {
+		t.Helper()
+		got := run(t, "", append([]string{"integrate", "claude-code", "--project", dir}, args...)...)
+		if got.status != 0 {
+			t.Fatalf("%+v", got)
+		}
+		return got
+	}
+	if got := integrate("--bash", "--dry-run"); !strings.Contains(got.stdout, "would be changed") || !strings.Contains(got.stdout, "+ ") || read(settings) != mine {
+		t.Errorf("%+v", got)
+	}
+	if _, err := os.Stat(filepath.Join(dir, ".mcp.json")); err == nil {
+		t.Error("a dry run has made a file")
+	}
+	got := integrate("--bash", "--allow")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"// mine", self, "hook --agent claude-code", "--permission allow"} {
+		if !strings.Contains(read(settings), want) {
+			t.Errorf("%q is missing: %s", want, read(settings))
+		}
+	}
+	_, backup, _ := strings.Cut(got.stdout, "before: ")
+	if backup, _, _ = strings.Cut(backup, "\n"); read(backup) != mine {
+		t.Errorf("backup %q: %s", backup, read(backup))
+	}
+	if got := integrate("--bash", "--allow"); !strings.Contains(got.stderr, "nothing to change") {
+		t.Errorf("%+v", got)
+	}
+	integrate("--undo")
+	if read(settings) != mine {
+		t.Errorf("%s", read(settings))
+	}
+	if got := run(t, "", "integrate", "emacs", "--project", dir); got.status != statusFailure || !strings.Contains(got.stderr, "claude-code, opencode, codex, cursor") {
+		t.Errorf("%+v", got)
+	}
+	if got := run(t, "", "integrate", "codex", "--project", dir, "--allow", "--bash"); got.status != statusFailure || !strings.Contains(got.stderr, "--allow") {
+		t.Errorf("%+v", got)
+	}
+}
