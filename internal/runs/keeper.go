@@ -48,7 +48,7 @@ type Keeper struct {
 	closed bool                     // guarded by mu
 	live   map[key]*rlm.Run         // guarded by mu
 	count  map[string]int           // guarded by mu; runs that are under way, by tenant
-	taken  map[string]bool          // guarded by mu; sessions, by id, in which a run works
+	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
 	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
 }
 
@@ -62,7 +62,7 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]bool{}, said: map[string][]llm.Message{}}
+	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	return k
 }

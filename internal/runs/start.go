@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -14,6 +15,9 @@ import (
 
 // maxHistory is how many messages of a session's earlier questions the next one can look at.
 const maxHistory = 64
+
+// settleWait is how long a run may take between its last event and its end.
+const settleWait = 500 * time.Millisecond
 
 // Ask is a question with where and by whom it is to be answered.
 type Ask struct {
@@ -45,20 +49,18 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 // startIn begins a run in a session. Its variables are those of the questions before.
 func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rlm.Question, s *session.Session) (*rlm.Run, error) {
 	id := s.ID()
+	use, err := k.take(ctx, s)
+	if err != nil {
+		return nil, err
+	}
 	k.mu.Lock()
-	busy := k.taken[id]
-	k.taken[id] = true
 	q.History = k.said[id]
 	k.mu.Unlock()
-	if busy {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
-		}
-	}
 	free := func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		delete(k.taken, id)
+		close(use.over)
 	}
 	m, release, err := inSession(ctx, s)
 	if err != nil {
@@ -84,8 +86,57 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	if err != nil {
 		release()
 		free()
+		return nil, err
 	}
-	return r, err
+	k.mu.Lock()
+	use.run = r
+	k.mu.Unlock()
+	return r, nil
+}
+
+// use is a run's work in a session.
+type use struct {
+	run  *rlm.Run      // guarded by Keeper.mu; nil until it has begun
+	over chan struct{} // closed when the session is free again
+}
+
+// take reserves a session for a run. One whose run has just ended is waited for: it is free in a moment.
+func (k *Keeper) take(ctx context.Context, s *session.Session) (*use, error) {
+	for {
+		k.mu.Lock()
+		u := k.taken[s.ID()]
+		if u == nil {
+			u = &use{over: make(chan struct{})}
+			k.taken[s.ID()] = u
+			k.mu.Unlock()
+			return u, nil
+		}
+		r := u.run
+		k.mu.Unlock()
+		if r == nil || !endsSoon(ctx, r) {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
+			}
+		}
+		select {
+		case <-u.over:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// endsSoon waits a little for a run: whoever has read its last event may be faster than its end.
+func endsSoon(ctx context.Context, r *rlm.Run) bool {
+	t := time.NewTimer(settleWait)
+	defer t.Stop()
+	select {
+	case <-r.Done():
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // Resume goes on with a run that was interrupted or ended without an answer.
@@ -116,7 +167,7 @@ func (k *Keeper) again(ctx context.Context, tenant, id string) (*rlm.Engine, err
 }
 
 // begin starts a run and keeps it until its end.
-func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, error), ended func(*rlm.Result)) (*rlm.Run, error) {
+func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
 	if err := k.admit(tenant); err != nil {
 		return nil, err
 	}
@@ -135,8 +186,8 @@ func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, err
 		k.mu.Lock()
 		delete(k.live, at)
 		k.mu.Unlock()
-		if ended != nil {
-			ended(res)
+		if after != nil {
+			after(res)
 		}
 		if err != nil {
 			k.o.Logger.Info("a run ended without an answer", "run", at.id, "tenant", tenant, "error", err)

@@ -1,0 +1,113 @@
+package runs
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newKeeper has a model that answers small questions directly, once it is let; sandboxes are not needed for these.
+func newKeeper(t *testing.T, most int) (k *Keeper, free chan struct{}) {
+	t.Helper()
+	set, err := llm.Open(llm.Config{Default: "scripted/root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	free = make(chan struct{})
+	set.Add(llm.NewScripted("root", llm.Rule{Respond: func(ctx context.Context, _ llm.Request) (string, error) {
+		select {
+		case <-free:
+			return "yes", nil
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}}))
+	k = New(Options{
+		Models: set, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Most: most,
+		Backend: func(context.Context) (sandbox.Backend, error) { return local.New(local.Options{}), nil },
+	})
+	t.Cleanup(k.Close)
+	return k, free
+}
+
+func TestTenantsAreKeptApart(t *testing.T) {
+	k, free := newKeeper(t, 0)
+	close(free)
+	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := r.Wait(); err != nil || res.Answer != "yes" || !res.Plain {
+		t.Fatalf("%+v %v", res, err)
+	}
+	if i, err := k.Show("acme", r.ID()); err != nil || i.Query != "Is it?" {
+		t.Errorf("%+v %v", i, err)
+	}
+	for _, other := range []string{"other", session.DefaultTenant, "..", "acme/../other"} {
+		if _, err := k.Show(other, r.ID()); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+			t.Errorf("%s: %v", other, err)
+		}
+	}
+	if rel, err := filepath.Rel(k.o.DataDir, k.dir("..")); err != nil || strings.HasPrefix(rel, "..") {
+		t.Errorf("a tenant's directory is outside: %s", k.dir(".."))
+	}
+}
+
+func TestOnlySoManyRunsAtOnce(t *testing.T) {
+	k, free := newKeeper(t, 2)
+	q := Ask{Question: rlm.Question{Query: "Is it?"}}
+	var under []*rlm.Run
+	for range 2 {
+		r, err := k.Start(t.Context(), "acme", q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		under = append(under, r)
+	}
+	if !k.Busy() {
+		t.Error("nothing is under way")
+	}
+	if _, err := k.Start(t.Context(), "acme", q); sandbox.CodeOf(err) != session.CodeQueueFull {
+		t.Errorf("a third one: %v", err)
+	}
+	other, err := k.Start(t.Context(), "other", q)
+	if err != nil {
+		t.Errorf("another tenant's: %v", err)
+	}
+	close(free)
+	for _, r := range append(under, other) {
+		if res, err := r.Wait(); err != nil || res.Answer != "yes" {
+			t.Errorf("%+v %v", res, err)
+		}
+	}
+}
+
+func TestCloseStopsRunsThatCanBeResumed(t *testing.T) {
+	k, _ := newKeeper(t, 0)
+	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Close()
+	if res, err := r.Wait(); err == nil || res.Reason != rlm.ReasonCancelled || !errors.Is(err, context.Canceled) {
+		t.Errorf("%+v %v", res, err)
+	}
+	if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); sandbox.CodeOf(err) != session.CodeClosing {
+		t.Errorf("a run of a keeper that is closed: %v", err)
+	}
+	if i, err := k.Show("acme", r.ID()); err != nil || i.Running || i.Result == nil {
+		t.Errorf("%+v %v", i, err)
+	}
+}

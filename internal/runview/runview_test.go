@@ -1,0 +1,156 @@
+package runview
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// story makes events, a second apart.
+type story struct {
+	t      *testing.T
+	events []rlm.Event
+}
+
+func (s *story) add(node string, depth, turn int, kind rlm.Kind, data any) {
+	s.t.Helper()
+	raw, err := json.Marshal(data)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	n := len(s.events)
+	s.events = append(s.events, rlm.Event{
+		Seq: int64(n + 1), Time: time.Date(2026, 9, 1, 12, 0, n, 0, time.UTC), Node: node, Depth: depth, Turn: turn, Kind: kind, Data: raw,
+	})
+}
+
+func (s *story) call(node string, depth, turn int, kind string, u llm.Usage) {
+	s.add(node, depth, turn, rlm.KindCallStarted, rlm.CallStarted{Call: kind, Model: "m"})
+	s.add(node, depth, turn, rlm.KindCallEnded, rlm.CallEnded{Call: kind, Model: "m", Usage: u})
+}
+
+// beginning is a run in its second turn, with a child under way.
+func beginning(t *testing.T) *story {
+	t.Helper()
+	s := &story{t: t}
+	s.add("0", 0, 0, rlm.KindRunStarted, rlm.RunStarted{Run: "r1", Query: "Who?\x1b[2J", Model: "scripted/m"})
+	s.add("0", 0, 0, rlm.KindContext, rlm.ContextLoaded{Contexts: []rlm.ContextNote{{Variable: "context_0", Name: "a.txt", Type: "str", Size: 1234567}}})
+	s.add("0", 0, 1, rlm.KindTurnStarted, nil)
+	s.call("0", 0, 1, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
+	s.add("0", 0, 1, rlm.KindCellStarted, rlm.CellStarted{Lang: "python", Code: "import re\n\nprint(len(context))\nx = 1"})
+	s.call("0", 0, 1, rlm.CallSub, llm.Usage{Calls: 1, Input: 1000, Output: 5, Cost: 0.02})
+	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, OK: true, Produced: 8, Wall: 2 * time.Second})
+	s.add("0", 0, 1, rlm.KindTurnEnded, rlm.TurnEnded{})
+	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
+	s.call("0", 0, 2, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
+	s.add("0", 0, 2, rlm.KindCellStarted, rlm.CellStarted{Lang: "python", Code: "rlm_query(context)"})
+	s.add("0", 0, 2, rlm.KindChildStarted, rlm.ChildStarted{Node: "0/1", Preview: "Count them", Chars: 99})
+	s.add("0/1", 1, 1, rlm.KindTurnStarted, nil)
+	s.add("0/1", 1, 1, rlm.KindCallStarted, rlm.CallStarted{Call: rlm.CallTurn, Model: "m"})
+	return s
+}
+
+func (s *story) finish() {
+	s.add("0/1", 1, 1, rlm.KindCallEnded, rlm.CallEnded{Call: rlm.CallTurn, Usage: llm.Usage{Calls: 1, Input: 10, Output: 1}})
+	s.add("0", 0, 2, rlm.KindChildEnded, rlm.ChildEnded{Node: "0/1", Reason: rlm.ReasonAnswered, Answer: "7"})
+	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, Error: "Traceback\nValueError: \x1b[31mno"})
+	s.add("0", 0, 2, rlm.KindTurnEnded, rlm.TurnEnded{})
+	s.add("0", 0, 0, rlm.KindRunEnded, rlm.Result{Reason: rlm.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
+}
+
+// screen is what a terminal of a size shows.
+func screen(t *testing.T, s *story, width, height int) string {
+	t.Helper()
+	tr := newTree()
+	for i := range s.events {
+		tr.take(&s.events[i])
+	}
+	lines := tr.render(width, height, tr.last)
+	if len(lines) > height {
+		t.Errorf("%d lines on a screen of %d", len(lines), height)
+	}
+	for _, l := range lines {
+		if w := ansi.StringWidth(l); w > width {
+			t.Errorf("a line of %d columns on a screen of %d: %q", w, width, l)
+		}
+	}
+	return ansi.Strip(strings.Join(lines, "\n"))
+}
+
+func wants(t *testing.T, got string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(got, w) {
+			t.Errorf("%q is missing in:\n%s", w, got)
+		}
+	}
+}
+
+func TestTree(t *testing.T) {
+	s := beginning(t)
+	got := screen(t, s, 100, 24)
+	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens",
+		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  the model thinks", "3 model calls · 1,245 tokens · $0.0400", "1 call under way")
+	s.finish()
+	wants(t, screen(t, s, 100, 24), "✗ turn 2", "ValueError: [31mno", "✓ child run  Count them", "4 model calls · 1,256 tokens", "✗ ended without an answer: turns")
+}
+
+func TestASmallScreen(t *testing.T) {
+	s := beginning(t)
+	for n := 3; n < 40; n++ {
+		s.add("0", 0, n, rlm.KindTurnStarted, nil)
+		s.add("0", 0, n, rlm.KindTurnEnded, rlm.TurnEnded{})
+	}
+	wants(t, screen(t, s, 30, 10), "lines above", "turn 39")
+}
+
+func TestLines(t *testing.T) {
+	s := beginning(t)
+	s.finish()
+	var out bytes.Buffer
+	l := NewLines(&out)
+	for _, e := range s.events {
+		l.Event(e)
+	}
+	l.Close()
+	wants(t, out.String(), "run r1 with scripted/m: Who?[2J", "turn 1: python: print(len(context)) (2 more lines)", "turn 1: ok in 2.0 s, 8 bytes printed, 1 call, 1,005 tokens",
+		"child run 0/1: 99 characters: Count them", "child run 0/1: answered: 7", "turn 2: ValueError: [31mno in", "ended: turns", "2 turns · 4 model calls · 1,256 tokens · $0.0400 · 18 s")
+	if strings.Contains(out.String(), "\x1b") {
+		t.Errorf("what a model wrote reaches the terminal: %q", out.String())
+	}
+}
+
+func TestAResumedRun(t *testing.T) {
+	s := beginning(t)
+	s.add("0", 0, 1, rlm.KindResumed, rlm.Resumed{How: rlm.HowRebuilt, Turn: 1, Rerun: 1})
+	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
+	got := screen(t, s, 100, 24)
+	wants(t, got, "resumed behind turn 1: its sandbox was made anew, and 1 turn was run again")
+	if strings.Count(got, "turn 2 ") != 1 {
+		t.Errorf("the turn that was interrupted is still there:\n%s", got)
+	}
+}
+
+func TestWords(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000"} {
+		if got := thousands(n); got != want {
+			t.Errorf("%d: %s", n, got)
+		}
+	}
+	for d, want := range map[time.Duration]string{-1: "0 s", 1500 * time.Millisecond: "1.5 s", 12 * time.Second: "12 s", 125 * time.Second: "2:05 min", 2 * time.Hour: "2:00 h"} {
+		if got := span(d); got != want {
+			t.Errorf("%s: %s", d, got)
+		}
+	}
+}
