@@ -81,6 +81,7 @@ var parts = []part{
 	{"rlm.runs", runsAtOnce},
 	{"rlm.tasks", tasks},
 	{"gate", gates},
+	{"docker", dockers},
 }
 
 // bench is what all parts share.
