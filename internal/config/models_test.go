@@ -1,0 +1,91 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// yamlOf gives the examples of a document.
+func yamlOf(t *testing.T, doc string) []string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for i, part := range strings.Split(string(b), "```") {
+		if text, ok := strings.CutPrefix(part, "yaml\n"); ok && i%2 == 1 {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+func TestModelsAsDocumented(t *testing.T) {
+	examples := yamlOf(t, "RLM.md")
+	if len(examples) != 3 {
+		t.Fatalf("%d examples", len(examples))
+	}
+	dir := t.TempDir()
+	providers, script := filepath.Join(dir, "providers.yaml"), filepath.Join(dir, "script.yaml")
+	for path, text := range map[string]string{providers: examples[1], script: examples[2]} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, _, err := load(t, examples[0], "RECLUSE_MODELS_PROVIDERS="+providers, "RECLUSE_MODELS_SCRIPTS="+script, "RECLUSE_MODELS_MAX_TOKENS=0", "RECLUSE_MODELS_MAX_TIME=none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.Models.Limits()
+	if l.Cost != 5 || l.Tokens != rlm.Unlimited || l.Time != rlm.Unlimited || l.Depth != 2 || l.Turns != rlm.DefaultLimits().Turns {
+		t.Errorf("%+v", l)
+	}
+	t.Setenv("WORK_LLM_KEY", "secret")
+	set, err := c.Models.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer set.Close()
+	if m, err := set.Model("work/large"); err != nil || m.Info().Window != 200_000 || m.Info().Price.Output != 8 {
+		t.Errorf("%v", err)
+	}
+	m, err := set.Model("scripted/reader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.Complete(t.Context(), llm.Request{Messages: []llm.Message{{Role: llm.User, Content: "the password is sesame"}}})
+	if err != nil || r.Text != "sesame" {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+func TestModelsThatCannotBeUsed(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.yaml")
+	if err := os.WriteFile(bad, []byte("nonsense: 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		m    Models
+		code sandbox.Code
+	}{
+		"providers that are not there": {Models{Providers: filepath.Join(dir, "not")}, CodeInvalid},
+		"providers with a mistake":     {Models{Providers: bad}, CodeInvalid},
+		"a script with a mistake":      {Models{Scripts: []string{bad}}, llm.CodeScript},
+	} {
+		if _, err := tt.m.Open(); sandbox.CodeOf(err) != tt.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if l := (Models{MaxTime: Duration(time.Minute)}).Limits(); l.Time != time.Minute || l.Depth != 0 {
+		t.Errorf("%+v", l)
+	}
+}
