@@ -97,6 +97,11 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolRes
 	if err != nil {
 		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
 	}
+	for _, p := range in.Properties {
+		if len(p.Types) == 2 && p.Types[0] == "null" { // what may be left out need not be null, and not every client can read two types
+			p.Type, p.Types = p.Types[1], nil
+		}
+	}
 	if t.shape != nil {
 		t.shape(in)
 	}

@@ -14,7 +14,7 @@ type Transport struct {
 	connected, separate http.Handler
 }
 
-// NewTransport serves an MCP server. It checks nobody's credentials.
+// NewTransport serves an MCP server. It lets in no page of another origin, and checks nobody's credentials.
 func NewTransport(s *sdk.Server) *Transport {
 	get := func(*http.Request) *sdk.Server { return s }
 	return &Transport{
@@ -28,6 +28,10 @@ func NewTransport(s *sdk.Server) *Transport {
 
 // ServeHTTP implements http.Handler.
 func (t *Transport) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := sameOrigin(r); err != nil {
+		refuse(w, err)
+		return
+	}
 	if r.Header.Get("Mcp-Protocol-Version") >= stateless {
 		t.separate.ServeHTTP(w, r)
 		return

@@ -1,0 +1,107 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"os/exec"
+	"testing"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// tools are those that every agent finds.
+var tools = []string{"context", "files", "query", "run_bash", "run_code", "search_tools", "snapshot", "status"}
+
+func TestTheInspectorListsAndCallsTools(t *testing.T) {
+	dir := node(t)
+	p := serve(t)
+	for name, target := range map[string][]string{
+		"stdio": {p.program, "mcp"},
+		"http":  {p.url + "/mcp", "--transport", "http"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inspect := func(out any, args ...string) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, "npx", append(append([]string{"--no-install", "@modelcontextprotocol/inspector", "--cli"}, target...), args...)...)
+				cmd.Dir, cmd.Env = dir, p.env
+				raw, err := cmd.Output()
+				if err != nil {
+					if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // it is given as it is
+						t.Logf("%s", e.Stderr)
+					}
+					t.Fatalf("%v\n%s", err, raw)
+				}
+				if err := json.Unmarshal(raw, out); err != nil {
+					t.Fatalf("%v\n%s", err, raw)
+				}
+			}
+			var list struct {
+				Tools []struct {
+					Name        string         `json:"name"`
+					InputSchema map[string]any `json:"inputSchema"`
+					Annotations map[string]any `json:"annotations"`
+				} `json:"tools"`
+			}
+			inspect(&list, "--method", "tools/list")
+			if len(list.Tools) != len(tools) {
+				t.Fatalf("%+v", list)
+			}
+			for i, tool := range list.Tools {
+				if tool.Name != tools[i] || tool.InputSchema == nil || tool.Annotations == nil {
+					t.Errorf("%+v", tool)
+				}
+			}
+			var called struct {
+				Structured map[string]any `json:"structuredContent"`
+			}
+			inspect(&called, "--method", "tools/call", "--tool-name", "run_code", "--tool-arg", "code=6*7")
+			if called.Structured["result"] != "42" {
+				t.Errorf("%+v", called)
+			}
+			inspect(&called, "--method", "tools/call", "--tool-name", "run_bash", "--tool-arg", "command=id -u")
+			if called.Structured["stdout"] != "1000\n" {
+				t.Errorf("%+v", called)
+			}
+		})
+	}
+}
+
+func TestAnAgentStartsTheProgram(t *testing.T) {
+	p := serve(t)
+	cmd := exec.Command(p.program, "mcp", "--terraphim-names", "--memory", "256m")
+	cmd.Env = p.env
+	c := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, nil)
+	s, err := c.Connect(t.Context(), &sdk.CommandTransport{Command: cmd}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for code, want := range map[string]string{"6 * 7": "42"} {
+		res, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: "rlm_code", Arguments: map[string]any{"code": code}})
+		if err != nil || res.StructuredContent.(map[string]any)["result"] != want {
+			t.Fatal(res, err)
+		}
+	}
+	res, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: "status"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := res.StructuredContent.(map[string]any)
+	if st["memory_limit_bytes"] != float64(256<<20) {
+		t.Errorf("%v", st)
+	}
+	if err := s.Close(); err != nil { // closes its input: it has to end by itself, and with it its session
+		t.Error(err)
+	}
+	list := exec.Command(p.program, "session", "list", "--json")
+	list.Env = p.env
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []any
+	if err := json.Unmarshal(out, &left); err != nil || len(left) != 0 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

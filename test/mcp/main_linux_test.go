@@ -1,0 +1,150 @@
+package mcp
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The programs of others that speak to ours.
+const (
+	inspectorPackage   = "@modelcontextprotocol/inspector@2.12.0"
+	conformancePackage = "@modelcontextprotocol/conformance@0.1.16"
+	nodePackage        = "node@22" // the conformance suite needs one that is newer than most distributions'
+)
+
+const patience = 4 * time.Minute
+
+// missing skips a test that cannot run here, loudly; in CI it fails.
+func missing(t *testing.T, what string, err error) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("%s: %v", what, err)
+	}
+	t.Skipf("NOT TESTED: %s: %v", what, err)
+}
+
+var (
+	installOnce sync.Once
+	installed   string
+	installErr  error
+)
+
+// node gives a directory in which the packages above are installed. It is kept for the next time.
+func node(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("installs packages")
+	}
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		missing(t, "npm", err)
+	}
+	installOnce.Do(func() {
+		var cache string
+		if cache, installErr = os.UserCacheDir(); installErr != nil {
+			return
+		}
+		dir := filepath.Join(cache, "recluse-test", "mcp-1")
+		done := filepath.Join(dir, "installed")
+		installed = dir
+		if _, err := os.Stat(done); err == nil {
+			return
+		}
+		if installErr = os.MkdirAll(dir, 0o755); installErr != nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, npm, "install", "--prefix", dir, "--no-audit", "--no-fund", nodePackage, inspectorPackage, conformancePackage)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Logf("%s", out)
+			installErr = err
+			return
+		}
+		installErr = os.WriteFile(done, nil, 0o644)
+	})
+	if installErr != nil {
+		missing(t, "packages from npm", installErr)
+	}
+	return installed
+}
+
+// place is a recluse of its own, with a server that listens.
+type place struct {
+	program string
+	env     []string
+	url     string
+}
+
+// serve builds recluse and starts a server.
+func serve(t *testing.T) *place {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts sandboxes")
+	}
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		missing(t, "engine and guest", err)
+	}
+	dir := t.TempDir()
+	p := &place{program: filepath.Join(dir, "recluse")}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", p.program, "github.com/recluse-dev/recluse/cmd/recluse").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	// Agents hand little of their environment on: where its things are, the program has to know from its own place and HOME.
+	for _, tool := range []string{engine.Path, guest.Path} {
+		if err := os.Symlink(tool, filepath.Join(dir, filepath.Base(tool))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=")
+	cmd := exec.CommandContext(ctx, p.program, "serve", "--listen", "127.0.0.1:0")
+	cmd.Env = p.env
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	for p.url == "" && lines.Scan() {
+		if _, rest, ok := strings.Cut(lines.Text(), "listening on http://"); ok {
+			p.url = "http://" + strings.TrimSpace(rest)
+		}
+	}
+	rest := make(chan struct{})
+	go func() {
+		defer close(rest)
+		for lines.Scan() {
+		}
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		<-rest
+		if err := cmd.Wait(); err != nil && !strings.Contains(err.Error(), "143") {
+			t.Errorf("the server: %v", err)
+		}
+	})
+	if p.url == "" {
+		t.Fatal("the server does not listen")
+	}
+	return p
+}
