@@ -229,7 +229,7 @@ func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options)
 	if err != nil {
 		return nil, err
 	}
-	context.AfterFunc(ctx, func() { checker.Close() })
+	a.atEnd = append(a.atEnd, checker.Close)
 	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(b), w}, spec, a.logger(), true, checker
 	e, err := rlm.New(o)
 	if err == nil {

@@ -22,7 +22,11 @@ var builtin = []struct {
 }
 
 func newGVisor(_ context.Context, a *app) (sandbox.Backend, error) {
-	b, err := gvisor.New(gvisor.Options{Progress: a.progress()})
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	b, err := gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts})
 	if err != nil {
 		return nil, err // not b: a nil *Backend in an interface is not nil
 	}
@@ -47,7 +51,7 @@ func (a *app) docker() (*docker.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Progress = a.progress()
+	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
 	b, err := docker.New(o)
 	if err != nil {
 		return nil, err

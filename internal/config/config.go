@@ -6,6 +6,9 @@
 package config
 
 import (
+	"fmt"
+	"path/filepath"
+
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
@@ -86,6 +89,7 @@ type Backend struct {
 	Order            []string `key:"order" doc:"backends to try, in this order; empty: the strongest isolation first"`
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse anything weaker"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"consent to a backend that isolates nothing"`
+	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a place above them, e.g. /root/project; keys below them stay refused"`
 	AllowContainer   bool     `key:"allow_container" doc:"consent to containers that share the host's kernel, such as Docker's with runc; to name docker in the order is consent too"`
 }
 
@@ -190,6 +194,11 @@ func (c *Config) check() []error {
 	var bad []error
 	if (c.Server.TLSCert == "") != (c.Server.TLSKey == "") {
 		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key go together"))
+	}
+	for _, dir := range c.Backend.AllowMounts {
+		if !filepath.IsAbs(dir) {
+			bad = append(bad, c.wrong("backend.allow_mounts", fmt.Sprintf("backend.allow_mounts: %q is not absolute", dir)))
+		}
 	}
 	if c.Pool.Max < c.Pool.Min {
 		bad = append(bad, c.wrong("pool.max", "pool.max is below pool.min"))

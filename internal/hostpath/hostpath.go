@@ -79,13 +79,18 @@ type Policy struct {
 	// /etc/passwd does not know.
 	HomeBases []string
 
-	mountinfo string // replaced in tests; empty means the kernel's
+	// Allow are places that an operator opens although they lie in a refused one, such as a project below /root. What is refused further
+	// down, like a folder of keys, stays refused, and so do places of the caller's own.
+	Allow []string
+
+	firm      []string // of Trees, those that nothing opens
+	mountinfo string   // replaced in tests; empty means the kernel's
 }
 
 // Refuse adds a place of the caller's own, for instance the directory in which it keeps its state. The reason completes the
 // words "it holds …".
 func (p *Policy) Refuse(path, reason string) {
-	p.Trees = append(p.Trees, Rule{Path: path, Reason: reason})
+	p.Trees, p.firm = append(p.Trees, Rule{Path: path, Reason: reason}), append(p.firm, path)
 }
 
 // Judge resolves path and judges it by this host's [Default] policy. It returns the resolved path, or a *[RefusedError].
@@ -197,6 +202,7 @@ type tree struct {
 	rule   string // how the rule names it
 	reason string
 	node   bool // refused with everything above, but not below: a home directory has harmless folders
+	firm   bool // stays refused whatever is allowed
 }
 
 // relation tells how a candidate lies to a refused tree.
@@ -264,7 +270,7 @@ func (p *Policy) expand(candidate string) []tree {
 		trees = append(trees, t)
 	}
 	for _, r := range p.Trees {
-		t := tree{rule: r.Path, reason: r.Reason}
+		t := tree{rule: r.Path, reason: r.Reason, firm: slices.Contains(p.firm, r.Path)}
 		add(filepath.Clean(r.Path), t)
 		add(resolveExisting(r.Path), t)
 	}
@@ -307,7 +313,21 @@ func (p *Policy) expand(candidate string) []tree {
 		add(filepath.Clean(home), t)
 		add(real, t)
 	}
-	return trees
+	return slices.DeleteFunc(trees, func(t tree) bool { return !t.firm && p.opened(candidate, t.path) })
+}
+
+// opened reports whether an allowed place lies between a refused one and the candidate.
+func (p *Policy) opened(candidate, refused string) bool {
+	for _, a := range p.Allow {
+		if !filepath.IsAbs(a) {
+			continue
+		}
+		a = resolveExisting(a)
+		if (candidate == a || within(candidate, a)) && (a == refused || within(a, refused)) {
+			return true
+		}
+	}
+	return false
 }
 
 // resolveExisting resolves the part of path that exists and keeps the rest.

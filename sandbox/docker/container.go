@@ -182,6 +182,7 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 		return sandbox.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
 	}
 	policy := hostpath.Default()
+	policy.Allow = b.opts.AllowMounts
 	policy.Refuse(b.dir, "recluse's notes on sandboxes")
 	for i, m := range spec.Mounts {
 		resolved, err := policy.Judge(m.Host)

@@ -52,6 +52,9 @@ type Options struct {
 	// ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or gets a
 	// namespace of the host.
 	HostConfig json.RawMessage
+	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
+	// above them, such as /root.
+	AllowMounts []string
 	// Instance sets the sandboxes of several servers on one engine apart: none touches those of another. Empty: this user's on this machine.
 	Instance string
 	// Dir is where is noted which program answers for a sandbox; empty: our directory below the XDG data directory.

@@ -18,6 +18,9 @@ type Options struct {
 	Debug bool
 	// AsUser makes root run sandboxes the way an ordinary user does: in a user namespace, without cgroups.
 	AsUser bool
+	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
+	// above them, such as /root.
+	AllowMounts []string
 	// Progress hears of long work, such as an image being unpacked; nil: nobody.
 	Progress func(what string, done, total int64)
 }

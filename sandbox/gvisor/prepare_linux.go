@@ -58,6 +58,7 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 // in one, and the engine is executed from the other.
 func (b *Backend) policy() *hostpath.Policy {
 	p := hostpath.Default()
+	p.Allow = b.opts.AllowMounts
 	p.Refuse(filepath.Dir(b.dir), "recluse's sandboxes and snapshots")
 	p.Refuse(b.cache, "recluse's programs and images")
 	return p
