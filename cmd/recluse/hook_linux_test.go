@@ -134,6 +134,29 @@ func TestAnAgentsTimeOutEndsTheWholeTree(t *testing.T) {
 	}
 }
 
+func TestAProjectInARefusedPlaceNeedsTheOperator(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root has files in /root")
+	}
+	top, err := os.MkdirTemp("/root", "recluse-project-")
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(top) })
+	if err := os.Chmod(top, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	if got := w.agentRuns(top, top, map[string]any{"command": "pwd"}); got.status != statusFailure || !strings.Contains(got.stderr, "not shown to a sandbox") {
+		t.Errorf("%+v", got)
+	}
+	w.must("server", "stop")
+	w.env = append(w.env, "RECLUSE_BACKEND_ALLOW_MOUNTS="+top)
+	if got := w.agentRuns(top, top, map[string]any{"command": "pwd; echo x > y; ls /root"}); got.status != 0 || got.stdout != top+"\n"+filepath.Base(top)+"\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestAHookThatCannotWorkBlocks(t *testing.T) {
 	for name, args := range map[string][]string{
 		"no agent":            {"hook", "--project", "/x"},
