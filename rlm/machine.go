@@ -24,6 +24,12 @@ type Machine interface {
 	Close() error
 }
 
+// Judging is a Machine that may have a gate of its own, as a session has. Options.Gate is not asked about what runs there.
+type Judging interface {
+	// Judges reports whether it has.
+	Judges() bool
+}
+
 // Sandboxes makes the machines of a run and its children.
 type Sandboxes interface {
 	// Capabilities tells what they can do.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -235,7 +236,7 @@ var errOutOfMemory = errors.New("out of memory")
 
 // own runs a cell of the bridge itself. If that fails, the interpreter is of no use.
 func (n *node) own(ctx context.Context, code string) error {
-	v, err := n.machine.Cell(ctx, sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout})
+	v, err := n.machine.Cell(gate.Passed(ctx), sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout})
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,9 @@ func (m machine) ID() string { return "session " + m.Session.ID() }
 // Files implements rlm.Machine.
 func (m machine) Files() *sandbox.Files { return m.files }
 
+// Judges says that sessions have a gate of their own, and a mode for it.
+func (machine) Judges() bool { return true }
+
 // Snapshot is refused: those of a session are its owner's.
 func (m machine) Snapshot(context.Context, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "take snapshot", Message: "a run takes no snapshots of a session"}
