@@ -144,13 +144,9 @@ func readDaemonFile(file string) (c *RuntimeChange, all, runtimes members, err e
 
 // put makes the file's new content.
 func (c *RuntimeChange) put(all, runtimes members) error {
-	i := all.index(runtimesKey)
-	switch {
-	case len(runtimes) == 0 && i >= 0:
-		all = slices.Delete(all, i, i+1)
-	case i >= 0:
-		all[i].value = runtimes.json()
-	default:
+	if i := all.index(runtimesKey); i >= 0 {
+		all[i].value = runtimes.json() // also when there are none: without the key the engine would keep those it has until it is started anew
+	} else {
 		all = append(all, member{runtimesKey, runtimes.json()})
 	}
 	var out bytes.Buffer

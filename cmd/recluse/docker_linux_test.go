@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/dockertest"
+)
+
+// TestDocker drives a Docker engine from the command line, from an engine that has only its own runtime to one that has ours.
+func TestDocker(t *testing.T) {
+	ready(t)
+	t.Setenv(dockertest.Variable, "") // a private one: its configuration is changed
+	e, err := dockertest.Start(t.Context(), "")
+	if errors.Is(err, dockertest.ErrMissing) && os.Getenv("CI") != "true" {
+		t.Skip("SKIPPED: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := filepath.Dir(strings.TrimPrefix(e.Host, "unix://"))
+	t.Setenv("DOCKER_HOST", e.Host)
+	t.Setenv("XDG_DATA_HOME", t.TempDir())
+	must := func(args ...string) string {
+		t.Helper()
+		r := run(t, "", args...)
+		if r.status != 0 {
+			t.Fatalf("recluse %v: %+v", args, r)
+		}
+		return r.stdout
+	}
+	refused := func(part string, args ...string) {
+		t.Helper()
+		if r := run(t, "", args...); r.status != statusFailure || !strings.Contains(r.stderr, part) {
+			t.Errorf("recluse %v: %+v, want %q", args, r, part)
+		}
+	}
+	if got := must("image", "from-host", "--tag", "mine"); got != "mine\n" {
+		t.Errorf("%q", got)
+	}
+	refused("nothing is to be pulled", "exec", "--backend", "docker", "--image", "recluse-nonesuch", "--pull", "never", "true")
+	refused("one of missing, always, never", "exec", "--backend", "docker", "--pull", "sometimes", "true")
+	refused("configuration of their server", "exec", "--session", "x", "--pull", "always", "true")
+	t.Setenv("RECLUSE_DOCKER_IMAGE", "mine")
+	t.Setenv("RECLUSE_DOCKER_PULL", "never")
+	kernel := []string{"exec", "--backend", "docker", "--python", "import platform; print(platform.release())"}
+	if got := must(kernel...); strings.TrimSpace(got) != hostKernel() {
+		t.Errorf("runc's kernel is %q", got)
+	}
+	// It comes behind gVisor, and its consent is another one's.
+	if got := must("doctor", "--backend", "docker"); !strings.Contains(got, "isolation by container") || !strings.Contains(got, "runtime runc of ") {
+		t.Errorf("doctor: %s", got)
+	}
+
+	file := filepath.Join(dir, "daemon.json")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := []string{"install-runtime", "--daemon-config", file, "--program", os.Getenv("RECLUSE_ENGINE")}
+	if os.Getenv("RECLUSE_ENGINE") == "" {
+		t.Skip("the engine is not named")
+	}
+	if got := must(append(install, "--dry-run")...); !strings.Contains(got, `"runsc"`) {
+		t.Errorf("dry run: %s", got)
+	}
+	refused("nobody can be asked", install...)
+	if now, err := os.ReadFile(file); err != nil || string(now) != string(before) {
+		t.Fatalf("the file was changed: %s, %v", now, err)
+	}
+	if got := must(append(install, "--yes")...); !strings.Contains(got, "systemctl reload docker") {
+		t.Errorf("%s", got)
+	}
+	reload := func() {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(dir, "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	doctor := func(part string) {
+		t.Helper()
+		var got string
+		for end := time.Now().Add(30 * time.Second); !strings.Contains(got, part); got = must("doctor", "--backend", "docker") {
+			if time.Now().After(end) {
+				t.Fatalf("doctor never says %q: %s", part, got)
+			}
+		}
+	}
+	reload()
+	doctor("runtime runsc of ")
+	if got := must(kernel...); strings.TrimSpace(got) == hostKernel() {
+		t.Errorf("runsc's kernel is %q", got)
+	}
+	if got := must("install-runtime", "--daemon-config", file, "--undo", "--yes"); !strings.Contains(got, "written") {
+		t.Errorf("%s", got)
+	}
+	reload()
+	doctor("runtime runc of ")
+	if now, err := os.ReadFile(file); err != nil || strings.Contains(string(now), "runsc") || !strings.Contains(string(now), "data-root") {
+		t.Errorf("after the undoing: %s, %v", now, err)
+	}
+	kept, err := filepath.Glob(file + ".before-recluse-*")
+	if err != nil || len(kept) == 0 {
+		t.Errorf("no copy of the file was kept: %v", err)
+	}
+}
