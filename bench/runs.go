@@ -212,16 +212,18 @@ func tasks(ctx context.Context, b *bench) ([]row, error) {
 		sizes = []int64{100_000, 1_000_000}
 	}
 	var rows []row
+	var errs []error
 	for _, size := range sizes {
 		for _, task := range synthetic.All(size, 1) {
 			r, err := b.solve(ctx, task)
-			if err != nil {
-				return rows, err
+			if err != nil { // the others are tried all the same
+				errs = append(errs, fmt.Errorf("%d characters: %w", size, err))
+				continue
 			}
 			rows = append(rows, *r)
 		}
 	}
-	return rows, nil
+	return rows, errors.Join(errs...)
 }
 
 func (b *bench) solve(ctx context.Context, task *synthetic.Task) (_ *row, err error) {
