@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/bundle"
@@ -54,7 +56,7 @@ func through(r runner) door {
 }
 
 func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "RECLUSE_GATE_TRIES=100") // nobody is asked
 	checker, err := config.Default().Gate.Open(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -88,6 +90,7 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 		}
 		doors := map[string]door{
 			"library": through(own), "HTTP": through(remote),
+			"MCP":            w.mcpDoor(string(mode)),
 			"exec --session": func(t *testing.T, req gate.Request) said { return w.execDoor(req, "--session", string(mode)) },
 			"gate check": func(t *testing.T, req gate.Request) said {
 				got := w.run(req.Code, "gate", "check", "--json", "--mode", string(mode), "--language", string(req.Language), "-")
@@ -149,8 +152,43 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 			denied++
 		}
 	}
-	if denied != 4 { // two pieces of code, through two doors of this server
+	if denied != 6 { // two pieces of code, through three doors of this server
 		t.Errorf("%d denials in the audit log: %s", denied, entries)
+	}
+}
+
+// mcpDoor runs code by the tools of an MCP server.
+func (w *world) mcpDoor(name string) door {
+	w.t.Helper()
+	cl := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil)
+	s, err := cl.Connect(w.t.Context(), &sdk.CommandTransport{Command: w.command("mcp", "--session", name, "--keep")}, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return func(t *testing.T, req gate.Request) said {
+		t.Helper()
+		p := &sdk.CallToolParams{Name: "run_code", Arguments: map[string]any{"code": req.Code}}
+		if req.Language == gate.Bash {
+			p = &sdk.CallToolParams{Name: "run_bash", Arguments: map[string]any{"command": req.Code}}
+		}
+		res, err := s.CallTool(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.IsError {
+			out, _ := res.StructuredContent.(map[string]any)
+			warning, _ := out["gate_warning"].(string)
+			return said{Runs: true, Reason: warning}
+		}
+		text := res.Content[0].(*sdk.TextContent).Text
+		refusal, ok := strings.CutPrefix(text, string(session.CodeRefused)+": judge code: ")
+		if !ok {
+			t.Fatal(text)
+		}
+		reason, _, _ := strings.Cut(refusal, " (change the code") // the remedy
+		reason, _, _ = strings.Cut(reason, "; change the code")
+		return said{Reason: reason}
 	}
 }
 
