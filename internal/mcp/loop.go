@@ -38,7 +38,7 @@ func newLoop(h http.Handler) *loop {
 		r.Header.Del(headerRemote)
 		r.Header.Del(headerHost)
 		h.ServeHTTP(w, r)
-	})} //nolint:gosec // nobody but us can be slow here
+	})}
 	l.transport = &http.Transport{DialContext: l.dial, MaxIdleConnsPerHost: 64, DisableCompression: true}
 	go func() { _ = l.server.Serve(l) }() // it ends by Close
 	return l

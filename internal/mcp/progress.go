@@ -58,13 +58,6 @@ func (p *progress) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// say tells something at once that is worth a message of its own.
-func (p *progress) say(message string) {
-	if p != nil {
-		_, _ = p.Write([]byte(message + "\n"))
-	}
-}
-
 func (p *progress) take() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -88,9 +88,11 @@ type sampler struct {
 var _ llm.Model = (*sampler)(nil)
 
 // sampler gives the client's model, or the error that lists the ways to get one.
+//
+//nolint:staticcheck // sampling is deprecated; clients of the era of sessions still offer it
 func (c *call) sampler(hint string) (llm.Model, error) {
 	can := c.req.ClientCapabilities()
-	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= "2026-07-28" {
+	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless {
 		return nil, noModel()
 	}
 	most := c.f.opts.SamplingCalls
@@ -118,6 +120,8 @@ func (s *sampler) Info() llm.Info {
 func (s *sampler) Count(text string) int64 { return int64(len(text))/3 + 1 }
 
 // Complete implements llm.Model. Clients do not tell what a call took: usage is estimated.
+//
+//nolint:staticcheck // as above
 func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
 	q := s.quotas.get(s.session)
 	select {

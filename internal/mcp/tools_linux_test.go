@@ -164,6 +164,7 @@ func awaitGone(t *testing.T, c *client.Client, name string) {
 	}
 }
 
+//nolint:staticcheck // sampling is deprecated, and served
 func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	d := open(t, Options{})
 	var mu sync.Mutex

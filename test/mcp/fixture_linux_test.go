@@ -83,10 +83,11 @@ func talks(s *sdk.Server, name string, talk func(ctx context.Context, r *sdk.Cal
 	})
 }
 
+//nolint:staticcheck // the suite is of the era before logging and sampling were deprecated
 func conversations(s *sdk.Server) {
 	talks(s, "test_tool_with_logging", func(ctx context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
 		for _, line := range []string{"begun", "under way", "done"} {
-			if err := r.Session.Log(ctx, &sdk.LoggingMessageParams{Level: "info", Data: line}); err != nil { //nolint:staticcheck // the suite tests the older era
+			if err := r.Session.Log(ctx, &sdk.LoggingMessageParams{Level: "info", Data: line}); err != nil {
 				return "", err
 			}
 		}
@@ -104,7 +105,7 @@ func conversations(s *sdk.Server) {
 	talks(s, "test_sampling", func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error) {
 		prompt, _ := in["prompt"].(string)
 		m := []*sdk.SamplingMessage{{Role: "user", Content: &sdk.TextContent{Text: prompt}}}
-		res, err := r.Session.CreateMessage(ctx, &sdk.CreateMessageParams{Messages: m, MaxTokens: 100}) //nolint:staticcheck // the suite tests the older era
+		res, err := r.Session.CreateMessage(ctx, &sdk.CreateMessageParams{Messages: m, MaxTokens: 100})
 		if err != nil {
 			return "", err
 		}

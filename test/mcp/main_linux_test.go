@@ -91,8 +91,8 @@ type place struct {
 	url     string
 }
 
-// serve builds recluse and starts a server.
-func serve(t *testing.T) *place {
+// serve builds recluse and starts a server, with some more environment.
+func serve(t *testing.T, env ...string) *place {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts sandboxes")
@@ -115,6 +115,7 @@ func serve(t *testing.T) *place {
 		}
 	}
 	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=")
+	p.env = append(p.env, env...)
 	cmd := exec.CommandContext(ctx, p.program, "serve", "--listen", "127.0.0.1:0")
 	cmd.Env = p.env
 	stderr, err := cmd.StderrPipe()
