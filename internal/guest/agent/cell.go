@@ -113,6 +113,7 @@ type cellRun struct {
 	mu     sync.Mutex
 	interp *interpreter // written with mu held, and by the goroutine that runs the cell only
 	over   bool         // guarded by mu; the interpreter has ended the cell, so what it hears now is meant for the next
+	killed bool         // guarded by mu; the interpreter is being ended, whatever it says meanwhile; not after over
 
 	displays  [][]byte
 	shown     int
@@ -188,7 +189,7 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	o := r.op
 	defer i.yield()
 	r.mu.Lock()
-	r.interp, r.over = i, false
+	r.interp, r.over, r.killed = i, false, false
 	r.mu.Unlock()
 	r.agent.own(i.nanny, o)
 	defer r.agent.disown(i.nanny)
@@ -232,6 +233,9 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	end, err := r.converse(payload)
 	r.mu.Lock()
 	r.over = true
+	if r.killed && err == nil {
+		err = errKilled // it may have said that the cell has ended while the signal was on its way
+	}
 	r.mu.Unlock()
 	if !errors.Is(err, errUntaken) || o.ending() != wire.Ending_ENDING_UNKNOWN {
 		if v := r.verdict(end, err); v != nil {
@@ -244,6 +248,9 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	r.bury(i)
 	return nil, nil
 }
+
+// errKilled says that the interpreter was ended for not listening.
+var errKilled = errors.New("the interpreter is being killed")
 
 // errUntaken says that the interpreter has gone without having read the cell.
 var errUntaken = errors.New("the interpreter died before it took the cell")

@@ -40,6 +40,7 @@ func (r *cellRun) interrupt() {
 				r.mu.Lock()
 				defer r.mu.Unlock()
 				if !r.over {
+					r.killed = true
 					_ = r.interp.nanny.SignalTree(r.interp.pid, syscall.SIGKILL)
 				}
 				return

@@ -48,8 +48,10 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 		return nil, fmt.Errorf("start a nanny: %w", err)
 	}
 	n := &Nanny{conn: conn{fd: fds[0]}, cmd: cmd, done: make(chan struct{})}
+	release := keepAwake(n)
 	go func() {
 		defer close(n.done)
+		defer release()
 		_ = cmd.Wait() // however it ended, the socket tells the owner
 	}()
 	return n, nil

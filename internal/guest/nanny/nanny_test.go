@@ -175,3 +175,13 @@ func TestANannysEndTakesItsTreeAlong(t *testing.T) {
 		}
 	}
 }
+
+func TestANannyThatIsStoppedGoesOn(t *testing.T) {
+	n := spawn(t)
+	for range 3 {
+		shell(t, n, "kill -STOP $PPID; exit 7")
+		if e := next(t, n); !e.Exited || syscall.WaitStatus(e.Status).ExitStatus() != 7 {
+			t.Fatalf("%+v", e)
+		}
+	}
+}
