@@ -135,6 +135,9 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	}
 	defer done()
 	warning, err := judged.wait()
+	if in, ok := t.(inSession); ok && script != nil {
+		warning, err = a.judgeIn(ctx, in.info, o.request(cell, code, script, args))
+	}
 	if err != nil {
 		return cause(ctx, err)
 	}

@@ -231,6 +231,9 @@ func TestAnExecOfItsOwnPassesTheGate(t *testing.T) {
 	if got := w.run("", "exec", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
 		t.Errorf("%+v", got)
 	}
+	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
+		t.Errorf("%+v", got)
+	}
 	w.env = append(w.env, "RECLUSE_GATE_RULES=warn")
 	got = w.run("", "exec", "--", "bash", "-c", "echo on; exit 0\nrm -rf /")
 	if got.status != 0 || got.stdout != "on\n" || !strings.Contains(got.stderr, "rule no-root-removal") {

@@ -218,11 +218,7 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 // longScript puts a script into the session's sandbox that no command line takes, and gives the short one that runs it. The gate of the session
 // sees only that one, so the script is judged here.
 func (a *app) longScript(ctx context.Context, t inSession, code string) (short, warning string, forget func(), err error) {
-	judged, err := a.judge(ctx, gate.Request{Language: gate.Bash, Code: code})
-	if err != nil {
-		return "", "", nil, err
-	}
-	if warning, err = judged.wait(); err != nil {
+	if warning, err = a.judgeIn(ctx, t.info, gate.Request{Language: gate.Bash, Code: code}); err != nil {
 		return "", "", nil, err
 	}
 	file := "/tmp/.recluse-" + shortID() + ".sh"

@@ -1,0 +1,112 @@
+package server_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
+	questions := gate.NewApprovals(gate.ApprovalOptions{})
+	rules, err := gate.DefaultRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock, Tries: 1, Approvals: questions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	judge := func(tenant, code string) gate.Decision {
+		t.Helper()
+		d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: code, Session: "work", Tenant: tenant})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	k := servertest.New(t, server.Options{Approvals: questions})
+	a, b := k.Client(k.Key("a", "admin")), k.Client(k.Key("b", "admin"))
+	model := k.Client(k.Key("a", "execute"))
+	id := judge("a", "rm -rf /").Approval
+	if id == "" {
+		t.Fatal("nobody was asked")
+	}
+
+	list, err := model.Approvals(t.Context(), gate.Pending)
+	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Request.Code != "rm -rf /" {
+		t.Errorf("%+v %v", list, err)
+	}
+	if list, err := b.Approvals(t.Context(), ""); err != nil || len(list) != 0 {
+		t.Errorf("another tenant's: %+v %v", list, err)
+	}
+	for name, tt := range map[string]struct {
+		by   *client.Client
+		id   string
+		want sandbox.Code
+	}{
+		"a model grants its own": {model, id, client.CodeForbidden},
+		"another tenant":         {b, id, gate.CodeApprovalUnknown},
+		"an id that is none":     {a, "x/../" + strings.Repeat("y", 200), gate.CodeApprovalUnknown},
+	} {
+		if _, err := tt.by.Resolve(t.Context(), tt.id, true, ""); sandbox.CodeOf(err) != tt.want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for body, status := range map[string]int{`{}`: http.StatusBadRequest, `{"grant":"yes"}`: http.StatusBadRequest, `{"grant":true,"note":"` + strings.Repeat("n", 5000) + `"}`: http.StatusBadRequest} {
+		if got := ask(t, k, k.Key("a", "admin"), http.MethodPost, "/v1/approvals/"+id, body); got.status != status {
+			t.Errorf("%.30s: %d %s", body, got.status, got.body)
+		}
+	}
+	if got := ask(t, k, k.Key("a", "read"), http.MethodGet, "/v1/approvals?state=maybe", ""); got.status != http.StatusBadRequest {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+
+	answered := make(chan gate.Approval, 1)
+	go func() {
+		q, err := model.Approval(t.Context(), id, true)
+		if err != nil {
+			t.Error(err)
+		}
+		answered <- q
+	}()
+	if q, err := a.Resolve(t.Context(), id, true, "go on"); err != nil || q.State != gate.Granted || q.By == "" {
+		t.Errorf("%+v %v", q, err)
+	}
+	if q := <-answered; q.State != gate.Granted || q.Note != "go on" {
+		t.Errorf("%+v", q)
+	}
+	if d := judge("a", "rm -rf /"); d.Action != gate.Allow || d.ApprovedBy == "" {
+		t.Errorf("%+v", d)
+	}
+	if _, err := a.Resolve(t.Context(), id, false, ""); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
+		t.Errorf("%v", err)
+	}
+	var noted []session.Entry
+	for e, err := range a.Audit(t.Context(), session.AuditOptions{Action: "approval"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		noted = append(noted, e)
+	}
+	if len(noted) != 1 || noted[0].Gate != string(gate.Granted) || noted[0].Session != "work" || noted[0].Actor == "" {
+		t.Errorf("%+v", noted)
+	}
+}
+
+func TestAServerWithoutQuestionsHasNone(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	if list, err := k.Trusted.Approvals(t.Context(), ""); err != nil || len(list) != 0 {
+		t.Errorf("%+v %v", list, err)
+	}
+	if _, err := k.Trusted.Resolve(t.Context(), "x", true, ""); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
+		t.Errorf("%v", err)
+	}
+}
