@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/mcp"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -46,6 +50,9 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 				o.Session = "mcp-" + strings.ToLower(rand.Text()[:12])
 			}
 			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, calls, a.logger()
+			if a.cfg.Client.URL == "" {
+				o.Engine = a.mcpEngine(w, &m)
+			}
 			return cause(ctx, mcp.Serve(ctx, client, a.stdin, a.stdout, o))
 		},
 	}
@@ -80,4 +87,24 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 		return &sandbox.Spec{Limits: limits}
 	}
 	return nil
+}
+
+// mcpEngine makes the engine for the agent's own model, once: it holds what judges code.
+func (a *app) mcpEngine(w *watch, m *machine) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+	var (
+		mu sync.Mutex
+		e  *rlm.Engine
+	)
+	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e != nil {
+			return e, nil
+		}
+		made, err := a.engineOf(ctx, w, m, rlm.Options{Models: models})
+		if err == nil {
+			e = made
+		}
+		return made, err
+	}
 }

@@ -8,6 +8,8 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -22,6 +24,9 @@ type Options struct {
 	Spec *sandbox.Spec
 	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls.
 	SamplingCalls int
+	// Engine makes what runs a question here, for models that only this process can reach: the client's own. Nil: that model is
+	// asked directly, and what needs a run is refused.
+	Engine func(ctx context.Context, models func(depth int, name string) (llm.Model, error)) (*rlm.Engine, error)
 }
 
 // link is how one call reaches the API: as whom, and in which session.

@@ -195,46 +195,68 @@ func noModelThere(err error) bool {
 	return false
 }
 
-// queryClient answers with the client's own model where the server has none. That model cannot be reached from inside the server's
-// sandboxes, so it is asked directly, and the material has to fit.
+// queryClient answers with the client's own model where the server has none. The server cannot reach that model, so the run is this
+// process's own, in a sandbox of its own.
 func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk.CallToolResult, queryResult, error) {
 	m, err := c.sampler(in.Model)
 	if err != nil {
 		return nil, queryResult{}, errors.Join(err, cause)
 	}
-	var b strings.Builder
-	for _, x := range o.Contexts {
-		fmt.Fprintf(&b, "<material name=%q>\n%s\n</material>\n\n", x.Name, x.Text)
-	}
-	if in.InSession || in.Schema != nil || m.Count(b.String()) > plainTokens {
+	if c.f.opts.Engine == nil || in.InSession {
 		return nil, queryResult{}, &sandbox.Error{
-			Code: CodeNoModel, Op: "begin run", Message: "the client's own model can be asked directly only, and this takes a run: the material is large, the session is needed, or a schema was given",
-			Remedy: noModelRemedy, Err: cause,
+			Code: CodeNoModel, Op: "begin run", Message: "the client's own model cannot be asked from the server's sandboxes",
+			Remedy: "use recluse mcp over stdio, without in_session; or " + noModelRemedy, Err: cause,
 		}
 	}
-	b.WriteString(in.Query)
-	req := llm.Request{Messages: []llm.Message{{Role: llm.User, Content: b.String()}}}
-	if in.Tokens != nil {
-		left := *in.Tokens - m.Count(b.String())
-		if left <= 0 {
-			return nil, queryResult{}, invalid("max_tokens is less than the material has")
-		}
-		req.MaxTokens = min(left, samplingTokens)
-	}
-	ctx := context.Context(c)
-	if in.Seconds > 0 {
-		limited, cancel := context.WithTimeout(ctx, seconds(in.Seconds))
-		defer cancel()
-		ctx = limited
-	}
-	p := c.progress("waiting for the client's model")
-	r, err := m.Complete(ctx, req)
-	p.stop()
+	e, err := c.f.opts.Engine(c, func(int, string) (llm.Model, error) { return m, nil })
 	if err != nil {
 		return nil, queryResult{}, err
 	}
-	out := queryResult{
-		Answer: r.Text, Reason: string(rlm.ReasonAnswered), Plain: true, Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
+	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: in.limits(), Labels: o.Labels}
+	for _, x := range o.Contexts {
+		input := rlm.Text(x.Text)
+		input.Name = x.Name
+		q.Inputs = append(q.Inputs, input)
 	}
+	p := c.progress("working")
+	defer p.stop()
+	run, err := e.Start(c, q)
+	if err != nil {
+		return nil, queryResult{}, err
+	}
+	defer context.AfterFunc(c, run.Cancel)()
+	lines := runview.NewLines(discardable{p})
+	defer lines.Close()
+	for ev, err := range run.Events(context.WithoutCancel(c), 0) {
+		if err != nil {
+			break // its result tells
+		}
+		lines.Event(ev)
+	}
+	res, err := run.Wait()
+	if res == nil {
+		return nil, queryResult{}, err
+	}
+	out := queryOf(run.ID(), res)
 	return answered(out), out, nil
+}
+
+// limits are those of a run in this process.
+func (in *queryArgs) limits() *rlm.Limits {
+	l := rlm.DefaultLimits()
+	set(&l.Tokens, in.Tokens)
+	set(&l.Cost, in.Cost)
+	set(&l.Calls, in.Calls)
+	set(&l.Depth, in.Depth)
+	set(&l.Turns, in.Turns)
+	if in.Seconds > 0 {
+		l.Time = seconds(in.Seconds)
+	}
+	return &l
+}
+
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
 }

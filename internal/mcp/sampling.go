@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +21,6 @@ const (
 	samplingAtOnce = 4
 	samplingTokens = 4096 // of a reply that nobody bounded; the protocol wants a figure
 	samplingWindow = 128_000
-	plainTokens    = 100_000 // of material that is given to the client's model at once
 )
 
 // quotas counts the calls of clients' own models, by connection.
@@ -164,13 +164,28 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 	if !ok {
 		return nil, &sandbox.Error{Code: CodeSampling, Op: "ask the client's model", Message: "it answered otherwise than by a text", Err: errors.New("unexpected content")}
 	}
-	u.Output = s.Count(text.Text)
+	u.Output = s.Count(text.Text) // all of it was generated, whatever is heard of it
 	r := &llm.Reply{Text: text.Text, Model: "sampling/" + res.Model, Finish: llm.FinishStop, Usage: u, Wall: time.Since(began)}
 	if res.StopReason == "maxTokens" {
 		r.Finish = llm.FinishLength
 	}
-	if req.Delta != nil {
-		req.Delta(r.Text)
+	if heard, whole := deliver(req.Delta, r.Text); !whole {
+		r.Text, r.Finish = heard, llm.FinishCut
 	}
 	return r, nil
+}
+
+// deliver tells a reply that came at once line by line, so that it can be cut where a streamed one would have been.
+func deliver(delta func(string) bool, text string) (heard string, whole bool) {
+	if delta == nil {
+		return text, true
+	}
+	n := 0
+	for line := range strings.Lines(text) {
+		n += len(line)
+		if !delta(line) {
+			return text[:n], n == len(text)
+		}
+	}
+	return text, true
 }

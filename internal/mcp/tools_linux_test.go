@@ -181,12 +181,14 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	if r.Response != "heard hi" || !r.Estimated || r.Model != "sampling/m" {
 		t.Fatalf("%+v %s", r, text(res))
 	}
-	q, res := use[queryResult](t, s, "query", args{"query": "what?", "context": "a small text"})
-	if !q.Plain || !strings.Contains(q.Answer, "a small text") || !q.Estimated {
-		t.Fatalf("%+v %s", q, text(res))
+	if r, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "ho"}); r.Response != "heard ho" {
+		t.Fatal(text(res))
 	}
-	if _, res := use[queryResult](t, s, "query", args{"query": "again?"}); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) {
+	if _, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "hum"}); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) {
 		t.Fatalf("more calls than allowed: %s", text(res))
+	}
+	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) {
+		t.Fatal(text(res))
 	}
 	mu.Lock()
 	defer mu.Unlock()

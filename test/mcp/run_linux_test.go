@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -143,4 +144,27 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 			t.Fatal(said)
 		}
 	})
+}
+
+//nolint:staticcheck // sampling is deprecated, and served
+func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
+	p := serve(t)
+	var asked atomic.Int32
+	s := p.started(t, &sdk.ClientOptions{CreateMessageHandler: func(_ context.Context, r *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
+		asked.Add(1)
+		last := r.Params.Messages[len(r.Params.Messages)-1].Content.(*sdk.TextContent).Text
+		reply := "```repl\nanswer['content'] = llm_query('sub: ' + str(context.count('needle'))); answer['ready'] = True\n```\nand then I made this up"
+		if strings.HasPrefix(last, "sub: ") {
+			reply = "there are " + strings.TrimPrefix(last, "sub: ")
+		}
+		return &sdk.CreateMessageResult{Role: "assistant", Model: "m", Content: &sdk.TextContent{Text: reply}, StopReason: "endTurn"}, nil
+	}}, "2025-11-25")
+	hay := strings.Repeat("hay hay hay needle\n", 30_000)
+	res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay})
+	if answer != "there are 30000" || res.IsError || asked.Load() != 2 {
+		t.Fatal(answer, asked.Load())
+	}
+	if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
+		t.Errorf("%v", out)
+	}
 }
