@@ -259,7 +259,7 @@ func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	}
 	if in.Stream {
 		if err := out.piece(res.Answer); err != nil {
-			return nil //nolint:nilerr // the caller has gone
+			return nil // the caller has gone
 		}
 	}
 	return out.end(res.Answer, finish, res.Usage)
