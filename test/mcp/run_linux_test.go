@@ -164,6 +164,9 @@ func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
 	if answer != "there are 30000" || res.IsError || asked.Load() != 2 {
 		t.Fatal(answer, asked.Load())
 	}
+	if got, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: res.Content[1].(*sdk.ResourceLink).URI}); err != nil || !strings.Contains(got.Contents[0].Text, "run_started") {
+		t.Errorf("the trajectory cannot be read: %v", err)
+	}
 	if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
 		t.Errorf("%v", out)
 	}
