@@ -96,37 +96,152 @@ func TestAPDFIsReadWhereThatIsPossibleAndElseRefusedWithAReason(t *testing.T) {
 	same(t, "model calls", d.root.calls, 0)
 }
 
-func TestALargeContextIsMountedAndNotCopied(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "big.txt")
+// unshared are sandboxes of a backend into which no files can be linked.
+type unshared struct {
+	Sandboxes
+	mounts bool
+}
+
+func (u unshared) Capabilities(ctx context.Context) sandbox.Capabilities {
+	c := u.Sandboxes.Capabilities(ctx)
+	c.Shares, c.Mounts = false, u.mounts
+	return c
+}
+
+func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
 	text := haystack(t, 40<<20, "here it is")
+	path := filepath.Join(t.TempDir(), "big.txt")
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := newDesk(t, block("import os\nFINAL([len(context), os.listdir('/context'), os.access('/context/manifest.json', os.W_OK)])"))
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		boxes  Sandboxes
+		inside string
+		linked bool
+	}{
+		{"linked into the shared directory", FromBackend(boxes), "/shared/context/", true},
+		{"mounted", unshared{FromBackend(boxes), true}, "/context", true},
+		{"streamed", unshared{FromBackend(boxes), false}, "/tmp/.context/", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, block("FINAL([len(context), context.count('here it is')])"))
+			d.opts.Sandboxes = c.boxes
+			e := d.engine()
+			res, err := e.Run(t.Context(), Question{Inputs: []Input{File(path)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []int
+			if err := json.Unmarshal(res.Value, &got); err != nil {
+				t.Fatal(err)
+			}
+			same(t, "length", got[0], len(text))
+			same(t, "needles", got[1], 1)
+			contains(t, "where it lies", insideOf(t, e, res.Run), c.inside)
+			staged, err := os.Stat(filepath.Join(res.Dir, contextDir, "context_0"))
+			if err != nil || !os.SameFile(info, staged) {
+				t.Errorf("the file was copied: %v", err)
+			}
+		})
+	}
+}
+
+// insideOf is where a run's context lay in its sandbox.
+func insideOf(t *testing.T, e *Engine, run string) string {
+	t.Helper()
+	var box SandboxReady
+	for ev, err := range e.Events(run) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Kind == KindSandbox {
+			if err := ev.Decode(&box); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return box.Inside
+}
+
+func TestASharedContextIsReadOnlyAndTheHostsOwnFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "big.txt")
+	if err := os.WriteFile(path, []byte(haystack(t, 9<<20, "")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t)
+	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+		all, err := filepath.Glob(filepath.Join(boxesAt, "*", "sandboxes", "*", "shared", "context", req.Tags["run"], "context_0"))
+		if err != nil || len(all) != 1 {
+			t.Errorf("linked at %v, %v", all, err)
+		} else if link, err := os.Stat(all[0]); err != nil || !os.SameFile(info, link) {
+			t.Errorf("what the sandbox sees was copied: %v", err)
+		}
+		return block("import os\nFINAL(os.access('/shared/context/" + req.Tags["run"] + "/context_0', os.W_OK))"), nil
+	}
+	res := d.answered(Question{Inputs: []Input{File(path)}})
+	same(t, "writable", string(res.Value), "false")
+}
+
+func TestADirectoryOfManyFilesIsLinkedWithoutACopy(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 2 * streamFiles {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), []byte("file "+strconv.Itoa(i)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := newDesk(t, block("FINAL([len(context), all(t == 'file ' + p for p, t in context.items())])"))
 	e := d.engine()
-	res, err := e.Run(t.Context(), Question{Inputs: []Input{File(path)}})
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{File(dir)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got []any
-	if err := json.Unmarshal(res.Value, &got); err != nil {
-		t.Fatal(err)
+	same(t, "answer", res.Answer, "[128, true]")
+	contains(t, "where it lies", insideOf(t, e, res.Run), sandbox.SharedDir)
+}
+
+func TestMemoryFollowsTheContextInSteps(t *testing.T) {
+	for bytes, want := range map[int64]int64{
+		0: 512 << 20, 100 << 20: 512 << 20, 110 << 20: 768 << 20, 1 << 30: 2816 << 20,
+	} {
+		same(t, strconv.FormatInt(bytes, 10), memoryFor(bytes), want)
 	}
-	same(t, "length", got[0].(float64), float64(len(text)))
-	same(t, "writable", got[2].(bool), false)
-	a, err := os.Stat(path)
+}
+
+func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "huge.txt")
+	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.Stat(filepath.Join(res.Dir, contextDir, "context_0"))
-	if err != nil || !os.SameFile(a, b) {
-		t.Errorf("the file was copied: %v", err)
+	defer f.Close()
+	text := []byte(strings.Repeat("text ", 40_000))
+	if _, err := f.Write(text); err != nil {
+		t.Fatal(err)
 	}
+	// A terabyte that takes no room on the disk: only its beginning and end are there.
+	if _, err := f.WriteAt(text, 1<<40); err != nil {
+		t.Skipf("this file system has no room for such a file: %v", err)
+	}
+	d := newDesk(t, "FINAL(1)")
+	res, err := d.run(Question{Inputs: []Input{File(path)}})
+	same(t, "code", sandbox.CodeOf(err), CodeContextUnread)
+	same(t, "reason", res.Reason, ReasonContext)
+	contains(t, "the error", err.Error(), "MiB of memory, and this machine has")
+	same(t, "model calls", d.root.calls, 0)
 }
 
 func TestAContextIsMovedWhereItCanBeMountedFrom(t *testing.T) {
 	d := newDesk(t, block("FINAL(len(context))"))
+	d.opts.Sandboxes = unshared{FromBackend(boxes), true}
 	d.opts.Dir = filepath.Join(t.TempDir(), ".ssh", "runs") // nothing below such a name is ever shown to a sandbox
 	text := haystack(t, 9<<20, "")
 	res := d.answered(Question{Inputs: []Input{Text(text)}})

@@ -2,6 +2,8 @@ package rlm
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,37 +17,66 @@ import (
 )
 
 const (
-	// mountPath is where a large context is seen inside.
+	// mountPath is where a large context is seen inside, when it was mounted.
 	mountPath = "/context"
-	// streamPath is where a small one is written to: that takes no mount, so that the sandbox can come from a warm template.
-	streamPath  = "/tmp/.context"
+	// streamPath is where a small one is written to, and any where there is no other way.
+	streamPath = "/tmp/.context"
+	// shareName is where a large one is linked to, below what the machine shows of the host.
+	shareName = "context"
+	// streamBelow and streamFiles are up to where a context is small.
 	streamBelow = 8 << 20
+	streamFiles = 64
 
 	leastMemory = 512 << 20
 	extraMemory = 256 << 20
-	closeWait   = 30 * time.Second
+	// memoryStep is what the memory is rounded up to: sandboxes of the same size come from the same warm template.
+	memoryStep = 256 << 20
+	closeWait  = 30 * time.Second
 )
 
+// way is how a context comes into a machine.
+type way int
+
+const (
+	streamed way = iota // written through Files
+	shared              // linked into what the machine shows of the host, without a copy; takes no mount, so that a template can be used
+	mounted             // shown by a mount, without a copy
+)
+
+// sharer is a machine into which files of the host can be linked.
+type sharer interface {
+	Share(ctx context.Context, file, name string) (string, error)
+}
+
 // memoryFor is what a sandbox with so much context needs: the text, a second one while code works on it, and some more.
-func memoryFor(bytes int64) int64 { return max(leastMemory, bytes*5/2+extraMemory) }
+func memoryFor(bytes int64) int64 {
+	need := max(leastMemory, bytes*5/2+extraMemory)
+	return (need + memoryStep - 1) / memoryStep * memoryStep
+}
+
+// large says that a context is not to be written through a stream if there is another way.
+func (s *staged) large() bool {
+	files := 0
+	for _, e := range s.Contexts {
+		files += e.Files
+	}
+	return s.bytes > streamBelow || files > streamFiles
+}
 
 // spec is what this node's sandbox is made from.
-func (n *node) spec(mount bool) sandbox.Spec {
+func (n *node) spec(w way) sandbox.Spec {
 	spec := n.run.engine.o.Spec.WithDefaults()
 	asked := n.run.engine.o.Spec.Limits
 	if asked.Memory == 0 {
-		spec.Limits.Memory = memoryFor(n.staged.bytes)
-		if !mount {
-			spec.Limits.Memory += n.staged.bytes
-		}
+		spec.Limits.Memory = n.memory(w)
 		if asked.Disk == 0 {
 			spec.Limits.Disk = 0
 		}
 	}
-	if !mount && asked.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
+	if w == streamed && asked.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
 		spec.Limits.Disk = min(n.staged.bytes+(64<<20), spec.Limits.Memory-sandbox.MemoryReserve)
 	}
-	if mount {
+	if w == mounted {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: n.staged.dir, Path: mountPath})
 	}
 	if spec.Labels == nil {
@@ -56,26 +87,45 @@ func (n *node) spec(mount bool) sandbox.Spec {
 	return spec
 }
 
+// memory is what this node's sandbox needs when nobody has said how much it gets. What is streamed lies in its memory once more.
+func (n *node) memory(w way) int64 {
+	if w == streamed && n.staged.large() {
+		return memoryFor(n.staged.bytes) + n.staged.bytes
+	}
+	return memoryFor(n.staged.bytes)
+}
+
+// affordable refuses a context for which this machine has not the memory. That is told now, and not by code that dies on its way.
+func (n *node) affordable(ctx context.Context, w way) error {
+	if n.run.engine.o.Spec.Limits.Memory != 0 || !n.run.engine.o.Sandboxes.Capabilities(ctx).Mounts {
+		return nil // somebody knows better, or the sandbox is on another machine
+	}
+	total, need := hostMemory(), n.memory(w)
+	if total == 0 || need <= total {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context need %d MiB of memory, and this machine has %d", n.staged.bytes, need>>20, total>>20),
+		Remedy: "give a part of it, or say how much memory the sandbox is to have",
+	}
+}
+
 // open makes the machine and puts bridge and context into it.
 func (n *node) open(ctx context.Context) error {
-	mounted := false
 	n.ctx = ctx
+	w := streamed
+	if n.staged.large() {
+		w = shared
+	}
 	if n.machine == nil {
 		var err error
-		if mounted, err = n.make(ctx); err != nil {
+		if w, err = n.make(ctx); err != nil {
 			return err
 		}
 	}
 	n.machine.OnHostCall(n.serve(ctx))
-	n.inside = mountPath
-	if !mounted {
-		n.inside = path.Join(streamPath, n.run.id)
-	}
-	n.run.emit(n, 0, KindSandbox, SandboxReady{ID: n.machine.ID(), Inside: n.inside})
-	if !mounted {
-		if err := n.stream(ctx); err != nil {
-			return err
-		}
+	if err := n.carry(ctx, w); err != nil {
+		return err
 	}
 	if err := n.install(ctx); err != nil {
 		return err
@@ -84,26 +134,66 @@ func (n *node) open(ctx context.Context) error {
 	return nil
 }
 
-// make opens a sandbox, with a large context mounted where that can be done.
-func (n *node) make(ctx context.Context) (mounted bool, err error) {
+// make opens a sandbox, and tells how the context is to come into it.
+func (n *node) make(ctx context.Context) (w way, err error) {
 	boxes := n.run.engine.o.Sandboxes
-	if n.staged.bytes > streamBelow && boxes.Capabilities(ctx).Mounts {
-		n.machine, err = boxes.Open(ctx, n.spec(true))
-		if sandbox.CodeOf(err) == sandbox.CodeMountRefused {
-			// The user's data may lie where nothing is ever shown from, e.g. below /root.
-			if err = n.staged.relocate(); err == nil {
-				n.machine, err = boxes.Open(ctx, n.spec(true))
-			}
-		}
-		if err == nil {
-			return true, nil
-		}
-		if sandbox.CodeOf(err) != sandbox.CodeMountRefused {
-			return false, err
+	can := boxes.Capabilities(ctx)
+	switch {
+	case !n.staged.large():
+	case can.Shares:
+		w = shared
+	case can.Mounts:
+		w = mounted
+	}
+	if err := n.affordable(ctx, w); err != nil {
+		return w, err
+	}
+	n.machine, err = boxes.Open(ctx, n.spec(w))
+	if w != mounted || sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+		return w, err
+	}
+	// The user's data may lie where nothing is ever shown from, e.g. below /root.
+	if err := n.staged.relocate(); err != nil {
+		return w, err
+	}
+	n.machine, err = boxes.Open(ctx, n.spec(mounted))
+	if sandbox.CodeOf(err) == sandbox.CodeMountRefused {
+		w = streamed
+		n.machine, err = boxes.Open(ctx, n.spec(w))
+	}
+	return w, err
+}
+
+// carry brings the context into the machine, unless it is mounted there.
+func (n *node) carry(ctx context.Context, w way) error {
+	switch w {
+	case mounted:
+		n.settle(mountPath)
+		return nil
+	case shared:
+		n.settle(path.Join(sandbox.SharedDir, shareName, n.place()))
+		err := n.share(ctx)
+		if !errors.Is(err, sandbox.ErrNotSupported) {
+			return err
 		}
 	}
-	n.machine, err = boxes.Open(ctx, n.spec(false))
-	return false, err
+	n.settle(path.Join(streamPath, n.place()))
+	return n.stream(ctx)
+}
+
+// settle notes where the machine is and where the context lies in it, before that takes any time.
+func (n *node) settle(inside string) {
+	n.inside = inside
+	n.run.emit(n, 0, KindSandbox, SandboxReady{ID: n.machine.ID(), Inside: inside})
+}
+
+// place names the context of this node among those that a machine may have: of questions before, and of the node whose copy it is.
+func (n *node) place() string {
+	if n.depth == 0 {
+		return n.run.id
+	}
+	sum := sha256.Sum256([]byte(n.id))
+	return n.run.id + "-" + hex.EncodeToString(sum[:6])
 }
 
 // relocate moves the staged files to the directory for temporary ones, and leaves a link behind.
@@ -151,24 +241,47 @@ func linkTree(from, to string) error {
 	return nil
 }
 
+// share links the staged files into what the machine shows of the host.
+func (n *node) share(ctx context.Context) error {
+	m, ok := n.machine.(sharer)
+	if !ok {
+		return sandbox.ErrNotSupported
+	}
+	return n.staged.each(func(p, rel string) error {
+		_, err := m.Share(ctx, p, path.Join(shareName, n.place(), rel))
+		return err
+	})
+}
+
 // stream writes the staged files into the sandbox.
 func (n *node) stream(ctx context.Context) error {
 	files := n.machine.Files()
-	return filepath.WalkDir(n.staged.dir, func(p string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(n.staged.dir, p)
-		if err != nil {
-			return err
-		}
+	return n.staged.each(func(p, rel string) error {
 		f, err := os.Open(p)
 		if err != nil {
 			return &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Err: err}
 		}
 		defer f.Close()
-		_, err = files.Write(ctx, path.Join(n.inside, filepath.ToSlash(rel)), f, sandbox.WriteOptions{Parents: true})
+		_, err = files.Write(ctx, path.Join(n.inside, rel), f, sandbox.WriteOptions{Parents: true})
 		return err
+	})
+}
+
+// each gives every staged file, and its name with slashes.
+func (s *staged) each(f func(file, rel string) error) error {
+	dir, err := filepath.EvalSymlinks(s.dir) // it may have been relocated by an earlier program
+	if err != nil {
+		return &sandbox.Error{Code: CodeContextMissing, Op: "put in context", Err: err}
+	}
+	return filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(dir, p)
+		if err != nil {
+			return err
+		}
+		return f(p, filepath.ToSlash(rel))
 	})
 }
 

@@ -57,6 +57,7 @@ type Capabilities struct {
 	OpenFileLimit bool          `json:"open_file_limit"`
 	Images        bool          `json:"images"`
 	Mounts        bool          `json:"mounts"`
+	Shares        bool          `json:"shares"` // files of the host can be linked into one that runs, see Sharer
 	Python        bool          `json:"python"` // in the default root file system
 	Bash          bool          `json:"bash"`
 	Files         bool          `json:"files"`

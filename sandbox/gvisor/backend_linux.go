@@ -133,7 +133,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
 		Isolation: sandbox.IsolationKernel, Snapshots: sandbox.SnapshotsMemory, NetworkOff: true,
 		MemoryLimit: err == nil, CPULimit: err == nil, ProcessLimit: true, DiskLimit: true, OpenFileLimit: true,
-		Images: true, Mounts: true, Python: hostHas("python3"), Bash: hostHas("bash"), Files: true, PTY: true,
+		Images: true, Mounts: true, Shares: true, Python: hostHas("python3"), Bash: hostHas("bash"), Files: true, PTY: true,
 		ColdStart: 250 * time.Millisecond,
 	}
 	if err != nil {
