@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -39,7 +40,7 @@ func (p *plan) guestConfig() agent.Config {
 	c := agent.Config{
 		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
 		Socket: socketName(p.ID), Peer: bridgeUID,
-		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)),
+		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)), Filter: true,
 	}
 	if p.Restored != "" {
 		c.Unpack = archivePath
@@ -115,6 +116,10 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		Mounts: []mount.Mount{{
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
+	}
+	if b.network() == "none" {
+		// The engine would tell the names of the host's servers, which are of no use and nobody's business.
+		hc.DNS, hc.DNSSearch = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, []string{"."}
 	}
 	for _, v := range b.opts.Volumes {
 		hc.Mounts = append(hc.Mounts, mount.Mount{Type: mount.TypeVolume, Source: v.Name, Target: v.Path, ReadOnly: !v.Writable})

@@ -147,6 +147,7 @@ _r, _w = os.pipe()
 _p = os.fork()
 if _p == 0:
     try: os.write(_w, str(%s).encode()[:300])
+    except OSError as e: os.write(_w, errno.errorcode[e.errno].encode())
     finally: os._exit(0)
 os.close(_w); print(os.read(_r, 400).decode()); os.close(_r); os.waitpid(_p, 0)`, a.code)))
 			if !strings.HasPrefix(got, "E") {

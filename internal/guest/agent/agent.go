@@ -91,6 +91,7 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
 	}
+	deaf()
 	// Orphans whose nanny has died come to us rather than to a stranger.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
@@ -185,7 +186,7 @@ func (a *Agent) takeNanny() (*nanny.Nanny, error) {
 	a.mu.Unlock()
 	a.spawnMu.RLock()
 	defer a.spawnMu.RUnlock()
-	n, err := nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles, Threads: min(a.cfg.Threads, nannyThreads), OOMScore: a.cfg.OOMScore})
+	n, err := nanny.Spawn(a.self, nanny.Config{UID: a.cfg.UID, GID: a.cfg.GID, Processes: a.cfg.Processes, OpenFiles: a.cfg.OpenFiles, Threads: min(a.cfg.Threads, nannyThreads), OOMScore: a.cfg.OOMScore, Filter: a.cfg.Filter})
 	if err == nil {
 		a.mu.Lock()
 		a.nannies[n.PID()] = true

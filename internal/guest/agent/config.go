@@ -42,6 +42,8 @@ type Config struct {
 	Threads int `json:"threads,omitempty"`
 	// OOMScore is added to the badness of everything that is run, where the kernel of the host chooses whom to kill for memory.
 	OOMScore int `json:"oom_score,omitempty"`
+	// Filter takes system calls away from everything that is run, also where that is the guest's own user.
+	Filter bool `json:"filter,omitempty"`
 }
 
 // Tmpfs is one file system in memory.

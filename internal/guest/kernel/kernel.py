@@ -90,6 +90,7 @@ class _State:
     flags = 0           # __future__ features the code has switched on
     loop = None
     ipython = None
+    hook = None         # what code wants to be called when a cell has ended
 
 
 def _page(fd):
@@ -880,6 +881,25 @@ def _close_input():
         _close(null)
 
 
+def at_cell_end(function):
+    """Has a function called when a cell has ended, as part of it; None: no longer. One that fails is not called again."""
+    S.hook = function
+
+
+def _follow():
+    """Calls that function. The cell's own end is settled already and does not change."""
+    try:
+        try:
+            S.running = True
+            S.hook()
+        finally:
+            S.running = False
+    except BaseException:
+        S.hook = None
+    S.pending = False
+    _restore()
+
+
 def _cell(header, body):
     S.cell = header["id"]
     S.spawned = 0
@@ -929,6 +949,8 @@ def _cell(header, body):
     if end["status"] != "ok":
         shown, end["result"] = b"", False
     _restore()
+    if S.hook is not None and end["status"] != "interrupted":
+        _follow()
     if stdin:
         _close_input()
     if before is not None:
@@ -990,7 +1012,7 @@ def _start():
     sys.path[:] = [""] + [p for p in sys.path if p]
     _environ.setdefault("MPLBACKEND", "Agg")
     module = types.ModuleType("recluse", "What this sandbox's host offers to the code in it.")
-    module.call, module.CallError, module.display = call, CallError, display
+    module.call, module.CallError, module.display, module.at_cell_end = call, CallError, display, at_cell_end
     CallError.__module__ = "recluse"
     sys.modules["recluse"] = module
     _restore()

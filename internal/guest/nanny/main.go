@@ -80,7 +80,10 @@ func secure(cfg Config) error {
 				return fmt.Errorf("drop capability %d from the bounding set: %w", c, e)
 			}
 		}
-		// Only here: what runs as our own user (package local) is not confined at all, and says so.
+		cfg.Filter = true
+	}
+	// Without: what package local runs is not confined at all, and says so.
+	if cfg.Filter {
 		if err := confine(); err != nil {
 			return err
 		}

@@ -45,12 +45,13 @@ type Start struct {
 
 // Config is what a nanny is told once. Everything it starts inherits it.
 type Config struct {
-	UID       int `json:"uid"` // of what it starts; -1: its own
-	GID       int `json:"gid"`
-	Processes int `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
-	OpenFiles int `json:"open_files,omitempty"`
-	Threads   int `json:"threads,omitempty"`   // to have from the start; see KeepThreads
-	OOMScore  int `json:"oom_score,omitempty"` // oom_score_adj of it and what it starts, 0: leave
+	UID       int  `json:"uid"` // of what it starts; -1: its own
+	GID       int  `json:"gid"`
+	Processes int  `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
+	OpenFiles int  `json:"open_files,omitempty"`
+	Threads   int  `json:"threads,omitempty"`   // to have from the start; see KeepThreads
+	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of it and what it starts, 0: leave
+	Filter    bool `json:"filter,omitempty"`    // of system calls, also where what it starts is its own user
 }
 
 // Process is one of the tree.
