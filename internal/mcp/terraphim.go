@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"errors"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -101,7 +102,7 @@ func (f *face) addTerraphim() {
 			return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), Timeout: milliseconds(in.Timeout)})
 		})
 	add(f, tool{
-		name: "rlm_query", title: "Ask a model", description: "Ask a model one thing, without code: the client's own where it lends it. For a question over a large text use query.",
+		name: "rlm_query", title: "Ask a model", description: "Ask a model one thing, without code: one of the server's, or the client's own where it lends it. For a question over a large text use query.",
 		shape: func(in *jsonschema.Schema) {
 			between(in, "temperature", 0, 2)
 			between(in, "max_tokens", 0, 1<<31)
@@ -136,18 +137,25 @@ func (f *face) addTerraphim() {
 		})
 }
 
-// ask asks a model one thing. The session does not matter to it but as the one whose budget is used: it must be one that may be used.
+// ask asks a model one thing: one of the server's, or where it has none the client's own. The session does not matter to it but as one
+// that the caller may use.
 func (c *call) ask(in terraphimQuery) (*sdk.CallToolResult, terraphimReply, error) {
-	if _, _, err := c.open(in.Session); err != nil {
-		return nil, terraphimReply{}, err
-	}
-	m, err := c.sampler(in.Model)
-	if err != nil {
-		return nil, terraphimReply{}, err
+	if in.Session != "" {
+		if _, _, err := c.open(in.Session); err != nil {
+			return nil, terraphimReply{}, err
+		}
 	}
 	p := c.progress("waiting for the model")
 	defer p.stop()
-	r, err := m.Complete(c, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: in.Prompt}}, MaxTokens: in.MaxTokens, Temperature: in.Temperature})
+	req := llm.Request{Messages: []llm.Message{{Role: llm.User, Content: in.Prompt}}, MaxTokens: in.MaxTokens, Temperature: in.Temperature}
+	r, err := c.client.Complete(c, in.Model, req)
+	if noModelThere(err) {
+		m, none := c.sampler(in.Model)
+		if none != nil {
+			return nil, terraphimReply{}, errors.Join(none, err)
+		}
+		r, err = m.Complete(c, req)
+	}
 	if err != nil {
 		return nil, terraphimReply{}, err
 	}

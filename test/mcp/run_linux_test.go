@@ -15,6 +15,8 @@ import (
 // script is a model that works as an RLM does: it looks at the context by code, and hands in what the code found.
 const script = `name: root
 rules:
+  - match: plainly
+    reply: plain it is
   - match: hang
     reply: "` + "```repl\\nimport time; time.sleep(600)\\n```" + `"
   - match: .
@@ -57,7 +59,13 @@ func TestAWholeRunOverMCP(t *testing.T) {
 	}
 	p := serve(t, "RECLUSE_MODELS_SCRIPTS="+file, "RECLUSE_MODELS_DEFAULT=scripted/root", "RECLUSE_MODELS_SUB=scripted/root")
 	heard := make(chan string, 1000)
-	s := p.started(t, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { heard <- r.Params.Message }}, "")
+	s := p.started(t, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { heard <- r.Params.Message }}, "", "--terraphim-names")
+	if _, said := call(t, s, "rlm_query", map[string]any{"prompt": "say it plainly", "model": "scripted/root", "temperature": 0, "max_tokens": 100}); said != "plain it is" {
+		t.Error(said)
+	}
+	if res, said := call(t, s, "rlm_query", map[string]any{"prompt": "?", "model": "no/such"}); !res.IsError || !strings.Contains(said, "model_unknown") {
+		t.Error(said)
+	}
 	hay := strings.Repeat("hay hay hay needle\n", 30_000)
 	call(t, s, "files", map[string]any{"action": "write", "path": "hay.txt", "content": hay})
 	res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "files": []string{"hay.txt"}, "max_turns": 5, "max_seconds": 120})
