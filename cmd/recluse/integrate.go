@@ -123,19 +123,28 @@ func lastingProgram() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	found, err := exec.LookPath("recluse")
-	if err != nil {
-		return self, nil
-	}
-	if found, err = filepath.Abs(found); err != nil {
-		return self, nil
-	}
-	a, aerr := os.Stat(self)
-	b, berr := os.Stat(found)
-	if aerr == nil && berr == nil && os.SameFile(a, b) {
+	if found := onPath(); sameProgram(self, found) {
 		return found, nil
 	}
 	return self, nil
+}
+
+// onPath is the recluse that PATH finds, or "".
+func onPath() string {
+	found, err := exec.LookPath("recluse")
+	if err == nil {
+		found, err = filepath.Abs(found)
+	}
+	if err != nil {
+		return ""
+	}
+	return found
+}
+
+func sameProgram(x, y string) bool {
+	a, aerr := os.Stat(x)
+	b, berr := os.Stat(y)
+	return aerr == nil && berr == nil && os.SameFile(a, b)
 }
 
 // printSettings tells what happened to a file, or would.
