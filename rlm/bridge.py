@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import recluse
 
 _call = recluse.call
+_at_cell_end = getattr(recluse, "at_cell_end", None)
 _dumps = json.JSONEncoder(ensure_ascii=False).encode
 _loads = json.loads
 PACK_BYTES = 8 << 20    # of prompts in one call to the host: code with a large context has little memory left for copies
@@ -408,7 +409,7 @@ def set_history(path):
 # --- after each cell ---
 
 def after():
-    """Puts back our names, and tells the host what the cell has left."""
+    """Puts back our names, and tells the host what the cell has left. It fails where no host listens any more, and is then not called again."""
     note, restored = {}, []
     mine = _main.get("answer")
     if mine is not answer and isinstance(mine, dict):
@@ -420,7 +421,6 @@ def after():
             restored.append(name)
     if _ready(answer):
         note["answer"] = _content(answer.get("content", ""))
-        dict.__setitem__(answer, "ready", False)
     elif answer.get("content") not in ("", None):
         draft = _content(answer["content"])
         if len(draft["content"]) <= DRAFT_LIMIT:
@@ -429,6 +429,22 @@ def after():
         note["restored"] = restored
     note["vars"] = _variables()
     _call("rlm.after", _dumps(note).encode("utf-8", "replace"))
+    if "answer" in note:
+        dict.__setitem__(answer, "ready", False)
+
+
+def follow():
+    """Has after() called at the end of this cell and all others, where the guest can do that: then it takes no cell of its own."""
+    if _at_cell_end is None:
+        return False
+    _at_cell_end(after)
+    return True
+
+
+def tell():
+    """What the host asks for when a cell has not told by itself what it left."""
+    if not follow():
+        after()
 
 
 def _tool(name):
@@ -468,3 +484,4 @@ def install(main, options):
         _names[tool["name"]] = f
     _main.update(_names)
     _main["answer"] = answer
+    follow()

@@ -240,3 +240,26 @@ FINAL("ok")`))
 	res := d.answered(Question{Inputs: []Input{Text(haystack(t, 50_000, "a needle here"))}})
 	same(t, "answer", res.Answer, "ok")
 }
+
+func TestWhatACellLeavesIsToldAtItsEndWhateverCodeDoes(t *testing.T) {
+	for _, c := range []struct{ name, code string }{
+		{"as part of the cell", "pass"},
+		{"the hook was taken away", "import recluse\nrecluse.at_cell_end(None)"},
+		{"the hook was replaced by one that fails", "import recluse\nrecluse.at_cell_end(lambda: 1/0)"},
+		{"the bridge was broken", "import recluse_rlm\nrecluse_rlm._variables = None"},
+		{"the bridge was hidden", "import sys, recluse\nrecluse.at_cell_end(None)\nsys.modules.pop('recluse_rlm')"},
+		{"the cell failed", "1/0"},
+		{"the cell left", "raise SystemExit(3)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, block("llm_query = budget = None\nkept = 7\n"+c.code), block("FINAL([kept, llm_query('hi'), budget()['turns'] > 0])"))
+			res := d.answered(Question{Inputs: []Input{Text("x")}})
+			same(t, "answer", res.Answer, `[7, "read: hi", true]`)
+		})
+	}
+}
+
+func TestAnAnswerThatIsReadyIsTakenThoughTheHookIsGone(t *testing.T) {
+	d := newDesk(t, block("import recluse\nrecluse.at_cell_end(None)\nanswer = {'content': 'mine', 'ready': True}"))
+	same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "mine")
+}

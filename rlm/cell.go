@@ -114,24 +114,9 @@ func (n *node) behind(ctx context.Context, end *CellEnded) error {
 		}
 		return n.install(ctx)
 	}
-	if err := n.own(ctx, "__import__('recluse_rlm').after()"); err != nil {
-		if ctx.Err() != nil {
-			n.takeReady()
-			return nil
-		}
-		if errors.Is(err, sandbox.ErrSandboxLost) {
-			// Code has broken the bridge itself. A new one takes its place.
-			if ierr := n.own(ctx, "__import__('sys').modules.pop('recluse_rlm', None)"); ierr == nil {
-				return n.install(ctx)
-			}
-		}
+	a, err := n.leftover(ctx)
+	if a == nil || err != nil {
 		return err
-	}
-	n.mu.Lock()
-	a := n.afterRun
-	n.mu.Unlock()
-	if a == nil {
-		return nil
 	}
 	end.Restored = a.Restored
 	end.Vars = map[string]string{}
@@ -148,6 +133,33 @@ func (n *node) behind(ctx context.Context, end *CellEnded) error {
 		n.draft = a.Draft
 	}
 	return nil
+}
+
+// leftover is what the cell has told at its end. One that could not tell is asked.
+func (n *node) leftover(ctx context.Context) (*afterNote, error) {
+	told := func() *afterNote {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.afterRun
+	}
+	if a := told(); a != nil {
+		return a, nil
+	}
+	err := n.own(ctx, "__import__('recluse_rlm').tell()")
+	if a := told(); err == nil && a != nil {
+		return a, nil
+	}
+	if ctx.Err() != nil {
+		n.takeReady()
+		return nil, nil
+	}
+	if err == nil || errors.Is(err, sandbox.ErrSandboxLost) {
+		// Code has broken the bridge itself. A new one takes its place.
+		if n.own(ctx, "__import__('sys').modules.pop('recluse_rlm', None)") == nil {
+			return nil, n.install(ctx)
+		}
+	}
+	return nil, err
 }
 
 // takeReady takes an answer that was declared ready by a cell that did not come to its end.
