@@ -202,7 +202,7 @@ func copyProgram(from, to string) error {
 		return err
 	}
 	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(0o755), tmp.Close()) //nolint:gosec // a program
+	err = errors.Join(err, tmp.Chmod(0o755), tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), to)
 	}
