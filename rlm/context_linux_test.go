@@ -83,17 +83,48 @@ endstream endobj
 trailer <</Root 1 0 R>>
 `
 
-func TestAPDFIsReadWhereThatIsPossibleAndElseRefusedWithAReason(t *testing.T) {
-	d := newDesk(t, block("FINAL(context.strip())"))
-	res, err := d.run(Question{Inputs: []Input{Text(pdf)}})
-	if _, serr := os.Stat("/usr/bin/pdftotext"); serr == nil {
-		same(t, "answer", res.Answer, "Hello")
-		return
+// withoutPDF is a search path without any program.
+const withoutPDF = "/nowhere"
+
+func TestAPDFIsReadByTheRealProgram(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/pdftotext"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("pdftotext is missing: install poppler-utils")
+		}
+		t.Skip("SKIPPED: no pdftotext here, so that no PDF is read; install poppler-utils")
 	}
-	same(t, "code", sandbox.CodeOf(err), CodeContextBinary)
-	same(t, "reason", res.Reason, ReasonContext)
-	contains(t, "the error", err.Error(), "pdftotext")
-	same(t, "model calls", d.root.calls, 0)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "page.pdf"), []byte(pdf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t, block("FINAL([context.strip(), context_1.strip(), context_2['page.pdf'].strip()])"))
+	res := d.answered(Question{Inputs: []Input{Text(pdf), File(filepath.Join(dir, "page.pdf")), File(dir)}})
+	same(t, "answer", res.Answer, `["Hello", "Hello", "Hello"]`)
+}
+
+func TestAPDFThatCannotBeReadIsRefusedWithAReason(t *testing.T) {
+	for _, c := range []struct {
+		name, text, path, says string
+		code                   sandbox.Code
+	}{
+		{"no program that reads it", pdf, withoutPDF, "install poppler-utils", CodeContextBinary},
+		{"no PDF behind its beginning", "%PDF-1.4\nnothing of it is true", "", "pdftotext failed", CodeContextUnread},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := os.Stat("/usr/bin/pdftotext"); err != nil && c.path == "" {
+				t.Skip("SKIPPED: no pdftotext here; install poppler-utils")
+			}
+			d := newDesk(t, block("FINAL(context.strip())"))
+			if c.path != "" {
+				d.opts.Spec.Env = map[string]string{"PATH": c.path}
+			}
+			res, err := d.run(Question{Inputs: []Input{Text(c.text)}})
+			same(t, "code", sandbox.CodeOf(err), c.code)
+			same(t, "reason", res.Reason, ReasonContext)
+			contains(t, "the error", err.Error(), c.says)
+			same(t, "model calls", d.root.calls, 0)
+		})
+	}
 }
 
 // unshared are sandboxes of a backend into which no files can be linked.
