@@ -5,6 +5,7 @@ package rlm
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -13,7 +14,10 @@ import (
 )
 
 func TestRunsAtOnceDoNotMix(t *testing.T) {
-	const runs = 8
+	runs := 32
+	if testing.Short() {
+		runs = 8
+	}
 	l := unlimited()
 	l.Depth, l.Turns = 2, 10
 	// One engine and one pair of models serve all: whoever mixes something up mixes it here.
@@ -56,20 +60,52 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 	wg.Wait()
 }
 
-func TestThousandsOfSubCallsAreAllAccountedFor(t *testing.T) {
-	const calls = 3000
-	d := newDesk(t, block(fmt.Sprintf("rs = llm_query_batched(['number %%d' %% i for i in range(%d)])\nFINAL(len(set(rs)))", calls)))
+func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing.T) {
+	calls, turns := 10_000, 10
+	if testing.Short() {
+		calls = 2000
+	}
+	var early, late runtime.MemStats
+	d := newDesk(t)
+	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
+		d.sub.mu.Lock()
+		d.sub.asked = nil // what the test's own model remembers is not ours
+		d.sub.mu.Unlock()
+		switch n {
+		case 1:
+			return block(fmt.Sprintf(`
+total = 0
+def some(turn):
+    global total
+    n = %d
+    rs = llm_query_batched([str(turn * n + i) + ' ' + 'x' * 4000 for i in range(n)])
+    total += len(set(rs))
+some(0)`, calls/turns)), nil
+		case 3:
+			memory(&early)
+		case turns + 1:
+			memory(&late)
+			return block("FINAL(total)"), nil
+		}
+		return block(fmt.Sprintf("some(%d)", n-1)), nil
+	}
 	d.opts.Parallel = 64
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
-		return req.Messages[0].Content + "!", nil
+		return strings.Fields(req.Messages[0].Content)[0] + "!", nil
 	}
+	d.opts.Limits.Tokens = -1
 	e := d.engine()
 	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The prompts in between have 4 KB each, a call that leaves its own behind is seen.
+	between := calls / turns * (turns - 2)
+	if grown := int64(late.HeapAlloc) - int64(early.HeapAlloc); grown > int64(between)*2000 {
+		t.Errorf("%d calls have left %d bytes", between, grown)
+	}
 	same(t, "answer", res.Answer, fmt.Sprint(calls))
-	same(t, "calls", res.Usage.Calls, int64(calls+1))
+	same(t, "calls", res.Usage.Calls, int64(calls+turns+1))
 	var want llm.Usage
 	want = want.Add(d.root.total).Add(d.sub.total)
 	same(t, "tokens, as the models count them", res.Usage.Tokens(), want.Tokens())
@@ -84,6 +120,12 @@ func TestThousandsOfSubCallsAreAllAccountedFor(t *testing.T) {
 		}
 		kinds[ev.Kind]++
 	}
-	same(t, "beginnings", kinds[KindCallStarted], calls+1)
-	same(t, "ends", kinds[KindCallEnded], calls+1)
+	same(t, "beginnings", kinds[KindCallStarted], calls+turns+1)
+	same(t, "ends", kinds[KindCallEnded], calls+turns+1)
+}
+
+// memory is what is still in use.
+func memory(m *runtime.MemStats) {
+	runtime.GC()
+	runtime.ReadMemStats(m)
 }

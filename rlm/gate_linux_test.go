@@ -1,7 +1,10 @@
+//go:build linux
+
 package rlm
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -10,75 +13,82 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// strictGate gives a gate whose rules block.
-func strictGate(t *testing.T) *gate.Checker {
-	t.Helper()
-	rules, err := gate.DefaultRules()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = g.Close() })
-	return g
-}
+// doorman refuses whatever has a word in it.
+type doorman struct {
+	word string
+	err  error
 
-func TestTheGateTellsTheModelWhatToMend(t *testing.T) {
-	d := newDesk(t,
-		block("x = 1\nimport shutil\nshutil.rmtree('/')"), "```bash\nd=/; rm -rf \"$d\"\n```\n", block("FINAL('x' in globals())"),
-	)
-	d.opts.Gate = strictGate(t)
-	res := d.answered(Question{Inputs: []Input{Text("x")}})
-	same(t, "answer", res.Answer, "false") // nothing of a refused block has run
-	for turn, rule := range map[int]string{1: "line 3", 2: "rule no-root-removal"} {
-		m := d.root.asked[turn].Messages
-		told := m[len(m)-1].Content
-		contains(t, "what it was told", told, "This code was not run.")
-		contains(t, "what it was told", told, rule)
-	}
-}
-
-// own is a machine with a gate of its own, as a session is: it notes what it is asked to judge.
-type own struct {
-	*sandbox.Sandbox
 	mu     sync.Mutex
-	judged []string // guarded by mu
+	judged []gate.Request // guarded by mu
 }
 
-func (o *own) Judges() bool { return true }
-
-// Judge implements gate.Gate. It refuses whatever does not speak of apples.
-func (o *own) Judge(_ context.Context, req gate.Request) (gate.Decision, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.judged = append(o.judged, req.Code)
-	if strings.Contains(req.Code, "apple") {
-		return gate.Decision{Action: gate.Allow}, nil
+func (d *doorman) Judge(_ context.Context, req gate.Request) (gate.Decision, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.judged = append(d.judged, req)
+	if d.err != nil {
+		return gate.Decision{}, d.err
 	}
-	return gate.Decision{Action: gate.Deny, Reason: "speak of apples"}, nil
-}
-
-func (o *own) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
-	if _, err := gate.Pass(ctx, o, gate.Request{Language: gate.Python, Code: c.Code}); err != nil {
-		return nil, err
+	if strings.Contains(req.Code, d.word) {
+		return gate.Decision{Action: gate.Deny, Reason: "nobody says " + d.word + " here"}, nil
 	}
-	return o.Sandbox.Cell(ctx, c)
+	return gate.Decision{Action: gate.Allow}, nil
 }
 
-func TestAMachineWithItsOwnGateJudgesModelsAlone(t *testing.T) {
-	sb, err := sandbox.Open(t.Context(), boxes, sandbox.Spec{})
+func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
+	g := &doorman{word: "forbidden"}
+	d := newDesk(t,
+		block("x = 1"),
+		block("x = 'forbidden'"),
+		"```bash\ntouch /tmp/forbidden\n```\n",
+		"```bash\nls /tmp\n```\n",
+		block("FINAL([x, rlm_query('a child')])"),
+	)
+	d.sub.answer = script(block("FINAL('forbidden')"), block("FINAL('by the child')"))
+	d.opts.Gate = g
+	d.opts.Limits.Depth = 2
+	e := d.engine()
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sb.Close()
-	m := &own{Sandbox: sb}
-	d := newDesk(t, block("print('pear')"), block("shutil = None # apple\nif 0: shutil.rmtree('/')"), block("FINAL('apple')"))
-	d.opts.Gate = strictGate(t) // not asked: it would refuse the second block
-	res := d.answered(Question{Inputs: []Input{Text("x")}, Machine: m})
-	same(t, "answer", res.Answer, "apple")
-	same(t, "judged", len(m.judged), 3) // what the engine itself runs is its own
-	told := d.root.asked[1].Messages
-	contains(t, "what it was told", told[len(told)-1].Content, "speak of apples")
+	same(t, "answer", res.Answer, `[1, "by the child"]`)
+	contains(t, "what the model hears of its cell", d.root.asked[2].Messages[5].Content, "nobody says forbidden here")
+	contains(t, "what it hears of its command", d.root.asked[3].Messages[7].Content, "nobody says forbidden here")
+	if listed := d.root.asked[4].Messages[9].Content; strings.Contains(listed, "forbidden") {
+		t.Errorf("the command was run: %s", listed)
+	}
+	same(t, "judged", len(g.judged), 7) // what models wrote, and nothing of our own
+	for _, r := range g.judged {
+		same(t, "session", r.Session, res.Run)
+	}
+	same(t, "language of the third", g.judged[2].Language, gate.Bash)
+	refused := 0
+	for ev, err := range e.Events(res.Run) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		var end CellEnded
+		if ev.Kind != KindCellEnded {
+			continue
+		}
+		if err := ev.Decode(&end); err != nil {
+			t.Fatal(err)
+		}
+		if end.Ended == sandbox.EndedStart && !end.OK && strings.Contains(end.Error, "nobody says") {
+			refused++
+		}
+	}
+	same(t, "refusals in the log", refused, 3)
+}
+
+func TestWithoutAJudgementNothingRuns(t *testing.T) {
+	d := newDesk(t, block("FINAL('it ran')"))
+	d.opts.Gate = &doorman{err: errors.New("the doorman is asleep")}
+	res, err := d.run(Question{Inputs: []Input{Text("x")}})
+	if err == nil {
+		t.Fatalf("answered %q", res.Answer)
+	}
+	contains(t, "the error", err.Error(), "the doorman is asleep")
+	same(t, "cells", res.Cells, 0)
 }
