@@ -3,6 +3,7 @@ package mcp
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +18,43 @@ import (
 	"github.com/recluse-dev/recluse/internal/testbin"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if programs != "" {
+			_ = os.RemoveAll(programs)
+		}
+		os.Exit(code)
+	}))
+}
+
+var (
+	programs string // directory with recluse, engine and guest
+	built    = sync.OnceValue(build)
+)
+
+// build makes recluse once for all tests. Agents hand little of their environment on: where its things are, the program has to know from
+// its own place.
+func build() error {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		return err
+	}
+	if programs, err = os.MkdirTemp("", "recluse-mcp-"); err != nil {
+		return err
+	}
+	for _, tool := range []string{engine.Path, guest.Path} {
+		if err := os.Symlink(tool, filepath.Join(programs, filepath.Base(tool))); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "go", "build", "-o", programs, "github.com/recluse-dev/recluse/cmd/recluse").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
 
 // The programs of others that speak to ours.
 const (
@@ -91,29 +128,19 @@ type place struct {
 	url     string
 }
 
-// serve builds recluse and starts a server, with some more environment.
+// serve starts a server, with some more environment.
 func serve(t *testing.T, env ...string) *place {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts sandboxes")
 	}
-	engine, guest, err := testbin.Programs()
-	if err != nil {
-		missing(t, "engine and guest", err)
+	if err := built(); err != nil {
+		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	p := &place{program: filepath.Join(dir, "recluse")}
+	p := &place{program: filepath.Join(programs, "recluse")}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", p.program, "github.com/recluse-dev/recluse/cmd/recluse").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	// Agents hand little of their environment on: where its things are, the program has to know from its own place and HOME.
-	for _, tool := range []string{engine.Path, guest.Path} {
-		if err := os.Symlink(tool, filepath.Join(dir, filepath.Base(tool))); err != nil {
-			t.Fatal(err)
-		}
-	}
 	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=")
 	p.env = append(p.env, env...)
 	cmd := exec.CommandContext(ctx, p.program, "serve", "--listen", "127.0.0.1:0")
