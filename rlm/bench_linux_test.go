@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // benchDesk is a desk for benchmarks.
@@ -115,4 +116,56 @@ func BenchmarkContext(b *testing.B) {
 		b.ReportMetric(time.Since(begun).Seconds(), "s")
 		b.Log(res.Answer)
 	}
+}
+
+// loadCode reads a text as the bridge does.
+const loadCode = `import mmap
+with open(%q, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | 0x8000, prot=mmap.PROT_READ) as m, memoryview(m) as v:
+    context = str(v, "utf-8")`
+
+// BenchmarkChildMachine is what a machine for a child costs whose context is large: a copy of the parent's with everything in it, or a fresh one
+// into which the files are linked and loaded. The engine does the latter.
+func BenchmarkChildMachine(b *testing.B) {
+	const size = 128 << 20
+	path := filepath.Join(b.TempDir(), "big.txt")
+	if err := os.WriteFile(path, []byte(strings.Repeat("all work and no play makes a dull day;\n", size/39)), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	spec := sandbox.Spec{Limits: sandbox.Limits{Memory: memoryFor(size)}}
+	load := func(sb *sandbox.Sandbox) {
+		inside, err := sb.Share(b.Context(), path, "big.txt")
+		if err != nil {
+			b.Fatal(err)
+		}
+		v, err := sb.Cell(b.Context(), sandbox.Cell{Code: fmt.Sprintf(loadCode, inside)})
+		if err != nil || !v.OK() {
+			b.Fatal(v, err)
+		}
+	}
+	open := func() *sandbox.Sandbox {
+		sb, err := sandbox.Open(b.Context(), boxes, spec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return sb
+	}
+	parent := open() // also makes the template
+	defer parent.Close()
+	load(parent)
+	b.Run("fork", func(b *testing.B) {
+		for b.Loop() {
+			copies, err := parent.Fork(b.Context(), 1)
+			if err != nil {
+				b.Fatal(err)
+			}
+			_ = copies[0].Close()
+		}
+	})
+	b.Run("fresh", func(b *testing.B) {
+		for b.Loop() {
+			sb := open()
+			load(sb)
+			_ = sb.Close()
+		}
+	})
 }
