@@ -151,7 +151,7 @@ func (n *node) leftover(ctx context.Context) (*afterNote, error) {
 	}
 	if ctx.Err() != nil {
 		n.takeReady()
-		return nil, nil
+		return nil, nil //nolint:nilerr // the run is over, and its caller says why
 	}
 	if err == nil || errors.Is(err, sandbox.ErrSandboxLost) {
 		// Code has broken the bridge itself. A new one takes its place.
