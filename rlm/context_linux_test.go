@@ -402,3 +402,28 @@ func TestCoverageTellsWhatModelsRead(t *testing.T) {
 	}
 	same(t, "spans", len(res.Coverage.Spans), 2)
 }
+
+func TestALentMachineGetsLargeContextsByLinkAndWorksOnAfterTheRun(t *testing.T) {
+	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	text := haystack(t, 9<<20, "")
+	d := newDesk(t, block("FINAL(len(context))"))
+	e := d.engine()
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text(text)}, Machine: m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, strconv.Itoa(len(text)))
+	contains(t, "where it lies", insideOf(t, e, res.Run), sandbox.SharedDir)
+	// Nobody listens any more to what a cell tells at its end, and that is no fault of the cell.
+	for range 2 {
+		v, err := m.Cell(t.Context(), sandbox.Cell{Code: "len(context)"})
+		if err != nil || !v.OK() {
+			t.Fatal(v, err)
+		}
+		same(t, "result", v.Result.Text(), strconv.Itoa(len(text)))
+	}
+}
