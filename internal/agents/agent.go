@@ -54,6 +54,25 @@ func SessionName(project string) string {
 // Quote makes one word of a POSIX shell from any text without NUL.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
+// unquote takes a word that Quote has made from the beginning of a command, and gives what stands behind it. Words in any other form are none.
+func unquote(s string) (word, rest string, ok bool) {
+	if s, ok = strings.CutPrefix(s, "'"); !ok {
+		return "", "", false
+	}
+	var b strings.Builder
+	for {
+		part, after, closed := strings.Cut(s, "'")
+		if !closed {
+			return "", "", false
+		}
+		b.WriteString(part)
+		if s, ok = strings.CutPrefix(after, `\''`); !ok {
+			return b.String(), after, true
+		}
+		b.WriteByte('\'')
+	}
+}
+
 // within reports whether a path lies in a directory, or is it. Both are absolute.
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)

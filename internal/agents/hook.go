@@ -74,7 +74,7 @@ func (h *Hook) Answer(input []byte) Reply {
 	case err != nil:
 		return block("the hook's input is not what recluse expects of %s (%v), so the command was not run. Tell your user; recluse integrate %s writes the hook anew", h.Agent, err, h.Agent)
 	}
-	if strings.HasPrefix(c.command, h.prefix()) {
+	if h.wrote(c.command) {
 		return h.pass() // somebody has rewritten it already
 	}
 	if !within(c.dir, h.Project) {
@@ -238,6 +238,36 @@ func (h *Hook) line(c *call) (string, error) {
 	}
 	b.WriteString(" --file " + Quote(file))
 	return b.String(), nil
+}
+
+// wrote reports whether a whole command is one that line makes for this project: with anything more in it, or behind it, a part would run on
+// this machine.
+func (h *Hook) wrote(command string) bool {
+	rest, ok := strings.CutPrefix(command, h.prefix()+"--project "+Quote(h.Project))
+	if !ok {
+		return false
+	}
+	if after, ok := strings.CutPrefix(rest, " --dir "); ok {
+		var dir string
+		if dir, rest, ok = unquote(after); !ok || dir != filepath.Clean(dir) || !within(dir, h.Project) {
+			return false
+		}
+	}
+	if after, ok := strings.CutPrefix(rest, " --timeout "); ok {
+		end := max(strings.IndexByte(after, ' '), 0)
+		if d, err := time.ParseDuration(after[:end]); err != nil || d <= 0 || d.String() != after[:end] {
+			return false
+		}
+		rest = after[end:]
+	}
+	last, ok := strings.CutPrefix(rest, " -- ")
+	if !ok {
+		if last, ok = strings.CutPrefix(rest, " --file "); !ok {
+			return false
+		}
+	}
+	_, rest, ok = unquote(last)
+	return ok && rest == ""
 }
 
 // rewritten is the answer with a new command and everything else as it came.
