@@ -36,7 +36,12 @@ machine. recluse integrate writes this command into an agent's settings; nobody 
 A call of another tool passes untouched. Input that is not understood blocks the call (exit status 2), or passes it with
 --unexpected pass; it is never changed in part.`,
 		Example: `  recluse hook --agent claude-code --project "$PWD" < call.json`,
-		Args:    cobra.NoArgs,
+		Args: func(c *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(c, args); err != nil {
+				return a.hookRefused(err)
+			}
+			return nil
+		},
 		RunE: func(*cobra.Command, []string) error {
 			return a.hook(agent, &agents.Hook{Project: project, Permission: permission, Unexpected: agents.Unexpected(unexpected)})
 		},
@@ -46,6 +51,7 @@ A call of another tool passes untouched. Input that is not understood blocks the
 	f.StringVar(&project, "project", "", "`directory` that the sandbox shows, writable, at its own path")
 	f.StringVar(&permission, "permission", "", "with claude-code: ask its user about each command, or allow it (default ask)")
 	f.StringVar(&unexpected, "unexpected", string(agents.Block), "what becomes of input that is not understood: block, or pass")
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return a.hookRefused(err) })
 	c.AddCommand(a.hookRunCommand())
 	return c
 }
@@ -74,8 +80,10 @@ func (a *app) hook(agent string, h *agents.Hook) error {
 		return a.hookRefused(err)
 	}
 	reply := h.Answer(in)
-	if _, err := io.WriteString(a.stderr, reply.Stderr); err != nil {
-		return err
+	if reply.Stderr != "" {
+		if _, err := io.WriteString(a.stderr, reply.Stderr); err != nil {
+			return a.hookRefused(err)
+		}
 	}
 	if _, err := a.stdout.Write(reply.Stdout); err != nil {
 		return a.hookRefused(err)
@@ -156,6 +164,7 @@ and nothing else of this machine but its programs. Output, errors and exit statu
 	f.StringVar(&o.dir, "dir", "", "working `directory` (default the project's)")
 	f.StringVar(&o.file, "file", "", "`file` with the command; it is removed")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return err }) // it blocks nothing: not the hook's
 	return c
 }
 

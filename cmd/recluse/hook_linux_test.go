@@ -165,6 +165,11 @@ func TestAHookThatCannotWorkBlocks(t *testing.T) {
 		"a relative one":      {"hook", "--agent", "codex", "--project", "x"},
 		"a misspelt policy":   {"hook", "--agent", "codex", "--project", "/x", "--unexpected", "maybe"},
 		"a misspelt decision": {"hook", "--agent", "codex", "--project", "/x", "--permission", "yes"},
+		"an unknown flag":     {"hook", "--agent", "codex", "--project", "/x", "--projects", "/y"},
+		"a flag cut short":    {"hook", "--agent", "codex", "--project"},
+		"a flag of all verbs": {"hook", "--agent", "codex", "--project", "/x", "--json=maybe"},
+		"a word too many":     {"hook", "--agent", "codex", "--project", "/my", "project"},
+		"a word too early":    {"hook", "rum", "--agent", "codex", "--project", "/x"},
 	} {
 		if got := run(t, "{}", args...); got.status != 2 || got.stdout != "" || got.stderr == "" {
 			t.Errorf("%s: %+v", name, got)
@@ -172,5 +177,21 @@ func TestAHookThatCannotWorkBlocks(t *testing.T) {
 	}
 	if got := run(t, "{}", "hook", "run", "--project", "/x", "--file", "/etc/passwd"); got.status != statusFailure || !strings.Contains(got.stderr, "--file") {
 		t.Errorf("%+v", got)
+	}
+	if got := run(t, "", "hook", "run", "--project", "/x", "--fiel", "x"); got.status != statusFailure || !strings.Contains(got.stderr, "--fiel") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAHookThatCannotSayWhyBlocksToo(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	cmd := command(t, "hook", "--agent", "codex", "--project", "/x")
+	cmd.Stdin, cmd.Stderr = strings.NewReader("no call"), full
+	if got := status(t, cmd.Run()); got != 2 {
+		t.Errorf("status %d", got)
 	}
 }
