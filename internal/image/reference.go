@@ -40,13 +40,8 @@ func parseReference(ref string, insecure bool) (reference, error) {
 	if ref == "" || strings.ContainsAny(ref, "\x00\n") {
 		return reference{}, errorf(Invalid, "give a registry reference such as python:3.12-slim, or the path of an image archive or OCI layout", "it is empty or contains a line break or zero byte")
 	}
-	for _, scheme := range pathSchemes {
-		if rest, ok := strings.CutPrefix(ref, scheme); ok && (scheme != "oci:" || !strings.HasPrefix(rest, "//")) {
-			return parsePath(rest)
-		}
-	}
-	if strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") || filepath.IsAbs(ref) {
-		return parsePath(ref)
+	if rest, ok := cutPath(ref); ok {
+		return parsePath(rest)
 	}
 	if strings.HasSuffix(ref, ".tar") {
 		if st, err := os.Stat(ref); err == nil && st.Mode().IsRegular() {
@@ -66,6 +61,23 @@ func parseReference(ref string, insecure bool) (reference, error) {
 		return reference{}, errorf(Invalid, "use a sha256 digest", "its digest %q is of a kind that is not supported", d.DigestStr())
 	}
 	return reference{registry: parsed}, nil
+}
+
+// cutPath gives the path of a reference that is one by how it is written.
+func cutPath(ref string) (string, bool) {
+	for _, scheme := range pathSchemes {
+		if rest, ok := strings.CutPrefix(ref, scheme); ok && (scheme != "oci:" || !strings.HasPrefix(rest, "//")) {
+			return rest, true
+		}
+	}
+	return ref, strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") || filepath.IsAbs(ref)
+}
+
+// IsPath reports whether a reference may name a file or directory of this machine. It looks at the words alone, so that the answer tells
+// nobody what is there: "x.tar" is a path to it also when there is no such file.
+func IsPath(ref string) bool {
+	_, ok := cutPath(ref)
+	return ok || strings.HasSuffix(ref, ".tar")
 }
 
 // parsePath splits path[:name]. Colons are legal in file names, so the longest prefix that exists is the path.

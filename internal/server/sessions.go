@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -112,8 +113,7 @@ func (c *call) checkSpec(in api.Open) error {
 	if c.who.host {
 		return nil
 	}
-	image := in.Spec.Image
-	if len(in.Spec.Mounts) > 0 || in.Spec.RootFS != "" || strings.HasPrefix(image, "oci:") || strings.HasPrefix(image, "tar:") {
+	if len(in.Spec.Mounts) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) {
 		return &sandbox.Error{
 			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files and directories of the host are not shown to callers over the network",
 			Remedy: "use the server's UNIX socket as its user, or upload the files",
