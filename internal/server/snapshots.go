@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"strings"
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -67,11 +68,18 @@ func dropSnapshots(c *call, name string) (none, error) {
 }
 
 func restoreSnapshot(c *call, in api.Restore) (session.Info, error) {
+	// A snapshot holds the memory of its session, which a token of another one must not come to see.
+	if of, _, found := strings.Cut(in.Ref, "@"); found && c.who.session != "" && of != c.who.session {
+		return session.Info{}, &sandbox.Error{Code: api.CodeForbidden, Op: "restore snapshot", Message: "a session's token is good for the snapshots of its session only"}
+	}
 	return changed(c, func(s *session.Session) error { return s.Restore(c.ctx(), in.Ref) })
 }
 
 // forkSession makes live copies. When some could not be made the answer names them that could, beside the problem.
 func forkSession(c *call, in api.Fork) (api.Forked, error) {
+	if c.who.session != "" { // the copies would be sessions it may not touch, and nobody would end them
+		return api.Forked{}, &sandbox.Error{Code: api.CodeForbidden, Op: "fork session", Message: "a session's token makes no sessions", Remedy: "use a key"}
+	}
 	n := in.Count
 	if n == 0 {
 		n = max(1, len(in.Names))
