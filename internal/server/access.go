@@ -50,6 +50,7 @@ type principal struct {
 	scope  scope
 	// operator may act for every tenant; host may name files and directories of this machine.
 	operator, host bool
+	key            string // id of the key; empty: none was given
 	rate           string // whose rate it counts against; empty: nobody's
 	session        string // of a token: the only session it is good for, by name
 	sessionID      string // and by id, because names come again
@@ -120,6 +121,13 @@ func (a *access) any() bool {
 	return false
 }
 
+// ever reports whether a key was ever made. One that has expired or was revoked counts: whoever made it wanted nobody in without.
+func (a *access) ever() bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return len(a.keys) > 0
+}
+
 func keyUsable(k store.APIKey, now time.Time) bool {
 	return k.Revoked.IsZero() && (k.Expires.IsZero() || now.Before(k.Expires))
 }
@@ -134,7 +142,7 @@ func (a *access) check(ctx context.Context, text string) (principal, bool) {
 	now := time.Now()
 	if prefix == tokenPrefix {
 		t := a.token(ctx, id, sum[:])
-		if !same(t.Hash, sum[:]) || !t.Expires.IsZero() && !now.Before(t.Expires) {
+		if !same(t.Hash, sum[:]) || !t.Expires.IsZero() && !now.Before(t.Expires) || !a.goodKey(t.Key, now) {
 			return principal{}, false
 		}
 		return principal{
@@ -147,11 +155,19 @@ func (a *access) check(ctx context.Context, text string) (principal, bool) {
 	if prefix != keyPrefix || !same(k.Hash, sum[:]) || !keyUsable(k, now) {
 		return principal{}, false
 	}
-	who := principal{actor: k.Name, tenant: k.Tenant, scope: scopeOf(k.Scopes), rate: "key " + k.ID}
+	who := principal{actor: k.Name, tenant: k.Tenant, scope: scopeOf(k.Scopes), rate: "key " + k.ID, key: k.ID}
 	if k.Tenant == allTenants {
 		who.tenant, who.operator = session.DefaultTenant, true
 	}
 	return who, true
+}
+
+// goodKey reports whether the key that made a token can still be used; one that no key made needs none.
+func (a *access) goodKey(id string, now time.Time) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	k, ok := a.keys[id]
+	return id == "" || ok && keyUsable(k, now)
 }
 
 // token gives the token of an id, from memory or from the store.
@@ -228,7 +244,7 @@ func (s *Server) identify(r *http.Request) (principal, error) {
 		}
 		return principal{}, &sandbox.Error{Code: api.CodeUnauthorized, Op: "check access", Message: "the socket belongs to another user", Remedy: "give a key"}
 	}
-	if !s.access.any() && local(r) {
+	if !s.access.ever() && local(r) {
 		return principal{actor: "anonymous", tenant: session.DefaultTenant, scope: scopeExecute, rate: "anonymous"}, nil
 	}
 	return principal{}, &sandbox.Error{

@@ -7,7 +7,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -169,6 +171,18 @@ func TestTokenOfASession(t *testing.T) {
 	var look api.Token
 	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"read"}`).decode(t, &look)
 	check("running with a token that may only look", ask(t, k, look.Token, "POST", "/v1/sessions/one/cells", `{"code":"1"}`), http.StatusForbidden)
+	two, err := k.Manager.Get(t.Context(), session.Key{Tenant: "a", Name: "two"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Save(t.Context(), "n"); err != nil {
+		t.Fatal(err)
+	}
+	check("a snapshot of its own", ask(t, k, tok.Token, "POST", "/v1/sessions/one/snapshots", `{"name":"n"}`), http.StatusCreated)
+	check("another session's snapshot", ask(t, k, tok.Token, "POST", "/v1/sessions/one/restore", `{"ref":"two@n"}`), http.StatusForbidden)
+	check("its own by its short name", ask(t, k, tok.Token, "POST", "/v1/sessions/one/restore", `{"ref":"n"}`), http.StatusOK)
+	check("its own by its whole name", ask(t, k, tok.Token, "POST", "/v1/sessions/one/restore", `{"ref":"one@n"}`), http.StatusOK)
+	check("copies", ask(t, k, tok.Token, "POST", "/v1/sessions/one/forks", `{"count":2}`), http.StatusForbidden)
 	check("the end", ask(t, k, tok.Token, "DELETE", "/v1/sessions/one", ""), http.StatusNoContent)
 	open(t, k, "a", "one") // another session of the name
 	check("a session of the same name", ask(t, k, tok.Token, "GET", "/v1/sessions/one", ""), http.StatusNotFound)
@@ -238,7 +252,11 @@ func TestWhoeverNeedsNoKey(t *testing.T) {
 	check("the keys", ask(t, k, "", "GET", "/v1/keys", ""), http.StatusForbidden)
 	check("a mount of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"host":"/usr","path":"/m"}]}}`), http.StatusForbidden)
 	check("a root of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"rootfs":"/"}}`), http.StatusForbidden)
-	check("an image file of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"image":"tar:/etc/passwd"}}`), http.StatusForbidden)
+	for _, ref := range []string{
+		"tar:/etc/passwd", "oci:layout", "oci-archive:/etc/passwd", "docker-archive:x", "/etc/passwd", "./layout", "../layout:tag", "saved.tar",
+	} {
+		check("the image "+ref+" of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"image":"`+ref+`"}}`), http.StatusForbidden)
+	}
 	check("labels of ours", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"labels":{"recluse.instance":"x"}}}`), http.StatusBadRequest)
 	fi, err := os.Stat(k.Socket)
 	if err != nil || fi.Mode().Perm() != 0o600 {
@@ -247,6 +265,58 @@ func TestWhoeverNeedsNoKey(t *testing.T) {
 	me, err := k.Trusted.Server(t.Context())
 	if err != nil || me.Scope != "admin" || !strings.HasPrefix(me.Actor, "user ") {
 		t.Errorf("over the socket: %+v %v", me, err)
+	}
+}
+
+func TestNobodyComesBackWhenTheLastKeyGoes(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	for name, o := range map[string]client.KeyOptions{
+		"revoked": {Name: "r", Tenant: "a", Scope: "admin"}, "expired": {Name: "e", Tenant: "a", Scope: "admin", For: time.Nanosecond},
+	} {
+		made, err := k.Trusted.CreateKey(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "revoked" {
+			if err := k.Trusted.RevokeKey(t.Context(), made.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, when := range []string{"at once", "after a restart"} {
+		if a := ask(t, k, "", "GET", "/v1/sessions", ""); a.status != http.StatusUnauthorized {
+			t.Errorf("%s: %d %s", when, a.status, a.body)
+		}
+		if k.Server.HaveKeys() {
+			t.Errorf("%s: a key can be used", when)
+		}
+		k.Stop()
+		k.Start()
+	}
+}
+
+func TestTokensOfAKeyThatIsRevoked(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	made, err := k.Trusted.CreateKey(t.Context(), client.KeyOptions{Name: "k", Tenant: "a", Scope: "execute"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, k, "a", "one")
+	var tok api.Token
+	ask(t, k, made.Secret, "POST", "/v1/sessions/one/tokens", `{"for":"1h"}`).decode(t, &tok)
+	if a := ask(t, k, tok.Token, "POST", "/v1/sessions/one/tokens", `{}`); a.status != http.StatusForbidden {
+		t.Errorf("a token made a token: %d %s", a.status, a.body)
+	}
+	k.Stop()
+	k.Start()
+	if a := ask(t, k, tok.Token, "GET", "/v1/sessions/one", ""); a.status != http.StatusOK {
+		t.Errorf("while the key is good: %d %s", a.status, a.body)
+	}
+	if err := k.Trusted.RevokeKey(t.Context(), made.ID); err != nil {
+		t.Fatal(err)
+	}
+	if a := ask(t, k, tok.Token, "GET", "/v1/sessions/one", ""); a.status != http.StatusUnauthorized {
+		t.Errorf("behind the key's end: %d %s", a.status, a.body)
 	}
 }
 

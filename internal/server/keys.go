@@ -95,8 +95,12 @@ func some(t time.Time) *time.Time {
 	return &t
 }
 
-// createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again.
+// createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again. It
+// also ends with the key that made it.
 func createToken(c *call, in api.NewToken) (api.Token, error) {
+	if c.who.session != "" { // or it could outlive itself
+		return api.Token{}, &sandbox.Error{Code: api.CodeForbidden, Op: "create token", Message: "a session's token makes no tokens", Remedy: "use a key"}
+	}
 	if in.Scope == "" {
 		in.Scope = scopeExecute.String()
 	}
@@ -114,7 +118,7 @@ func createToken(c *call, in api.NewToken) (api.Token, error) {
 	info := ses.Info()
 	text, id, hash := newSecret(tokenPrefix)
 	t := store.Token{
-		ID: id, Tenant: c.who.tenant, Session: info.ID, Name: info.Key.Name, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now(),
+		ID: id, Tenant: c.who.tenant, Session: info.ID, Name: info.Key.Name, Key: c.who.key, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now(),
 	}
 	if in.For > 0 {
 		t.Expires = t.Created.Add(time.Duration(in.For))

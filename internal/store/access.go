@@ -64,8 +64,8 @@ func (s *SQLite) RevokeKey(ctx context.Context, tenant, id string) (bool, error)
 // AddToken implements Access.
 func (s *SQLite) AddToken(ctx context.Context, t Token) error {
 	return s.change(ctx, "add token", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO tokens (id, tenant, session, name, scopes, hash, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-			t.ID, t.Tenant, t.Session, t.Name, strings.Join(t.Scopes, " "), t.Hash, stamp(t.Created), stamp(t.Expires))
+		_, err := tx.ExecContext(ctx, "INSERT INTO tokens (id, tenant, session, name, scopes, hash, created, expires, api_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			t.ID, t.Tenant, t.Session, t.Name, strings.Join(t.Scopes, " "), t.Hash, stamp(t.Created), stamp(t.Expires), t.Key)
 		return err
 	})
 }
@@ -74,8 +74,8 @@ func (s *SQLite) AddToken(ctx context.Context, t Token) error {
 func (s *SQLite) TokenByHash(ctx context.Context, hash []byte) (t Token, err error) {
 	var scopes string
 	var created, expires int64
-	err = s.read.QueryRowContext(ctx, "SELECT id, tenant, session, name, scopes, hash, created, expires FROM tokens WHERE hash = ?", hash).
-		Scan(&t.ID, &t.Tenant, &t.Session, &t.Name, &scopes, &t.Hash, &created, &expires)
+	err = s.read.QueryRowContext(ctx, "SELECT id, tenant, session, name, scopes, hash, created, expires, api_key FROM tokens WHERE hash = ?", hash).
+		Scan(&t.ID, &t.Tenant, &t.Session, &t.Name, &scopes, &t.Hash, &created, &expires, &t.Key)
 	t.Scopes, t.Created, t.Expires = strings.Fields(scopes), moment(created), moment(expires)
 	return t, s.missing("find token", err)
 }

@@ -106,3 +106,6 @@ CREATE TABLE replies (
 	PRIMARY KEY (tenant, key)
 ) STRICT;
 `
+
+// schema2 lets a token end with the key that made it.
+const schema2 = "ALTER TABLE tokens ADD COLUMN api_key TEXT NOT NULL DEFAULT ''"

@@ -159,6 +159,7 @@ type Token struct {
 	Tenant  string
 	Session string // id
 	Name    string // of the session
+	Key     string // id of the key that made it, with which it ends; empty: none did
 	Scopes  []string
 	Hash    []byte
 	Created time.Time
