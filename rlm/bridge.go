@@ -330,7 +330,12 @@ func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, e
 	if err := json.Unmarshal(payload, &req); err != nil {
 		return nil, err
 	}
-	if used := n.run.tape.tool(n.id, turn, req.Name, string(payload)); used != nil {
+	// As the log writes it, so that the call is found there again.
+	args, err := json.Marshal(json.RawMessage(payload))
+	if err != nil {
+		return nil, err
+	}
+	if used := n.run.tape.tool(n.id, turn, req.Name, string(args)); used != nil {
 		if n.run.tape.fresh {
 			n.run.emit(n, turn, KindTool, used)
 		}
@@ -344,7 +349,7 @@ func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, e
 			continue
 		}
 		value, err := t.Call(ctx, ToolCall{Args: req.Args, Kwargs: req.Kwargs})
-		used := ToolUsed{Name: t.Name, Args: payload}
+		used := ToolUsed{Name: t.Name, Args: args}
 		if err == nil {
 			used.Value, err = json.Marshal(value)
 		}
