@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -290,6 +291,141 @@ func TestServerStartedByHandTakesOver(t *testing.T) {
 	_, err := p.Claim(t.Context(), HostOptions{})
 	if sandbox.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatTheLockSaysIsNeverCutShort(t *testing.T) {
+	p := place(t)
+	l, err := tryLock(p.lockFile())
+	if l == nil || err != nil {
+		t.Fatal(err)
+	}
+	defer l.release()
+	for _, s := range []Status{{PID: 1, Data: strings.Repeat("long ", 100)}, {PID: 2, Data: "short"}, {PID: 3, Data: strings.Repeat("longer ", 100)}} {
+		before, err := l.file.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.write(b); err != nil {
+			t.Fatal(err)
+		}
+		after, err := l.file.Stat()
+		if err != nil || after.Size() < before.Size() {
+			t.Errorf("%d bytes became %d, %v", before.Size(), after.Size(), err)
+		}
+		if got, err := p.read(); err != nil || got != s {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+}
+
+func TestServerStartedByHandStaysWhenItsWordIsHalfWritten(t *testing.T) {
+	p := place(t)
+	cmd := startByHand(t, p)
+	whole, err := os.ReadFile(p.lockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p.lockFile(), whole[:len(whole)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, err := p.Claim(t.Context(), HostOptions{})
+	if sandbox.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
+		t.Errorf("got %v", err)
+	}
+	if h != nil {
+		h.Release()
+	}
+}
+
+func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
+	p := place(t)
+	first := ensure(t, p, Stamp{})
+	whole, err := os.ReadFile(p.lockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hidden := p.control() + ".hidden"
+	if err := errors.Join(os.Rename(p.control(), hidden), os.WriteFile(p.lockFile(), whole[:len(whole)/2], 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	found := make(chan Status, 1)
+	go func() {
+		defer close(found)
+		c, err := p.Ensure(t.Context(), Stamp{}, p.Background())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		c.Close()
+		found <- c.Status
+	}()
+	for ok := true; ok && t.Context().Err() == nil; time.Sleep(lockPoll) { // it has found nobody once it holds this
+		if ok, err = free(p.startLock()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Rename(hidden, p.control()); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-found; s.PID != first.PID {
+		t.Errorf("%d was replaced by %d", first.PID, s.PID)
+	}
+}
+
+// victim is a process that has nothing to do with servers. What it gives says whether somebody has ended it.
+func victim(t *testing.T) (pid int, spared func() bool) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := sync.OnceValue(func() syscall.Signal {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
+	})
+	t.Cleanup(func() { ended() })
+	return cmd.Process.Pid, func() bool { return ended() == syscall.SIGKILL } // an earlier signal would have been another
+}
+
+func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
+	for name, act := range map[string]func(context.Context, *Place) error{
+		"ensure": func(ctx context.Context, p *Place) error {
+			_, err := p.Ensure(ctx, Stamp{}, p.Background())
+			return err
+		},
+		"stop": func(ctx context.Context, p *Place) error { return p.Stop(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := place(t)
+			pid, spared := victim(t)
+			// The new server has the lock and has not said anything yet.
+			l, err := tryLock(p.lockFile())
+			if l == nil || err != nil {
+				t.Fatal(err)
+			}
+			defer l.release()
+			b, err := json.Marshal(Status{PID: pid, Born: 1, Phase: Serving, Background: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.write(b); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := act(ctx, p); err == nil {
+				t.Error("it found a server where there is none")
+			}
+			if !spared() {
+				t.Error("a stranger was ended")
+			}
+		})
 	}
 }
 

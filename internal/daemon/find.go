@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"syscall"
 	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -115,6 +117,7 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 	limit, cancel := context.WithTimeout(ctx, phaseWait)
 	defer cancel()
 	for {
+		before, _ := p.read() // what cannot be read says nothing
 		c, failed := p.Find(ctx)
 		if failed == nil {
 			if !p.outdated(c, me) {
@@ -129,11 +132,13 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		if ok, err := free(p.lockFile()); ok || err != nil {
 			return nil, err
 		}
-		// It lives and does not answer. One that says why is given time, unless it was killed in between and what it wrote
-		// is already gone.
+		// Somebody has the place and does not answer. He is given time, unless he served before we asked and says so still: the file may be
+		// half written, or speak of the one before.
 		s, err := p.read()
-		if err != nil || s.Phase == Serving || limit.Err() != nil {
-			if err == nil && !s.Background {
+		known := err == nil && s.lives()
+		hung := known && s.Phase == Serving && before.Phase == Serving && before.PID == s.PID
+		if hung || limit.Err() != nil {
+			if known && !s.Background {
 				return nil, &sandbox.Error{
 					Code: CodeNotReady, Op: "reach the server", Message: fmt.Sprintf("the one with pid %d does not answer", s.PID),
 					Remedy: "it was not started by recluse itself: end it, or see what it does", Retry: true, Err: failed,
@@ -176,20 +181,13 @@ func (p *Place) stop(ctx context.Context) error {
 //
 // Preconditions: the caller holds the lock for starting.
 func (p *Place) force(ctx context.Context) error {
-	for _, s := range []struct {
-		send func(int) error
-		wait time.Duration
-	}{{end, killWait}, {kill, killWait}} {
-		// What the file says is about the holder of the lock, and the lock is held.
-		status, err := p.read()
-		ok, lockErr := free(p.lockFile())
-		if ok || lockErr != nil {
-			return lockErr
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		s, err := p.holder(ctx, killWait)
+		if s == nil || err != nil {
+			return err
 		}
-		if err == nil && status.PID > 0 {
-			_ = s.send(status.PID) // one that has ended meanwhile is what is wanted
-		}
-		if p.gone(ctx, s.wait) {
+		_ = s.signal(sig) // one that has ended meanwhile is what is wanted
+		if p.gone(ctx, killWait) {
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -197,6 +195,40 @@ func (p *Place) force(ctx context.Context) error {
 		}
 	}
 	return &sandbox.Error{Code: CodeNotReady, Op: "end the server", Message: "it does not end", Remedy: "see " + p.Log()}
+}
+
+// holder gives what the holder of the server's lock says about itself, or nil once nobody holds it. One that has just taken the lock has not
+// written yet, and what is there is the word of a dead one.
+func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	for {
+		s, err := p.read()
+		if ok, lockErr := free(p.lockFile()); ok || lockErr != nil {
+			return nil, lockErr
+		}
+		if err == nil && s.lives() {
+			return &s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, &sandbox.Error{
+				Code: CodeNotReady, Op: "find the server", Message: "somebody holds " + p.lockFile() + " and does not say who", Remedy: "see " + p.Log(), Retry: true,
+				Err: context.Cause(ctx),
+			}
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// who gives the status of the server that has the place, by its own word if it answers, or nil once there is none.
+func (p *Place) who(ctx context.Context) (*Status, error) {
+	c, err := p.Find(ctx)
+	if err != nil {
+		return p.holder(ctx, phaseWait)
+	}
+	defer c.Close()
+	return &c.Status, nil
 }
 
 // gone waits until nobody holds the server's lock.

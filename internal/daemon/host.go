@@ -56,7 +56,7 @@ func (p *Place) Claim(ctx context.Context, o HostOptions) (*Host, error) {
 	h := &Host{place: p, opts: o, lock: l, conns: map[net.Conn]struct{}{}, since: time.Now()}
 	h.leaving, h.leave = context.WithCancel(context.Background())
 	h.status = Status{
-		PID: os.Getpid(), Phase: Starting, Background: o.Background, Stamp: o.Stamp, Started: time.Now().UTC(), Data: p.Data, Socket: p.Socket(), Listen: o.Listen,
+		PID: os.Getpid(), Born: born(os.Getpid()), Phase: Starting, Background: o.Background, Stamp: o.Stamp, Started: time.Now().UTC(), Data: p.Data, Socket: p.Socket(), Listen: o.Listen,
 	}
 	if err := h.publish(); err != nil {
 		l.release()
@@ -79,8 +79,12 @@ func (p *Place) claim(ctx context.Context, o HostOptions) (*lock, error) {
 			return nil, err
 		}
 		defer start.release()
-		if s, err := p.read(); err == nil && !s.Background && s.Phase != Leaving {
-			return nil, running(s)
+		s, err := p.who(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if s != nil && !s.Background && s.Phase != Leaving {
+			return nil, running(*s)
 		}
 		if err := p.stop(ctx); err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"time"
@@ -53,12 +54,17 @@ func free(path string) (bool, error) {
 	return true, nil
 }
 
-// write makes content that of the file.
+// write makes content, which is JSON, that of the file. Others read it without a lock, so it is never cut short first: blanks cover what was
+// longer.
 func (l *lock) write(content []byte) error {
-	if err := l.file.Truncate(0); err != nil {
+	fi, err := l.file.Stat()
+	if err != nil {
 		return err
 	}
-	_, err := l.file.WriteAt(content, 0)
+	if more := int(fi.Size()) - len(content); more > 0 {
+		content = append(bytes.Clone(content), bytes.Repeat([]byte(" "), more)...)
+	}
+	_, err = l.file.WriteAt(content, 0)
 	return err
 }
 

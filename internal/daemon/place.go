@@ -103,6 +103,7 @@ const (
 // Status is what a server says about itself.
 type Status struct {
 	PID        int       `json:"pid"`
+	Born       uint64    `json:"born,omitempty"` // when its process began, as the kernel counts: another with the same pid is another
 	Phase      Phase     `json:"phase"`
 	Background bool      `json:"background"` // started by itself, and ends by itself
 	Stamp      Stamp     `json:"build"`
@@ -111,6 +112,22 @@ type Status struct {
 	Socket     string    `json:"socket"`
 	Listen     string    `json:"listen,omitempty"` // where it serves HTTP, if it does
 	Callers    int       `json:"callers"`          // that hold it at the moment
+}
+
+// lives reports whether the process that wrote this is still there. A lock's file may be that of a server long dead, whose pid another has now.
+func (s Status) lives() bool { return s.PID > 0 && born(s.PID) == s.Born }
+
+// signal sends one to the process that wrote this, and to no other.
+func (s Status) signal(sig os.Signal) error {
+	p, err := os.FindProcess(s.PID) // from here on p is this process, also when its pid is given to another
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Release() }() // nobody waits for it
+	if !s.lives() {
+		return os.ErrProcessDone
+	}
+	return p.Signal(sig)
 }
 
 // read gives what the lock's file says.

@@ -13,7 +13,3 @@ import (
 func flock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
 
 func detached() *syscall.SysProcAttr { return nil }
-
-func end(int) error { return errors.ErrUnsupported }
-
-func kill(int) error { return errors.ErrUnsupported }

@@ -26,9 +26,3 @@ func flock(f *os.File) (bool, error) {
 
 // detached makes a process that neither our terminal nor our end reaches.
 func detached() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
-
-// end asks a process to end.
-func end(pid int) error { return unix.Kill(pid, unix.SIGTERM) }
-
-// kill ends a process.
-func kill(pid int) error { return unix.Kill(pid, unix.SIGKILL) }
