@@ -19,6 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -144,7 +145,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if spec.RootFS != "" {
 		return nil, sandbox.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
 	}
-	if strings.HasPrefix(spec.Image, "oci:") || strings.HasPrefix(spec.Image, "tar:") {
+	if image.IsPath(spec.Image) {
 		return nil, sandbox.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
 	}
 	return b.start(ctx, spec, spec.Image, "")

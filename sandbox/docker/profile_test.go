@@ -218,6 +218,7 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 	}{
 		"a directory as root":     {b, sandbox.Spec{RootFS: "/usr"}, sandbox.CodeNotSupported},
 		"an image in a file":      {b, sandbox.Spec{Image: "tar:/x"}, sandbox.CodeNotSupported},
+		"an image by its path":    {b, sandbox.Spec{Image: "/x"}, sandbox.CodeNotSupported},
 		"an image nobody has":     {b, sandbox.Spec{Image: "recluse-nonesuch"}, sandbox.CodeImageNotFound},
 		"the host's secrets":      {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/etc", Path: "/mnt/etc"}}}, sandbox.CodeMountRefused},
 		"the engine's socket":     {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: strings.TrimPrefix(engineHost, "unix://"), Path: "/mnt/s"}}}, sandbox.CodeMountRefused},
