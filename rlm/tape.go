@@ -31,7 +31,10 @@ func (t *tape) add(e *Event) error {
 		if err := e.Decode(c); err != nil {
 			return err
 		}
-		if c.Cached || c.Error != nil && !t.only {
+		if c.Cached && t.only {
+			return nil // it comes from the cache again
+		}
+		if c.Error != nil && !t.only {
 			return nil // what failed then may go well now
 		}
 		if t.calls == nil {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/recluse-dev/recluse/llm"
 )
 
 func TestAReplayUsesNoTool(t *testing.T) {
@@ -30,4 +32,34 @@ func TestAReplayUsesNoTool(t *testing.T) {
 	}
 	same(t, "answer", again.Answer, first.Answer)
 	same(t, "uses of the tool", used, 2)
+}
+
+func TestWhatCameFromACacheIsNotPaidWhenTheRunGoesOn(t *testing.T) {
+	d := newDesk(t, block("FINAL(llm_query('same'))"))
+	d.opts.Cache = NewCache(0)
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
+		if n == 2 {
+			return block("a = llm_query('same')"), nil
+		}
+		return "", errors.New("503 overloaded")
+	}
+	res, err := d.run(Question{Inputs: []Input{Text("x")}})
+	if err == nil {
+		t.Fatal("the model failed, and the run did not")
+	}
+	same(t, "from the cache", res.Cached, 1)
+	// Another program has a cache of its own.
+	d.opts.Cache = nil
+	d.root.answer = script(block("FINAL(a)"))
+	r, err := d.engine().Resume(t.Context(), res.Run, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", again.Answer, "read: same")
+	same(t, "calls of the sub-model", d.sub.calls, 1)
 }
