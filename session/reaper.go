@@ -115,7 +115,7 @@ func (s *Session) idle(now time.Time) bool {
 //
 // Preconditions: mu is held.
 func (s *Session) quiet() bool {
-	unknown := s.sb == nil && s.rec.State == Ready && time.Since(s.m.started) < attachPatience
+	unknown := s.sb == nil && s.rec.State == Ready && (time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience)
 	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !unknown
 }
 

@@ -29,7 +29,8 @@ import (
 const (
 	// attachers is how many sandboxes are attached at once after a restart.
 	attachers = 8
-	// attachPatience is how long after a start a session may be without its sandbox before its lifetime counts regardless.
+	// attachPatience is how long after a start, or after its backend went away, a session may be without its sandbox before its lifetime
+	// counts regardless.
 	attachPatience = time.Minute
 )
 

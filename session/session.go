@@ -34,6 +34,8 @@ type Session struct {
 	sb         *sandbox.Sandbox            // guarded by mu; nil: not attached
 	frozen     bool                        // guarded by mu; the sandbox is about to be taken away: wait for the turn
 	reviving   bool                        // guarded by mu; lost, and being restored
+	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
+	away       error                       // guarded by mu; why its backend cannot restore it yet
 	calls      int                         // guarded by mu; cells, commands, transfers
 	background map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
 	restAt     time.Time                   // guarded by mu; no idle action before this, because the last one failed
@@ -136,6 +138,9 @@ func (s *Session) refusal(now time.Time) error {
 	case Lost:
 		if !s.reviving {
 			return fail(CodeLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
+		}
+		if s.away != nil {
+			return s.away
 		}
 	}
 	// Its time is up, and only what runs in it keeps it alive.
@@ -241,15 +246,14 @@ func (s *Session) attach(ctx context.Context, id string) error {
 		s.adopt(sb, true, nil)
 		return nil
 	}
-	switch sandbox.CodeOf(err) {
-	case sandbox.CodeNotFound, sandbox.CodeSandboxLost, sandbox.CodeGuestLost:
-		s.mu.Lock()
-		s.lose(err)
-		s.mu.Unlock()
-		s.m.begin(func() { s.revive(b, id) })
-		return nil
+	if !gone(err) {
+		return err
 	}
-	return err
+	s.mu.Lock()
+	s.lose(err)
+	s.mu.Unlock()
+	s.m.begin(func() { s.revive(b, id) })
+	return nil
 }
 
 // backend gives the session's own.

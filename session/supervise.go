@@ -17,6 +17,8 @@ import (
 var backoff = [RestoreAttempts]time.Duration{0, time.Second, 5 * time.Second}
 
 const (
+	// awayPause is the time between two looks for a backend that is away.
+	awayPause = time.Second
 	// webhookWait bounds one attempt to tell of a lost session, webhookPause is the time between two.
 	webhookWait  = 5 * time.Second
 	webhookPause = time.Second
@@ -45,7 +47,35 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
 	defer cancel()
 	cause := sb.Ping(ctx) // which tells why
+	if !gone(cause) {
+		s.letGo(sb, cause)
+		return
+	}
 	s.replace(sb, cause)
+}
+
+// gone says whether an error means that a sandbox is no more. Others, such as those of an engine that is away, say nothing about it.
+func gone(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeNotFound, sandbox.CodeSandboxLost, sandbox.CodeGuestLost:
+		return true
+	}
+	return false
+}
+
+// letGo gives up the way to a sandbox that may live on. The next call, or the next look at its health, finds it again.
+//
+// Preconditions: the turn is taken.
+func (s *Session) letGo(sb *sandbox.Sandbox, cause error) {
+	if s.m.ctx.Err() != nil {
+		return
+	}
+	sb.Detach()
+	s.m.log.WarnContext(s.m.ctx, "sandbox cannot be reached", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sb, s.parted = nil, time.Now()
+	s.wakeWaiters()
 }
 
 // suspect looks at a sandbox that does not answer. If only the connection broke there is a new one; else it is lost.
@@ -71,11 +101,15 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	s.mu.Unlock()
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
-	if again, aerr := sandbox.Attach(s.m.ctx, sb.Backend(), sb.ID()); aerr == nil {
+	again, aerr := sandbox.Attach(s.m.ctx, sb.Backend(), sb.ID())
+	switch {
+	case aerr == nil:
 		s.adopt(again, true, nil)
-		return
+	case gone(aerr):
+		s.replace(sb, err)
+	default:
+		s.letGo(sb, aerr)
 	}
-	s.replace(sb, err)
 }
 
 // replace gives a sandbox up as lost and has the session restored.
@@ -96,7 +130,7 @@ func (s *Session) replace(sb *sandbox.Sandbox, cause error) {
 //
 // Preconditions: mu is held.
 func (s *Session) lose(cause error) {
-	s.sb, s.reviving = nil, true
+	s.sb, s.reviving, s.away = nil, true, nil
 	s.become(Lost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
 }
 
@@ -144,8 +178,44 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 		if last = s.reviveFrom(b, row, snap); last == nil || s.m.ctx.Err() != nil {
 			return
 		}
+		if _, err := b.List(s.m.ctx); err != nil && s.m.ctx.Err() == nil {
+			s.m.log.WarnContext(s.m.ctx, "session cannot be restored while its backend is away", "session", s.key.String(), "error", last)
+			if !s.awaitBackend(b, err) {
+				return
+			}
+			if id != "" {
+				s.m.stopLost(b, id)
+			}
+			continue
+		}
 		s.m.log.WarnContext(s.m.ctx, "session could not be restored", "session", s.key.String(), "snapshot", row.Name, "error", last)
 	}
+}
+
+// awaitBackend waits until a backend that is away can be asked again. The attempt that found it away does not count, and callers are told
+// instead of kept waiting. False: nobody needs it any more.
+//
+// Preconditions: the turn is taken.
+func (s *Session) awaitBackend(b sandbox.Backend, away error) bool {
+	s.mu.Lock()
+	s.away = away
+	s.rec.Losses = s.rec.Losses[:max(0, len(s.rec.Losses)-1)]
+	s.wakeWaiters()
+	s.mu.Unlock()
+	for away != nil {
+		select {
+		case <-time.After(awayPause):
+		case <-s.freed:
+			return false
+		case <-s.m.ctx.Done():
+			return false // the next manager goes on
+		}
+		_, away = b.List(s.m.ctx)
+	}
+	s.mu.Lock()
+	s.away = nil
+	s.mu.Unlock()
+	return true
 }
 
 // stopLost removes what is left of a lost sandbox.
@@ -280,7 +350,7 @@ func post(ctx context.Context, url string, body []byte) error {
 	return nil
 }
 
-// checkHealth asks sandboxes that nobody talks to whether they are well.
+// checkHealth asks sandboxes that nobody talks to whether they are well, and looks for those that could not be reached.
 func (m *Manager) checkHealth() {
 	t := time.NewTicker(healthEvery)
 	defer t.Stop()
@@ -294,7 +364,7 @@ func (m *Manager) checkHealth() {
 		for _, s := range m.sessions() {
 			s.mu.Lock()
 			sb := s.sb
-			quiet := sb != nil && s.rec.State == Ready && s.calls == 0 && !s.frozen
+			quiet := s.rec.State == Ready && s.calls == 0 && !s.frozen
 			s.mu.Unlock()
 			if !quiet {
 				continue
@@ -306,6 +376,10 @@ func (m *Manager) checkHealth() {
 			}
 			m.work.Go(func() {
 				defer func() { <-slots }()
+				if sb == nil {
+					_ = s.bring(m.ctx) // who needs it is told
+					return
+				}
 				ctx, cancel := context.WithTimeout(m.ctx, pingWait)
 				defer cancel()
 				if sb.Ping(ctx) != nil && m.ctx.Err() == nil {

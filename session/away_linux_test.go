@@ -1,0 +1,226 @@
+package session
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// distant is a real backend that can be made to look as if it were away.
+type distant struct {
+	sandbox.Backend
+
+	mu       sync.Mutex
+	away     error             // guarded by mu; what everybody who asks hears
+	mute     error             // guarded by mu; what who asks for snapshots hears
+	attached []*distantMachine // guarded by mu
+}
+
+func (d *distant) there() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.away
+}
+
+// say sets what is heard of it from now on; nil: it is back. What is attached is cut off if cut is set.
+func (d *distant) say(away error, cut bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.away = away
+	if !cut {
+		return
+	}
+	for _, m := range d.attached {
+		m.end(away)
+	}
+	d.attached = nil
+}
+
+func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
+	if err != nil {
+		return nil, err
+	}
+	w := &distantMachine{Machine: m, gone: make(chan struct{})}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.attached = append(d.attached, w)
+	go func() {
+		select {
+		case <-m.Gone():
+			w.end(m.Cause())
+		case <-w.gone:
+		}
+	}()
+	return w, nil
+}
+
+func (d *distant) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	if err := d.there(); err != nil {
+		return nil, err
+	}
+	return d.wrap(d.Backend.Start(ctx, spec))
+}
+
+func (d *distant) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
+	if err := d.there(); err != nil {
+		return nil, err
+	}
+	return d.wrap(d.Backend.Attach(ctx, id))
+}
+
+func (d *distant) Restore(ctx context.Context, snap *sandbox.Snapshot, o sandbox.RestoreOptions) (sandbox.Machine, error) {
+	if err := d.there(); err != nil {
+		return nil, err
+	}
+	return d.wrap(d.Backend.Restore(ctx, snap, o))
+}
+
+func (d *distant) List(ctx context.Context) ([]sandbox.Info, error) {
+	if err := d.there(); err != nil {
+		return nil, err
+	}
+	return d.Backend.List(ctx)
+}
+
+func (d *distant) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
+	d.mu.Lock()
+	mute := d.mute
+	d.mu.Unlock()
+	if mute != nil {
+		return nil, mute
+	}
+	return d.Backend.Snapshots(ctx)
+}
+
+// distantMachine is a sandbox whose backend can go away from under it.
+type distantMachine struct {
+	sandbox.Machine
+	gone chan struct{}
+
+	mu    sync.Mutex
+	over  bool  // guarded by mu
+	cause error // guarded by mu
+}
+
+func (m *distantMachine) Gone() <-chan struct{} { return m.gone }
+
+func (m *distantMachine) Cause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cause
+}
+
+func (m *distantMachine) end(cause error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return
+	}
+	m.over, m.cause = true, cause
+	close(m.gone)
+	_ = m.Machine.Stream().Close() // of a sandbox that has gone, or is not ours to ask
+}
+
+// newDistantBench is a bench whose backend can go away.
+func newDistantBench(t *testing.T) (*bench, *distant) {
+	t.Helper()
+	b, err := newBackend(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &distant{Backend: b}
+	k := &bench{t: t, dir: t.TempDir(), b: d, opts: quick()}
+	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{d}, k.dir, true
+	if os.Getenv("RECLUSE_TEST_LOG") == "" {
+		k.opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	k.start()
+	t.Cleanup(k.close)
+	return k, d
+}
+
+func TestASandboxOutlivesABackendThatIsAwayForAWhile(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		code sandbox.Code
+	}{
+		{"the engine went away", "engine_lost"},
+		{"somebody paused the container", "sandbox_paused"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k, d := newDistantBench(t)
+			s := k.open("work")
+			py(t, s, "x = 41")
+			id := s.Info().Sandbox
+			d.say(&sandbox.Error{Code: c.code, Message: c.name, Retry: true}, true)
+			_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+			wantCode(t, "a cell meanwhile", err, c.code)
+			want(t, "state", string(s.Info().State), string(Ready))
+			d.say(nil, false)
+			want(t, "x + 1", py(t, s, "x + 1"), "42")
+			want(t, "sandbox", s.Info().Sandbox, id)
+		})
+	}
+}
+
+func TestASandboxThatDoesNotAnswerIsKeptWhileItsBackendIsAway(t *testing.T) {
+	k, d := newDistantBench(t)
+	s := k.open("work")
+	py(t, s, "x = 41")
+	s.mu.Lock()
+	sb := s.sb
+	s.mu.Unlock()
+	d.mu.Lock()
+	m := d.attached[0]
+	d.mu.Unlock()
+	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
+	m.mu.Lock()
+	m.over = true // nothing is heard of its end: only the way to it breaks
+	m.mu.Unlock()
+	if err := m.Machine.Stream().Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.suspect(sb)
+	want(t, "state", string(s.Info().State), string(Ready))
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
+	d.say(nil, false)
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+}
+
+func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
+	k, d := newDistantBench(t)
+	s := k.open("work")
+	py(t, s, "x = 41")
+	save(t, s, "one")
+	id := s.Info().Sandbox
+	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
+	if err := d.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	for _, m := range d.attached {
+		m.end(&sandbox.Error{Code: sandbox.CodeSandboxLost, Message: "it was removed"})
+	}
+	d.mu.Unlock()
+	await(t, "callers are told", func() bool {
+		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+		return sandbox.CodeOf(err) == sandbox.CodeBackendMissing
+	})
+	s.mu.Lock()
+	n := len(s.rec.Losses)
+	s.mu.Unlock()
+	if n != 0 {
+		t.Errorf("%d attempts were counted", n)
+	}
+	d.say(nil, false)
+	await(t, "it is restored", func() bool { return s.Info().Restored == 1 })
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
