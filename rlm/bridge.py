@@ -483,5 +483,8 @@ def install(main, options):
         f.__doc__ = tool.get("doc") or f.__doc__
         _names[tool["name"]] = f
     _main.update(_names)
+    # A machine that is lent may hold the answer to an earlier question.
+    dict.clear(answer)
+    dict.update(answer, content="", ready=False)
     _main["answer"] = answer
     follow()

@@ -379,6 +379,24 @@ func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
 	}
 }
 
+func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
+	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	d := newDesk(t, block("answer['content'], answer['note'] = 'old', 1\nFINAL('done')"))
+	d.answered(Question{Inputs: []Input{Text("one")}, Machine: m})
+	d.root.calls, d.opts.Limits.Turns = 0, 1
+	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
+	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
+	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	if res.Answer != "I do not know." {
+		t.Fatalf("partial answer: %q", res.Answer)
+	}
+	contains(t, "the answer as code finds it", d.root.asked[len(d.root.asked)-1].Messages[3].Content, "{'content': '', 'ready': False}")
+}
+
 func TestCommandsAndWords(t *testing.T) {
 	d := newDesk(t,
 		"```bash\necho $((6*7)); exit 3\n```\n",
