@@ -71,6 +71,11 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 		r.cache.put(place, nil)
 		return nil, err
 	}
+	if reply.Finish == llm.FinishLength {
+		// It may have been cut because others held the budget, and who asks later gets all of it.
+		r.cache.put(place, nil)
+		return reply, nil
+	}
 	r.cache.put(place, reply)
 	return reply, nil
 }

@@ -212,6 +212,20 @@ func TestEqualCallsArePaidOnce(t *testing.T) {
 	same(t, "from the cache", res.Cached, 21)
 }
 
+func TestAReplyThatWasCutIsNotKeptForTheNext(t *testing.T) {
+	d := newDesk(t, block("for _ in range(2):\n    llm_query('tell all')"), block("FINAL(llm_query('tell all') == llm_query('tell all'))"))
+	d.sub.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
+		if n < 3 {
+			return strings.Repeat("long ", 200), nil
+		}
+		return "short", nil
+	}
+	d.opts.ReplyTokens = 64
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "calls of the sub-model", d.sub.calls, 3)
+	same(t, "from the cache", res.Cached, 1)
+}
+
 func TestTools(t *testing.T) {
 	d := newDesk(t, block("print(weather('Bern', unit='C'), twice(21))\ntry:\n    weather('nowhere')\nexcept Exception as e:\n    print(type(e).__name__, e)"), block("FINAL(1)"))
 	d.opts.Tools = []Tool{
