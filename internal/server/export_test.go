@@ -1,5 +1,10 @@
 package server
 
+import (
+	"testing"
+	"time"
+)
+
 // TestRoute is a line of the table, as tests see it.
 type TestRoute struct {
 	Method, Path, Scope string
@@ -13,4 +18,12 @@ func (s *Server) TestRoutes() []TestRoute {
 		out = append(out, TestRoute{r.method, r.path, r.scope.String(), r.operator})
 	}
 	return out
+}
+
+// SetStall changes how long things may not move. Call it before a server is made.
+func SetStall(t testing.TB, d time.Duration) {
+	t.Helper()
+	old := stallTimeout
+	stallTimeout = d
+	t.Cleanup(func() { stallTimeout = old })
 }

@@ -29,10 +29,12 @@ const (
 
 	headerTimeout = 10 * time.Second // to read the headers of a request
 	idleTimeout   = 2 * time.Minute  // of a connection between requests
-	stallTimeout  = time.Minute      // of a body or a stream that does not move
 	heartbeat     = 15 * time.Second // of an event stream with nothing to say
 	maxHeader     = 64 << 10
 )
+
+// stallTimeout is how long a body or a stream may not move. Tests shorten it.
+var stallTimeout = time.Minute
 
 // Limits bounds what a request may ask of the server. Zero fields take their defaults.
 type Limits struct {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,8 @@ import (
 const (
 	firstMessage = 30 * time.Second // for the caller to say what to run
 	closeWait    = 5 * time.Second  // for the last message to go out
+	inputPing    = 2 * time.Second  // between looks whether a caller whose input nobody reads is still there
+	pongWait     = time.Second      // less than inputPing; nobody reads what would answer
 )
 
 // socket is a cell or command that is run over a WebSocket. One goroutine reads what the caller sends; the output is written by
@@ -26,12 +29,13 @@ type socket struct {
 	c      *call
 	conn   *websocket.Conn
 	cancel context.CancelFunc // of everything: the caller has gone
-	input  *io.PipeWriter     // nil: no input
+	input  *inbox             // nil: no input
 	resize chan sandbox.Size
 	kill   func() // ends the task, so that its verdict comes
 	// stalled says that the caller took no output for so long that the connection was cut. It has not gone, so the task goes on, and the
 	// caller finds the rest where it is kept; meanwhile nobody waits behind it.
 	stalled atomic.Bool
+	writing atomic.Int32 // writes under way
 }
 
 // runSocket runs one cell or command over a WebSocket.
@@ -97,8 +101,8 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	}
 	var stdin io.Reader
 	if in.Stdin {
-		r, w := io.Pipe()
-		stdin, s.input = r, w
+		s.input = newInbox()
+		stdin = s.input
 	}
 	if in.Cell != nil {
 		return s.cell(ses, *in.Cell, stdin)
@@ -163,14 +167,50 @@ func (s *socket) killable(run func(context.Context, map[string]string) (*sandbox
 		defer cancel()
 		defer kill()
 		defer context.AfterFunc(killed, cancel)()
-		defer s.closeInput()
+		defer s.dropInput()
 		return run(ctx, meta)
 	}
 }
 
 func (s *socket) closeInput() {
 	if s.input != nil {
-		_ = s.input.Close() // never fails
+		s.input.end()
+	}
+}
+
+func (s *socket) dropInput() {
+	if s.input != nil {
+		s.input.drop()
+	}
+}
+
+// take keeps input for the task. While nobody reads it and no more can be kept the caller is not heard, which is how it comes to wait; but
+// that it has gone must be noticed all the same, and only writing tells.
+func (s *socket) take(ctx context.Context, b []byte) {
+	for {
+		room := s.input.put(b)
+		if room == nil {
+			return
+		}
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return
+		case <-time.After(inputPing):
+			s.ping(ctx)
+		}
+	}
+}
+
+// ping finds out whether the caller has gone while nothing is read, and so no answer to it comes. A write under way tells as well.
+func (s *socket) ping(ctx context.Context) {
+	if s.writing.Load() > 0 || s.stalled.Load() {
+		return
+	}
+	short, cancel := context.WithTimeout(ctx, pongWait)
+	defer cancel()
+	if err := s.conn.Ping(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !s.stalled.Load() {
+		s.cancel()
 	}
 }
 
@@ -187,7 +227,7 @@ func (s *socket) read(ctx context.Context) {
 		}
 		if kind == websocket.MessageBinary {
 			if len(raw) > 1 && raw[0] == api.FrameStdin && s.input != nil {
-				_, _ = s.input.Write(raw[1:]) // fails when the task has ended
+				s.take(ctx, raw[1:])
 			}
 			continue
 		}
@@ -227,13 +267,31 @@ func validSize(z api.Size) bool {
 	return z.Rows > 0 && z.Cols > 0 && z.Rows < 10_000 && z.Cols < 10_000
 }
 
-// send writes a message. A caller who has gone is noticed by read.
+// send writes a message.
 func (s *socket) send(m api.Control) {
 	b, err := json.Marshal(m)
-	if err == nil {
-		err = s.conn.Write(s.c.ctx(), websocket.MessageText, b)
+	if err != nil { // ours can all be written
+		s.cancel()
+		return
 	}
-	if err != nil && !s.stalled.Load() {
+	s.write(websocket.MessageText, b)
+}
+
+// write writes a message, and cuts the connection of a caller who does not take it. One who has gone is also noticed by read.
+func (s *socket) write(kind websocket.MessageType, msg []byte) {
+	if s.stalled.Load() {
+		return
+	}
+	s.writing.Add(1)
+	defer s.writing.Add(-1)
+	ctx, cancel := context.WithCancel(s.c.ctx())
+	defer cancel()
+	cut := time.AfterFunc(stallTimeout, func() {
+		s.stalled.Store(true) // before the connection is cut, which read notices
+		cancel()
+	})
+	defer cut.Stop()
+	if s.conn.Write(ctx, kind, msg) != nil && !s.stalled.Load() {
 		s.cancel()
 	}
 }
@@ -262,16 +320,6 @@ func (f *frames) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	msg := make([]byte, 0, len(b)+1)
-	msg = append(append(msg, f.kind), b...)
-	ctx, cancel := context.WithCancel(f.s.c.ctx())
-	defer cancel()
-	cut := time.AfterFunc(stallTimeout, func() {
-		f.s.stalled.Store(true) // before the connection is cut, which read notices
-		cancel()
-	})
-	defer cut.Stop()
-	if f.s.conn.Write(ctx, websocket.MessageBinary, msg) != nil && !f.s.stalled.Load() {
-		f.s.cancel()
-	}
+	f.s.write(websocket.MessageBinary, append(append(msg, f.kind), b...))
 	return len(b), nil
 }

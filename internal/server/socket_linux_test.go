@@ -1,0 +1,119 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// dial begins something over a WebSocket and reads that it has begun.
+func dial(t *testing.T, k *servertest.Bench, first string) *websocket.Conn {
+	t.Helper()
+	conn, _, err := websocket.Dial(t.Context(), k.URL+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.CloseNow() })
+	conn.SetReadLimit(1 << 20)
+	if err := conn.Write(t.Context(), websocket.MessageText, []byte(first)); err != nil {
+		t.Fatal(err)
+	}
+	if m := hear(t, conn); m.Started == nil {
+		t.Fatalf("%+v", m)
+	}
+	return conn
+}
+
+// hear reads the next text.
+func hear(t *testing.T, conn *websocket.Conn) (m api.Control) {
+	t.Helper()
+	for {
+		kind, raw, err := conn.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kind == websocket.MessageText {
+			if err := json.Unmarshal(raw, &m); err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+	}
+}
+
+func TestInputThatNobodyReads(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	s := open(t, k, "default", "work")
+	piece := make([]byte, 32<<10) // the first byte says that it is input
+
+	t.Run("a cancel behind it is heard", func(t *testing.T) {
+		conn := dial(t, k, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
+		for range 24 {
+			if err := conn.Write(t.Context(), websocket.MessageBinary, piece); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"cancel":true}`)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+		defer stop()
+		defer context.AfterFunc(ctx, func() { _ = conn.CloseNow() })()
+		if m := hear(t, conn); m.Verdict == nil || m.Verdict.Ended != sandbox.EndedCancelled {
+			t.Errorf("%+v", m)
+		}
+	})
+
+	t.Run("a caller who goes away behind more than is kept is noticed", func(t *testing.T) {
+		conn := dial(t, k, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
+		full, stop := context.WithTimeout(t.Context(), time.Second) // until nothing more goes into any buffer
+		defer stop()
+		for conn.Write(full, websocket.MessageBinary, piece) == nil {
+		}
+		_ = conn.CloseNow()
+		await(t, "the command is cancelled", func() bool {
+			v, err := s.Follow(t.Context(), "left", sandbox.FollowOptions{NoWait: true})
+			return err == nil && v != nil && v.Ended == sandbox.EndedCancelled
+		})
+	})
+
+	t.Run("what is read late comes whole", func(t *testing.T) {
+		conn := dial(t, k, `{"command":{"id":"late","shell":"while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -c"},"stdin":true}`)
+		sent := make(chan error, 1)
+		go func() {
+			for range 200 {
+				if err := conn.Write(t.Context(), websocket.MessageBinary, piece); err != nil {
+					sent <- err
+					return
+				}
+			}
+			sent <- conn.Write(t.Context(), websocket.MessageText, []byte(`{"stdin_end":true}`))
+		}()
+		if v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"touch", "/tmp/go"}}); err != nil || !v.OK() {
+			t.Fatal(v, err)
+		}
+		m := hear(t, conn)
+		if err := <-sent; err != nil || m.Verdict == nil || string(m.Verdict.Stdout.Head) != "6553400\n" {
+			t.Errorf("%+v %v", m.Verdict, err)
+		}
+	})
+}
+
+func TestDisplaysThatNobodyTakes(t *testing.T) {
+	server.SetStall(t, 300*time.Millisecond)
+	k := servertest.New(t, server.Options{})
+	s := open(t, k, "default", "work")
+	dial(t, k, `{"cell":{"id":"shown","code":"for i in range(400):\n    display('x' * 60000)\nopen('/tmp/done', 'w').close()"}}`)
+	await(t, "the cell goes on", func() bool {
+		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"test", "-e", "/tmp/done"}})
+		return err == nil && v.OK()
+	})
+}
