@@ -240,7 +240,7 @@ func (i *Integration) orNothing(v any) any {
 func (i *Integration) toml(path string, data []byte) ([]byte, error) {
 	name := []string{"mcp_servers", ServerName}
 	if i.Undo {
-		out, err := setTable(path, data, name, nil)
+		out, err := dropTable(path, data, name)
 		if err != nil || bytes.Equal(out, data) {
 			return data, err
 		}
@@ -249,7 +249,7 @@ func (i *Integration) toml(path string, data []byte) ([]byte, error) {
 		}
 		return out, nil
 	}
-	return setTable(path, data, name, []string{"command = " + tomlString(i.Program), `args = ["mcp"]`})
+	return setTable(path, data, name, []pair{{"command", tomlString(i.Program)}, {"args", `["mcp"]`}})
 }
 
 // plugin is the whole of a file of ours.

@@ -193,6 +193,90 @@ func TestSettingsOfOthersStay(t *testing.T) {
 	}
 }
 
+func TestWhatTheUserPutIntoOurEntryStays(t *testing.T) {
+	for _, tt := range []struct {
+		agent Agent
+		file  string
+		text  string // with the program's place as it was before
+		want  string
+	}{
+		{
+			ClaudeCode, ".mcp.json",
+			`{"mcpServers": {"recluse": {"env": {"A": "1"}, "type": "stdio", "command": "/old/recluse", "args": ["mcp"], /* slow */ "timeout": 60000}}}` + "\n",
+			`{"mcpServers": {"recluse": {"env": {"A": "1"}, "type": "stdio", "command": "/opt/my tools/recluse", "args": ["mcp"], /* slow */ "timeout": 60000}}}` + "\n",
+		},
+		{
+			ClaudeCode, ".claude/settings.local.json",
+			`{"hooks": {"PreToolUse": [{"matcher": "Bash", "hooks": [{"command": "'/old/recluse' hook --agent claude-code --project '/x'", "type": "command", "timeout": 30, "statusMessage": "mine"}]}]}}` + "\n",
+			`{"hooks": {"PreToolUse": [{"matcher": "Bash", "hooks": [{"command": "'/opt/my tools/recluse' hook --agent claude-code --project 'PROJECT'", "type": "command", "timeout": 30, "statusMessage": "mine"}]}]}}` + "\n",
+		},
+		{
+			OpenCode, "opencode.json",
+			"{\n  \"mcp\": {\n    \"recluse\": {\n      \"environment\": {\"A\": \"1\"},\n      \"command\": [\"/old/recluse\", \"mcp\"]\n    }\n  }\n}\n",
+			"{\n  \"mcp\": {\n    \"recluse\": {\n      \"environment\": {\"A\": \"1\"},\n      \"command\": [\"/opt/my tools/recluse\", \"mcp\"],\n      \"type\": \"local\",\n      \"enabled\": true\n    }\n  }\n}\n",
+		},
+		{
+			Cursor, ".cursor/mcp.json",
+			`{"mcpServers": {"recluse": {"command": "/old/recluse", "args": ["mcp", "old"], "envFile": ".env"}}}` + "\n",
+			`{"mcpServers": {"recluse": {"command": "/opt/my tools/recluse", "args": [` + "\n        \"mcp\"\n      " + `], "envFile": ".env"}}}` + "\n",
+		},
+		{
+			Codex, ".codex/config.toml",
+			"[mcp_servers.recluse] # ours\nstartup_timeout_sec = 20 # slow\n  command = \"/old/#recluse\" # where it is\nargs = [ # several\n  \"mcp\", \"old\",\n] # lines\n\n[mcp_servers.recluse.env]\nA = \"1\"\n\n[tui]\nx = 1\n",
+			"[mcp_servers.recluse] # ours\nstartup_timeout_sec = 20 # slow\n  command = \"/opt/my tools/recluse\" # where it is\nargs = [\"mcp\"] # lines\n\n[mcp_servers.recluse.env]\nA = \"1\"\n\n[tui]\nx = 1\n",
+		},
+		{
+			Codex, ".codex/config.toml",
+			"[mcp_servers.recluse]\nargs = [\n  'mcp', # as it is\n]\nenabled = false",
+			"[mcp_servers.recluse]\nargs = [\n  'mcp', # as it is\n]\nenabled = false\ncommand = \"/opt/my tools/recluse\"\n",
+		},
+		{
+			Codex, ".codex/config.toml",
+			"[mcp_servers.recluse.env]\nA = \"1\"\n",
+			"[mcp_servers.recluse.env]\nA = \"1\"\n\n[mcp_servers.recluse]\ncommand = \"/opt/my tools/recluse\"\nargs = [\"mcp\"]\n",
+		},
+	} {
+		i := bench(t, tt.agent)
+		put(t, i, tt.file, tt.text)
+		apply(t, i)
+		got, err := os.ReadFile(filepath.Join(i.Project, tt.file))
+		if want := strings.ReplaceAll(tt.want, "PROJECT", i.Project); err != nil || string(got) != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, got, want)
+		}
+		if n := apply(t, i); n != 0 {
+			t.Errorf("%s: %d changes the second time", tt.file, n)
+		}
+	}
+}
+
+func TestUndoTakesTheTablesBelowOursToo(t *testing.T) {
+	i := bench(t, Codex)
+	i.Undo = true
+	put(t, i, ".codex/config.toml", `model = "x"
+
+[mcp_servers.recluse]
+command = "y"
+
+[mcp_servers.recluse.env]
+A = "1"
+
+# mine
+[tui]
+x = 1
+
+[mcp_servers.recluse.tools.python]
+approval_mode = "approve"
+
+[mcp_servers.recluses]
+command = "z"
+`)
+	apply(t, i)
+	want := "=== .codex/config.toml\nmodel = \"x\"\n\n# mine\n[tui]\nx = 1\n\n[mcp_servers.recluses]\ncommand = \"z\"\n"
+	if got := string(tree(t, i)); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}
+
 // meaning is what a file says, without its form. The empty objects that an undo leaves out say nothing.
 func meaning(t *testing.T, name string, data []byte) any {
 	t.Helper()

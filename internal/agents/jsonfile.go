@@ -91,7 +91,7 @@ func (f *jsonFile) object(create bool, path ...string) (*hujson.Object, error) {
 	return o, nil
 }
 
-// set puts a value at a path and reports whether that changed anything.
+// set puts a value at a path and reports whether that changed anything. What is there already keeps the members that the value does not name.
 func (f *jsonFile) set(value any, path ...string) (bool, error) {
 	last := len(path) - 1
 	o, err := f.object(true, path[:last]...)
@@ -99,14 +99,45 @@ func (f *jsonFile) set(value any, path ...string) (bool, error) {
 		return false, err
 	}
 	if _, v := member(o, path[last]); v != nil {
-		if same(v, value) {
-			return false, nil
-		}
-		v.Value = f.value(value, last+1)
-		return true, nil
+		return f.merge(v, f.value(value, last+1), last+1), nil
 	}
 	f.append(o, last, path[last], f.value(value, last+1))
 	return true, nil
+}
+
+// merge makes a value say what want says, reports whether that changed anything, and leaves what its owner has put beside.
+func (f *jsonFile) merge(v *hujson.Value, want hujson.ValueTrimmed, depth int) (changed bool) {
+	switch want := want.(type) {
+	case *hujson.Object:
+		have, ok := v.Value.(*hujson.Object)
+		if !ok {
+			break
+		}
+		for i := range want.Members {
+			name := want.Members[i].Name.Value.(hujson.Literal).String() //nolint:forcetypeassert // names are
+			if _, old := member(have, name); old != nil {
+				changed = f.merge(old, want.Members[i].Value.Value, depth+1) || changed
+				continue
+			}
+			f.append(have, depth, name, want.Members[i].Value.Value)
+			changed = true
+		}
+		return changed
+	case *hujson.Array:
+		have, ok := v.Value.(*hujson.Array)
+		if !ok || len(have.Elements) != len(want.Elements) {
+			break
+		}
+		for i := range want.Elements {
+			changed = f.merge(&have.Elements[i], want.Elements[i].Value, depth+1) || changed
+		}
+		return changed
+	}
+	if same(v, want) {
+		return false
+	}
+	v.Value = want
+	return true
 }
 
 // remove takes a value away, and objects that are empty without it, and reports whether it was there.
@@ -167,9 +198,8 @@ func (f *jsonFile) entry(value any, mine func(raw map[string]any) bool, path ...
 			a.Elements = cut(a.Elements, i, &a.AfterExtra, func(e *hujson.Value) *hujson.Value { return e }, func(e *hujson.Value) *hujson.Value { return e })
 			i--
 			changed = true
-		case !same(&a.Elements[i], value):
-			a.Elements[i].Value = f.value(value, len(path)+1)
-			changed = true
+		default:
+			changed = f.merge(&a.Elements[i], f.value(value, len(path)+1), len(path)+1) || changed
 		}
 		found = true
 	}
@@ -275,11 +305,7 @@ func plain(v *hujson.Value) []byte {
 }
 
 // same reports whether a value is there already, however it is written.
-func same(v *hujson.Value, want any) bool {
-	raw, err := json.Marshal(want)
-	if err != nil {
-		return false
-	}
+func same(v *hujson.Value, want hujson.ValueTrimmed) bool {
 	var a, b any
-	return json.Unmarshal(plain(v), &a) == nil && json.Unmarshal(raw, &b) == nil && reflect.DeepEqual(a, b)
+	return json.Unmarshal(plain(v), &a) == nil && json.Unmarshal(plain(&hujson.Value{Value: want}), &b) == nil && reflect.DeepEqual(a, b)
 }

@@ -3,55 +3,168 @@ package agents
 import (
 	"bytes"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
 )
 
-// setTable gives a TOML file with one table set to lines of ours, or without the table if lines is nil. Everything else stays byte for byte: the
-// table is found by its header, and what comes out is read again to see that nothing else has changed.
-func setTable(path string, data []byte, name []string, lines []string) ([]byte, error) {
-	before, err := parseTOML(path, data)
+// pair is a key of ours and its value as TOML.
+type pair struct{ key, value string }
+
+func (p pair) String() string { return p.key + " = " + p.value }
+
+// setTable gives a TOML file in whose table our pairs are set. Everything else stays byte for byte, what its owner has put into the table
+// included: it is found by its text, and what comes out is read again to see that nothing else has changed.
+func setTable(path string, data []byte, name []string, pairs []pair) ([]byte, error) {
+	want, err := parseTOML(path, data)
 	if err != nil {
 		return nil, err
 	}
-	begin, end := findTable(data, "["+strings.Join(name, ".")+"]")
-	if begin < 0 && lookup(before, name) != nil {
-		return nil, unusable(path, "write it as a table of its own, or remove it", "%s is there in a form that cannot be changed safely", strings.Join(name, "."))
-	}
-	var block []byte
-	if lines != nil {
-		block = []byte("[" + strings.Join(name, ".") + "]\n" + strings.Join(lines, "\n") + "\n")
+	entry, header := lookup(want, name), strings.Join(name, ".")
+	begin, end := findTable(data, func(h string) bool { return h == "["+header+"]" })
+	below, _ := findTable(data, func(h string) bool { return strings.HasPrefix(h, "["+header+".") })
+	table, known := entry.(map[string]any)
+	if entry != nil && (!known || begin < 0 && below < 0) {
+		return nil, unusable(path, "write it as a table of its own, or remove it", "%s is there in a form that cannot be changed safely", header)
 	}
 	var out []byte
-	switch {
-	case begin >= 0:
-		out = append(append(bytes.Clone(data[:begin]), block...), data[end:]...)
-		if lines == nil {
-			out = append(bytes.TrimRight(out[:begin:begin], "\n"), after(data[:begin], data[end:])...)
+	if begin >= 0 {
+		text, err := setPairs(path, data[begin:end], table, pairs)
+		if err != nil {
+			return nil, err
 		}
-	case lines == nil:
-		return data, nil
-	default:
-		out = bytes.Clone(data)
-		if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n")) {
-			out = append(out, '\n')
-		}
+		out = slices.Concat(data[:begin], text, data[end:])
+	} else {
+		out = ended(data)
 		if len(out) > 0 {
 			out = append(out, '\n')
 		}
-		out = append(out, block...)
+		out = append(out, "["+header+"]\n"...)
+		for _, p := range pairs {
+			out = append(out, p.String()+"\n"...)
+		}
+	}
+	for _, p := range pairs {
+		if err := assign(path, want, name, p); err != nil {
+			return nil, err
+		}
+	}
+	return out, checked(path, out, want)
+}
+
+// dropTable gives a TOML file without a table and those below it. Everything else stays, as with setTable.
+func dropTable(path string, data []byte, name []string) ([]byte, error) {
+	want, err := parseTOML(path, data)
+	if err != nil {
+		return nil, err
+	}
+	if lookup(want, name) == nil {
+		return data, nil
+	}
+	header, out := strings.Join(name, "."), data
+	for {
+		begin, end := findTable(out, func(h string) bool {
+			return h == "["+header+"]" || strings.HasPrefix(h, "["+header+".") || strings.HasPrefix(h, "[["+header+".")
+		})
+		if begin < 0 {
+			break
+		}
+		out = slices.Concat(bytes.TrimRight(out[:begin], "\r\n"), after(out[:begin], out[end:]))
 	}
 	got, err := parseTOML(path, out)
-	if err != nil {
-		return nil, unusable(path, "change it by hand", "our table does not fit into it: %v", err)
+	if err != nil || lookup(got, name) != nil {
+		return nil, unusable(path, "remove it by hand", "%s is there in a form that cannot be changed safely", header)
 	}
-	forget(before, name)
-	forget(got, name)
-	if !reflect.DeepEqual(before, got) {
+	forget(want, name)
+	forget(got, name) // tables that are empty without it
+	if !reflect.DeepEqual(want, got) {
 		return nil, unusable(path, "change it by hand", "our table cannot be told from the rest of it")
 	}
 	return out, nil
+}
+
+// checked refuses a file that does not say what is wanted.
+func checked(path string, data []byte, want map[string]any) error {
+	got, err := parseTOML(path, data)
+	if err != nil {
+		return unusable(path, "change it by hand", "our table does not fit into it: %v", err)
+	}
+	if !reflect.DeepEqual(want, got) {
+		return unusable(path, "change it by hand", "our table cannot be told from the rest of it")
+	}
+	return nil
+}
+
+// setPairs gives the text of a table in which our pairs are set. Those that say the same already stay as they are written.
+func setPairs(path string, text []byte, have map[string]any, pairs []pair) ([]byte, error) {
+	for _, p := range pairs {
+		v, err := parseTOML(path, []byte(p.String()))
+		if err != nil {
+			return nil, err
+		}
+		if reflect.DeepEqual(have[p.key], v[p.key]) {
+			continue
+		}
+		if begin, end := findPair(text, p.key); begin >= 0 {
+			text = slices.Concat(text[:begin], []byte(p.String()), text[end:])
+			continue
+		}
+		text = append(ended(text), p.String()+"\n"...)
+	}
+	return text, nil
+}
+
+// assign sets a pair in what a file says.
+func assign(path string, v map[string]any, name []string, p pair) error {
+	for _, key := range name {
+		next, ok := v[key].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			v[key] = next
+		}
+		v = next
+	}
+	one, err := parseTOML(path, []byte(p.String()))
+	if err != nil {
+		return err
+	}
+	v[p.key] = one[p.key]
+	return nil
+}
+
+// ended gives a copy of a text whose last line has an end.
+func ended(text []byte) []byte {
+	text = bytes.Clone(text)
+	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
+		text = append(text, '\n')
+	}
+	return text
+}
+
+// findPair gives the bytes of a key and its value, without the comment behind it.
+func findPair(text []byte, key string) (begin, end int) {
+	at := 0
+	for line := range bytes.Lines(text) {
+		trimmed := bytes.TrimLeft(line, " \t")
+		rest, ok := bytes.CutPrefix(trimmed, []byte(key))
+		if !ok || !bytes.HasPrefix(bytes.TrimLeft(rest, " \t"), []byte("=")) {
+			at += len(line)
+			continue
+		}
+		begin = at + len(line) - len(trimmed)
+		// The value ends where what we have of it is whole for the first time: it may have several lines, and a # in it.
+		for end = begin + 1; end <= len(text); end++ {
+			if end < len(text) && text[end] != '#' && text[end] != '\n' {
+				continue
+			}
+			if toml.Unmarshal(text[begin:end], &map[string]any{}) == nil {
+				return begin, begin + len(bytes.TrimRight(text[begin:end], " \t\r"))
+			}
+		}
+		return -1, -1
+	}
+	return -1, -1
 }
 
 // after joins what stood before and behind a table that was removed.
@@ -62,18 +175,18 @@ func after(before, behind []byte) []byte {
 	if len(bytes.TrimSpace(behind)) == 0 {
 		return []byte("\n")
 	}
-	return append([]byte("\n\n"), behind...)
+	return append([]byte("\n\n"), bytes.TrimLeft(behind, "\r\n")...)
 }
 
-// findTable gives the bytes of a table from its header to the next header, without the comments and empty lines before that one.
-func findTable(data []byte, header string) (begin, end int) {
+// findTable gives the bytes of the first table with such a header, from there to the next header, without the comments and empty lines before that.
+func findTable(data []byte, header func(string) bool) (begin, end int) {
 	begin = -1
 	at := 0
 	for line := range bytes.Lines(data) {
 		text, _, _ := strings.Cut(string(line), "#")
 		text = strings.TrimSpace(text)
 		switch {
-		case begin < 0 && text == header:
+		case begin < 0 && header(text):
 			begin, end = at, at+len(line)
 		case begin >= 0 && strings.HasPrefix(text, "["):
 			return begin, end
