@@ -143,10 +143,8 @@ func (n *node) offered(final bool, payload []byte) ([]byte, error) {
 	var why string
 	if final {
 		why = n.accept(a)
-	} else if why = n.check(a); why == "" {
-		n.mu.Lock()
-		n.ready = a
-		n.mu.Unlock()
+	} else {
+		why = n.offer(a)
 	}
 	return json.Marshal(map[string]any{"ok": why == "", "error": why})
 }

@@ -103,6 +103,29 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 	}
 }
 
+func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
+	d := newDesk(t, block("x = 8"), `{"n": 7}`, block("SUBMIT(n=x)"))
+	d.opts.Limits.Turns = 1
+	res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
+	if err == nil {
+		t.Fatal("turns were over, and the run was answered")
+	}
+	same(t, "reason", res.Reason, ReasonTurns)
+	same(t, "partial", res.Partial, true)
+	same(t, "value", string(res.Value), `{"n": 7}`)
+	more := *d.opts.Limits
+	more.Turns = 5
+	r, err := d.engine().Resume(t.Context(), res.Run, &more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err = r.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "value of the run that went on", string(res.Value), `{"n": 8}`)
+	same(t, "turns", res.Turns, 2)
+}
+
 func TestCancelReachesEverythingAndKeepsWhatThereIs(t *testing.T) {
 	d := newDesk(t, block("answer['content'] = 'half'"), block("print(rlm_query('never ends'))"))
 	asked := make(chan struct{})

@@ -118,11 +118,16 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		n.lastSaid = text
 		n.mu.Unlock()
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
-		if text == "" {
+		a := &Answer{Content: text}
+		switch {
+		case text == "":
 			why = "the reply was empty"
-		} else if call == CallLast && n.schema == nil {
-			return nil // the best that there is, but nobody handed it in
-		} else if why = n.accept(&Answer{Content: text}); why == "" {
+		case call == CallLast:
+			why = n.offer(a) // the best that there is, but nobody handed it in
+		default:
+			why = n.accept(a)
+		}
+		if why == "" {
 			return nil
 		}
 		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
@@ -368,11 +373,6 @@ func (n *node) lastCall(ctx context.Context) error {
 	if err := n.askPlainly(ctx, CallLast, messages); err != nil && !errors.Is(err, &sandbox.Error{Code: CodeAnswerRefused}) {
 		return errors.Join(over, err)
 	}
-	n.mu.Lock()
-	if n.handedIn != nil { // it was checked, but not handed in by code
-		n.ready, n.handedIn = n.handedIn, nil
-	}
-	n.mu.Unlock()
 	return over
 }
 

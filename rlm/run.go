@@ -238,7 +238,7 @@ type node struct {
 
 	mu       sync.Mutex
 	handedIn *Answer        // guarded by mu; the answer
-	ready    *Answer        // guarded by mu; answer["ready"] was set, and the cell goes on
+	ready    *Answer        // guarded by mu; answer["ready"] was set and the cell goes on, or it was asked for when turns were over
 	draft    *Answer        // guarded by mu; answer["content"] so far
 	lastSaid string         // guarded by mu; the last reply's text
 	afterRun *afterNote     // guarded by mu; what the last cell left
@@ -288,6 +288,17 @@ func (n *node) accept(a *Answer) string {
 		n.handedIn = a
 		n.run.emit(n, n.turn, KindAnswer, a)
 	}
+	return ""
+}
+
+// offer keeps an answer that is not handed in, if it meets the schema; else it says why not.
+func (n *node) offer(a *Answer) string {
+	if why := n.check(a); why != "" {
+		return why
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ready = a
 	return ""
 }
 
