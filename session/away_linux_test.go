@@ -4,8 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -140,6 +142,7 @@ func newDistantBench(t *testing.T) (*bench, *distant) {
 	}
 	k.start()
 	t.Cleanup(k.close)
+	t.Cleanup(func() { d.say(nil, false) })
 	return k, d
 }
 
@@ -223,4 +226,32 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// part has the session let go of its sandbox, and leaves the backend away.
+func (k *bench) part(s *Session, d *distant) {
+	k.t.Helper()
+	d.say(&sandbox.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
+	await(k.t, "it is let go of", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sb == nil
+	})
+}
+
+func TestALostSessionThatWasToSleepStillExpires(t *testing.T) {
+	k, d := newDistantBench(t)
+	s := k.open("work")
+	id := s.Info().Sandbox
+	k.part(s, d)
+	if err := d.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	d.say(nil, false)
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), CodeLost)
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
+	s.mu.Lock()
+	s.rec.Policy.TTL = time.Millisecond
+	s.mu.Unlock()
+	k.awaitState(s, Expired)
 }

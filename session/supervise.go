@@ -130,7 +130,7 @@ func (s *Session) replace(sb *sandbox.Sandbox, cause error) {
 //
 // Preconditions: mu is held.
 func (s *Session) lose(cause error) {
-	s.sb, s.reviving, s.away = nil, true, nil
+	s.sb, s.frozen, s.reviving, s.away = nil, false, true, nil // nobody can take away what has gone
 	s.become(Lost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
 }
 
