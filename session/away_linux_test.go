@@ -255,3 +255,78 @@ func TestALostSessionThatWasToSleepStillExpires(t *testing.T) {
 	s.mu.Unlock()
 	k.awaitState(s, Expired)
 }
+
+func TestASessionOfASilentBackend(t *testing.T) {
+	k, _ := newDistantBench(t)
+	name := k.b.Name()
+	for _, c := range []struct {
+		name     string
+		backend  string
+		record   record
+		kept     bool
+		reviving bool
+	}{
+		{"was being made", name, record{State: Creating}, false, false},
+		{"was being made elsewhere", "elsewhere", record{State: Creating}, false, false},
+		{"ran", name, record{State: Ready, Sandbox: "x"}, true, false},
+		{"ran elsewhere", "elsewhere", record{State: Ready, Sandbox: "x"}, true, false},
+		{"was being restored", name, record{State: Lost}, true, true},
+		{"was being restored elsewhere", "elsewhere", record{State: Lost}, true, false},
+		{"was given up", name, record{State: Lost, Hopeless: true}, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.record.Backend = c.backend
+			s := k.m.newSession(c.record)
+			kept := s.reconcile(&found{silent: map[string]bool{name: true}}, nil)
+			if kept != c.kept || s.reviving != c.reviving || s.rec.State != c.record.State {
+				t.Errorf("kept %t, restored %t, %s", kept, s.reviving, s.rec.State)
+			}
+		})
+	}
+}
+
+func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
+	k, d := newDistantBench(t)
+	s := k.open("work")
+	py(t, s, "x = 41")
+	id := s.Info().Sandbox
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock() // as if the manager had been killed before it could tell the store
+	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.rec.Since, s.dirty = Ready, id, nil, time.Time{}, time.Now(), true
+	s.mu.Unlock()
+	hush := func(err error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.mute = err
+	}
+	hush(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "its disk does not answer", Retry: true})
+	k.restart()
+	s = k.get("work")
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
+	hush(nil)
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+}
+
+// elsewhere is a backend that has nothing of what another has.
+type elsewhere struct{ sandbox.Backend }
+
+func (elsewhere) Name() string                                           { return "elsewhere" }
+func (elsewhere) List(context.Context) ([]sandbox.Info, error)           { return nil, nil }
+func (elsewhere) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, nil }
+
+func TestASessionOutlivesAManagerWithoutItsBackend(t *testing.T) {
+	k, d := newDistantBench(t)
+	py(t, k.open("work"), "x = 41")
+	k.opts.Backends = []sandbox.Backend{elsewhere{d}}
+	k.restart()
+	s := k.get("work")
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendUnknown)
+	want(t, "state", string(s.Info().State), string(Ready))
+	k.opts.Backends = []sandbox.Backend{d}
+	k.restart()
+	want(t, "x + 1", py(t, k.get("work"), "x + 1"), "42")
+}

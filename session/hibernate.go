@@ -209,6 +209,10 @@ func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.San
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.rec.State == Hibernated {
+		s.frozen = false
+		return nil, nil
+	}
 	if s.sb == nil {
 		return nil, &sandbox.Error{Code: CodeLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
 	}

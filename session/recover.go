@@ -53,6 +53,13 @@ func (m *Manager) search(ctx context.Context) *found {
 			f.silent[b.Name()] = true
 			continue
 		}
+		images, err := b.Snapshots(ctx)
+		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
+			// What does not run may be asleep, so half an answer is none.
+			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
+			f.silent[b.Name()] = true
+			continue
+		}
 		for _, i := range list {
 			if i.Labels[labelInstance] != m.instance {
 				continue
@@ -63,10 +70,6 @@ func (m *Manager) search(ctx context.Context) *found {
 				continue
 			}
 			f.running[id] = append(f.running[id], i)
-		}
-		images, err := b.Snapshots(ctx)
-		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
-			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
 		}
 		for _, s := range images {
 			if s.Labels[labelInstance] == m.instance {
@@ -141,8 +144,11 @@ func (m *Manager) recover(ctx context.Context) error {
 // reconcile decides what a session is, from its record and what there is of it. False: it never was.
 func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 	r := &s.rec
-	if f.silent[r.Backend] {
-		return true // nothing is known, so nothing is decided
+	known := s.m.known(r.Backend) != nil
+	if f.silent[r.Backend] || !known {
+		// Nothing is known, so nothing is decided; but nobody was promised one that was being made.
+		s.unsure, s.reviving = true, known && r.State == Lost && !r.Hopeless
+		return r.State != Creating
 	}
 	chosen := -1
 	for i, x := range running {
@@ -174,12 +180,9 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 	case r.State == Hibernated:
 	default:
 		s.dirty = true
-		if image := f.asleep(r); image != nil {
-			r.State, r.Reason, r.Hibernation, r.Slept, r.Sandbox = Hibernated, "found asleep after a restart", image, now, ""
-			if !r.Since.IsZero() {
-				r.Lived += now.Sub(r.Since)
-				r.Since = time.Time{}
-			}
+		if image := asleep(r, f.images[r.ID]); image != nil {
+			r.State, r.Reason = Hibernated, "found asleep after a restart"
+			r.layDown(image, now)
 			return true
 		}
 		if r.State != Lost || !r.Hopeless {
@@ -190,13 +193,48 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 }
 
 // asleep gives the image that was taken of a session's sandbox when that was stopped, or nil.
-func (f *found) asleep(r *record) *sandbox.Snapshot {
-	for _, s := range f.images[r.ID] {
-		if s.Labels[labelKind] == kindHibernation && s.Parent == r.Sandbox {
+func asleep(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
+	for _, s := range images {
+		if s.Labels[labelSessionID] == r.ID && s.Labels[labelKind] == kindHibernation && s.Parent == r.Sandbox {
 			return s
 		}
 	}
 	return nil
+}
+
+// layDown notes that a session sleeps in an image.
+func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
+	r.Hibernation, r.Slept, r.Sandbox = image, now, ""
+	if !r.Since.IsZero() {
+		r.Lived += now.Sub(r.Since)
+		r.Since = time.Time{}
+	}
+}
+
+// findAsleep looks for the image of a session whose backend could not be asked after a restart, and whose sandbox is not there now.
+//
+// Preconditions: the turn is taken.
+func (s *Session) findAsleep(ctx context.Context, b sandbox.Backend) (bool, error) {
+	s.mu.Lock()
+	unsure := s.unsure
+	s.mu.Unlock()
+	if !unsure {
+		return false, nil
+	}
+	images, err := b.Snapshots(ctx)
+	if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
+		return false, err
+	}
+	s.mu.Lock()
+	s.unsure = false
+	image := asleep(&s.rec, images)
+	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.become(Hibernated, "found asleep after a restart") {
+		s.mu.Unlock()
+		return false, nil
+	}
+	s.rec.layDown(image, time.Now().UTC())
+	s.mu.Unlock()
+	return true, s.save(ctx)
 }
 
 // takeOver attaches what runs and restores what is lost.

@@ -34,6 +34,7 @@ type Session struct {
 	sb         *sandbox.Sandbox            // guarded by mu; nil: not attached
 	frozen     bool                        // guarded by mu; the sandbox is about to be taken away: wait for the turn
 	reviving   bool                        // guarded by mu; lost, and being restored
+	unsure     bool                        // guarded by mu; its backend could not be asked for it when the manager started
 	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
 	away       error                       // guarded by mu; why its backend cannot restore it yet
 	calls      int                         // guarded by mu; cells, commands, transfers
@@ -249,6 +250,9 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	if !gone(err) {
 		return err
 	}
+	if asleep, err := s.findAsleep(ctx, b); asleep || err != nil {
+		return err
+	}
 	s.mu.Lock()
 	s.lose(err)
 	s.mu.Unlock()
@@ -280,7 +284,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	}
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
-	s.sb, s.rec.Sandbox, s.frozen = sb, sb.ID(), false
+	s.sb, s.rec.Sandbox, s.frozen, s.unsure = sb, sb.ID(), false, false
 	s.dirty = true
 	if change != nil {
 		change()
