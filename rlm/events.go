@@ -66,7 +66,7 @@ type ContextNote struct {
 
 // SandboxReady names the machine of a node.
 type SandboxReady struct {
-	ID     string `json:"id"`
+	ID     string `json:"id"`               // empty: it is lent to the run
 	Inside string `json:"inside,omitempty"` // where its context lies
 }
 

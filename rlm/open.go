@@ -181,10 +181,15 @@ func (n *node) carry(ctx context.Context, w way) error {
 	return n.stream(ctx)
 }
 
-// settle notes where the machine is and where the context lies in it, before that takes any time.
+// settle notes where the machine is and where the context lies in it, before that takes any time. A machine that is lent is not named: who
+// resumes or deletes the run would end it.
 func (n *node) settle(inside string) {
 	n.inside = inside
-	n.run.emit(n, 0, KindSandbox, SandboxReady{ID: n.machine.ID(), Inside: inside})
+	ready := SandboxReady{Inside: inside}
+	if !n.borrowed {
+		ready.ID = n.machine.ID()
+	}
+	n.run.emit(n, 0, KindSandbox, ready)
 }
 
 // place names the context of this node among those that a machine may have: of questions before, and of the node whose copy it is.

@@ -367,6 +367,35 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	}
 }
 
+func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
+	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{Persist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t, block("x = 1"), "I do not know.", block("FINAL(x)"))
+	d.opts.Limits.Turns = 1
+	res, err := d.run(Question{Inputs: []Input{Text("x")}, Machine: m})
+	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	// Its owner has left it alone for a while.
+	m.(*sandbox.Sandbox).Detach()
+	more := *d.opts.Limits
+	more.Turns = 5
+	r, err := d.engine().Resume(t.Context(), res.Run, &more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err = r.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, "1")
+	if m, err = FromBackend(boxes).Attach(t.Context(), m.ID()); err != nil {
+		t.Fatalf("the machine was closed: %v", err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestExportHasTheOfficialLayout(t *testing.T) {
 	d := newDesk(t, block("a = llm_query('first')\nprint(a)"), block("FINAL(a)"))
 	e := d.engine()
