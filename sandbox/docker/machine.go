@@ -141,22 +141,26 @@ func (m *machine) watch(ctx context.Context, n news) {
 			case <-time.After(enginePause):
 			}
 			n = m.backend.subscribe(ctx, m.Container)
-			if m.look(ctx) {
+			gone, answered := m.look(ctx)
+			if gone {
 				return
+			}
+			if answered {
+				failures = 0 // the stream was dropped, as happens in a long life, and the engine is there
 			}
 		}
 	}
 }
 
-// look asks what has become of the container, for news that were missed.
-func (m *machine) look(ctx context.Context) (gone bool) {
+// look asks what has become of the container, for news that were missed, and says whether the engine answered.
+func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	res, err := m.backend.cli.ContainerInspect(ctx, m.Container, client.ContainerInspectOptions{})
 	if errdefs.IsNotFound(err) {
 		m.end(removed())
-		return true
+		return true, true
 	}
 	if err != nil {
-		return false // the news fail as well, and are counted
+		return false, false // the news fail as well, and are counted
 	}
 	st := res.Container.State
 	switch {
@@ -165,9 +169,9 @@ func (m *machine) look(ctx context.Context) (gone bool) {
 	case !st.Running:
 		m.end(m.obituary(st, time.Now()))
 	default:
-		return false
+		return false, true
 	}
-	return true
+	return true, true
 }
 
 // hear takes one piece of news and reports whether it was the last.
@@ -301,7 +305,7 @@ func (b *Backend) attach(ctx context.Context, r record, token []byte, l lookout)
 	})
 	if err != nil {
 		// Why there is no bridge the container itself tells best.
-		if m.look(context.WithoutCancel(ctx)) && m.cause != nil {
+		if gone, _ := m.look(context.WithoutCancel(ctx)); gone && m.cause != nil {
 			err = errors.Join(m.cause, err)
 		}
 		return nil, err
