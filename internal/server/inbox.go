@@ -7,7 +7,7 @@ import (
 
 // maxInput is how much input is kept for a task that does not read it. As long as there is room, what the caller says behind it is heard:
 // that the task is to be cancelled, or how large the terminal is now.
-const maxInput = 1 << 20
+const maxInput = 4 << 20
 
 // inbox holds input between the caller who sends it and the task that reads it, so that neither waits for the other before it must.
 type inbox struct {

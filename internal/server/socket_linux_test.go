@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"testing"
 	"time"
 
@@ -15,9 +16,9 @@ import (
 )
 
 // dial begins something over a WebSocket and reads that it has begun.
-func dial(t *testing.T, k *servertest.Bench, first string) *websocket.Conn {
+func dial(t *testing.T, url, first string) *websocket.Conn {
 	t.Helper()
-	conn, _, err := websocket.Dial(t.Context(), k.URL+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
+	conn, _, err := websocket.Dial(t.Context(), url+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,8 +56,8 @@ func TestInputThatNobodyReads(t *testing.T) {
 	piece := make([]byte, 32<<10) // the first byte says that it is input
 
 	t.Run("a cancel behind it is heard", func(t *testing.T) {
-		conn := dial(t, k, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
-		for range 24 {
+		conn := dial(t, k.URL, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
+		for range 160 { // more than the buffers on the way take
 			if err := conn.Write(t.Context(), websocket.MessageBinary, piece); err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +74,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 
 	t.Run("a caller who goes away behind more than is kept is noticed", func(t *testing.T) {
-		conn := dial(t, k, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
+		conn := dial(t, k.URL, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
 		full, stop := context.WithTimeout(t.Context(), time.Second) // until nothing more goes into any buffer
 		defer stop()
 		for conn.Write(full, websocket.MessageBinary, piece) == nil {
@@ -86,7 +87,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 
 	t.Run("what is read late comes whole", func(t *testing.T) {
-		conn := dial(t, k, `{"command":{"id":"late","shell":"while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -c"},"stdin":true}`)
+		conn := dial(t, k.URL, `{"command":{"id":"late","shell":"while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -c"},"stdin":true}`)
 		sent := make(chan error, 1)
 		go func() {
 			for range 200 {
@@ -107,13 +108,40 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 }
 
+// narrow is a listener whose connections hold little of what is written to them.
+type narrow struct{ net.Listener }
+
+func (n narrow) Accept() (net.Conn, error) {
+	conn, err := n.Listener.Accept()
+	if err == nil {
+		err = conn.(*net.TCPConn).SetWriteBuffer(4096)
+	}
+	return conn, err
+}
+
 func TestDisplaysThatNobodyTakes(t *testing.T) {
 	server.SetStall(t, 300*time.Millisecond)
 	k := servertest.New(t, server.Options{})
 	s := open(t, k, "default", "work")
-	dial(t, k, `{"cell":{"id":"shown","code":"for i in range(400):\n    display('x' * 60000)\nopen('/tmp/done', 'w').close()"}}`)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- k.Server.Serve(ctx, narrow{ln}) }()
+	defer func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	dial(t, "http://"+ln.Addr().String(), `{"cell":{"id":"shown","code":"for i in range(30):\n    display('x' * 60000)\nopen('/tmp/done', 'w').close()"}}`)
 	await(t, "the cell goes on", func() bool {
 		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"test", "-e", "/tmp/done"}})
 		return err == nil && v.OK()
 	})
+	if v, err := s.Follow(t.Context(), "shown", sandbox.FollowOptions{}); err != nil || !v.OK() {
+		t.Errorf("the cell: %v %v", v, err)
+	}
 }
