@@ -35,6 +35,8 @@ type past struct {
 	answer   *Answer
 	ended    *Result
 	spent    []Spent
+	models   map[int]string // who answered at which depth
+	resumed  bool
 	tape     *tape
 }
 
@@ -44,7 +46,7 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &past{id: id, dir: dir, summary: map[int]string{}, tape: &tape{only: only}}
+	p := &past{id: id, dir: dir, summary: map[int]string{}, models: map[int]string{}, tape: &tape{only: only}}
 	data, err := os.ReadFile(filepath.Join(dir, runFile))
 	if err == nil {
 		err = json.Unmarshal(data, &p.saved)
@@ -71,8 +73,14 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 			break
 		}
 	}
+	if p.started.Forked != "" && !p.resumed {
+		p.disown()
+	}
 	return p, nil
 }
+
+// disown leaves time and money of the shared turns to the run that a fork was made from.
+func (p *past) disown() { p.spent, p.worked = nil, 0 }
 
 func (p *past) take(e *Event) error {
 	if err := p.tape.add(e); err != nil {
@@ -90,6 +98,7 @@ func (p *past) take(e *Event) error {
 			depth++
 		}
 		p.spent = append(p.spent, Spent{c.Model, depth, c.Usage})
+		p.models[depth] = c.Model
 	case KindRunStarted:
 		return e.Decode(&p.started)
 	}
@@ -131,6 +140,10 @@ func (p *past) take(e *Event) error {
 		return e.Decode(p.answer)
 	case KindResumed:
 		p.ended = nil
+		if p.started.Forked != "" && !p.resumed {
+			p.disown() // here the fork itself begins
+		}
+		p.resumed = true
 	case KindRunEnded:
 		p.ended = &Result{}
 		return e.Decode(p.ended)

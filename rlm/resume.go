@@ -203,9 +203,6 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*
 	if err != nil {
 		return nil, err
 	}
-	// The machine and the snapshots belong to the other run, and its time and money are its own.
-	f.box.ID, f.snapshot, f.dirty, f.answer, f.spent, f.worked = "", "", false, nil, nil, 0
-	f.box.Inside = p.box.Inside
 	r, err := e.continueRun(ctx, f, limits)
 	if err != nil {
 		return nil, err
@@ -238,8 +235,8 @@ func copyRun(p *past, dir, id string, at int) error {
 		if err != nil {
 			return err
 		}
-		// At turn 0 only what came before the first turn is shared.
-		if at == 0 && e.Kind == KindTurnStarted {
+		// At turn 0 only what came before the first turn is shared, or before the model was asked directly.
+		if at == 0 && (e.Kind == KindTurnStarted || e.Kind == KindCallStarted) {
 			break
 		}
 		switch e.Kind {
@@ -248,8 +245,12 @@ func copyRun(p *past, dir, id string, at int) error {
 			if e.Data, err = json.Marshal(p.started); err != nil {
 				return err
 			}
-		case KindSnapshot, KindRunEnded, KindResumed:
-			continue
+		case KindSandbox, KindSnapshot, KindRunEnded, KindResumed:
+			continue // machine and snapshots belong to the other run
+		case KindAnswer:
+			if e.Node == "0" {
+				continue // it is the other run's
+			}
 		}
 		seq++
 		e.Seq = seq
@@ -279,11 +280,7 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	}
 	p.tape.fresh = true
 	r.tape = p.tape
-	names := map[int]string{} // who answered at which depth
-	for _, s := range p.spent {
-		names[s.Depth] = s.Model
-	}
-	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, names[depth])}, nil }
+	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, p.models[depth])}, nil }
 	r.model = paper{p.started.Model}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {

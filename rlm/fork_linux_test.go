@@ -1,0 +1,112 @@
+//go:build linux
+
+package rlm
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/recluse-dev/recluse/llm"
+)
+
+func TestTheLogOfAForkIsItsOwn(t *testing.T) {
+	d := newDesk(t, block("a = llm_query('first')"), block("FINAL(a)"))
+	e := d.engine()
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	d.root.answer = func(context.Context, int, llm.Request) (string, error) { return "", errors.New("503 overloaded") }
+	r, err := e.Fork(t.Context(), first.Run, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Wait(); err == nil {
+		t.Fatal("the model failed, and the fork did not")
+	}
+	info, err := e.Show(r.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "tokens of the fork", info.Usage.Tokens(), 0)
+	same(t, "turns that are shared", info.Turns, 1)
+	d.root.answer = script(block("FINAL(a + '!')"))
+	if r, err = e.Resume(t.Context(), r.ID(), nil); err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, "read: first!")
+	same(t, "calls that the fork paid", res.Usage.Calls, 1)
+}
+
+func TestAForkIsReplayedWithTheModelsOfTheSharedTurns(t *testing.T) {
+	d := newDesk(t, block("a = llm_query('first')"), block("FINAL(a)"))
+	e := d.engine()
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	r, err := e.Fork(t.Context(), first.Run, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = e.Replay(t.Context(), r.ID()); err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, "read: first")
+	asked := map[string]int{}
+	for ev, err := range e.Events(r.ID()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Kind != KindCallStarted {
+			continue
+		}
+		var c CallStarted
+		if err := ev.Decode(&c); err != nil {
+			t.Fatal(err)
+		}
+		asked[c.Call+" "+c.Model]++
+	}
+	same(t, "sub-calls", asked["sub fake/sub"], 1)
+}
+
+func TestAForkBehindTheAnswerWhoseProgramDiedHasNone(t *testing.T) {
+	d := newDesk(t, block("FINAL('first')"))
+	e := d.engine()
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	p, err := e.readPast(first.Run, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := copyRun(p, e.dir+"/fork", "fork", 1); err != nil {
+		t.Fatal(err)
+	}
+	f, err := e.readPast("fork", -1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.answer != nil || f.box.ID != "" || len(f.spent) > 0 || f.worked != 0 {
+		t.Errorf("a fork that has not begun: %+v", f)
+	}
+}
+
+func TestAForkOfAPlainCallAsksAgain(t *testing.T) {
+	d := newDesk(t, "one", "two")
+	d.opts.PlainBelow = 0
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	r, err := d.engine().Fork(t.Context(), first.Run, 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "answer", res.Answer, "two")
+}
