@@ -5,9 +5,12 @@ package rlm
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestTheLogOfAForkIsItsOwn(t *testing.T) {
@@ -84,7 +87,11 @@ func TestAForkBehindTheAnswerWhoseProgramDiedHasNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := copyRun(p, e.dir+"/fork", "fork", 1); err != nil {
+	dir := filepath.Join(e.dir, "fork")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyRun(p, dir, "fork", 1); err != nil {
 		t.Fatal(err)
 	}
 	f, err := e.readPast("fork", -1, false)
@@ -109,4 +116,37 @@ func TestAForkOfAPlainCallAsksAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "answer", res.Answer, "two")
+}
+
+func TestAForkThatCannotBeginLeavesNothing(t *testing.T) {
+	d := newDesk(t, "one")
+	d.opts.PlainBelow = 0
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	d.opts.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
+	e := d.engine()
+	_, err := e.Fork(t.Context(), first.Run, 0, nil)
+	same(t, "code", sandbox.CodeOf(err), CodeNoModel)
+	left, err := os.ReadDir(e.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "runs that are kept", len(left), 1)
+}
+
+func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
+	d := newDesk(t, "one")
+	d.opts.PlainBelow = 0
+	first := d.answered(Question{Inputs: []Input{Text("x")}})
+	unlock, err := lockRun(first.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := d.engine()
+	_, err = e.Resume(t.Context(), first.Run, nil)
+	same(t, "code while another works on it", sandbox.CodeOf(err), sandbox.CodeBusy)
+	unlock()
+	for range 2 { // a refusal gives the lock back
+		_, err = e.Resume(t.Context(), first.Run, nil)
+		same(t, "code", sandbox.CodeOf(err), CodeRunEnded)
+	}
 }

@@ -26,19 +26,12 @@ const (
 // snapshot is restored, or a new machine is made, and the cells behind it are run again with the replies that models
 // gave then. Only calls that were under way are paid again. limits are instead of the run's own; nil: those.
 func (e *Engine) Resume(ctx context.Context, id string, limits *Limits) (*Run, error) {
-	p, err := e.readPast(id, -1, false)
+	dir, err := e.runDir(id)
 	if err != nil {
 		return nil, err
 	}
-	if p.ended != nil && p.ended.Reason == ReasonAnswered {
-		return nil, &sandbox.Error{Code: CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"}
-	}
-	return e.continueRun(ctx, p, limits)
-}
-
-// continueRun goes on in the directory of a past run.
-func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits) (*Run, error) {
-	unlock, err := lockRun(p.dir)
+	// First of all: what a program that still works on it writes would be missed.
+	unlock, err := lockRun(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -46,23 +39,39 @@ func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits) (*Run
 		unlock()
 		return nil, err
 	}
+	p, err := e.readPast(id, -1, false)
+	if err != nil {
+		return fail(err)
+	}
+	if p.ended != nil && p.ended.Reason == ReasonAnswered {
+		return fail(&sandbox.Error{Code: CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"})
+	}
+	r, err := e.continueRun(ctx, p, limits, unlock)
+	if err != nil {
+		return fail(err)
+	}
+	return r, nil
+}
+
+// continueRun goes on in the directory of a past run, which the caller has locked. The run unlocks it at its end; if it does not begin, the caller does.
+func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits, unlock func()) (*Run, error) {
 	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: limits}
 	if limits == nil {
 		q.Limits = &p.saved.Limits
 	}
 	r, err := e.prepare(q, p.id)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	if r.model, err = r.modelFor(0, q.Model); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	if r.log, err = trajectory.Continue(p.dir); err != nil {
-		return fail(&sandbox.Error{Code: sandbox.CodeInternal, Op: "resume run", Err: err})
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "resume run", Err: err}
 	}
 	r.budget.begun = time.Now().Add(-p.worked)
 	for _, s := range p.spent {
@@ -196,25 +205,35 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*
 	}
 	fork := newRunID()
 	dir := filepath.Join(e.dir, fork)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err}
+	}
+	// Before others can find it.
+	unlock, err := lockRun(dir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	fail := func(err error) (*Run, error) {
+		err = errors.Join(err, os.RemoveAll(dir))
+		unlock()
+		return nil, err
+	}
 	if err := copyRun(p, dir, fork, at); err != nil {
-		return nil, errors.Join(&sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err}, os.RemoveAll(dir))
+		return fail(&sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err})
 	}
 	f, err := e.readPast(fork, -1, false)
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
-	r, err := e.continueRun(ctx, f, limits)
+	r, err := e.continueRun(ctx, f, limits, unlock)
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
 	return r, nil
 }
 
-// copyRun makes the directory of a fork, with the events of the shared turns.
+// copyRun fills the directory of a fork, with the events of the shared turns.
 func copyRun(p *past, dir, id string, at int) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
 	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
 	if err != nil {
 		return err
