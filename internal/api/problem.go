@@ -24,6 +24,7 @@ const (
 	CodeUnknownField  sandbox.Code = "unknown_field"
 	CodeInvalidQuery  sandbox.Code = "invalid_query"
 	CodeIdempotency   sandbox.Code = "idempotency_mismatch"
+	CodeNotKept       sandbox.Code = "answer_not_kept"
 	CodeRequestTime   sandbox.Code = "request_timeout"
 	CodeUnavailable   sandbox.Code = "server_unavailable"
 	CodeListenRefused sandbox.Code = "listen_refused"
@@ -86,7 +87,7 @@ var statuses = map[sandbox.Code]int{
 	CodeUnauthorized: http.StatusUnauthorized, CodeForbidden: http.StatusForbidden, CodeRateLimited: http.StatusTooManyRequests,
 	CodeNoRoute: http.StatusNotFound, CodeMethod: http.StatusMethodNotAllowed,
 	CodeInvalidJSON: http.StatusBadRequest, CodeUnknownField: http.StatusBadRequest, CodeInvalidQuery: http.StatusBadRequest,
-	CodeIdempotency: http.StatusUnprocessableEntity, CodeRequestTime: http.StatusGatewayTimeout, CodeUnavailable: http.StatusServiceUnavailable,
+	CodeIdempotency: http.StatusUnprocessableEntity, CodeNotKept: http.StatusConflict, CodeRequestTime: http.StatusGatewayTimeout, CodeUnavailable: http.StatusServiceUnavailable,
 	CodeKeyUnknown: http.StatusNotFound,
 
 	session.CodeNotFound: http.StatusNotFound, session.CodeExists: http.StatusConflict, session.CodeExpired: http.StatusGone,

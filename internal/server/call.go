@@ -35,6 +35,9 @@ type call struct {
 	query  url.Values
 	status int    // of the answer; 0: 200, or 204 without a body
 	after  func() // called once the answer is out
+	// repeatable is the body once it was read for an idempotency key.
+	repeatable *[]byte
+	again      bool // a server before this one began to answer it
 }
 
 // none is the body of a request or answer that has none.
@@ -81,6 +84,9 @@ func decode[T any](c *call) (T, error) {
 
 // readBody reads a body that is small and comes soon.
 func (c *call) readBody() ([]byte, error) {
+	if c.repeatable != nil {
+		return *c.repeatable, nil
+	}
 	if c.r.ContentLength == 0 {
 		return nil, nil
 	}

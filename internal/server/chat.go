@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
@@ -153,7 +154,8 @@ func (c *call) chat() error {
 	if err != nil {
 		return err
 	}
-	raw, err := c.readLarge()
+	raw, release, err := c.readLarge()
+	defer release()
 	if err != nil {
 		return err
 	}
@@ -297,7 +299,7 @@ func (in *chatRequest) split() (query string, inputs []rlm.Input, history []llm.
 		for _, t := range m.Content {
 			role := roleOf(m.Role)
 			switch {
-			case len([]rune(t)) > chatLongText:
+			case utf8.RuneCountInString(t) > chatLongText:
 				in := rlm.Text(t)
 				in.Name = fmt.Sprintf("%s text %d", m.Role, len(inputs)+1)
 				inputs = append(inputs, in)

@@ -283,6 +283,45 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
+func TestCommandUnderAnIdempotencyKey(t *testing.T) {
+	k := servertest.New(t, server.Options{Drain: 100 * time.Millisecond})
+	s := open(t, k, "default", "work")
+	const commands = "/v1/sessions/work/commands"
+	big := `{"shell":"echo x >> /tmp/big; head -c 3000000 /dev/zero | tr '\\0' a"}`
+	r, done := listen(t.Context(), t, k, "POST", commands, big, api.HeaderIdempotency, "big")
+	until(t, r)
+	done()
+	if a := ask(t, k, "", "POST", commands, big, api.HeaderIdempotency, "big"); a.status != http.StatusConflict {
+		t.Errorf("an answer that was not kept: %d %.200s", a.status, a.body)
+	}
+	body := `{"shell":"echo x >> /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat /tmp/runs"}`
+	lost := make(chan struct{})
+	go func() {
+		defer close(lost)
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+commands, strings.NewReader(body))
+		req.Header.Set(api.HeaderIdempotency, "slow")
+		if res, err := plain.Do(req); err == nil {
+			res.Body.Close()
+		}
+	}()
+	await(t, "the command runs", func() bool {
+		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"test", "-s", "/tmp/runs"}})
+		return err == nil && v.OK()
+	})
+	k.Stop()
+	<-lost
+	k.Start()
+	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files?path=/tmp/go", ""); a.status != http.StatusOK {
+		t.Fatal(a.body)
+	}
+	a := ask(t, k, "", "POST", commands, body, api.HeaderIdempotency, "slow")
+	var v sandbox.Verdict
+	a.decode(t, &v)
+	if a.status != http.StatusOK || string(v.Stdout.Head) != "x\n" {
+		t.Errorf("behind a restart: %d %s", a.status, a.body)
+	}
+}
+
 func TestRequestTimeIsBounded(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Time: time.Nanosecond}})
 	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store

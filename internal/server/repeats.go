@@ -45,21 +45,26 @@ func (r *repeats) once(c *call, do func() error) error {
 	if len(key) > maxIdemKey {
 		return invalid("%s is longer than %d bytes", api.HeaderIdempotency, maxIdemKey)
 	}
-	body, err := c.readBody()
+	read := func() ([]byte, func(), error) { b, err := c.readBody(); return b, func() {}, err }
+	if c.route.large {
+		read = c.readLarge
+	}
+	body, release, err := read()
+	defer release()
 	if err != nil {
 		return err
 	}
-	c.r.Body = io.NopCloser(bytes.NewReader(body)) // for the handler
+	c.repeatable = &body // for the handler
 	h := sha256.New()
 	_, _ = io.WriteString(h, c.r.Method+" "+c.r.URL.EscapedPath()+"?"+c.r.URL.RawQuery+"\n")
 	_, _ = h.Write(body)
 	claim := store.Reply{Tenant: c.who.tenant, Key: key, Request: h.Sum(nil), Created: time.Now()}
 
-	release, err := r.enter(c.ctx(), c.who.tenant+"\x00"+key)
+	leave, err := r.enter(c.ctx(), c.who.tenant+"\x00"+key)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer leave()
 	r.trim(c.ctx())
 	old, claimed, err := r.store.BeginReply(c.ctx(), claim)
 	if err != nil {
@@ -74,8 +79,9 @@ func (r *repeats) once(c *call, do func() error) error {
 		if old.Done {
 			return replay(c, old)
 		}
-		// Nobody of this server answers it, or enter would have waited: the server before this one died over it. What it was to make is
+		// Nobody of this server answers it, or enter would have waited: the server before this one ended over it. What it was to make is
 		// found by name, or made now.
+		c.again = true
 	}
 	return r.first(c, claim, do)
 }
@@ -96,13 +102,21 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 		}
 	}()
 	if err := do(); err != nil {
+		done = c.s.draining() && sandbox.CodeOf(err) == api.CodeUnavailable // it goes on, and whoever repeats finds it
 		return err
 	}
-	if c.w.status >= 300 || kept.over {
+	if code := c.w.problem.Code; code != "" { // told as an event
+		done = c.s.draining() && code == api.CodeUnavailable
+		return nil
+	}
+	if c.w.status >= 300 {
 		return nil
 	}
 	claim.Done, claim.Status, claim.Body = true, c.w.status, kept.body.Bytes()
 	claim.Header = map[string]string{"Content-Type": c.w.Header().Get("Content-Type"), "Location": c.w.Header().Get("Location")}
+	if kept.over { // that it was done must be known, or it would be done twice
+		claim.Body, claim.Header = nil, map[string]string{notKept: "true"}
+	}
 	if err := r.store.EndReply(ctx, claim); err != nil {
 		c.log.Warn("an answer could not be kept for its idempotency key", "error", err)
 		return nil
@@ -111,7 +125,15 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 	return nil
 }
 
+// notKept marks an answer that was too large to keep.
+const notKept = "Recluse-Not-Kept"
+
 func replay(c *call, old store.Reply) error {
+	if old.Header[notKept] != "" {
+		return &sandbox.Error{
+			Code: api.CodeNotKept, Op: "repeat answer", Message: "the request has succeeded, and its answer was too large to keep", Remedy: "look for what it made; a command is among the operations",
+		}
+	}
 	for k, v := range old.Header {
 		if v != "" {
 			c.w.Header().Set(k, v)

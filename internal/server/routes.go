@@ -24,6 +24,7 @@ type route struct {
 	status       int          // of success; 0: 200, or 204 without a body
 	long         bool         // runs code or streams: no time limit of ours
 	repeatable   bool         // heeds Idempotency-Key
+	large        bool         // its JSON may be as large as an upload
 	handle       func(c *call) error
 }
 
@@ -38,6 +39,9 @@ func (r route) lasting() route { r.long = true; return r }
 
 // repeating marks a route that heeds Idempotency-Key.
 func (r route) repeating() route { r.repeatable = true; return r }
+
+// contexts marks a route whose JSON may be as large as an upload.
+func (r route) contexts() route { r.large = true; return r }
 
 // giving adds media types of the answer.
 func (r route) giving(types ...string) route { r.gives = append(r.gives, types...); return r }

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"strings"
 	"time"
@@ -143,8 +145,17 @@ func runCommand(c *call) error {
 		return err
 	}
 	t := &task{kind: "command"}
+	if key := c.r.Header.Get(api.HeaderIdempotency); key != "" && in.ID == "" { // the same each time, so that a repetition finds it
+		sum := sha256.Sum256([]byte(c.who.tenant + "\x00" + key))
+		in.ID = "c-" + hex.EncodeToString(sum[:16])
+	}
 	if err := t.check(&in.Run); err != nil {
 		return err
+	}
+	if c.again {
+		if _, err := ses.Follow(c.ctx(), t.id, sandbox.FollowOptions{NoWait: true}); err == nil {
+			return c.found(ses, t.id, in.Background)
+		}
 	}
 	if in.PTY != nil {
 		return invalid("a terminal needs the WebSocket at …/stream")
@@ -166,6 +177,27 @@ func runCommand(c *call) error {
 		return ses.Run(ctx, cmd)
 	}
 	return c.finish(t, &stdout, &stderr, nil)
+}
+
+// found answers with a command that an earlier request began.
+func (c *call) found(ses *session.Session, id string, background bool) error {
+	if background {
+		c.status = 202
+		return c.reply(api.Started{ID: id})
+	}
+	if c.wantsEvents() {
+		return follow(c, ses, api.Mark{Op: id})
+	}
+	ctx, cancel := c.untilDrain()
+	defer cancel()
+	v, err := ses.Follow(ctx, id, sandbox.FollowOptions{})
+	if err != nil {
+		if c.s.draining() {
+			err = closingError()
+		}
+		return err
+	}
+	return c.reply(v)
 }
 
 func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) error {

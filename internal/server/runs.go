@@ -1,10 +1,13 @@
 package server
 
 import (
+	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/api"
@@ -21,7 +24,7 @@ func (s *Server) runRoutes() []route {
 		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, listRuns).
 			with(qLimit, param{"after", "string", "run behind which to begin"}).lasting(),
 		raw[api.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, startRun).
-			repeating().succeeding(http.StatusCreated).lasting(),
+			repeating().succeeding(http.StatusCreated).lasting().contexts(),
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
 		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
 		raw[none, rlm.Event]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
@@ -84,7 +87,8 @@ func startRun(c *call) error {
 		return err
 	}
 	var in api.NewRun
-	raw, err := c.readLarge()
+	raw, release, err := c.readLarge()
+	defer release()
 	if err == nil {
 		err = unmarshal(raw, &in)
 	}
@@ -113,13 +117,37 @@ func (c *call) begun(k *runs.Keeper, r *rlm.Run) error {
 	return c.reply(info)
 }
 
-// readLarge reads a JSON body that may be as large as an upload.
-func (c *call) readLarge() ([]byte, error) {
-	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload))
-	if err != nil {
-		return nil, bodyError(err)
+// maxLarge is how many bodies beyond Limits.Body are held in memory at once; others wait.
+const maxLarge = 4
+
+// readLarge reads a JSON body that may be as large as an upload and must keep moving. Call release when nothing of it is needed any more.
+func (c *call) readLarge() (raw []byte, release func(), err error) {
+	release = func() {}
+	if c.repeatable != nil { // it has been read
+		return *c.repeatable, release, nil
 	}
-	return raw, nil
+	body := c.upload()
+	raw, err = io.ReadAll(io.LimitReader(body, c.s.opts.Limits.Body))
+	if err != nil {
+		return nil, release, bodyError(err)
+	}
+	if int64(len(raw)) < c.s.opts.Limits.Body {
+		return raw, release, nil
+	}
+	ctx, cancel := context.WithTimeout(c.ctx(), stallTimeout)
+	defer cancel()
+	select {
+	case c.s.large <- struct{}{}:
+		release = sync.OnceFunc(func() { <-c.s.large })
+	case <-ctx.Done():
+		return nil, release, &sandbox.Error{Code: session.CodeQueueFull, Op: "read request", Message: "too many large requests are being read", Remedy: "try again later", Retry: true}
+	}
+	rest := bytes.NewBuffer(raw)
+	if _, err := rest.ReadFrom(body); err != nil {
+		release()
+		return nil, func() {}, bodyError(err)
+	}
+	return rest.Bytes(), release, nil
 }
 
 // question makes a question of a request.

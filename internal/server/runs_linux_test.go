@@ -3,9 +3,12 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runs"
@@ -243,5 +246,35 @@ func TestAServerWithoutModels(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	if _, err := k.Trusted.StartRun(t.Context(), client.RunOptions{Query: "?"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestALargeBodyThatDoesNotMove(t *testing.T) {
+	server.SetStall(t, 300*time.Millisecond)
+	k := newRunBench(t)
+	for _, path := range []string{"/v1/runs", "/v1/chat/completions"} {
+		body, hold := io.Pipe()
+		defer hold.Close()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+path, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.WriteString(hold, `{"query":"`) }()
+		res, err := plain.Do(req)
+		if err != nil {
+			continue // the connection was cut
+		}
+		if res.Body.Close(); res.StatusCode < 400 {
+			t.Errorf("%s: %d", path, res.StatusCode)
+		}
+	}
+}
+
+func TestRepeatedRunLargerThanOtherBodies(t *testing.T) {
+	k := newRunBench(t)
+	body := `{"query":"What is the password?","contexts":[{"text":"` + strings.Repeat("x", server.DefaultBody) + `"}],"limits":{"turns":0}}`
+	a := ask(t, k.Bench, "", "POST", "/v1/runs", body, "Idempotency-Key", "k")
+	if a.problem(t).Code != sandbox.CodeInvalidRequest { // it was read, and its limits are wrong
+		t.Errorf("%d %s", a.status, a.body)
 	}
 }

@@ -104,6 +104,7 @@ type Server struct {
 	stop      context.CancelFunc
 	health    health
 	requests  sync.WaitGroup
+	large     chan struct{} // one for each large body in memory
 }
 
 // New makes a server. It reads the keys once; from then on all changes of keys go through it.
@@ -127,7 +128,7 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: opts, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Manager.Store()),
-		tracer: tracer(opts.Tracer), started: time.Now(),
+		tracer: tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
 	}
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.metrics = newMetrics(s.manager)
