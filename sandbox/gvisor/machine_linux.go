@@ -174,10 +174,8 @@ func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
 	if err == nil {
 		return
 	}
-	select {
-	case <-m.gone:
-		return
-	default:
+	if m.exited() {
+		return // that is why, and watch tells it better
 	}
 	m.mu.Lock()
 	over := m.ending || m.closed
@@ -188,6 +186,20 @@ func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
 	if st, err := m.engine.state(m.record.ID); err == nil && !over {
 		_ = st.kill(ctx) // watch tells
 	}
+}
+
+// exited reports whether the sandbox's process has ended, watch may not have noticed yet, or whether we have let go of it.
+func (m *machine) exited() bool {
+	conn, err := m.pidfd.SyscallConn()
+	if err != nil {
+		return true
+	}
+	ended := false
+	err = conn.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		ended = n > 0 && err == nil
+	})
+	return ended || err != nil
 }
 
 // separate puts the processes of commands apart from sentry and guest; see cgroup_linux.go.
