@@ -84,6 +84,23 @@ func (s *Set) Model(name string) (Model, error) {
 	return Fallback(list[0], list[1:]...), nil
 }
 
+// RunsHere reports whether a name stands for a program on this machine, alone or in a fall-back list.
+func (s *Set) RunsHere(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for part := range strings.SplitSeq(name, ",") {
+		part = strings.TrimSpace(part)
+		if s.added[part] != nil {
+			continue
+		}
+		of, _, _ := strings.Cut(part, "/")
+		if cfg, ok, err := s.cfg.provider(of); err == nil && ok && cfg.Type == TypeCLI {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *Set) one(name string) (Model, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

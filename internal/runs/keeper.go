@@ -122,8 +122,25 @@ func (k *Keeper) reader(tenant string) (*rlm.Engine, error) {
 	})
 }
 
+// MayChoose refuses models that are programs on this machine, to those who ask from elsewhere.
+func (k *Keeper) MayChoose(name string) error {
+	if !k.o.Models.RunsHere(name) {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeMountRefused, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
+	}
+}
+
 // engine is one that works.
-func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route) (*rlm.Engine, error) {
+func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, away bool) (*rlm.Engine, error) {
+	if away {
+		for _, name := range append([]string{route.Root}, route.Sub...) {
+			if err := k.MayChoose(name); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if route.Root == "" {
 		route.Root = k.o.Route.Root
 	}
@@ -138,8 +155,17 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route) (*r
 	if err != nil {
 		return nil, err
 	}
+	models := rlm.Routed(r)
+	if away {
+		models = func(depth int, name string) (llm.Model, error) {
+			if err := k.MayChoose(name); err != nil {
+				return nil, err
+			}
+			return r.Named(name, depth)
+		}
+	}
 	return rlm.New(rlm.Options{
-		Models: rlm.Routed(r), Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Logger: k.o.Logger,
+		Models: models, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Logger: k.o.Logger,
 	})
 }
 

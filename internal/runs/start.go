@@ -24,6 +24,7 @@ type Ask struct {
 	rlm.Question
 	Sub     []string         // models of the calls it makes
 	Session *session.Session // works there; nil: in a sandbox of its own
+	Away    bool             // asked from elsewhere: models that are programs on this machine cannot be chosen, nor by its code
 }
 
 // Start begins a run for a tenant. It goes on when ctx ends.
@@ -36,7 +37,7 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 		}
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
 	}
-	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub})
+	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub}, a.Away)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +141,8 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 }
 
 // Resume goes on with a run that was interrupted or ended without an answer.
-func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id)
+func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits, away bool) (*rlm.Run, error) {
+	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
@@ -149,8 +150,8 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limi
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
-func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id)
+func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits, away bool) (*rlm.Run, error) {
+	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
@@ -158,12 +159,12 @@ func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rl
 }
 
 // again is an engine with the models of a kept run.
-func (k *Keeper) again(ctx context.Context, tenant, id string) (*rlm.Engine, error) {
+func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, error) {
 	info, err := k.Show(tenant, id)
 	if err != nil {
 		return nil, err
 	}
-	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])})
+	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away)
 }
 
 // begin starts a run and keeps it until its end.

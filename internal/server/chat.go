@@ -177,6 +177,11 @@ func (c *call) chat() error {
 	} else if _, err := k.Models().Model(in.Model); err != nil {
 		return err
 	}
+	if !c.who.host {
+		if err := k.MayChoose(in.Model); err != nil {
+			return err
+		}
+	}
 	out := &chatOut{c: c, in: &in, id: "chatcmpl-" + c.id, model: in.Model}
 	if out.model == "" {
 		out.model = defaultModel
@@ -230,7 +235,7 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 // chatRun answers by a run. It ends with the request.
 func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	limits := k.Limits()
-	ask := runs.Ask{Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
+	ask := runs.Ask{Away: !c.who.host, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
 	ask.Query, ask.Inputs, ask.History = in.split()
 	r, err := k.Start(c.ctx(), c.who.tenant, ask)
 	if err != nil {

@@ -165,7 +165,7 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 	if err != nil {
 		return ask, err
 	}
-	ask = runs.Ask{Question: rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels}, Sub: in.SubModels}
+	ask = runs.Ask{Question: rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels}, Sub: in.SubModels, Away: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
 		if err != nil {
@@ -282,7 +282,7 @@ func resumeRun(c *call, in api.ResumeRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := k.Resume(c.ctx(), c.who.tenant, id, limits)
+	r, err := k.Resume(c.ctx(), c.who.tenant, id, limits, !c.who.host)
 	if err != nil {
 		return nil, err
 	}
@@ -299,7 +299,7 @@ func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := k.Fork(c.ctx(), c.who.tenant, id, in.At, limits)
+	r, err := k.Fork(c.ctx(), c.who.tenant, id, in.At, limits, !c.who.host)
 	if err != nil {
 		return nil, err
 	}

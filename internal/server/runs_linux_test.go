@@ -50,7 +50,7 @@ func newRunBench(t *testing.T) *runBench {
 		llm.Rule{Match: "(?s).*", Conversation: "Answer as JSON", Reply: `{"word": "plain"}`},
 		llm.Rule{Reply: "a plain reply", Chunk: 3})
 	sub := llm.NewScripted("sub", llm.Rule{Match: `the password is (\w+)`, Reply: "{{1}}"})
-	set, err := llm.Open(llm.Config{Default: "scripted/root"})
+	set, err := llm.Open(llm.Config{Default: "scripted/root", Providers: map[string]llm.Provider{"agent": {Type: llm.TypeCLI, Commands: map[string][]string{"x": {"true"}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +150,8 @@ func TestRunsOverHTTP(t *testing.T) {
 			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
 			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
+			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, sandbox.CodeMountRefused},
+			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, sandbox.CodeMountRefused},
 			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
 			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
 		} {
