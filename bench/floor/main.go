@@ -90,8 +90,13 @@ func carry() error {
 			return err
 		}
 	}
+	page, file, err := kernel.NewPage() // it notes there which cell began; nobody here looks
+	if err != nil {
+		return err
+	}
+	defer page.Close()
 	python := exec.CommandContext(context.Background(), "python3", "-c", kernel.Bootstrap)
-	python.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up")}
+	python.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up"), file}
 	if err := python.Start(); err != nil {
 		return err
 	}
