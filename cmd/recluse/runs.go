@@ -173,19 +173,26 @@ func (a *app) runsShowCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) showRun(word string, all bool) error {
+// kept finds the run that somebody means, and what reads it.
+func (a *app) kept(word string) (*rlm.Engine, *rlm.Info, error) {
 	id, err := runID(word)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	e, err := a.reader()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	info, err := e.Show(id)
+	return e, info, err
+}
+
+func (a *app) showRun(word string, all bool) error {
+	e, info, err := a.kept(word)
 	if err != nil {
 		return err
 	}
+	id := info.ID
 	if a.json && !all {
 		return writeJSON(a.stdout, info)
 	}
@@ -271,18 +278,11 @@ func (o *goOn) register(c *cobra.Command) {
 
 // goOn goes on with a kept run, with its own models unless others are named.
 func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context.Context, *rlm.Engine, string, *rlm.Limits) (*rlm.Run, error)) error {
-	id, err := runID(word)
+	kept, info, err := a.kept(word)
 	if err != nil {
 		return err
 	}
-	kept, err := a.reader()
-	if err != nil {
-		return err
-	}
-	info, err := kept.Show(id)
-	if err != nil {
-		return err
-	}
+	id := info.ID
 	var limits *rlm.Limits
 	if o.said() {
 		base, err := limitsOfRun(kept, id)
