@@ -1,9 +1,7 @@
 package llm
 
 import (
-	"maps"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -77,9 +75,6 @@ var preferred = map[string]string{
 	"openai":    "gpt-6-sol",
 	"anthropic": "claude-sonnet-5-5",
 }
-
-// KnownModels lists the models whose window and price are known without configuration.
-func KnownModels() []string { return slices.Sorted(maps.Keys(models)) }
 
 // dated is the end of a name that pins a version.
 var dated = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$`)

@@ -60,15 +60,6 @@ func Engine(ctx context.Context) (Program, error) { return fromDefault(ctx, Engi
 // Guest gives the guest from the user's cache.
 func Guest(ctx context.Context) (Program, error) { return fromDefault(ctx, GuestName) }
 
-// ByHash gives the engine or guest of an earlier time from the user's cache.
-func ByHash(hash, name string) (Program, error) {
-	s, err := Default()
-	if err != nil {
-		return Program{}, err
-	}
-	return s.ByHash(hash, name)
-}
-
 func fromDefault(ctx context.Context, name string) (Program, error) {
 	s, err := Default()
 	if err != nil {

@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open judges path by this host's [Default] policy and returns a handle on what was judged. See [Policy.Open].
-func Open(path string) (*os.File, string, error) { return Default().Open(path) }
-
 // Open resolves path, judges it, and returns an O_PATH handle on the very directory or file that was judged, and its
 // resolved name. What happens to the name afterwards does not change what /proc/self/fd/<handle> means. The caller closes
 // the handle.
