@@ -443,49 +443,6 @@ func mapsFile(pid int, suffix string) bool {
 	return false
 }
 
-// cgroupUsage is what the kernel counted for a sandbox.
-type cgroupUsage struct {
-	memory   int64         // bytes now
-	peak     int64         // bytes at most, 0 where the kernel does not tell
-	oomKills int64         // processes the host's kernel killed at the memory limit
-	cpu      time.Duration // used by all its processes, 0 where there is no accounting
-}
-
-// usage reads the counters.
-func (g *cgroup) usage() (cgroupUsage, error) {
-	var u cgroupUsage
-	var err error
-	if g.host.unified {
-		if u.memory, err = readCgroupInt(g.dir("memory"), "memory.current"); err != nil {
-			return u, err
-		}
-		u.peak, _ = readCgroupInt(g.dir("memory"), "memory.peak") // since Linux 5.19
-		if u.oomKills, err = readCgroupKey(g.dir("memory"), "memory.events", "oom_kill"); err != nil {
-			return u, err
-		}
-		usec, _ := readCgroupKey(g.dir("cpu"), "cpu.stat", "usage_usec")
-		u.cpu = time.Duration(usec) * time.Microsecond
-		return u, nil
-	}
-	if u.memory, err = readCgroupInt(g.dir("memory"), "memory.usage_in_bytes"); err != nil {
-		return u, err
-	}
-	u.peak, _ = readCgroupInt(g.dir("memory"), "memory.max_usage_in_bytes")
-	// On v1 a kill is counted where the victim was, not above.
-	for _, below := range [][]string{nil, {cgroupEngine}} {
-		n, err := readCgroupKey(g.dir("memory", below...), "memory.oom_control", "oom_kill")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return u, err
-		}
-		u.oomKills += n
-	}
-	if g.host.mounts["cpuacct"] != "" {
-		nsec, _ := readCgroupInt(g.dir("cpuacct"), "cpuacct.usage")
-		u.cpu = time.Duration(nsec)
-	}
-	return u, nil
-}
-
 // remove ends what is left in the sandbox's cgroups and removes them, and the common parent when it is empty. What is not there is
 // fine.
 func (g *cgroup) remove(ctx context.Context) error {
@@ -554,26 +511,4 @@ func writeCgroup(dir, file, value string) error {
 	}
 	_, err = f.WriteString(value)
 	return errors.Join(err, f.Close())
-}
-
-func readCgroupInt(dir, file string) (int64, error) {
-	data, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-}
-
-// readCgroupKey reads one value of a file of "key value" lines.
-func readCgroupKey(dir, file, key string) (int64, error) {
-	data, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
-			return strconv.ParseInt(v, 10, 64)
-		}
-	}
-	return 0, fmt.Errorf("%s in %s: %w", key, dir, fs.ErrNotExist)
 }

@@ -211,22 +211,6 @@ func (e *engine) files(id string) []string {
 	return []string{stem + ".state", stem + ".lock", filepath.Join(e.root, "runsc-"+id+".sock")}
 }
 
-// list returns the ids of all sandboxes the engine holds, dead or alive.
-func (e *engine) list() ([]string, error) {
-	names, err := filepath.Glob(filepath.Join(e.root, "*.state"))
-	if err != nil {
-		return nil, err
-	}
-	ids := make([]string, 0, len(names))
-	for _, name := range names {
-		id, _, ok := strings.Cut(filepath.Base(name), "_sandbox:")
-		if ok {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
-}
-
 // engineState is what we need of the engine's own record of a sandbox. Reading its file costs 0.1 ms, asking
 // the engine 10 to 20.
 type engineState struct {

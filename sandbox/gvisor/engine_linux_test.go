@@ -228,3 +228,19 @@ func TestEngineKeepsEnvironmentOut(t *testing.T) {
 		}
 	}
 }
+
+// list returns the ids of all sandboxes the engine holds, dead or alive.
+func (e *engine) list() ([]string, error) {
+	names, err := filepath.Glob(filepath.Join(e.root, "*.state"))
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, 0, len(names))
+	for _, name := range names {
+		id, _, ok := strings.Cut(filepath.Base(name), "_sandbox:")
+		if ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
