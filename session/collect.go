@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// collectAge is how old an image or a sandbox must be before it can be taken for left over: its maker may be about to tell the store.
+	// collectAge is how old an image or a sandbox that this manager made must be before it can be taken for left over: it may be about to
+	// tell the store.
 	collectAge = 10 * time.Minute
 	// repliesKept is how long answers to idempotent requests are kept.
 	repliesKept = 24 * time.Hour
@@ -25,13 +26,44 @@ type Collected struct {
 	Bytes     int64 `json:"bytes"`     // of images
 }
 
+// lateLooks are the pauses before a new manager looks once more for what its predecessor left. A backend that is a service of its own
+// finishes what a killed manager has asked it for, also after the first look: an image, a container.
+var lateLooks = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
+
+// lookAgain removes what came late.
+func (m *Manager) lookAgain() {
+	for _, pause := range lateLooks {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		var c Collected
+		err := errors.Join(m.collectImages(m.ctx, &c, m.others), m.collectStrays(m.ctx, &c, m.others))
+		if err != nil && m.ctx.Err() == nil {
+			m.log.WarnContext(m.ctx, "what an earlier manager may have left could not be looked for", "error", err)
+		}
+	}
+}
+
+// others says of the labels of an image or a sandbox that an earlier manager of this instance made it.
+func (m *Manager) others(labels map[string]string, _ time.Time) bool {
+	return labels[labelInstance] == m.instance && labels[labelMaker] != m.maker
+}
+
+// old says that it is ours and that nobody is about to tell the store of it.
+func (m *Manager) old(labels map[string]string, made time.Time) bool {
+	return m.others(labels, made) || labels[labelInstance] == m.instance && time.Since(made) >= collectAge
+}
+
 // GC removes what nothing needs: records past their retention, snapshots nobody names, strays.
 func (m *Manager) GC(ctx context.Context) (Collected, error) {
 	var c Collected
 	var errs []error
-	for _, f := range []func(context.Context, *Collected) error{m.collectRecords, m.collectImages, m.collectStrays, m.collectLog} {
+	for _, f := range []func(context.Context, *Collected) error{m.collectRecords, m.collectLog} {
 		errs = append(errs, f(ctx, &c))
 	}
+	errs = append(errs, m.collectImages(ctx, &c, m.old), m.collectStrays(ctx, &c, m.old))
 	return c, errors.Join(errs...)
 }
 
@@ -82,8 +114,8 @@ func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 	return nil
 }
 
-// collectImages removes images of ours that nobody needs.
-func (m *Manager) collectImages(ctx context.Context, c *Collected) error {
+// collectImages removes images that may be left over and that nobody needs.
+func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := b.Snapshots(ctx)
@@ -98,7 +130,7 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected) error {
 			return err
 		}
 		for _, i := range list {
-			if i.Labels[labelInstance] != m.instance || needed[imageRef(i)] > 0 || time.Since(i.Created) < collectAge || m.sleptIn(i) {
+			if !may(i.Labels, i.Created) || needed[imageRef(i)] > 0 || m.sleptIn(i) {
 				continue
 			}
 			m.dropImage(ctx, i)
@@ -109,8 +141,8 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected) error {
 	return errors.Join(errs...)
 }
 
-// collectStrays ends sandboxes of ours that belong to no session. Those of the pool belong to none yet, unless they are older than this manager.
-func (m *Manager) collectStrays(ctx context.Context, c *Collected) error {
+// collectStrays ends sandboxes that may be left over and belong to no session. Those of this manager's pool belong to none yet.
+func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := b.List(ctx)
@@ -124,8 +156,8 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected) error {
 		}
 		for _, i := range list {
 			id := i.Labels[labelSessionID]
-			pooled := id == "" && i.Created.After(m.started)
-			if i.Labels[labelInstance] != m.instance || pooled || known[id] || time.Since(i.Created) < collectAge && i.Created.After(m.started) {
+			pooled := id == "" && i.Labels[labelMaker] == m.maker
+			if !may(i.Labels, i.Created) || pooled || known[id] {
 				continue
 			}
 			if m.endStray(ctx, i) {

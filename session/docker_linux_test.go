@@ -34,7 +34,7 @@ func TestOnDocker(t *testing.T) {
 		Tests: []string{
 			"TestStateStaysBetweenCallsAndManagers", "TestAHundredFirstCallsMakeOneSandbox", "TestAnotherSpecIsAConflict", "TestTenantsDoNotSeeEachOther", "TestEndFreesTheKeyAtOnce",
 			"TestIdleSessionsEndIfTheyShall", "TestWhatRunsIsNotReaped", "TestExtensions", "TestManyOpensAndEndsOfOneKey", "TestEventsAreFollowedAcrossARestart", "TestGCForgetsWhatIsOld",
-			"TestWhatIsNotOursIsLeftAlone", "TestTwoManagersCannotShareADataDirectory", "TestSnapshotLimit", "TestAKillAtAnyMomentLosesNothing",
+			"TestWhatIsNotOursIsLeftAlone", "TestWhatComesLateFromAKilledManagerGoes", "TestTwoManagersCannotShareADataDirectory", "TestSnapshotLimit", "TestAKillAtAnyMomentLosesNothing",
 			"TestQueueIsBoundedAndCancellable", "TestOutputIsLimited", "TestVarsAndAuditLog",
 			"TestDockerSessionsSleepNotAndEndWhenIdle", "TestDockerSnapshotsHoldFiles", "TestDockerTwoManagersOnOneEngine", "TestDockerSessionsWhoseContainerWasTaken", "TestDockerPauseSurvivesARestart",
 		},

@@ -97,7 +97,8 @@ func TestIdleSessionsEndIfTheyShall(t *testing.T) {
 
 func TestWhatRunsIsNotReaped(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, TTL: 400 * time.Millisecond}})
+	// Long enough for the command to start, on a busy machine too.
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 3 * time.Second, TTL: 3 * time.Second}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"iter"
@@ -59,6 +60,7 @@ type Manager struct {
 	opts     Options
 	store    store.Store
 	instance string
+	maker    string // this manager among those of the instance, which follow one another
 	log      *slog.Logger
 	started  time.Time
 	policy   Policy
@@ -108,8 +110,8 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{
-		opts: opts, store: st, instance: st.Instance(), log: opts.Logger, started: time.Now(), policy: policy, closed: make(chan struct{}),
-		fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, live: map[Key]*Session{},
+		opts: opts, store: st, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
+		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, live: map[Key]*Session{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
@@ -127,6 +129,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.work.Go(m.journal.tend)
 	m.work.Go(m.reap)
 	m.work.Go(m.checkHealth)
+	m.work.Go(m.lookAgain)
 	for _, spec := range opts.Warm {
 		m.work.Go(func() { m.warm(spec) })
 	}
@@ -191,7 +194,7 @@ func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
 		o := m.opts.Pool
 		o.Persist, o.Labels = true, map[string]string{}
 		maps.Copy(o.Labels, m.opts.Pool.Labels)
-		o.Labels[labelInstance] = m.instance
+		o.Labels[labelInstance], o.Labels[labelMaker] = m.instance, m.maker
 		p = pool.New(b, o)
 		m.pools[b.Name()] = p
 	}

@@ -20,7 +20,8 @@ const (
 	labelSession   = "recluse.session"
 	labelSessionID = "recluse.session-id"
 	labelSpec      = "recluse.spec"
-	labelKind      = "recluse.kind" // of an image
+	labelKind      = "recluse.kind"  // of an image
+	labelMaker     = "recluse.maker" // the manager that asked for it, not just the instance: what another one asked for is nobody's plan any more
 
 	kindHibernation = "hibernation"
 	kindSnapshot    = "snapshot"
@@ -109,13 +110,13 @@ func (r *record) idleAt() (t time.Time, ok bool) {
 func (m *Manager) labels(r *record) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, r.Spec.Labels)
-	l[labelInstance], l[labelSession], l[labelSessionID], l[labelSpec] = m.instance, r.Key.String(), r.ID, r.SpecHash
+	l[labelInstance], l[labelMaker], l[labelSession], l[labelSessionID], l[labelSpec] = m.instance, m.maker, r.Key.String(), r.ID, r.SpecHash
 	return l
 }
 
 // imageLabels of an image that is taken of it.
 func (m *Manager) imageLabels(r *record, kind string) map[string]string {
-	return map[string]string{labelInstance: m.instance, labelSession: r.Key.String(), labelSessionID: r.ID, labelKind: kind}
+	return map[string]string{labelInstance: m.instance, labelMaker: m.maker, labelSession: r.Key.String(), labelSessionID: r.ID, labelKind: kind}
 }
 
 // normal gives a spec as it is compared: with defaults, without what is ours to set.
