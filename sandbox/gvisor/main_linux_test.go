@@ -90,7 +90,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	cmd := exec.Command(self, "-test.run=^Test(Engine|Stream|HostRoot)", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "RECLUSE_GUEST=" + guest, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "--- SKIP") {
 		t.Fatalf("as an ordinary user: %v\n%s", err, out)

@@ -50,6 +50,8 @@ type Agent struct {
 
 	calls callQueue // to the host
 
+	punished time.Time // when the police last saw the end of those it had chosen; its own
+
 	// spawnMu is held for writing by whoever looks for strays: a nanny that has been started and not yet noted would look like one.
 	spawnMu sync.RWMutex
 }

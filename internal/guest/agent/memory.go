@@ -170,6 +170,10 @@ func (a *Agent) killLargest(used int64) {
 		time.Sleep(soonest)
 		return
 	}
+	if grace := patience - time.Since(a.punished); worst.bytes < used/attributable && grace > 0 {
+		a.settle(nil, grace) // it is the dead one's memory that is still counted, and nobody else has enough to answer for it
+		return
+	}
 	slices.SortFunc(worst.procs, func(x, y load) int {
 		// The interpreter last, unless it is by far the largest: its children may only seem as large, by sharing its pages.
 		bx, by := x.bytes, y.bytes
@@ -206,16 +210,17 @@ func (a *Agent) killLargest(used int64) {
 		a.blame(v.Process, parent)
 		_ = unix.Kill(v.PID, syscall.SIGKILL) // one that has gone is what we want
 	}
-	a.settle(victims)
+	a.settle(victims, patience)
+	a.punished = time.Now()
 }
 
 // settle waits until the memory of killed processes has come back, which takes longer than their end. Until then everybody stands still:
 // the figures would accuse whoever is next, such as the interpreter that takes a dead one's place, and those who are left would fill the
-// reserve meanwhile.
-func (a *Agent) settle(victims []load) {
+// reserve meanwhile. Without victims it only waits.
+func (a *Agent) settle(victims []load, grace time.Duration) {
 	least := int64(math.MaxInt64)
 	var fell time.Time // when it was last seen to become less
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(grace); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		m, ok := meminfo()
 		if !ok || m.used < a.cfg.Memory {
 			return
@@ -228,7 +233,7 @@ func (a *Agent) settle(victims []load) {
 			least, fell = min(least, m.used), time.Now()
 		}
 		// What waited in pipes and sockets is the kernel's until it collects its garbage.
-		if time.Since(fell) > spent && m.kernel < a.cfg.Memory/headroom {
+		if len(victims) > 0 && time.Since(fell) > spent && m.kernel < a.cfg.Memory/headroom {
 			return // all that they had is back, and it was not enough
 		}
 	}
