@@ -72,6 +72,10 @@ func Open(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if err := s.migrate(ctx); err != nil {
 		return nil, err
 	}
+	// The file remembers it. A file that is not ours to write was refused before this.
+	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
+		return nil, s.explain("open store", err)
+	}
 	if s.read, err = connect(s.path, readers); err != nil {
 		return nil, s.explain("open store", err)
 	}
@@ -86,7 +90,6 @@ func Open(ctx context.Context, dir string) (_ *SQLite, err error) {
 func connect(path string, conns int) (*sql.DB, error) {
 	q := url.Values{}
 	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", busyWait.Milliseconds()))
-	q.Add("_pragma", "journal_mode(WAL)")
 	q.Add("_pragma", "synchronous(NORMAL)")
 	q.Add("_pragma", "foreign_keys(1)")
 	q.Add("_txlock", "immediate")
@@ -127,6 +130,9 @@ func (s *SQLite) migrate(ctx context.Context) error {
 				Code: CodeNewer, Op: "open store", Message: fmt.Sprintf("%s has version %d, and this program knows %d", s.path, version, len(migrations)),
 				Remedy: "use the newer program that wrote it",
 			}
+		}
+		if version < 0 {
+			return corrupt(s.path, fmt.Errorf("version %d", version))
 		}
 		for ; version < len(migrations); version++ {
 			if _, err := tx.ExecContext(ctx, migrations[version]); err != nil {

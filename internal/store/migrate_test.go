@@ -1,0 +1,124 @@
+package store
+
+import (
+	"bytes"
+	"database/sql"
+	_ "embed"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+//go:embed testdata/version1.sql
+var version1 string
+
+// writeFile makes a store by hand, without any code that could know better.
+func writeFile(t *testing.T, dir, mode string, statements ...string) string {
+	t.Helper()
+	path := filepath.Join(dir, File)
+	db, err := sql.Open("sqlite", path)
+	must(t, err)
+	for _, q := range append([]string{"PRAGMA journal_mode = " + mode}, statements...) {
+		_, err := db.ExecContext(t.Context(), q)
+		must(t, err)
+	}
+	must(t, db.Close())
+	return path
+}
+
+// schema gives the shape of a store, without the way in which it came about.
+func schema(t *testing.T, s *SQLite) string {
+	t.Helper()
+	columns, err := rowsOf(t.Context(), s, "read schema", func(rows *sql.Rows) (line string, err error) {
+		err = rows.Scan(&line)
+		return line, err
+	}, `SELECT m.type || ' ' || m.name || ': ' || coalesce((SELECT group_concat(c.name || ' ' || c.type || ' ' || c."notnull", ', ') FROM pragma_table_info(m.name) c), '')
+		FROM sqlite_master m ORDER BY 1`)
+	must(t, err)
+	return strings.Join(columns, "\n")
+}
+
+func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
+	for _, mode := range []string{"WAL", "DELETE"} {
+		t.Run(mode, func(t *testing.T) {
+			dir := t.TempDir()
+			writeFile(t, dir, mode, version1)
+			s, ctx := open(t, dir), t.Context()
+			if s.Instance() != "0123456789abcdef" {
+				t.Errorf("the instance became %s", s.Instance())
+			}
+			if got, fresh := schema(t, s), schema(t, open(t, t.TempDir())); got != fresh {
+				t.Errorf("the schema is\n%s\nand that of a new store\n%s", got, fresh)
+			}
+			sessions, err := s.FindSessions(ctx, SessionQuery{Tenant: "t", Name: "work"})
+			must(t, err)
+			if len(sessions) != 2 || sessions[0].ID != "n1" || !sessions[0].Live || sessions[0].Image != "gvisor/i1" || sessions[1].Ended.IsZero() {
+				t.Errorf("sessions %+v", sessions)
+			}
+			snapshots, err := s.FindSnapshots(ctx, SnapshotQuery{Tenant: "t", Session: "work"})
+			must(t, err)
+			if len(snapshots) != 1 || snapshots[0].Name != "warm" || snapshots[0].Size != 4096 || !snapshots[0].Memory {
+				t.Errorf("snapshots %+v", snapshots)
+			}
+			vars, err := s.Vars(ctx, "n1")
+			must(t, err)
+			events, err := s.Events(ctx, "n1", 0, 0)
+			must(t, err)
+			entries, err := s.Entries(ctx, EntryQuery{Tenant: "t"})
+			must(t, err)
+			if vars["a"] != "1" || len(events) != 1 || events[0].Seq != 3 || len(entries) != 1 || entries[0].Actor != "ann" {
+				t.Errorf("vars %v, events %+v, entries %+v", vars, events, entries)
+			}
+			key, err := s.KeyByHash(ctx, []byte{1, 2})
+			must(t, err)
+			token, err := s.TokenByHash(ctx, []byte{3, 4})
+			must(t, err)
+			if key.ID != "k1" || token.Session != "n1" || token.Key != "" {
+				t.Errorf("key %+v, token %+v", key, token)
+			}
+			reply, claimed, err := s.BeginReply(ctx, Reply{Tenant: "t", Key: "again", Request: []byte{5}})
+			if err != nil || claimed || string(reply.Body) != "made" {
+				t.Errorf("reply %+v, %v, %v", reply, claimed, err)
+			}
+			// What the newer version added is kept from now on.
+			must(t, s.AddToken(ctx, Token{ID: "s2", Tenant: "t", Session: "n1", Name: "work", Key: "k1", Hash: []byte{6}}))
+			must(t, s.Close())
+			if token, err = open(t, dir).TokenByHash(ctx, []byte{6}); err != nil || token.Key != "k1" {
+				t.Errorf("token %+v, %v", token, err)
+			}
+		})
+	}
+}
+
+func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
+	for _, c := range []struct {
+		name, statement string
+		code            sandbox.Code
+	}{
+		{"newer than this program", "PRAGMA user_version = 9999", CodeNewer},
+		{"of a version that never was", "PRAGMA user_version = -7", CodeCorrupt},
+		{"with something in the way of a migration", "ALTER TABLE tokens ADD COLUMN api_key TEXT", CodeFailed},
+	} {
+		for _, mode := range []string{"WAL", "DELETE"} {
+			t.Run(c.name+", "+mode, func(t *testing.T) {
+				dir := t.TempDir()
+				path := writeFile(t, dir, mode, version1, c.statement)
+				before, err := os.ReadFile(path)
+				must(t, err)
+				for range 2 { // the first attempt leaves nothing that lets the second one through
+					if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != c.code {
+						t.Errorf("got %v, want %s", err, c.code)
+					}
+				}
+				after, err := os.ReadFile(path)
+				must(t, err)
+				if !bytes.Equal(before, after) {
+					t.Error("the file was changed")
+				}
+			})
+		}
+	}
+}
