@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"syscall"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -36,19 +38,36 @@ func (s *SQLite) explain(op string, err error) error {
 	e := &sandbox.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
 	db, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
-		return e
+		return fileError(op, err)
 	}
 	switch db.Code() & 0xff { // without the extended part
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
 		return corrupt(s.path, err)
 	case sqlite3.SQLITE_FULL:
-		e.Code, e.Message, e.Remedy = sandbox.CodeDiskFull, "the disk of the data directory is full", "free some space"
+		return full(op, err)
+	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN:
+		// Files beside the database are what a full disk has no room for first, and then it is not told by name.
+		if !hasRoom(filepath.Dir(s.path)) {
+			return full(op, err)
+		}
 	case sqlite3.SQLITE_CONSTRAINT:
 		e.Code, e.Message = CodeExists, "there is one already"
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
 		e.Message, e.Retry = "the store is held by another program", true
 	}
 	return e
+}
+
+// fileError is the error of a file that is not the database.
+func fileError(op string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return full(op, err)
+	}
+	return &sandbox.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
+}
+
+func full(op string, err error) error {
+	return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: op, Message: "the disk of the data directory is full", Remedy: "free some space", Err: err}
 }
 
 func corrupt(path string, err error) error {

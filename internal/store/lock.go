@@ -18,12 +18,12 @@ func lockDir(dir string) (*os.File, error) {
 	path := filepath.Join(dir, lockFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeFailed, Op: "lock data directory", Err: err}
+		return nil, fileError("lock data directory", err)
 	}
 	held, err := flock(f)
 	if err != nil {
 		_ = f.Close()
-		return nil, &sandbox.Error{Code: CodeFailed, Op: "lock data directory", Err: err}
+		return nil, fileError("lock data directory", err)
 	}
 	if !held {
 		who, _ := os.ReadFile(path) // only for the message

@@ -52,14 +52,14 @@ func Open(ctx context.Context, dir string) (_ *SQLite, err error) {
 	// The file is made here so that its mode is ours, and nobody else's ever.
 	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeFailed, Op: "open store", Err: err}
+		return nil, fileError("open store", err)
 	}
 	info, err := f.Stat()
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeFailed, Op: "open store", Err: err}
+		return nil, fileError("open store", err)
 	}
 	if s.write, err = connect(s.path, 1); err != nil {
 		return nil, s.explain("open store", err)
