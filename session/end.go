@@ -42,6 +42,9 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 	failpoint("end.begun")
 	ctx = context.WithoutCancel(ctx)
 	err := s.save(ctx)
+	if err != nil {
+		s.m.owe(s, s.save)
+	}
 	failpoint("end.saved")
 	s.m.forget(s)
 	close(s.freed)

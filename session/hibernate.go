@@ -44,7 +44,11 @@ func (s *Session) pause(ctx context.Context) error {
 	s.mu.Lock()
 	s.become(Paused, "by hand")
 	s.mu.Unlock()
-	return s.save(context.WithoutCancel(ctx))
+	ctx = context.WithoutCancel(ctx)
+	if err := s.save(ctx); err != nil { // a server after this one would take it for one that hangs
+		return joined(err, s.unpause(ctx, "it could not be noted that it is paused"))
+	}
+	return nil
 }
 
 // Resume undoes Pause and Hibernate. One that is neither is left alone.
@@ -98,7 +102,8 @@ func (s *Session) unpause(ctx context.Context, reason string) error {
 	s.mu.Lock()
 	s.become(Ready, reason)
 	s.mu.Unlock()
-	return s.save(ctx)
+	_ = s.save(ctx) // told there, and tried again; it goes on already
+	return nil
 }
 
 // Hibernate writes the session to disk and gives its memory back. The next call brings it back. Background commands sleep with it; a

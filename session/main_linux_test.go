@@ -87,11 +87,17 @@ type bench struct {
 
 func newBench(t *testing.T, opts Options) *bench {
 	t.Helper()
+	return newBenchIn(t, t.TempDir(), opts)
+}
+
+// newBenchIn has its store in a directory.
+func newBenchIn(t *testing.T, dir string, opts Options) *bench {
+	t.Helper()
 	b, err := newBackend(shared)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &bench{t: t, dir: t.TempDir(), b: b, opts: opts}
+	k := &bench{t: t, dir: dir, b: b, opts: opts}
 	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{b}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {
 		k.opts.Logger = slog.New(slog.DiscardHandler)

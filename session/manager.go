@@ -82,8 +82,9 @@ type Manager struct {
 	pins    map[string]int // guarded by imageMu; images somebody reads right now
 
 	mu      sync.Mutex
-	live    map[Key]*Session // guarded by mu; sessions that hold their key
-	closing bool             // guarded by mu
+	live    map[Key]*Session                             // guarded by mu; sessions that hold their key
+	owed    map[*Session]func(ctx context.Context) error // guarded by mu; see owe
+	closing bool                                         // guarded by mu
 }
 
 // New opens the store, finds what an earlier manager left running, and takes it over.
@@ -112,6 +113,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, store: st, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
 		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, live: map[Key]*Session{},
+		owed: map[*Session]func(context.Context) error{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
@@ -408,7 +410,7 @@ func (m *Manager) Detach(ctx context.Context) error {
 		}
 	}
 	wg.Wait()
-	errs = append(errs, m.journal.flush(ctx), m.store.Close())
+	errs = append(errs, m.settle(ctx, Key{}), m.journal.flush(ctx), m.store.Close())
 	return errors.Join(errs...)
 }
 

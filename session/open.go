@@ -219,6 +219,9 @@ func (s *Session) register(ctx context.Context, backend string, vars map[string]
 	s.rec.Backend, s.named = backend, n
 	s.mu.Unlock()
 	failpoint("create.begun")
+	if err := s.m.settle(ctx, s.key); err != nil {
+		return err
+	}
 	if err := s.save(ctx); err != nil {
 		return err
 	}
@@ -290,7 +293,8 @@ func (s *Session) abortMaking(ctx context.Context, err error) {
 		}
 	}
 	if derr := s.m.store.DropSessions(ctx, s.id); derr != nil {
-		s.m.log.WarnContext(ctx, "record of a session that could not be made is left", "id", s.id, "error", derr)
+		s.m.log.WarnContext(ctx, "record of a session that could not be made is left for now", "id", s.id, "error", derr)
+		s.m.owe(s, func(ctx context.Context) error { return s.m.store.DropSessions(ctx, s.id) })
 	}
 	s.audit(ctx, Entry{Action: "open", Error: errorCode(err)})
 	if !ended {

@@ -56,8 +56,9 @@ func (m *Manager) reap() {
 	}
 }
 
-// saveDirty writes when sessions were last used.
+// saveDirty writes when sessions were last used, and what could not be written before.
 func (m *Manager) saveDirty() {
+	_ = m.settle(context.WithoutCancel(m.ctx), Key{}) // told when it came to be owed
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		dirty := s.dirty && s.rec.State != Creating

@@ -165,6 +165,24 @@ func differing(a, b sandbox.Spec) string {
 	return strings.Join(names, ", ")
 }
 
+// promise writes what the record will be, before anything is done that cannot be undone.
+func (s *Session) promise(ctx context.Context, change func(*record)) error {
+	s.saveMu.Lock()
+	defer s.saveMu.Unlock()
+	s.mu.Lock()
+	next := s.rec
+	s.mu.Unlock()
+	if !next.State.Live() {
+		return s.living()
+	}
+	change(&next)
+	row, err := next.row()
+	if err != nil {
+		return err
+	}
+	return s.m.store.SaveSessions(ctx, row)
+}
+
 // save writes the record. Writes of one session keep their order.
 func (s *Session) save(ctx context.Context) error {
 	s.saveMu.Lock()

@@ -391,17 +391,32 @@ func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 		by = p.Extension
 	}
 	err := s.extendable(by)
-	if err == nil && p.TTL != None {
+	counts := err == nil && p.TTL != None
+	if counts {
 		s.rec.Extended++
 		s.rec.ExtendedBy += by
-		s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String()}}, true)
 	}
 	s.mu.Unlock()
 	if err == nil {
 		err = s.save(ctx)
 	}
+	if counts {
+		s.extended(by, err)
+	}
 	s.audit(ctx, Entry{Action: "extend", Detail: by.String(), Error: errorCode(err)})
 	return s.Info(), err
+}
+
+// extended tells of more time, or takes it back if it could not be promised.
+func (s *Session) extended(by time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.rec.Extended--
+		s.rec.ExtendedBy -= by
+		return
+	}
+	s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String()}}, true)
 }
 
 // extendable says why a lifetime cannot be extended, or nil.

@@ -380,6 +380,11 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 		return err
 	}
 	failpoint("restore.made")
+	if err := s.promise(ctx, func(r *record) { r.Backend, r.Sandbox, r.Spec, r.SpecHash = b.Name(), sb.ID(), v.Spec, v.SpecHash }); err != nil {
+		s.thaw()
+		return joined(err, sb.Close())
+	}
+	failpoint("restore.saved")
 	s.mu.Lock()
 	old, oldID, oldBackend, oldImage := s.sb, s.rec.Sandbox, s.rec.Backend, s.rec.Hibernation
 	s.mu.Unlock()
@@ -398,13 +403,12 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 		s.background = nil
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
 	})
-	err = s.save(ctx)
-	failpoint("restore.saved")
+	_ = s.save(ctx) // told there, and tried again; it is restored already
 	switch known := s.m.known(oldBackend); {
 	case old != nil:
-		err = errors.Join(err, old.Close())
+		err = old.Close()
 	case oldID != "" && known != nil:
-		err = errors.Join(err, known.Stop(ctx, oldID))
+		err = known.Stop(ctx, oldID)
 	}
 	failpoint("restore.stopped")
 	if oldImage != nil {

@@ -1,0 +1,191 @@
+package session
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// tinyDisk gives a directory on a file system of its own with room for little: the store's log never grows to where it would begin anew,
+// so that it needs room for every write.
+func tinyDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=3m,mode=700"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("no file system can be mounted here: %v", err)
+		}
+		t.Skipf("NOT TESTED: a full disk needs a file system of its own: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fill takes all room there is on a disk.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "filler"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// free gives the room back.
+func free(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fullBench is a manager whose store is on a disk that can be filled.
+func fullBench(t *testing.T) *bench {
+	t.Helper()
+	dir := tinyDisk(t)
+	return newBenchIn(t, dir, quick())
+}
+
+func TestAFullDiskHarmsNothing(t *testing.T) {
+	k := fullBench(t)
+	ctx := WithActor(t.Context(), Actor{Name: "ann"})
+	s := k.open("work")
+	py(t, s, "x = 1")
+	save(t, s, "one")
+	before := s.Info()
+	fill(t, k.dir)
+
+	_, _, err := k.m.Open(ctx, Key{Name: "new"}, OpenOptions{})
+	wantCode(t, "a new session", err, sandbox.CodeDiskFull)
+	_, err = k.m.Get(ctx, Key{Name: "new"})
+	wantCode(t, "what is left of it", err, CodeNotFound)
+	_, err = s.Save(ctx, "two")
+	wantCode(t, "a snapshot", err, sandbox.CodeDiskFull)
+	_, err = s.Fork(ctx, 2, nil)
+	wantCode(t, "forks", err, sandbox.CodeDiskFull)
+	wantCode(t, "a variable", s.SetVar(ctx, "v", "1"), sandbox.CodeDiskFull)
+	_, err = s.Extend(ctx, 0)
+	wantCode(t, "an extension", err, sandbox.CodeDiskFull)
+	wantCode(t, "a restore", s.Restore(ctx, "one"), sandbox.CodeDiskFull)
+	wantCode(t, "a pause", s.Pause(ctx), sandbox.CodeDiskFull)
+
+	// What needs no disk goes on, and what was refused has left nothing.
+	v, err := s.Cell(ctx, sandbox.Cell{Code: "x = x + 1; x"})
+	if err != nil || v.Result.Text() != "2" {
+		t.Errorf("a cell: %v, %v", v, err)
+	}
+	if n := k.sandboxes(); n != 1 {
+		t.Errorf("%d sandboxes", n)
+	}
+	if n := k.images(); n != 1 {
+		t.Errorf("%d images", n)
+	}
+	if i := s.Info(); i.State != Ready || i.Extended != before.Extended || !i.Expires.Equal(*before.Expires) || i.Snapshots != 1 || i.Sandbox != before.Sandbox {
+		t.Errorf("the session was %+v and is %+v", before, i)
+	}
+
+	free(t, k.dir)
+	want(t, "x", py(t, s, "x"), "2")
+	want(t, "a new session", py(t, k.open("new"), "1"), "1")
+	save(t, s, "two")
+	if err := s.SetVar(ctx, "v", "1"); err != nil {
+		t.Error(err)
+	}
+	var cells []string
+	for e, err := range k.m.Audit(ctx, AuditOptions{Tenant: DefaultTenant, Session: "work", Actor: "ann", Action: "cell"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		cells = append(cells, e.Detail)
+	}
+	want(t, "what ran on a full disk, in the audit log", strings.Join(cells, ";"), "x = x + 1; x")
+	k.restart()
+	want(t, "x after a restart", py(t, k.get("work"), "x"), "2")
+	if err := k.m.DeleteSnapshot(ctx, Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		name := map[bool]string{false: "the same server", true: "the next server"}[restart]
+		t.Run(name, func(t *testing.T) {
+			k := fullBench(t)
+			s := k.open("work")
+			py(t, s, "x = 1")
+			fill(t, k.dir)
+			wantCode(t, "the end", s.End(t.Context(), ""), sandbox.CodeDiskFull)
+			<-s.disposed
+			if n := k.sandboxes(); n != 0 {
+				t.Errorf("%d sandboxes are left", n)
+			}
+			_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
+			wantCode(t, "a new one of its name", err, sandbox.CodeDiskFull)
+			free(t, k.dir)
+			if restart {
+				k.restart()
+			}
+			v, err := k.open("work").Cell(t.Context(), sandbox.Cell{Code: "'x' in globals()"})
+			if err != nil || v.Result.Text() != "False" {
+				t.Errorf("a new one of its name: %v, %v", v, err)
+			}
+		})
+	}
+}
+
+func TestADiskThatFillsWhileASessionIsMade(t *testing.T) {
+	var armed atomic.Bool
+	var dir atomic.Value
+	old := failpoint
+	failpoint = func(name string) {
+		if name == "create.made" && armed.CompareAndSwap(true, false) {
+			fill(t, dir.Load().(string))
+		}
+	}
+	t.Cleanup(func() { failpoint = old })
+	k := fullBench(t)
+	dir.Store(k.dir)
+	armed.Store(true)
+	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
+	wantCode(t, "a session", err, sandbox.CodeDiskFull)
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+	free(t, k.dir)
+	want(t, "a cell of the next one", py(t, k.open("work"), "1"), "1")
+	k.restart()
+	want(t, "a cell after a restart", py(t, k.get("work"), "1"), "1")
+}
+
+func TestAManagerDoesNotStartOnAFullDisk(t *testing.T) {
+	k := fullBench(t)
+	py(t, k.open("work"), "x = 1")
+	if err := k.m.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, k.dir)
+	m, err := New(t.Context(), k.opts)
+	if err == nil {
+		_ = m.Detach(t.Context())
+	}
+	wantCode(t, "a manager", err, sandbox.CodeDiskFull)
+	free(t, k.dir)
+	k.start()
+	want(t, "x", py(t, k.get("work"), "x"), "1")
+}
