@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -31,27 +32,35 @@ func tinyDisk(t *testing.T) string {
 	return dir
 }
 
-// fill takes all room there is on a disk.
-func fill(t *testing.T, dir string) {
-	t.Helper()
-	f, err := os.OpenFile(filepath.Join(dir, "filler"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+// fill takes all room there is on the store's disk, also what the store has begun to write and taken back: the next write would find it.
+func (k *bench) fill() {
+	k.t.Helper()
+	f, err := os.OpenFile(filepath.Join(k.dir, "filler"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
-		t.Fatal(err)
+		k.t.Fatal(err)
 	}
 	defer f.Close()
 	for err == nil {
 		_, err = f.Write(make([]byte, 4096))
 	}
 	if !errors.Is(err, syscall.ENOSPC) {
-		t.Fatal(err)
+		k.t.Fatal(err)
+	}
+	for i := int64(1); ; i++ {
+		switch err := k.m.store.Append(k.t.Context(), []store.Event{{Session: "filler", Seq: i, Data: []byte("{}")}}, nil); {
+		case sandbox.CodeOf(err) == sandbox.CodeDiskFull:
+			return
+		case err != nil:
+			k.t.Fatal(err)
+		}
 	}
 }
 
 // free gives the room back.
-func free(t *testing.T, dir string) {
-	t.Helper()
-	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
-		t.Fatal(err)
+func (k *bench) free() {
+	k.t.Helper()
+	if err := os.Remove(filepath.Join(k.dir, "filler")); err != nil {
+		k.t.Fatal(err)
 	}
 }
 
@@ -69,7 +78,7 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 	py(t, s, "x = 1")
 	save(t, s, "one")
 	before := s.Info()
-	fill(t, k.dir)
+	k.fill()
 
 	_, _, err := k.m.Open(ctx, Key{Name: "new"}, OpenOptions{})
 	wantCode(t, "a new session", err, sandbox.CodeDiskFull)
@@ -100,7 +109,7 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 		t.Errorf("the session was %+v and is %+v", before, i)
 	}
 
-	free(t, k.dir)
+	k.free()
 	want(t, "x", py(t, s, "x"), "2")
 	want(t, "a new session", py(t, k.open("new"), "1"), "1")
 	save(t, s, "two")
@@ -129,7 +138,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			k := fullBench(t)
 			s := k.open("work")
 			py(t, s, "x = 1")
-			fill(t, k.dir)
+			k.fill()
 			wantCode(t, "the end", s.End(t.Context(), ""), sandbox.CodeDiskFull)
 			<-s.disposed
 			if n := k.sandboxes(); n != 0 {
@@ -137,7 +146,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			}
 			_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
 			wantCode(t, "a new one of its name", err, sandbox.CodeDiskFull)
-			free(t, k.dir)
+			k.free()
 			if restart {
 				k.restart()
 			}
@@ -151,23 +160,23 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 
 func TestADiskThatFillsWhileASessionIsMade(t *testing.T) {
 	var armed atomic.Bool
-	var dir atomic.Value
+	var full atomic.Pointer[bench]
 	old := failpoint
 	failpoint = func(name string) {
 		if name == "create.made" && armed.CompareAndSwap(true, false) {
-			fill(t, dir.Load().(string))
+			full.Load().fill()
 		}
 	}
 	t.Cleanup(func() { failpoint = old })
 	k := fullBench(t)
-	dir.Store(k.dir)
+	full.Store(k)
 	armed.Store(true)
 	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
 	wantCode(t, "a session", err, sandbox.CodeDiskFull)
 	if n := k.sandboxes(); n != 0 {
 		t.Errorf("%d sandboxes are left", n)
 	}
-	free(t, k.dir)
+	k.free()
 	want(t, "a cell of the next one", py(t, k.open("work"), "1"), "1")
 	k.restart()
 	want(t, "a cell after a restart", py(t, k.get("work"), "1"), "1")
@@ -179,13 +188,16 @@ func TestAManagerDoesNotStartOnAFullDisk(t *testing.T) {
 	if err := k.m.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fill(t, k.dir)
+	taken := filepath.Join(k.dir, "filler")
+	if err := os.WriteFile(taken, make([]byte, 3<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
 	m, err := New(t.Context(), k.opts)
 	if err == nil {
 		_ = m.Detach(t.Context())
 	}
 	wantCode(t, "a manager", err, sandbox.CodeDiskFull)
-	free(t, k.dir)
+	k.free()
 	k.start()
 	want(t, "x", py(t, k.get("work"), "x"), "1")
 }
