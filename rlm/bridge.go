@@ -46,13 +46,6 @@ __install(%s, %s, globals())
 del __install`, source, quoted), nil
 }
 
-// bridgeTool is a tool as the bridge hears of it.
-type bridgeTool struct {
-	Name   string `json:"name"`
-	Doc    string `json:"doc,omitempty"`
-	Source string `json:"source,omitempty"`
-}
-
 // queryRequest is a call of llm_query, rlm_query and their batches.
 type queryRequest struct {
 	Prompts []json.RawMessage `json:"prompts"`
@@ -316,49 +309,4 @@ func (r *Run) childSlots(depth int) chan struct{} {
 		r.children[depth] = make(chan struct{}, r.engine.o.Children)
 	}
 	return r.children[depth]
-}
-
-// useTool calls a Go function for the code.
-func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, error) {
-	var req struct {
-		Name   string                     `json:"name"`
-		Args   []json.RawMessage          `json:"args"`
-		Kwargs map[string]json.RawMessage `json:"kwargs"`
-	}
-	if err := json.Unmarshal(payload, &req); err != nil {
-		return nil, err
-	}
-	// As the log writes it, so that the call is found there again.
-	args, err := json.Marshal(json.RawMessage(payload))
-	if err != nil {
-		return nil, err
-	}
-	if used := n.run.tape.tool(n.id, turn, req.Name, string(args)); used != nil {
-		if n.run.tape.fresh {
-			n.run.emit(n, turn, KindTool, used)
-		}
-		if used.Error != "" {
-			return nil, errors.New(used.Error)
-		}
-		return json.Marshal(map[string]json.RawMessage{"value": used.Value})
-	}
-	for _, t := range n.run.engine.o.Tools {
-		if t.Name != req.Name || t.Call == nil {
-			continue
-		}
-		value, err := t.Call(ctx, ToolCall{Args: req.Args, Kwargs: req.Kwargs})
-		used := ToolUsed{Name: t.Name, Args: args}
-		if err == nil {
-			used.Value, err = json.Marshal(value)
-		}
-		if err != nil {
-			used.Error = err.Error()
-		}
-		n.run.emit(n, turn, KindTool, used)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(map[string]json.RawMessage{"value": used.Value})
-	}
-	return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no tool " + req.Name}
 }

@@ -3,6 +3,7 @@
 #
 # It shares its interpreter with code that may overwrite anything. So whatever must stay is put back after each cell.
 
+import base64
 import codecs
 import json
 import mmap
@@ -31,6 +32,10 @@ class QueryError(RuntimeError):
     def __init__(self, code, message):
         super().__init__(message)
         self.code = code
+
+
+class ToolError(QueryError):
+    """A tool failed; .code says why, where that is known."""
 
 
 class Failure:
@@ -447,12 +452,51 @@ def tell():
         after()
 
 
-def _tool(name):
-    def tool(*args, **kwargs):
-        reply = _ask("rlm.tool", {"name": name, "args": args, "kwargs": kwargs})
-        return reply.get("value")
-    tool.__name__ = name
-    return tool
+class _LeftOut:
+    """The default of a parameter that the host fills in, or does without."""
+
+    def __repr__(self):
+        return "..."
+
+
+_left_out = _LeftOut()
+
+
+def _media(value):
+    """What is no text comes as base64, and becomes bytes."""
+    m = value.get("$media") if isinstance(value, dict) and len(value) == 1 else None
+    if not isinstance(m, dict):
+        return value
+    return dict(m, data=base64.b64decode(m.get("data") or ""))
+
+
+def _use(name, args, kwargs):
+    try:
+        value = _ask("rlm.tool", {"name": name, "args": args, "kwargs": kwargs}).get("value")
+    except QueryError as e:
+        raise ToolError(e.code, str(e)) from None
+    return [_media(v) for v in value] if isinstance(value, list) else _media(value)
+
+
+def _tool(name, params, more):
+    if params is None:
+        def tool(*args, **kwargs):
+            return _use(name, args, kwargs)
+        tool.__name__ = tool.__qualname__ = name
+        return tool
+    # One with parameters of its own, so that Python itself tells what is wrong with a call, and help() how it is right.
+    must = [p["name"] for p in params if not p.get("optional")]
+    may = [p["name"] for p in params if p.get("optional")]
+    head = must + (["*"] if may else []) + [p + "=__left_out" for p in may] + (["**__more"] if more else [])
+
+    def use(given):
+        kwargs = {k: v for k, v in given.items() if v is not _left_out and k != "__more"}
+        kwargs.update(given.get("__more", {}))
+        return _use(name, (), kwargs)
+
+    space = {"__name__": "tools", "__left_out": _left_out, "__use": use}
+    exec("def %s(%s):\n    return __use(locals())" % (name, ", ".join(head)), space)
+    return space[name]
 
 
 class _Options:
@@ -471,7 +515,7 @@ def install(main, options):
     O.error_strings = bool(options.get("error_strings"))
     for f in (llm_query, llm_query_batched, rlm_query, rlm_query_batched, budget, FINAL, FINAL_VAR, SUBMIT, SHOW_VARS, chunks, search):
         _names[f.__name__] = f
-    _names["QueryError"] = QueryError
+    _names["QueryError"], _names["ToolError"] = QueryError, ToolError
     _names.setdefault("history", [])
     for tool in options.get("tools") or ():
         if tool.get("source"):
@@ -479,8 +523,8 @@ def install(main, options):
             exec(compile(tool["source"], "<tool %s>" % tool["name"], "exec"), space)
             f = space[tool["name"]]
         else:
-            f = _tool(tool["name"])
-        f.__doc__ = tool.get("doc") or f.__doc__
+            f = _tool(tool["name"], tool.get("params"), tool.get("more"))
+        f.__doc__ = tool.get("help") or tool.get("doc") or f.__doc__
         _names[tool["name"]] = f
     _main.update(_names)
     # A machine that is lent may hold the answer to an earlier question.

@@ -261,7 +261,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 
 // prepare is the part of a run that needs no disk.
 func (e *Engine) prepare(q Question, id string) (*Run, error) {
-	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache, models: e.o.Models, unlock: func() {}}
+	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache, models: e.o.Models, tools: e.o.Tools, unlock: func() {}}
 	if q.Limits != nil {
 		r.limits = *q.Limits
 	}

@@ -27,6 +27,7 @@ const (
 	CodeContextUnread  sandbox.Code = "context_unreadable"
 	CodeContextChanged sandbox.Code = "context_changed" // since the run that is to be resumed
 	CodeNotRecorded    sandbox.Code = "not_recorded"    // a replay asks what was not asked before
+	CodeToolMissing    sandbox.Code = "tool_missing"    // a run that is resumed had a tool that its engine has not
 	CodeRunNotFound    sandbox.Code = "run_not_found"
 	CodeRunEnded       sandbox.Code = "run_ended" // there is nothing to resume
 )

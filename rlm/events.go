@@ -170,6 +170,7 @@ type ToolUsed struct {
 	Args  json.RawMessage `json:"args,omitempty"`
 	Value json.RawMessage `json:"value,omitempty"`
 	Error string          `json:"error,omitempty"`
+	Code  sandbox.Code    `json:"code,omitempty"` // of the error, if it has one
 }
 
 // Compacted says that turns gave way to a summary.

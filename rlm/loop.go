@@ -42,7 +42,7 @@ func (n *node) work(ctx context.Context) error {
 func (n *node) data() PromptData {
 	o := n.run.engine.o
 	d := PromptData{
-		Query: n.query, Contexts: n.notes, Bytes: n.staged.bytes, Tools: o.Tools, Depth: n.depth, Left: n.left(n.turn), Output: o.OutputChars,
+		Query: n.query, Contexts: n.notes, Bytes: n.staged.bytes, Tools: n.run.tools, Depth: n.depth, Left: n.left(n.turn), Output: o.OutputChars,
 	}
 	limit := n.run.limits.Depth
 	d.SubCalls = limit < 0 || n.depth < limit

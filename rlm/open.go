@@ -292,11 +292,7 @@ func (s *staged) each(f func(file, rel string) error) error {
 
 // install runs the bridge's own cells: at the beginning, and again when the interpreter was lost.
 func (n *node) install(ctx context.Context) error {
-	var tools []bridgeTool
-	for _, t := range n.run.engine.o.Tools {
-		tools = append(tools, bridgeTool{t.Name, t.Doc, t.Source})
-	}
-	code, err := installCell(map[string]any{"error_strings": n.run.engine.o.ErrorStrings, "tools": tools})
+	code, err := installCell(map[string]any{"error_strings": n.run.engine.o.ErrorStrings, "tools": bridgeTools(n.run.tools)})
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ In the interpreter:
 - search(term, text=context), chunks(text, size): find places; cut into pieces
 - budget(), SHOW_VARS(): what is left; which variables there are
 {{- range .Tools}}
-- {{.Name}}: {{.Doc}}
+- {{.Name}}: {{.Doc}}{{if .Help}} [help({{.Name}}) tells more]{{end}}
 {{- end}}
 - FINAL(value) or FINAL_VAR("name"): hands in the answer and ends the work; so does answer["content"] = …; answer["ready"] = True
 

@@ -67,6 +67,7 @@ func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits, unloc
 		return nil, err
 	}
 	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
+	r.tools = toolsOf(p.saved.Tools, r.tools, CodeToolMissing, "give the run its tools again, and resume it")
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
 	}
@@ -301,6 +302,9 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	r.tape = p.tape
 	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, p.models[depth])}, nil }
 	r.model = paper{p.started.Model}
+	if p.saved.Tools != nil {
+		r.tools = toolsOf(p.saved.Tools, nil, CodeNotRecorded, "") // as they were then
+	}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {
 		return nil, errors.Join(&sandbox.Error{Code: sandbox.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))

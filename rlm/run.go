@@ -39,6 +39,7 @@ type Run struct {
 	cache  *Cache
 	staged *staged
 	log    *trajectory.Log
+	tools  []Tool
 	tape   *tape // replies of an earlier program; nil: none
 
 	slots chan struct{} // model calls at once, in the whole tree
@@ -69,10 +70,11 @@ type saved struct {
 	Limits  Limits            `json:"limits"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	History []llm.Message     `json:"history,omitempty"`
+	Tools   []bridgeTool      `json:"tools,omitempty"`
 }
 
 func (r *Run) writeFile() error {
-	data, err := json.MarshalIndent(saved{r.q.Query, r.q.Schema, r.q.Model, r.limits, r.q.Labels, r.q.History}, "", "  ")
+	data, err := json.MarshalIndent(saved{r.q.Query, r.q.Schema, r.q.Model, r.limits, r.q.Labels, r.q.History, bridgeTools(r.tools)}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
 	}

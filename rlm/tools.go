@@ -3,7 +3,10 @@ package rlm
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -12,22 +15,85 @@ import (
 type Tool struct {
 	Name string
 	Doc  string // one line, for the model
+	Help string // what help(name) shows; empty: Doc
+	// Params are the parameters of a Go function; nil: it takes anything. A wrong call fails in the code, as that of any function.
+	Params []Param
+	// More says that it takes other keywords than its parameters too.
+	More bool
 	// Call answers on the host. Arguments and result are JSON; an error is raised in the code.
 	Call func(ctx context.Context, call ToolCall) (any, error)
 	// Source is Python that defines a function called Name.
 	Source string
 }
 
-// ToolCall is one call of a tool.
+// Param is a parameter of a tool. One that must be given can be given by its place, too.
+type Param struct {
+	Name     string `json:"name"`
+	Optional bool   `json:"optional,omitempty"` // one that is left out is not sent
+}
+
+// ToolCall is one call of a tool. With Params every argument is in Kwargs.
 type ToolCall struct {
 	Args   []json.RawMessage
 	Kwargs map[string]json.RawMessage
 }
 
+// Media is a result of a tool, or part of a list that is one, which is no text. Code gets a dict with its type, its mime_type and its data as bytes.
+type Media struct {
+	Type     string // image, audio, file
+	MIMEType string
+	URI      string // where it is from; may be empty
+	Data     []byte
+}
+
+// MarshalJSON writes it as the bridge reads it.
+func (m Media) MarshalJSON() ([]byte, error) {
+	type plain struct {
+		Type     string `json:"type"`
+		MIMEType string `json:"mime_type,omitempty"`
+		URI      string `json:"uri,omitempty"`
+		Data     []byte `json:"data"`
+	}
+	return json.Marshal(map[string]plain{"$media": {m.Type, m.MIMEType, m.URI, m.Data}})
+}
+
 // ourNames cannot be tools.
 var ourNames = map[string]bool{
 	"llm_query": true, "llm_query_batched": true, "rlm_query": true, "rlm_query_batched": true, "budget": true, "FINAL": true, "FINAL_VAR": true,
-	"SUBMIT": true, "SHOW_VARS": true, "chunks": true, "search": true, "answer": true, "context": true, "history": true, "QueryError": true,
+	"SUBMIT": true, "SHOW_VARS": true, "chunks": true, "search": true, "answer": true, "context": true, "history": true, "QueryError": true, "ToolError": true,
+}
+
+// pythonWords are no names in Python.
+var pythonWords = func() map[string]bool {
+	words := map[string]bool{}
+	for w := range strings.FieldsSeq(`False None True and as assert async await break class continue def del elif else except finally for from global if
+		import in is lambda nonlocal not or pass raise return try while with yield`) {
+		words[w] = true
+	}
+	return words
+}()
+
+// numbered is a name of a context.
+var numbered = regexp.MustCompile(`^context_\d+$`)
+
+// NameTaken reports whether code of a run finds something else by this name, so that no tool can have it.
+func NameTaken(name string) bool { return ourNames[name] || numbered.MatchString(name) }
+
+var (
+	notInName  = regexp.MustCompile(`[^A-Za-z0-9_]+`)
+	underlines = regexp.MustCompile(`^_+`)
+)
+
+// PythonName makes a name of any text.
+func PythonName(text string) string {
+	name := underlines.ReplaceAllString(notInName.ReplaceAllString(text, "_"), "")
+	switch {
+	case name == "" || name[0] >= '0' && name[0] <= '9':
+		return "_" + name
+	case pythonWords[name]:
+		return name + "_"
+	}
+	return name
 }
 
 func checkTools(tools []Tool) error {
@@ -37,9 +103,9 @@ func checkTools(tools []Tool) error {
 			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("tool %q: %s", t.Name, why)}
 		}
 		switch {
-		case !identifier.MatchString(t.Name):
+		case !goodName(t.Name):
 			return bad("the name is no Python identifier")
-		case ourNames[t.Name]:
+		case NameTaken(t.Name):
 			return bad("the name is taken")
 		case seen[t.Name]:
 			return bad("there are two")
@@ -47,6 +113,114 @@ func checkTools(tools []Tool) error {
 			return bad("give either a Go function or Python source")
 		}
 		seen[t.Name] = true
+		params := map[string]bool{}
+		for _, p := range t.Params {
+			if !goodName(p.Name) || strings.HasPrefix(p.Name, "__") || params[p.Name] {
+				return bad(fmt.Sprintf("there cannot be a parameter %q", p.Name))
+			}
+			params[p.Name] = true
+		}
 	}
 	return nil
+}
+
+func goodName(name string) bool { return identifier.MatchString(name) && !pythonWords[name] }
+
+// bridgeTool is a tool as the bridge hears of it, and as a run remembers it.
+type bridgeTool struct {
+	Name   string  `json:"name"`
+	Doc    string  `json:"doc,omitempty"`
+	Help   string  `json:"help,omitempty"`
+	Params []Param `json:"params,omitzero"` // empty is not none
+	More   bool    `json:"more,omitempty"`
+	Source string  `json:"source,omitempty"`
+}
+
+func bridgeTools(tools []Tool) []bridgeTool {
+	var out []bridgeTool
+	for _, t := range tools {
+		out = append(out, bridgeTool{t.Name, t.Doc, t.Help, t.Params, t.More, t.Source})
+	}
+	return out
+}
+
+// toolsOf gives a run that goes on the tools that it had. Those that are not there any more are still functions: what they gave is recorded.
+func toolsOf(had []bridgeTool, have []Tool, code sandbox.Code, remedy string) []Tool {
+	names := map[string]bool{}
+	for _, t := range have {
+		names[t.Name] = true
+	}
+	tools := append([]Tool(nil), have...)
+	for _, b := range had {
+		if names[b.Name] {
+			continue
+		}
+		t := Tool{Name: b.Name, Doc: b.Doc, Help: b.Help, Params: b.Params, More: b.More, Source: b.Source}
+		if t.Source == "" {
+			t.Call = func(context.Context, ToolCall) (any, error) {
+				return nil, &sandbox.Error{Code: code, Message: "the tool " + b.Name + " is not there", Remedy: remedy}
+			}
+		}
+		tools = append(tools, t)
+	}
+	return tools
+}
+
+// useTool calls a Go function for the code.
+func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, error) {
+	var req struct {
+		Name   string                     `json:"name"`
+		Args   []json.RawMessage          `json:"args"`
+		Kwargs map[string]json.RawMessage `json:"kwargs"`
+	}
+	if err := json.Unmarshal(payload, &req); err != nil {
+		return nil, err
+	}
+	// As the log writes it, so that the call is found there again.
+	args, err := json.Marshal(json.RawMessage(payload))
+	if err != nil {
+		return nil, err
+	}
+	if used := n.run.tape.tool(n.id, turn, req.Name, string(args)); used != nil {
+		if n.run.tape.fresh {
+			n.run.emit(n, turn, KindTool, used)
+		}
+		return used.reply()
+	}
+	if n.run.tape.strict() {
+		return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("turn %d uses the tool %s as it was not used before", turn, req.Name)}
+	}
+	for _, t := range n.run.tools {
+		if t.Name != req.Name || t.Call == nil {
+			continue
+		}
+		used := ToolUsed{Name: t.Name, Args: args}
+		value, err := t.Call(ctx, ToolCall{Args: req.Args, Kwargs: req.Kwargs})
+		if err == nil {
+			used.Value, err = json.Marshal(value)
+		}
+		if ctx.Err() != nil && err != nil {
+			return nil, context.Cause(ctx) // nothing to remember: whoever goes on with the run calls it again
+		}
+		if err != nil {
+			used.Error = err.Error()
+			if e, ok := errors.AsType[*sandbox.Error](err); ok {
+				used.Code, used.Error = e.Code, e.Error()
+			}
+		}
+		n.run.emit(n, turn, KindTool, used)
+		return used.reply()
+	}
+	return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no tool " + req.Name}
+}
+
+// reply is what the code hears.
+func (u *ToolUsed) reply() ([]byte, error) {
+	switch {
+	case u.Code != "":
+		return nil, &sandbox.Error{Code: u.Code, Message: u.Error}
+	case u.Error != "":
+		return nil, errors.New(u.Error)
+	}
+	return json.Marshal(map[string]json.RawMessage{"value": u.Value})
 }

@@ -1,0 +1,79 @@
+package mcptools
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// web speaks HTTP with one server: with its headers, and with a bound on what is read.
+type web struct {
+	base    *http.Transport
+	host    string
+	headers map[string]string
+	limit   int64 // bytes of an answer
+}
+
+func newWeb(s *Server, limit int64) *web {
+	w := &web{base: http.DefaultTransport.(*http.Transport).Clone(), headers: s.Headers, limit: limit}
+	if u, err := url.Parse(s.URL); err == nil { // it was checked
+		w.host = u.Host
+	}
+	return w
+}
+
+// RoundTrip implements http.RoundTripper.
+func (w *web) RoundTrip(r *http.Request) (*http.Response, error) {
+	if len(w.headers) > 0 && r.URL.Host == w.host { // secrets do not follow to where we are sent
+		r = r.Clone(r.Context())
+		for k, v := range w.headers {
+			r.Header.Set(k, v)
+		}
+	}
+	cancel := func() {}
+	if r.Method == http.MethodDelete { // the end of a session, for which nobody waits long
+		var ctx context.Context
+		ctx, cancel = context.WithTimeout(r.Context(), closeGrace)
+		r = r.WithContext(ctx)
+	}
+	res, err := w.base.RoundTrip(r)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	res.Body = &closing{res.Body, cancel}
+	if !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") { // those are bounded event by event
+		res.Body = &bounded{ReadCloser: res.Body, left: w.limit, limit: w.limit}
+	}
+	return res, nil
+}
+
+// closing calls a function behind its end.
+type closing struct {
+	io.ReadCloser
+	then func()
+}
+
+// Close implements io.Closer.
+func (c *closing) Close() error {
+	defer c.then()
+	return c.ReadCloser.Close()
+}
+
+// bounded fails when more is read than is allowed.
+type bounded struct {
+	io.ReadCloser
+	left, limit int64
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the answer has more than %d bytes", b.limit)
+	}
+	return n, err
+}

@@ -1,0 +1,26 @@
+package mcptools
+
+import (
+	"net/http"
+	"sync"
+)
+
+// switchable is a server whose ways change.
+type switchable struct {
+	mu sync.Mutex
+	h  http.Handler // guarded by mu
+}
+
+func (s *switchable) set(h http.Handler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.h = h
+}
+
+// ServeHTTP implements http.Handler.
+func (s *switchable) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	h := s.h
+	s.mu.Unlock()
+	h.ServeHTTP(w, r)
+}

@@ -1,0 +1,317 @@
+package mcptools
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	lineChars   = 200  // of a description, in the prompt
+	helpChars   = 8000 // of it, in the docstring
+	detailChars = 500  // of a schema within a schema
+)
+
+// namer gives names that are unique.
+type namer map[string]bool
+
+func (n namer) name(text string, taken func(string) bool) string {
+	base := rlm.PythonName(text)
+	name := base
+	for i := 2; n[name] || taken(name); i++ {
+		name = fmt.Sprintf("%s_%d", base, i)
+	}
+	n[name] = true
+	return name
+}
+
+// param is a parameter of a tool with what its schema calls it.
+type param struct {
+	rlm.Param
+	key    string
+	schema map[string]any
+}
+
+// nullable says that null is a value, and not the same as to leave it out.
+func (p *param) nullable() bool {
+	switch t := p.schema["type"].(type) {
+	case string:
+		return t == "null"
+	case []any:
+		return slices.Contains(t, any("null"))
+	}
+	return true // whatever it is: nobody says that it is not
+}
+
+// tool makes a function of a tool.
+func (s *server) tool(t *sdk.Tool, names namer) rlm.Tool {
+	schema, _ := t.InputSchema.(map[string]any)
+	params := paramsOf(schema)
+	name := names.name(s.Name+"_"+t.Name, rlm.NameTaken)
+	out := rlm.Tool{Name: name, Params: []rlm.Param{}, More: takesMore(schema)}
+	byName := map[string]*param{}
+	for _, p := range params {
+		out.Params = append(out.Params, p.Param)
+		byName[p.Name] = p
+	}
+	how := signature(name, params, out.More)
+	what := t.Description
+	if what == "" {
+		what = t.Title
+	}
+	out.Doc = how + ": " + firstLine(what, lineChars)
+	out.Help = helpOf(how, what, params, t.OutputSchema)
+	out.Call = func(ctx context.Context, c rlm.ToolCall) (any, error) { return s.call(ctx, t.Name, byName, c) }
+	return out
+}
+
+// paramsOf gives the parameters of a schema: first those that must be given, in the schema's order, then the others by name.
+func paramsOf(schema map[string]any) []*param {
+	properties, _ := schema["properties"].(map[string]any)
+	required, _ := schema["required"].([]any)
+	var out []*param
+	names, seen := namer{}, map[string]bool{}
+	add := func(key string, optional bool) {
+		if seen[key] {
+			return
+		}
+		seen[key] = true
+		p := &param{key: key, Param: rlm.Param{Optional: optional}}
+		p.Name = names.name(key, func(string) bool { return false })
+		p.schema, _ = properties[key].(map[string]any)
+		out = append(out, p)
+	}
+	for _, r := range required {
+		if key, ok := r.(string); ok {
+			add(key, false)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(properties)) {
+		add(key, true)
+	}
+	return out
+}
+
+// takesMore says that a schema wants keys that it does not name.
+func takesMore(schema map[string]any) bool {
+	switch more := schema["additionalProperties"].(type) {
+	case bool:
+		return more
+	case map[string]any:
+		return true
+	}
+	_, named := schema["properties"]
+	_, pattern := schema["patternProperties"]
+	return pattern || !named && len(schema) > 1 // of more than its type
+}
+
+func signature(name string, params []*param, more bool) string {
+	var words []string
+	star := false
+	for _, p := range params {
+		word := p.Name
+		if p.Optional {
+			if !star {
+				words, star = append(words, "*"), true
+			}
+			word += "=..."
+		}
+		words = append(words, word)
+	}
+	if more {
+		words = append(words, "**more")
+	}
+	return name + "(" + strings.Join(words, ", ") + ")"
+}
+
+func firstLine(text string, most int) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return cut(strings.TrimSpace(line), most)
+}
+
+func cut(text string, most int) string {
+	if r := []rune(text); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return text
+}
+
+// helpOf is what help() shows.
+func helpOf(how, what string, params []*param, output any) string {
+	var b strings.Builder
+	b.WriteString(how + "\n\n" + cut(strings.TrimSpace(what), helpChars) + "\n")
+	for _, p := range params {
+		fmt.Fprintf(&b, "\n%s: %s", p.Name, kindOf(p.schema))
+		if p.Optional {
+			b.WriteString(", optional")
+		}
+		if d, ok := p.schema["default"]; ok {
+			fmt.Fprintf(&b, ", default %s", compact(d))
+		}
+		if e, ok := p.schema["enum"]; ok {
+			fmt.Fprintf(&b, ", one of %s", compact(e))
+		}
+		if d, _ := p.schema["description"].(string); d != "" {
+			b.WriteString(". " + cut(strings.TrimSpace(d), lineChars*2))
+		}
+		if p.schema["properties"] != nil || p.schema["items"] != nil || p.schema["anyOf"] != nil || p.schema["oneOf"] != nil || p.schema["$ref"] != nil {
+			b.WriteString("\n    schema: " + compact(p.schema))
+		}
+	}
+	if output != nil {
+		b.WriteString("\n\nIt gives a value of this schema: " + compact(output))
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// kinds are Python's names of JSON's types.
+var kinds = map[string]string{"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "null": "None"}
+
+func kindOf(schema map[string]any) string {
+	switch t := schema["type"].(type) {
+	case string:
+		if k := kinds[t]; k != "" {
+			return k
+		}
+	case []any:
+		var words []string
+		for _, x := range t {
+			if s, ok := x.(string); ok && kinds[s] != "" {
+				words = append(words, kinds[s])
+			}
+		}
+		if len(words) > 0 {
+			return strings.Join(words, " or ")
+		}
+	}
+	return "any"
+}
+
+func compact(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "?"
+	}
+	return cut(string(b), detailChars)
+}
+
+// call calls the tool, and gives its result as a value for the code.
+func (s *server) call(ctx context.Context, name string, params map[string]*param, c rlm.ToolCall) (any, error) {
+	op := "call " + name + " of " + s.Name
+	args := map[string]json.RawMessage{}
+	var size int64
+	for k, v := range c.Kwargs {
+		size += int64(len(k) + len(v))
+		p := params[k]
+		if p == nil {
+			args[k] = v
+			continue
+		}
+		// None is how Python says that it has nothing to say.
+		if p.Optional && bytes.Equal(v, []byte("null")) && !p.nullable() {
+			continue
+		}
+		args[p.key] = v
+	}
+	if size > s.o.MaxResult {
+		return nil, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: op, Message: fmt.Sprintf("the arguments have %d bytes, and at most %d are sent", size, s.o.MaxResult)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
+	defer cancel()
+	for again := false; ; again = true {
+		l, err := s.connected(ctx)
+		if err != nil {
+			return nil, err
+		}
+		res, err := l.session.CallTool(ctx, &sdk.CallToolParams{Name: name, Arguments: args})
+		if err == nil {
+			return s.value(op, res)
+		}
+		lost := s.failure(ctx, l, op, err)
+		if again || !errors.Is(err, sdk.ErrSessionMissing) { // one that was started anew knows nothing of us, and has not heard the call
+			return nil, lost
+		}
+	}
+}
+
+// value makes a value of a result: what it says as data, else its one text, or a list of its parts.
+func (s *server) value(op string, res *sdk.CallToolResult) (any, error) {
+	var parts []any
+	var size int64
+	for _, c := range res.Content {
+		v, n := part(c)
+		parts, size = append(parts, v), size+n
+	}
+	var data json.RawMessage
+	if res.StructuredContent != nil && !res.IsError {
+		var err error
+		if data, err = json.Marshal(res.StructuredContent); err != nil {
+			return nil, &sandbox.Error{Code: CodeCallRefused, Op: op, Message: "the result is no JSON", Err: err}
+		}
+		size = int64(len(data)) // the parts say the same once more
+	}
+	if size > s.o.MaxResult {
+		return nil, &sandbox.Error{
+			Code: CodeResultTooLarge, Op: op, Message: fmt.Sprintf("the result has %d bytes, and at most %d are handed on", size, s.o.MaxResult), Remedy: "ask for less at once",
+		}
+	}
+	switch {
+	case res.IsError:
+		return nil, &sandbox.Error{Code: CodeToolFailed, Op: op, Message: complaint(parts)}
+	case data != nil:
+		return data, nil
+	case len(parts) == 0:
+		return nil, nil
+	case len(parts) == 1:
+		return parts[0], nil
+	}
+	return parts, nil
+}
+
+// part is one part of a result, and its bytes.
+func part(c sdk.Content) (any, int64) {
+	switch c := c.(type) {
+	case *sdk.TextContent:
+		return c.Text, int64(len(c.Text))
+	case *sdk.ImageContent:
+		return rlm.Media{Type: "image", MIMEType: c.MIMEType, Data: c.Data}, int64(len(c.Data))
+	case *sdk.AudioContent:
+		return rlm.Media{Type: "audio", MIMEType: c.MIMEType, Data: c.Data}, int64(len(c.Data))
+	case *sdk.EmbeddedResource:
+		if r := c.Resource; r != nil && r.Blob != nil {
+			return rlm.Media{Type: "file", MIMEType: r.MIMEType, URI: r.URI, Data: r.Blob}, int64(len(r.Blob))
+		} else if r != nil {
+			return r.Text, int64(len(r.Text))
+		}
+	}
+	// A link, or what a later version of the protocol has.
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return nil, 0
+	}
+	return json.RawMessage(raw), int64(len(raw))
+}
+
+// complaint is what a tool that failed has said.
+func complaint(parts []any) string {
+	var lines []string
+	for _, p := range parts {
+		if text, ok := p.(string); ok {
+			lines = append(lines, text)
+		}
+	}
+	if len(lines) == 0 {
+		return "the tool failed and did not say why"
+	}
+	return strings.Join(lines, "\n")
+}
