@@ -130,7 +130,10 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	}
 	c.Isolation = b.level(f)
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.memory, f.cpu, f.pids
-	c.Notes = append(c.Notes, fmt.Sprintf("Docker %s, API %s, runtime %s of %s", f.version, f.api, f.runtime, strings.Join(f.all, ", ")))
+	c.Notes = append(c.Notes, fmt.Sprintf("%s %s, API %s, runtime %s of %s", f.product(), f.version, f.api, f.runtime, strings.Join(f.all, ", ")))
+	if f.podman {
+		c.Notes = append(c.Notes, "Podman does not limit the number of files, only what they take together; it does not tell a stop, or a guest that was killed for memory, from a kill")
+	}
 	if c.Isolation < f.level {
 		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
 	}
@@ -293,7 +296,7 @@ func (b *Backend) find(ctx context.Context, id string) (record, *container.Summa
 		return record{}, nil, failed(ctx, "find sandbox", "the engine does not tell", err)
 	}
 	for _, c := range res.Items {
-		if r, ok := readRecord(c.ID, c.Labels); ok {
+		if r, ok := readRecord(c.ID, c.Labels); ok && r.ID == id && b.mine(c.Labels) {
 			return r, &c, nil
 		}
 	}
@@ -391,7 +394,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 func (b *Backend) remove(ctx context.Context, container string) error {
 	for {
 		_, err := b.cli.ContainerRemove(ctx, container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		if err == nil || errdefs.IsNotFound(err) {
+		if err == nil || missing(err) {
 			return nil
 		}
 		// Somebody else is at it already.
@@ -415,7 +418,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	var out []sandbox.Info
 	for _, c := range res.Items {
 		r, ok := readRecord(c.ID, c.Labels)
-		if !ok || c.State == container.StateRemoving {
+		if !ok || !b.mine(c.Labels) || c.State == container.StateRemoving {
 			continue
 		}
 		out = append(out, sandbox.Info{

@@ -86,11 +86,11 @@ func TestCarriersOfDeadProgramsAreSwept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, _, err := b.carrier(t.Context(), testImage, map[string]string{labelOwner: string(own)}, &container.HostConfig{NetworkMode: "none"})
+	left, _, err := b.carrier(t.Context(), carrierName(), testImage, map[string]string{labelOwner: string(own)}, &container.HostConfig{NetworkMode: "none"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	used, remove, err := b.carrier(t.Context(), testImage, nil, &container.HostConfig{NetworkMode: "none"})
+	used, remove, err := b.carrier(t.Context(), carrierName(), testImage, nil, &container.HostConfig{NetworkMode: "none"})
 	if err != nil {
 		t.Fatal(err)
 	}

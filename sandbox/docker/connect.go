@@ -131,6 +131,7 @@ type facts struct {
 	memory  bool // limits of memory are kept
 	cpu     bool
 	pids    bool
+	podman  bool // it is Podman's service
 }
 
 // engineFacts is asked for once and kept while the engine answers.
@@ -152,6 +153,12 @@ func (b *Backend) facts(ctx context.Context) (*facts, error) {
 	return f, err
 }
 
+// isPodman says whether the engine is known to be Podman's service.
+func (b *Backend) isPodman(ctx context.Context) bool {
+	f, err := b.facts(ctx)
+	return err == nil && f.podman
+}
+
 func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 	const op = "ask the Docker engine"
 	res, err := b.cli.Info(ctx, client.InfoOptions{})
@@ -162,9 +169,20 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 	if i.OSType != "linux" {
 		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: op, Message: "it runs " + i.OSType + " containers, and sandboxes are Linux machines", Remedy: "switch it to Linux containers"}
 	}
+	about, err := b.cli.ServerVersion(ctx, client.ServerVersionOptions{})
+	if err != nil {
+		return nil, failed(ctx, op, "it tells nothing about itself", err)
+	}
+	podman := isPodman(about)
 	f := &facts{
-		arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: chooseRuntime(b.opts.Runtime, i), all: slices.Sorted(maps.Keys(i.Runtimes)),
+		podman: podman, arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: chooseRuntime(b.opts.Runtime, i, podman), all: slices.Sorted(maps.Keys(i.Runtimes)),
 		memory: i.MemoryLimit, cpu: i.CPUCfsQuota && i.CPUCfsPeriod, pids: i.PidsLimit,
+	}
+	if podman {
+		if err := podmanRuntime(f.runtime, i.DefaultRuntime); err != nil {
+			return nil, err
+		}
+		f.all = []string{f.runtime}
 	}
 	rt, known := i.Runtimes[f.runtime]
 	if !known && b.opts.Runtime != "" && len(i.Runtimes) > 0 && !strings.Contains(f.runtime, ".") { // one with a dot is a shim, which no list names
@@ -178,9 +196,12 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 }
 
 // chooseRuntime gives the name of the runtime that sandboxes get.
-func chooseRuntime(asked string, i system.Info) string {
+func chooseRuntime(asked string, i system.Info, podman bool) string {
 	if asked != RuntimeAuto {
 		return cmp.Or(asked, i.DefaultRuntime)
+	}
+	if podman {
+		return i.DefaultRuntime // it lists every runtime it has heard of, also those that are not there
 	}
 	best := i.DefaultRuntime
 	for _, name := range slices.Sorted(maps.Keys(i.Runtimes)) {

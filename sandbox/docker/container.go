@@ -81,8 +81,8 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 		User:       strconv.Itoa(sandbox.DefaultUID) + ":" + strconv.Itoa(sandbox.DefaultUID),
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
 		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
-		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would run beside us
-		StopSignal:  "SIGKILL",                                       // whoever stops it need not wait
+		Healthcheck: p.noHealthcheck(),
+		StopSignal:  "SIGKILL", // whoever stops it need not wait
 	}, nil
 }
 
@@ -112,7 +112,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Memory: memory, MemorySwap: memory, // together: no swap
 			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
 		},
-		Tmpfs: tmpfs(l),
+		Tmpfs: tmpfs(l, p.facts.podman),
 		Mounts: []mount.Mount{{
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
@@ -146,11 +146,14 @@ func (b *Backend) network() string {
 
 // tmpfs shares the disk out among the file systems in memory. Each file costs memory that no size counts, so their number is
 // bounded by what it may take.
-func tmpfs(l sandbox.Limits) map[string]string {
+func tmpfs(l sandbox.Limits, podman bool) map[string]string {
 	const perFile = 2 << 10
 	inodes := max(1024, l.Memory/8/perFile)
 	// Owned by the user: runtimes give a mount the mode of the directory below it, whatever is asked for.
 	mount := func(share int64, mode, flags string) string {
+		if podman { // which knows neither the number of files nor users by number; U is the container's own
+			return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,mode=%s,U", flags, l.Disk/share, mode)
+		}
 		return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, l.Disk/share, inodes/share, mode, sandbox.DefaultUID, sandbox.DefaultUID)
 	}
 	return map[string]string{

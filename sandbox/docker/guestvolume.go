@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
@@ -63,20 +64,48 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, arch, i
 	return name, nil
 }
 
-func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, image string) (err error) {
+func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, image string) error {
 	if _, err := b.cli.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: guest.Hash}}); err != nil {
 		return err
 	}
-	id, remove, err := b.carrier(ctx, image, nil, &container.HostConfig{
+	hc := &container.HostConfig{
 		NetworkMode: "none",
 		Mounts:      []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: guestDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}},
-	})
+	}
+	id, remove, err := b.carrier(ctx, carrierName(), image, nil, hc)
+	if err != nil {
+		return err
+	}
+	there, err := b.isWhole(ctx, id)
+	if err = errors.Join(err, remove()); err != nil || there {
+		return err
+	}
+	return b.bring(ctx, name, guest, image, hc)
+}
+
+// bring writes the guest into its volume. One program at a time does: a guest that another has seen to be whole, and runs, must not be written
+// once more. The name of the container through which it is done is the lock.
+func (b *Backend) bring(ctx context.Context, volume string, guest bundle.Program, image string, hc *container.HostConfig) (err error) {
+	lock := "recluse-carrier-" + volume
+	id, remove, err := b.carrier(ctx, lock, image, nil, hc)
+	for end := time.Now().Add(fillWait); taken(err); id, remove, err = b.carrier(ctx, lock, image, nil, hc) {
+		if b.abandoned(ctx, lock) || time.Now().After(end) {
+			if err := b.remove(ctx, lock); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(removePause):
+		}
+	}
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	_, err = b.cli.ContainerStatPath(ctx, id, client.ContainerStatPathOptions{Path: guestDir + "/" + whole})
-	if err == nil || !errdefs.IsNotFound(err) {
+	if there, err := b.isWhole(ctx, id); err != nil || there {
 		return err
 	}
 	r, err := guestArchive(guest.Path)
@@ -87,30 +116,63 @@ func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, i
 	return err
 }
 
+func (b *Backend) isWhole(ctx context.Context, carrier string) (bool, error) {
+	_, err := b.cli.ContainerStatPath(ctx, carrier, client.ContainerStatPathOptions{Path: guestDir + "/" + whole})
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// abandoned says whether a carrier's program has died.
+func (b *Backend) abandoned(ctx context.Context, carrier string) bool {
+	res, err := b.cli.ContainerInspect(ctx, carrier, client.ContainerInspectOptions{})
+	if err != nil || res.Container.Config == nil {
+		return false
+	}
+	var o owner
+	return json.Unmarshal([]byte(res.Container.Config.Labels[labelOwner]), &o) == nil && o.dead()
+}
+
+func carrierName() string { return "recluse-carrier-" + randomHex(6) }
+
 // carrier makes a container that is never started, through which files are brought to the engine. The caller removes it; should it die before,
 // the next program's sweep does.
-func (b *Backend) carrier(ctx context.Context, image string, labels map[string]string, hc *container.HostConfig) (id string, remove func() error, err error) {
+func (b *Backend) carrier(ctx context.Context, name, image string, labels map[string]string, hc *container.HostConfig) (id string, remove func() error, err error) {
 	own, err := json.Marshal(self())
 	if err != nil {
 		return "", nil, err
 	}
+	mark := randomHex(6)
 	// The image may be a sandbox's, with its labels.
-	l := map[string]string{labelInstance: b.instance, labelCarrier: "true", labelOwner: string(own), labelSandbox: ""}
+	l := map[string]string{labelInstance: b.instance, labelCarrier: mark, labelOwner: string(own), labelSandbox: ""}
 	maps.Copy(l, labels)
-	name := "recluse-carrier-" + randomHex(6)
-	remove = func() error {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
-		defer cancel()
-		return b.remove(clean, name)
-	}
 	// An entry point of our own: not every image has one, and the engine insists.
 	res, err := b.create(ctx, client.ContainerCreateOptions{
 		Name: name, Config: &container.Config{Image: image, Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Labels: l}, HostConfig: hc,
 	})
-	if err != nil {
-		return "", nil, errors.Join(err, remove())
+	clean := func(f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+		defer cancel()
+		return f(ctx)
 	}
-	return res.ID, remove, nil
+	if err != nil {
+		return "", nil, errors.Join(err, clean(func(ctx context.Context) error { return b.removeMarked(ctx, mark) }))
+	}
+	return res.ID, func() error {
+		return clean(func(ctx context.Context) error { return b.remove(ctx, res.ID) })
+	}, nil
+}
+
+// removeMarked removes the carrier with a mark, if it was made after all. Its name may be another's.
+func (b *Backend) removeMarked(ctx context.Context, mark string) error {
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelCarrier + "=" + mark)})
+	for _, c := range res.Items {
+		if c.Labels[labelCarrier] == mark {
+			err = errors.Join(err, b.remove(ctx, c.ID))
+		}
+	}
+	return err
 }
 
 // guestArchive is the guest, and behind it the sign that it is whole.

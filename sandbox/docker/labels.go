@@ -78,6 +78,10 @@ func readRecord(container string, l map[string]string) (r record, ok bool) {
 	return r, true
 }
 
+// mine says whether labels are those of this instance. It is asked about everything an engine has found: Podman takes an image for found that has one
+// of several labels.
+func (b *Backend) mine(l map[string]string) bool { return l[labelInstance] == b.instance }
+
 func (b *Backend) filter(labels ...string) client.Filters {
 	f := client.Filters{}.Add("label", labelInstance+"="+b.instance)
 	return f.Add("label", labels...)

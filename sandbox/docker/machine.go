@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -8,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
@@ -87,6 +87,9 @@ func (m *machine) end(cause error) {
 	}
 }
 
+// unknownSignal stands for one that the engine does not tell.
+const unknownSignal = "?"
+
 // news is a stream of what the engine tells about a container.
 type news struct {
 	client.EventsResult
@@ -155,7 +158,7 @@ func (m *machine) watch(ctx context.Context, n news) {
 // look asks what has become of the container, for news that were missed, and says whether the engine answered.
 func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	res, err := m.backend.cli.ContainerInspect(ctx, m.Container, client.ContainerInspectOptions{})
-	if errdefs.IsNotFound(err) {
+	if missing(err) {
 		m.end(removed())
 		return true, true
 	}
@@ -183,7 +186,11 @@ func (m *machine) hear(ctx context.Context, n news, e events.Message) (gone bool
 		m.mu.Unlock()
 	case events.ActionKill:
 		m.mu.Lock()
-		m.killed = e.Actor.Attributes["signal"]
+		m.killed = cmp.Or(e.Actor.Attributes["signal"], unknownSignal)
+		m.mu.Unlock()
+	case events.ActionStop, events.ActionRestart: // before the end with Podman alone
+		m.mu.Lock()
+		m.killed = cmp.Or(m.killed, unknownSignal)
 		m.mu.Unlock()
 	case events.ActionPause:
 		if m.rests() {
@@ -191,7 +198,7 @@ func (m *machine) hear(ctx context.Context, n news, e events.Message) (gone bool
 		}
 		m.end(paused())
 		return true
-	case events.ActionDestroy:
+	case events.ActionDestroy, eventRemove:
 		m.end(removed())
 		return true
 	case events.ActionDie:
@@ -209,10 +216,10 @@ func (m *machine) die(ctx context.Context, n news) {
 	now := time.Now()
 	late := time.NewTimer(removalWait)
 	defer late.Stop()
-	for killed {
+	for killed || m.backend.isPodman(ctx) { // which does not tell that it is going to remove it
 		select {
 		case e := <-n.Messages:
-			if e.Action == events.ActionDestroy {
+			if e.Action == events.ActionDestroy || e.Action == eventRemove {
 				m.end(removed())
 				return
 			}
@@ -225,7 +232,7 @@ func (m *machine) die(ctx context.Context, n news) {
 	}
 	res, err := m.backend.cli.ContainerInspect(ctx, m.Container, client.ContainerInspectOptions{})
 	switch {
-	case errdefs.IsNotFound(err):
+	case missing(err):
 		m.end(removed())
 	case err != nil:
 		m.end(lost(sandbox.CodeSandboxLost, "make a new one", "the container has ended, and the engine does not tell how: %v", err))
@@ -243,6 +250,8 @@ func (m *machine) obituary(st *container.State, at time.Time) error {
 	switch {
 	case st.Dead || st.Status == container.StateRemoving:
 		return removed()
+	case killed == unknownSignal:
+		return lost(sandbox.CodeSandboxLost, remedy, "the container was stopped behind our back")
 	case killed != "":
 		return lost(sandbox.CodeSandboxLost, remedy, "the container was stopped behind our back, by signal %s sent through the engine", killed)
 	case st.OOMKilled && (oom.IsZero() || at.Sub(oom) < oomFreshness) && st.ExitCode != 0:

@@ -77,7 +77,7 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 	if err != nil {
 		return err
 	}
-	carrier, remove, err := b.carrier(ctx, base, labels, &container.HostConfig{NetworkMode: "none"})
+	carrier, remove, err := b.carrier(ctx, carrierName(), base, labels, &container.HostConfig{NetworkMode: "none"})
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 		return err
 	}
 	// Not given up halfway, for the reason that create tells.
-	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID})
+	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID, Config: &container.Config{}})
 	return errors.Join(err, ctx.Err())
 }
 
@@ -103,7 +103,7 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 		return res.Container.Image, nil
 	}
 	// Not paused: that would look as if somebody had done it behind our back. The token must not stay in the image.
-	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Changes: []string{"ENV " + agent.ConfigEnv + "="}})
+	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Config: &container.Config{}, Changes: []string{"ENV " + agent.ConfigEnv + "="}})
 	return done.ID, err
 }
 
@@ -199,9 +199,11 @@ func readSnapshot(l map[string]string) (*sandbox.Snapshot, bool) {
 	return s, true
 }
 
-// named says whether an image still has a name: a snapshot that was deleted while it was in use has none.
+// named says whether an image still has a name: a snapshot that was deleted while it was in use has none. Podman puts a registry before names.
 func named(tags []string) bool {
-	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, snapshotRepository+":") })
+	return slices.ContainsFunc(tags, func(t string) bool {
+		return strings.HasPrefix(path.Base(t), snapshotRepository+":")
+	})
 }
 
 // findSnapshot looks for a snapshot of this instance and gives its image.
@@ -214,7 +216,7 @@ func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapsho
 		return nil, "", failed(ctx, "find snapshot", "the engine does not tell", err)
 	}
 	for _, i := range res.Items {
-		if s, ok := readSnapshot(i.Labels); ok && named(i.RepoTags) {
+		if s, ok := readSnapshot(i.Labels); ok && s.ID == id && b.mine(i.Labels) && named(i.RepoTags) {
 			return s, i.ID, nil
 		}
 	}
@@ -252,8 +254,16 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 		}
 		return err
 	}
-	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: true, PruneChildren: true})
-	if errdefs.IsConflict(err) {
+	f, err := b.facts(ctx)
+	if err != nil {
+		return err
+	}
+	// Podman would end the sandboxes that use it, if forced.
+	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: !f.podman, PruneChildren: true})
+	switch {
+	case errdefs.IsConflict(err) && f.podman:
+		err = b.untag(ctx, image)
+	case errdefs.IsConflict(err):
 		// A sandbox that was made from it runs, or another snapshot is built on it. It loses its name now and the rest with the last of them.
 		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{Force: true, PruneChildren: true})
 	}
@@ -270,6 +280,9 @@ func (b *Backend) dropNameless(ctx context.Context) {
 		return
 	}
 	for _, i := range res.Items {
+		if _, ok := readSnapshot(i.Labels); !ok || !b.mine(i.Labels) || named(i.RepoTags) {
+			continue
+		}
 		_, _ = b.cli.ImageRemove(ctx, i.ID, client.ImageRemoveOptions{PruneChildren: true})
 	}
 }
@@ -282,7 +295,7 @@ func (b *Backend) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	}
 	var out []*sandbox.Snapshot
 	for _, i := range res.Items {
-		if s, ok := readSnapshot(i.Labels); ok && named(i.RepoTags) {
+		if s, ok := readSnapshot(i.Labels); ok && b.mine(i.Labels) && named(i.RepoTags) {
 			out = append(out, s)
 		}
 	}

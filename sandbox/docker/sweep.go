@@ -27,6 +27,7 @@ func (b *Backend) sweep(ctx context.Context) {
 	for _, c := range res.Items {
 		r, ok := readRecord(c.ID, c.Labels)
 		switch {
+		case !b.mine(c.Labels):
 		case ok && !r.Spec.Persist && b.readNote(r).Owner.dead():
 			end(func() { _ = b.Stop(ctx, r.ID) })
 		case !ok && c.Labels[labelCarrier] != "" && c.State == container.StateCreated:
