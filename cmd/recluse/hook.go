@@ -2,31 +2,23 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/agents"
-	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
-
-// spoolKept is how long a command waits in a file for its run. One that its user did not approve never comes.
-const spoolKept = 24 * time.Hour
 
 // maxScript is the longest script that is run as an argument of a shell: Linux takes 128 KiB for one.
 const maxScript = 100 << 10
 
 func (a *app) hookCommand() *cobra.Command {
-	var agent, project, permission, unexpected string
+	var h agents.HookFlags
 	c := &cobra.Command{
 		Use:   "hook --agent AGENT --project DIR",
 		Short: "Answer a coding agent's hook: its shell commands run in the project's session",
@@ -43,53 +35,27 @@ A call of another tool passes untouched. Input that is not understood blocks the
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return a.hook(agent, &agents.Hook{Project: project, Permission: permission, Unexpected: agents.Unexpected(unexpected)})
+			return a.hook(h)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&agent, "agent", "", "whose hook it is: claude-code, opencode, codex or cursor")
-	f.StringVar(&project, "project", "", "`directory` that the sandbox shows, writable, at its own path")
-	f.StringVar(&permission, "permission", "", "with claude-code: ask its user about each command, or allow it (default ask)")
-	f.StringVar(&unexpected, "unexpected", string(agents.Block), "what becomes of input that is not understood: block, or pass")
+	f.StringVar(&h.Agent, "agent", "", "whose hook it is: claude-code, opencode, codex or cursor")
+	f.StringVar(&h.Project, "project", "", "`directory` that the sandbox shows, writable, at its own path")
+	f.StringVar(&h.Permission, "permission", "", "with claude-code: ask its user about each command, or allow it (default ask)")
+	f.StringVar(&h.Unexpected, "unexpected", string(agents.Block), "what becomes of input that is not understood: block, or pass")
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return a.hookRefused(err) })
 	c.AddCommand(a.hookRunCommand())
 	return c
 }
 
-// hook answers one call. It neither reads the configuration nor asks a server: an agent waits for it before every tool it uses.
-func (a *app) hook(agent string, h *agents.Hook) error {
-	var err error
-	if h.Agent, err = agents.Parse(agent); err != nil {
-		return a.hookRefused(err)
-	}
-	switch {
-	case !filepath.IsAbs(h.Project):
-		return a.hookRefused(usage("--project must be an absolute path"))
-	case h.Permission != "" && h.Permission != "ask" && h.Permission != "allow":
-		return a.hookRefused(usage("--permission: say ask or allow"))
-	case h.Unexpected != agents.Block && h.Unexpected != agents.PassThrough:
-		return a.hookRefused(usage("--unexpected: say block or pass"))
-	}
-	h.Project = filepath.Clean(h.Project)
-	if h.Program, err = programPath(); err != nil {
-		return a.hookRefused(err)
-	}
-	h.Spool = spool
-	in, err := io.ReadAll(io.LimitReader(a.stdin, agents.MaxInput+1))
+// hook answers one call. Most are answered before main begins: see internal/startup.
+func (a *app) hook(f agents.HookFlags) error {
+	h, err := agents.NewHook(f)
 	if err != nil {
 		return a.hookRefused(err)
 	}
-	reply := h.Answer(in)
-	if reply.Stderr != "" {
-		if _, err := io.WriteString(a.stderr, reply.Stderr); err != nil {
-			return a.hookRefused(err)
-		}
-	}
-	if _, err := a.stdout.Write(reply.Stdout); err != nil {
-		return a.hookRefused(err)
-	}
-	if reply.Status != 0 {
-		return exit(reply.Status)
+	if status := h.Serve(a.stdin, a.stdout, a.stderr); status != 0 {
+		return exit(status)
 	}
 	return nil
 }
@@ -98,41 +64,6 @@ func (a *app) hook(agent string, h *agents.Hook) error {
 func (a *app) hookRefused(err error) error {
 	a.tell(err)
 	return exit(2)
-}
-
-// programPath is how an agent can call this program again.
-func programPath() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", &sandbox.Error{Code: sandbox.CodeInternal, Op: "find this program", Err: err}
-	}
-	return self, nil
-}
-
-func spoolDir() (string, error) {
-	data, err := xdg.Data()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(data, "hook")
-	return dir, xdg.Private(dir)
-}
-
-// spool keeps a long command for its run, and forgets those that never came.
-func spool(code string) (string, error) {
-	dir, err := spoolDir()
-	if err != nil {
-		return "", err
-	}
-	if old, err := os.ReadDir(dir); err == nil {
-		for _, e := range old {
-			if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > spoolKept {
-				_ = os.Remove(filepath.Join(dir, e.Name())) // somebody else may have
-			}
-		}
-	}
-	path := filepath.Join(dir, strings.ToLower(rand.Text())+".sh")
-	return path, os.WriteFile(path, []byte(code), 0o600)
 }
 
 type hookRunOptions struct {
@@ -170,7 +101,7 @@ and nothing else of this machine but its programs. Output, errors and exit statu
 
 // hookRunFile runs a command that was too long for a command line.
 func (a *app) hookRunFile(ctx context.Context, o *hookRunOptions) error {
-	dir, err := spoolDir()
+	dir, err := agents.SpoolDir()
 	if err != nil {
 		return err
 	}

@@ -195,3 +195,17 @@ func TestAHookThatCannotSayWhyBlocksToo(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 }
+
+func TestAHookThatNobodyReadsBlocksToo(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r.Close()
+	cmd := command(t, "hook", "--agent", "codex", "--project", "/x")
+	cmd.Stdin, cmd.Stdout = strings.NewReader(`{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": "/x", "tool_input": {"command": "true"}}`), w
+	if got := status(t, cmd.Run()); got != 2 {
+		t.Errorf("status %d", got)
+	}
+}

@@ -194,3 +194,12 @@ func difference(before, after string) []string {
 	}
 	return out
 }
+
+// programPath is how an agent can call this program again.
+func programPath() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", &sandbox.Error{Code: sandbox.CodeInternal, Op: "find this program", Err: err}
+	}
+	return self, nil
+}

@@ -5,6 +5,9 @@ package main
 import (
 	"context"
 	"os"
+
+	_ "github.com/recluse-dev/recluse/internal/startup" // answers hooks before main begins
+	_ "github.com/recluse-dev/recluse/internal/startup/collector"
 )
 
 func main() {

@@ -1,0 +1,60 @@
+package agents
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// HookFlags are what a hook is called with, as they were written.
+type HookFlags struct {
+	Agent, Project, Permission, Unexpected string
+}
+
+// NewHook makes the hook that the flags describe. It calls this very program again.
+func NewHook(f HookFlags) (*Hook, error) {
+	wrong := func(message string) error { return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: message} }
+	agent, err := Parse(f.Agent)
+	if err != nil {
+		return nil, err
+	}
+	h := &Hook{Agent: agent, Project: filepath.Clean(f.Project), Permission: f.Permission, Unexpected: Unexpected(f.Unexpected), Spool: spool}
+	switch {
+	case !filepath.IsAbs(f.Project):
+		return nil, wrong("--project must be an absolute path")
+	case h.Permission != "" && h.Permission != "ask" && h.Permission != "allow":
+		return nil, wrong("--permission: say ask or allow")
+	case h.Unexpected != Block && h.Unexpected != PassThrough:
+		return nil, wrong("--unexpected: say block or pass")
+	}
+	if h.Program, err = os.Executable(); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "find this program", Err: err}
+	}
+	return h, nil
+}
+
+// Serve answers the call that it reads, and gives the exit status. It neither reads the configuration nor asks a server: an agent waits
+// for it before every tool it uses.
+func (h *Hook) Serve(in io.Reader, out, errs io.Writer) int {
+	blocked := func(err error) int {
+		fmt.Fprintf(errs, "recluse: %v\n", err) // with any other status agents run the command outside of the sandbox
+		return statusBlock
+	}
+	call, err := io.ReadAll(io.LimitReader(in, MaxInput+1))
+	if err != nil {
+		return blocked(err)
+	}
+	reply := h.Answer(call)
+	if reply.Stderr != "" {
+		if _, err := io.WriteString(errs, reply.Stderr); err != nil {
+			return statusBlock
+		}
+	}
+	if _, err := out.Write(reply.Stdout); err != nil {
+		return blocked(err)
+	}
+	return reply.Status
+}
