@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"iter"
-	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -24,90 +23,8 @@ func WithActor(ctx context.Context, a Actor) context.Context {
 	return context.WithValue(ctx, actorKey{}, a)
 }
 
-const (
-	// detailBytes is how much of the code the audit log keeps; the digest tells the rest apart.
-	detailBytes = 256
-	// journalRoom is how many lines may wait to be written before whoever adds one has to wait.
-	journalRoom = 20000
-	// journalBatch is how many waiting lines are written without waiting for the clock.
-	journalBatch = 2000
-)
-
-// journal writes events and the audit log behind the callers' backs: a warm cell must not wait for a disk. What waits when the
-// program is killed is lost, a quarter of a second at most.
-type journal struct {
-	m    *Manager
-	poke chan struct{}
-
-	mu      sync.Mutex
-	events  []store.Event // guarded by mu
-	entries []store.Entry // guarded by mu
-	flushMu sync.Mutex    // held while a batch is written; taken before mu
-}
-
-func (j *journal) init(m *Manager) { j.m, j.poke = m, make(chan struct{}, 1) }
-
-// add takes a line.
-func (j *journal) add(event *store.Event, entry *store.Entry) {
-	j.mu.Lock()
-	if event != nil {
-		j.events = append(j.events, *event)
-	}
-	if entry != nil {
-		j.entries = append(j.entries, *entry)
-	}
-	n := len(j.events) + len(j.entries)
-	j.mu.Unlock()
-	if n >= journalBatch {
-		select {
-		case j.poke <- struct{}{}:
-		default:
-		}
-	}
-	if n >= journalRoom {
-		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
-	}
-}
-
-// tend writes now and then.
-func (j *journal) tend() {
-	t := time.NewTicker(flushEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-j.m.ctx.Done():
-			return // whoever closes the manager writes the rest
-		case <-t.C:
-		case <-j.poke:
-		}
-		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
-	}
-}
-
-// flush writes what waits.
-func (j *journal) flush(ctx context.Context) error {
-	j.flushMu.Lock()
-	defer j.flushMu.Unlock()
-	j.mu.Lock()
-	events, entries := j.events, j.entries
-	j.events, j.entries = nil, nil
-	j.mu.Unlock()
-	err := j.m.store.Append(ctx, events, entries)
-	if err != nil {
-		j.m.log.ErrorContext(ctx, "audit log and events could not be written", "lines", len(entries)+len(events), "error", err)
-		j.putBack(events, entries)
-	}
-	return err
-}
-
-// putBack keeps lines that could not be written for the next attempt, as many as there is room for.
-func (j *journal) putBack(events []store.Event, entries []store.Entry) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.events)+len(j.entries)+len(events)+len(entries) < journalRoom {
-		j.events, j.entries = append(events, j.events...), append(entries, j.entries...)
-	}
-}
+// detailBytes is how much of the code the audit log keeps; the digest tells the rest apart.
+const detailBytes = 256
 
 // ran notes a cell or command that has ended.
 func (s *Session) ran(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {

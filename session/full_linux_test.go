@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -47,7 +48,7 @@ func (k *bench) fill() {
 		k.t.Fatal(err)
 	}
 	for i := int64(1); ; i++ {
-		switch err := k.m.store.Append(k.t.Context(), []store.Event{{Session: "filler", Seq: i, Data: []byte("{}")}}, nil); {
+		switch err := k.m.store.Append(k.t.Context(), store.Batch{Events: []store.Event{{Session: "filler", Seq: i, Data: []byte("{}")}}}); {
 		case sandbox.CodeOf(err) == sandbox.CodeDiskFull:
 			return
 		case err != nil:
@@ -200,4 +201,41 @@ func TestAManagerDoesNotStartOnAFullDisk(t *testing.T) {
 	k.free()
 	k.start()
 	want(t, "x", py(t, k.get("work"), "x"), "1")
+}
+
+func TestNoCodeRunsThatTheAuditLogCannotHold(t *testing.T) {
+	dir := tinyDisk(t)
+	o := quick()
+	o.journalRoom = 20
+	k := newBenchIn(t, dir, o)
+	s := k.open("work")
+	py(t, s, "n = 0")
+	k.fill()
+	ran := 0
+	for ; ran < 100; ran++ {
+		if _, err := s.Cell(t.Context(), sandbox.Cell{Code: "n += 1"}); err != nil {
+			wantCode(t, "a cell", err, sandbox.CodeDiskFull)
+			break
+		}
+	}
+	if ran == 0 || ran == 100 {
+		t.Errorf("%d cells ran", ran)
+	}
+	k.free()
+	await(t, "code runs again", func() bool {
+		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "pass"})
+		return err == nil
+	})
+	noted := 0
+	for e, err := range k.m.Audit(t.Context(), AuditOptions{Action: "cell"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Detail == "n += 1" && e.Error == "" {
+			noted++
+		}
+	}
+	if got := py(t, s, "n"); got != strconv.Itoa(ran) || noted != ran {
+		t.Errorf("%d cells were answered, %s ran, %d are in the audit log", ran, got, noted)
+	}
 }

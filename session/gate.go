@@ -27,7 +27,7 @@ type judged struct {
 func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	g := s.m.opts.Gate
 	s.mu.Lock()
-	mode, role := gate.Mode(s.rec.Gate), s.rec.Role
+	mode, role := gate.AtLeast(g, gate.Mode(s.rec.Gate)), s.rec.Role
 	s.mu.Unlock()
 	if g == nil || mode == gate.ModeOff {
 		return judged{}, nil

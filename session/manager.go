@@ -52,7 +52,8 @@ type Options struct {
 	RecordsKept time.Duration
 	Logger      *slog.Logger
 
-	reapEvery time.Duration // for tests; 0: reapEvery
+	reapEvery   time.Duration // for tests; 0: reapEvery
+	journalRoom int           // for tests; 0: journalRoom
 }
 
 // Manager opens sessions and looks after them.
@@ -122,11 +123,14 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		m.opts.reapEvery = reapEvery
 	}
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	m.journal.init(m)
+	if err := m.journal.open(ctx, m); err != nil {
+		m.cancel()
+		return nil, errors.Join(err, st.Close())
+	}
 	if err := m.recover(ctx); err != nil {
 		m.cancel()
 		m.work.Wait()
-		return nil, errors.Join(err, st.Close())
+		return nil, errors.Join(err, m.journal.close(ctx), st.Close())
 	}
 	m.work.Go(m.journal.tend)
 	m.work.Go(m.reap)
@@ -410,7 +414,7 @@ func (m *Manager) Detach(ctx context.Context) error {
 		}
 	}
 	wg.Wait()
-	errs = append(errs, m.settle(ctx, Key{}), m.journal.flush(ctx), m.store.Close())
+	errs = append(errs, m.settle(ctx, Key{}), m.journal.close(ctx), m.store.Close())
 	return errors.Join(errs...)
 }
 

@@ -62,6 +62,9 @@ func (s *Session) count(renew, limited bool) error {
 		return err
 	}
 	if limited {
+		if err := s.m.journal.refusal(); err != nil {
+			return err
+		}
 		if n := s.rec.Policy.Commands; s.calls+len(s.background) >= n {
 			return &sandbox.Error{Code: CodeQueueFull, Op: "use session", Message: fmt.Sprintf("%d cells and commands run or wait already", n), Remedy: "wait for one to end, or cancel one", Retry: true}
 		}

@@ -53,12 +53,18 @@ func TestAFullDisk(t *testing.T) {
 	next := old
 	next.ID, next.Name, next.Data = "b", "b", big
 	for what, f := range map[string]func() error{
-		"a session":  func() error { return s.SaveSessions(ctx, next) },
-		"a snapshot": func() error { return s.AddSnapshot(ctx, Snapshot{ID: "2", Tenant: "t", Session: "a", Name: "y", Image: "g/2", Data: big}) },
-		"variables":  func() error { return s.SetVars(ctx, "a", map[string]string{"v": string(big)}) },
-		"the log":    func() error { return s.Append(ctx, []Event{{Session: "a", Seq: 1, Data: big}}, []Entry{{Tenant: "t", Detail: string(big)}}) },
-		"a key":      func() error { return s.AddKey(ctx, APIKey{ID: "k", Name: string(big), Tenant: "t", Hash: []byte("h")}) },
-		"a token":    func() error { return s.AddToken(ctx, Token{ID: "k", Name: string(big), Tenant: "t", Hash: []byte("h")}) },
+		"a session": func() error { return s.SaveSessions(ctx, next) },
+		"a snapshot": func() error {
+			return s.AddSnapshot(ctx, Snapshot{ID: "2", Tenant: "t", Session: "a", Name: "y", Image: "g/2", Data: big})
+		},
+		"variables": func() error { return s.SetVars(ctx, "a", map[string]string{"v": string(big)}) },
+		"the log": func() error {
+			return s.Append(ctx, Batch{Events: []Event{{Session: "a", Seq: 1, Data: big}}, Entries: []Entry{{Tenant: "t", Detail: string(big)}}})
+		},
+		"a key": func() error { return s.AddKey(ctx, APIKey{ID: "k", Name: string(big), Tenant: "t", Hash: []byte("h")}) },
+		"a token": func() error {
+			return s.AddToken(ctx, Token{ID: "k", Name: string(big), Tenant: "t", Hash: []byte("h")})
+		},
 		"an answer": func() error {
 			_, _, err := s.BeginReply(ctx, Reply{Tenant: "t", Key: "k", Request: big})
 			return err

@@ -3,20 +3,46 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"strconv"
 	"time"
 )
 
 // Append implements Log.
-func (s *SQLite) Append(ctx context.Context, events []Event, entries []Entry) error {
-	if len(events)+len(entries) == 0 {
+func (s *SQLite) Append(ctx context.Context, b Batch) error {
+	if len(b.Events)+len(b.Entries) == 0 {
 		return nil
 	}
 	return s.change(ctx, "append to log", func(tx *sql.Tx) error {
-		if err := appendEvents(ctx, tx, events); err != nil {
+		if err := appendEvents(ctx, tx, b.Events); err != nil {
 			return err
 		}
-		return appendEntries(ctx, tx, entries)
+		if err := appendEntries(ctx, tx, b.Entries); err != nil || b.Mark == 0 {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", metaMark, strconv.FormatInt(b.Mark, 10))
+		return err
 	})
+}
+
+// metaMark names the mark of the latest batch.
+const metaMark = "log_mark"
+
+// Marked implements Log.
+func (s *SQLite) Marked(ctx context.Context) (int64, error) {
+	var text string
+	err := s.read.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = ?", metaMark).Scan(&text)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, s.explain("read mark of log", err)
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, corrupt(s.path, err)
+	}
+	return n, nil
 }
 
 func appendEvents(ctx context.Context, tx *sql.Tx, events []Event) error {

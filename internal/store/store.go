@@ -120,6 +120,13 @@ type Entry struct {
 	Duration                       time.Duration
 }
 
+// Batch is lines that are written together.
+type Batch struct {
+	Events  []Event
+	Entries []Entry
+	Mark    int64 // the writer's own number of the last entry, by which it knows later that it was written; 0: none
+}
+
 // EntryQuery chooses entries. Zero fields choose all.
 type EntryQuery struct {
 	Tenant, Session, Actor, Action string
@@ -129,8 +136,10 @@ type EntryQuery struct {
 
 // Log keeps what happened.
 type Log interface {
-	// Append writes events and entries. Entries get their ids here.
-	Append(ctx context.Context, events []Event, entries []Entry) error
+	// Append writes a batch, all of it or nothing. Entries get their ids here.
+	Append(ctx context.Context, b Batch) error
+	// Marked gives the mark of the latest batch that had one.
+	Marked(ctx context.Context) (int64, error)
 	// Events gives up to limit events of a session behind seq, oldest first; 0: all.
 	Events(ctx context.Context, session string, after int64, limit int) ([]Event, error)
 	// LastEvent gives the largest seq of each session.

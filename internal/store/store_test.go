@@ -195,11 +195,14 @@ func TestImagesAreCountedOverSnapshotsAndSessions(t *testing.T) {
 func TestAuditLog(t *testing.T) {
 	s := open(t, t.TempDir())
 	old := time.Now().Add(-time.Hour)
-	must(t, s.Append(t.Context(), nil, []Entry{
+	must(t, s.Append(t.Context(), Batch{Mark: 3, Entries: []Entry{
 		{Time: old, Tenant: "t", Session: "a", Actor: "me", Action: "cell", Duration: time.Second},
 		{Time: time.Now(), Tenant: "t", Session: "b", Actor: "me", Action: "end"},
 		{Time: time.Now(), Tenant: "u", Session: "a", Actor: "you", Action: "cell"},
-	}))
+	}}))
+	if n, err := s.Marked(t.Context()); err != nil || n != 3 {
+		t.Errorf("marked %d, %v", n, err)
+	}
 	of, err := s.Entries(t.Context(), EntryQuery{Tenant: "t", Limit: 10})
 	must(t, err)
 	if len(of) != 2 || of[0].Duration != time.Second || of[1].Action != "end" {
@@ -217,7 +220,10 @@ func TestAuditLog(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	s := open(t, t.TempDir())
-	must(t, s.Append(t.Context(), []Event{{Session: "a", Seq: 1, Data: []byte("1")}, {Session: "a", Seq: 7, Data: []byte("7")}, {Session: "b", Seq: 2, Data: []byte("2")}}, nil))
+	must(t, s.Append(t.Context(), Batch{Events: []Event{{Session: "a", Seq: 1, Data: []byte("1")}, {Session: "a", Seq: 7, Data: []byte("7")}, {Session: "b", Seq: 2, Data: []byte("2")}}}))
+	if n, err := s.Marked(t.Context()); err != nil || n != 0 {
+		t.Errorf("marked %d, %v", n, err)
+	}
 	got, err := s.Events(t.Context(), "a", 1, 0)
 	must(t, err)
 	if len(got) != 1 || got[0].Seq != 7 {
