@@ -52,10 +52,10 @@ func (c *modelCall) key() string {
 // ask asks a model within the budget of the whole tree. It is the only place that does.
 func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	key := c.key()
-	if c.call != CallSub {
+	r := n.run
+	if c.call != CallSub || r.tape.strict() { // the tape also has what a cache answered, which may have been shared with others
 		return n.pay(ctx, &c, key)
 	}
-	r := n.run
 	place := c.model.Info().Name + "\x00" + key
 	kept, err := r.cache.get(ctx, place)
 	if err != nil {
@@ -207,7 +207,12 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 // played gives what an earlier program was told.
 func (n *node) played(c *modelCall, rec *CallEnded, chars int64) (*llm.Reply, error) {
 	r := n.run
-	if r.tape.fresh {
+	if r.tape.fresh && rec.Cached {
+		end := *rec
+		end.ID = n.callID()
+		r.cached.Add(1)
+		r.emit(n, c.turn, KindCallEnded, end)
+	} else if r.tape.fresh {
 		id := n.callID()
 		r.emit(n, c.turn, KindCallStarted, CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
 		end := *rec

@@ -240,7 +240,7 @@ func TestTools(t *testing.T) {
 	}
 	d.answered(Question{Inputs: []Input{Text("x")}})
 	contains(t, "output", d.seen(), `{'city': 'Bern', 'unit': '"C"'} 42`)
-	contains(t, "output", d.seen(), "QueryError unknown city")
+	contains(t, "output", d.seen(), "ToolError unknown city")
 	contains(t, "the system prompt", d.root.asked[0].Messages[0].Content, "- weather: weather(city): how it is")
 }
 

@@ -189,4 +189,6 @@ type Resumed struct {
 	How   string `json:"how"` // attached, restored or rebuilt
 	Turn  int    `json:"turn"`
 	Rerun int    `json:"rerun"` // turns whose cells were run again
+	// Limits are those from now on.
+	Limits *Limits `json:"limits,omitempty"`
 }

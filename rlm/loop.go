@@ -185,7 +185,7 @@ func (n *node) loop(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if limits.Turns >= 0 && n.turn >= limits.Turns {
+		if limits.Turns >= 0 && n.turn >= limits.Turns && !n.run.tape.beyond(n.id, n.turn) {
 			return n.lastCall(ctx)
 		}
 		n.mu.Lock()
@@ -195,6 +195,9 @@ func (n *node) loop(ctx context.Context) error {
 		n.run.emit(n, n.turn, KindTurnStarted, nil)
 		if err := n.oneTurn(ctx); err != nil {
 			return err
+		}
+		if n.run.tape.beyond(n.id, n.turn) {
+			continue
 		}
 		if limits.Errors >= 0 && n.errors > limits.Errors && n.taken() == nil {
 			return exhausted(ReasonErrors, "code failed in %d turns one after the other", n.errors)

@@ -370,9 +370,16 @@ func (n *node) own(ctx context.Context, code string) error {
 	return &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "prepare the interpreter", Message: "the interpreter could not be prepared", Err: why}
 }
 
-// close ends the machine and what was kept of it.
+// detacher is a machine that can be let go of while it runs.
+type detacher interface{ Detach() }
+
+// close ends the machine and what was kept of it. One that is left to another program stays.
 func (n *node) close() {
 	if n.machine == nil {
+		return
+	}
+	if d, ok := n.machine.(detacher); ok && n.depth == 0 && !n.borrowed && n.taken() == nil && n.run.engine.o.Durable && left(n.ctx) {
+		d.Detach()
 		return
 	}
 	log := n.run.engine.o.Logger

@@ -8,12 +8,10 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/trajectory"
-	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -140,6 +138,13 @@ func (p *past) take(e *Event) error {
 		return e.Decode(p.answer)
 	case KindResumed:
 		p.ended = nil
+		var again Resumed
+		if err := e.Decode(&again); err != nil {
+			return err
+		}
+		if again.Limits != nil {
+			p.saved.Limits = *again.Limits
+		}
 		if p.started.Forked != "" && !p.resumed {
 			p.disown() // here the fork itself begins
 		}
@@ -162,62 +167,6 @@ func (e *Engine) runDir(id string) (string, error) {
 		return "", notFound
 	}
 	return dir, nil
-}
-
-// Info is a run in a list.
-type Info struct {
-	ID      string            `json:"id"`
-	Query   string            `json:"query"`
-	Model   string            `json:"model"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Started time.Time         `json:"started"`
-	Turns   int               `json:"turns"`
-	Usage   llm.Usage         `json:"usage"`
-	Wall    time.Duration     `json:"wall_ns"`
-	// Running says that a program works on it now. A run that neither runs nor has a result was interrupted, and can be resumed.
-	Running bool    `json:"running,omitempty"`
-	Result  *Result `json:"result,omitempty"`
-}
-
-// Runs lists the runs that are kept, the newest first.
-func (e *Engine) Runs() iter.Seq2[*Info, error] {
-	return func(yield func(*Info, error) bool) {
-		entries, err := os.ReadDir(e.dir)
-		if err != nil {
-			yield(nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list runs", Err: err})
-			return
-		}
-		for _, d := range slices.Backward(entries) {
-			info, err := e.Show(d.Name())
-			if sandbox.CodeOf(err) == CodeRunNotFound {
-				continue
-			}
-			if !yield(info, err) {
-				return
-			}
-		}
-	}
-}
-
-// Show tells about one run.
-func (e *Engine) Show(id string) (*Info, error) {
-	p, err := e.readPast(id, -1, false)
-	if err != nil {
-		return nil, err
-	}
-	info := &Info{
-		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
-	}
-	for _, s := range p.spent {
-		info.Usage = info.Usage.Add(s.Usage)
-	}
-	if info.Result == nil {
-		unlock, err := lockRun(p.dir)
-		if info.Running = sandbox.CodeOf(err) == sandbox.CodeBusy; err == nil {
-			unlock()
-		}
-	}
-	return info, nil
 }
 
 // Events gives the events of a kept run up to now.

@@ -91,13 +91,13 @@ func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	}
 	if p.answer != nil {
 		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn})
+		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: &r.limits})
 		r.dropMachine(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
 	if p.lastTurn == 0 && p.box.ID == "" {
 		// Nothing had happened, or the model was asked directly.
-		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt})
+		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: &r.limits})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
@@ -126,7 +126,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from})
+	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: &n.run.limits})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}

@@ -62,6 +62,13 @@ type Run struct {
 // errCancelled is the cause of a run that its caller has stopped.
 var errCancelled = errors.New("the run was stopped")
 
+// ErrLeft is what a program cancels the context of its runs with when it ends and another one is to go on with them. Such a run is kept as if the program had
+// been killed: nothing says that it has ended, and with Options.Durable its machine stays.
+var ErrLeft = errors.New("the run was left to the next program")
+
+// left says that a run is being left.
+func left(ctx context.Context) bool { return ctx != nil && errors.Is(context.Cause(ctx), ErrLeft) }
+
 // saved is what a run's directory says about it besides its events.
 type saved struct {
 	Query   string            `json:"query"`
@@ -125,8 +132,10 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 		defer stop()
 		defer r.unlock()
 		r.result, r.err = work(ctx)
+		if r.err == nil || !left(ctx) {
+			r.emit(&node{id: "0", run: r}, 0, KindRunEnded, r.result)
+		}
 		r.cancel(nil)
-		r.emit(&node{id: "0", run: r}, 0, KindRunEnded, r.result)
 		if err := errors.Join(r.log.Err(), r.log.Close()); err != nil {
 			r.engine.o.Logger.Error("the events of a run are not whole", "run", r.id, "error", err)
 		}
@@ -192,7 +201,7 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 // cause is what ended a context, where that is why something failed.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); ctx.Err() != nil && c != nil {
-		if errors.Is(c, errCancelled) || errors.Is(c, context.Canceled) {
+		if errors.Is(c, errCancelled) || errors.Is(c, ErrLeft) || errors.Is(c, context.Canceled) {
 			return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "answer", Message: "the run was stopped before it had an answer", Err: context.Canceled}
 		}
 		return c

@@ -2,6 +2,8 @@ package rlm
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -12,9 +14,32 @@ type tape struct {
 	only  bool // ask no model; what is not on the tape is an error
 
 	mu       sync.Mutex
-	calls    map[string][]*CallEnded // guarded by mu
-	children map[string]*ChildEnded  // guarded by mu
-	tools    map[string][]*ToolUsed  // guarded by mu
+	calls    map[string][]*heard    // guarded by mu
+	turns    map[string]int         // guarded by mu; the last turn of each node that had begun
+	children map[string]*ChildEnded // guarded by mu
+	tools    map[string][]*ToolUsed // guarded by mu
+}
+
+// heard is one reply.
+type heard struct {
+	*CallEnded
+	turn int // of the root
+	// dropped says that the run was resumed behind this failure: it went on as if nobody had asked.
+	dropped bool
+}
+
+// rootTurn is the turn of the root in which something happened. The names of nodes tell.
+func rootTurn(node string, turn int) int {
+	_, rest, ok := strings.Cut(node, "/")
+	if !ok {
+		return turn
+	}
+	text, _, _ := strings.Cut(rest, "-")
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return turn
+	}
+	return n
 }
 
 func tapeKey(node string, turn int, call, key string) string {
@@ -31,17 +56,29 @@ func (t *tape) add(e *Event) error {
 		if err := e.Decode(c); err != nil {
 			return err
 		}
-		if c.Cached && t.only {
-			return nil // it comes from the cache again
-		}
 		if c.Error != nil && !t.only {
 			return nil // what failed then may go well now
 		}
 		if t.calls == nil {
-			t.calls = map[string][]*CallEnded{}
+			t.calls = map[string][]*heard{}
 		}
 		k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
-		t.calls[k] = append(t.calls[k], c)
+		t.calls[k] = append(t.calls[k], &heard{CallEnded: c, turn: rootTurn(e.Node, e.Turn)})
+	case KindTurnStarted:
+		if t.turns == nil {
+			t.turns = map[string]int{}
+		}
+		t.turns[e.Node] = max(t.turns[e.Node], e.Turn)
+	case KindResumed:
+		r := &Resumed{}
+		if err := e.Decode(r); err != nil {
+			return err
+		}
+		for _, q := range t.calls {
+			for _, h := range q {
+				h.dropped = h.dropped || h.Error != nil && h.turn > r.Turn-r.Rerun
+			}
+		}
 	case KindChildEnded:
 		c := &ChildEnded{}
 		if err := e.Decode(c); err != nil {
@@ -77,11 +114,24 @@ func (t *tape) take(node string, turn int, call, key string) *CallEnded {
 	defer t.mu.Unlock()
 	k := tapeKey(node, turn, call, key)
 	q := t.calls[k]
+	for len(q) > 1 && q[0].dropped {
+		q = q[1:]
+	}
 	if len(q) == 0 {
 		return nil
 	}
 	t.calls[k] = q[1:]
-	return q[0]
+	return q[0].CallEnded
+}
+
+// beyond reports whether a replayed run had gone on behind a turn: then it does so again, whatever had stopped it there for a time.
+func (t *tape) beyond(node string, turn int) bool {
+	if t == nil || !t.only {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.turns[node] > turn
 }
 
 // child gives the recorded end of a child run.

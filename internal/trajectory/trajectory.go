@@ -209,7 +209,9 @@ type scanner struct {
 	half []byte // a line whose end has not come
 }
 
-func newScanner(r io.Reader) *scanner { return &scanner{r: bufio.NewReaderSize(r, 64<<10)} }
+func newScanner(r io.Reader) *scanner { return newScannerSize(r, 64<<10) }
+
+func newScannerSize(r io.Reader, size int) *scanner { return &scanner{r: bufio.NewReaderSize(r, size)} }
 
 // next gives an event and the bytes of its line, or io.EOF while no whole line is there.
 func (s *scanner) next() (Event, int, error) {

@@ -1,0 +1,147 @@
+package rlm
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/trajectory"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Info is a run in a list.
+type Info struct {
+	ID      string            `json:"id"`
+	Query   string            `json:"query"`
+	Model   string            `json:"model"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Started time.Time         `json:"started"`
+	Turns   int               `json:"turns"`
+	Usage   llm.Usage         `json:"usage"`
+	Wall    time.Duration     `json:"wall_ns"`
+	// Running says that a program works on it now. A run that neither runs nor has a result was interrupted, and can be resumed.
+	Running bool    `json:"running,omitempty"`
+	Result  *Result `json:"result,omitempty"`
+}
+
+// Runs lists the runs that are kept, the newest first. It reads the ends of their logs only; what an interrupted one has done is counted once and kept
+// beside its log.
+func (e *Engine) Runs() iter.Seq2[*Info, error] {
+	return func(yield func(*Info, error) bool) {
+		entries, err := os.ReadDir(e.dir)
+		if err != nil {
+			yield(nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list runs", Err: err})
+			return
+		}
+		for _, d := range slices.Backward(entries) {
+			info, err := e.glance(d.Name())
+			if sandbox.CodeOf(err) == CodeRunNotFound {
+				continue
+			}
+			if !yield(info, err) {
+				return
+			}
+		}
+	}
+}
+
+// Show tells about one run.
+func (e *Engine) Show(id string) (*Info, error) {
+	p, err := e.readPast(id, -1, false)
+	if err != nil {
+		return nil, err
+	}
+	info := &Info{
+		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
+	}
+	for _, s := range p.spent {
+		info.Usage = info.Usage.Add(s.Usage)
+	}
+	if r := info.Result; r != nil {
+		info.Turns, info.Usage, info.Wall = r.Turns, r.Usage, r.Wall
+		return info, nil
+	}
+	info.Running = running(p.dir)
+	return info, nil
+}
+
+// running says that a program works on a run now.
+func running(dir string) bool {
+	unlock, err := lockRun(dir)
+	if err == nil {
+		unlock()
+	}
+	return sandbox.CodeOf(err) == sandbox.CodeBusy
+}
+
+// glance tells what Show does, and reads no more of the log than it must.
+func (e *Engine) glance(id string) (*Info, error) {
+	dir, err := e.runDir(id)
+	if err != nil {
+		return nil, err
+	}
+	first, last, size, err := trajectory.Ends(dir)
+	if err != nil || first.Kind != KindRunStarted {
+		return e.Show(id) // it says best what is wrong
+	}
+	if last.Kind == KindRunEnded {
+		var s RunStarted
+		res := &Result{}
+		if first.Decode(&s) == nil && last.Decode(res) == nil {
+			return &Info{
+				ID: id, Query: s.Query, Model: s.Model, Labels: s.Labels, Started: first.Time, Turns: res.Turns, Usage: res.Usage, Wall: res.Wall, Result: res,
+			}, nil
+		}
+	}
+	busy := running(dir)
+	if n := readNote(dir); !busy && n != nil && n.Size == size {
+		return n.Info, nil
+	}
+	info, err := e.Show(id)
+	if err == nil && !busy && !info.Running && info.Result == nil {
+		writeNote(dir, &listNote{Size: size, Info: info})
+	}
+	return info, err
+}
+
+// noteFile keeps what is told of an interrupted run. It holds as long as the log has the size that it was made from.
+const noteFile = "list.json"
+
+type listNote struct {
+	Size int64 `json:"log_size"`
+	Info *Info `json:"info"`
+}
+
+func readNote(dir string) *listNote {
+	b, err := os.ReadFile(filepath.Join(dir, noteFile))
+	n := &listNote{}
+	if err != nil || json.Unmarshal(b, n) != nil || n.Info == nil {
+		return nil // the log has everything
+	}
+	return n
+}
+
+// writeNote writes it whole or not at all. Without it the next list takes longer.
+func writeNote(dir string, n *listNote) {
+	b, err := json.Marshal(n)
+	if err != nil {
+		return
+	}
+	f, err := os.CreateTemp(dir, noteFile+".*")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, noteFile))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		_ = os.Remove(f.Name()) // it is of no use
+	}
+}
