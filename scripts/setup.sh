@@ -37,6 +37,7 @@ if [ "$mode" = test ]; then
   need procps "processes, seen from inside" command_is_there ps
   need iproute2 "networks, seen from inside" command_is_there ip
   need docker.io "containers as sandboxes" command_is_there dockerd
+  need podman "containers as sandboxes, by another engine" command_is_there podman
   need poppler-utils "questions about PDF files" command_is_there pdftotext
   need nodejs "clients of the MCP server" command_is_there node
   need npm "clients of the MCP server" command_is_there npx

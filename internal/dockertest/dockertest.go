@@ -1,5 +1,5 @@
 // Package dockertest gives tests and measurements a Docker engine: the one that RECLUSE_TEST_DOCKER_HOST names, or a private one of their
-// own, with its own socket and data, which ends with them.
+// own, with its own socket and data, which ends with them; and Podman's service, where a test is about that.
 package dockertest
 
 import (
@@ -28,7 +28,7 @@ const missingStatus = 3
 type Engine struct {
 	Host string // its address
 
-	dir string // of a private one
+	stop func() error // of a private one
 }
 
 // Start gives an engine. A private one has the program runsc as its runtime of that name, if it is given.
@@ -54,21 +54,25 @@ func Start(ctx context.Context, runsc string) (*Engine, error) {
 			}
 			failed = fmt.Errorf("start an engine: %w: %s", err, text)
 		}
-		return nil, errors.Join(failed, (&Engine{dir: dir}).Stop())
+		return nil, errors.Join(failed, stopScript(dir))
 	}
-	return &Engine{Host: strings.TrimSpace(string(out)), dir: dir}, nil
+	return &Engine{Host: strings.TrimSpace(string(out)), stop: func() error { return stopScript(dir) }}, nil
 }
 
 // Stop ends a private engine with everything in it.
 func (e *Engine) Stop() error {
-	if e.dir == "" {
+	if e.stop == nil {
 		return nil
 	}
+	return e.stop()
+}
+
+func stopScript(dir string) error {
 	script, err := find()
 	if err != nil {
 		return err
 	}
-	if text, err := exec.CommandContext(context.Background(), script, "stop", e.dir).CombinedOutput(); err != nil {
+	if text, err := exec.CommandContext(context.Background(), script, "stop", dir).CombinedOutput(); err != nil {
 		return fmt.Errorf("stop the engine: %w: %s", err, text)
 	}
 	return nil

@@ -24,8 +24,17 @@ func Chosen() bool { return os.Getenv(BackendVariable) == "docker" }
 type Suite struct {
 	Runsc   string                                       // the program of the runtime runsc
 	Runtime string                                       // to test with; empty: the engine's own
-	Prepare func(ctx context.Context, host string) error // builds the image
+	Prepare func(ctx context.Context, host string) error // builds the image; nil: the program does
 	Tests   []string                                     // names of tests
+	Skip    string                                       // a pattern of tests below them that are left out
+	Podman  bool                                         // on Podman's service instead
+}
+
+func (s Suite) engine(ctx context.Context) (*Engine, error) {
+	if s.Podman {
+		return StartPodman(ctx)
+	}
+	return Start(ctx, s.Runsc)
 }
 
 // Rerun starts this test program once more, with an engine, for the tests of a suite. Where there is no engine it skips, and in CI fails.
@@ -37,7 +46,7 @@ func Rerun(t *testing.T, s Suite) {
 	if testing.Short() {
 		t.Skip("starts an engine")
 	}
-	e, err := Start(t.Context(), s.Runsc)
+	e, err := s.engine(t.Context())
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
 		t.Skip("SKIPPED: ", err)
 	}
@@ -49,14 +58,19 @@ func Rerun(t *testing.T, s Suite) {
 			t.Error(err)
 		}
 	})
-	if err := s.Prepare(t.Context(), e.Host); err != nil {
-		t.Fatal(err)
+	if s.Prepare != nil {
+		if err := s.Prepare(t.Context(), e.Host); err != nil {
+			t.Fatal(err)
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	args := []string{"-test.v", "-test.run=^(" + strings.Join(s.Tests, "|") + ")$"}
+	if s.Skip != "" {
+		args = append(args, "-test.skip="+s.Skip)
+	}
 	if end, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+time.Until(end.Add(-5*time.Second)).String())
 	}

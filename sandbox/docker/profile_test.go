@@ -37,6 +37,10 @@ func TestTheProfileHolds(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+func TestTheEngineIsToldTheProfile(t *testing.T) {
+	sb := open(t, newBackend(t, nil), sandbox.Spec{})
 	text := docker(t, "inspect", containerName(sb.ID()))
 	var got []struct {
 		HostConfig struct {
