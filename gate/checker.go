@@ -26,6 +26,8 @@ type Options struct {
 	// Graphs are the thesauri by role; "" is for requests that name none. GraphMode empty: ModeBlock.
 	Graphs    map[string]*Graph
 	GraphMode Mode
+	// Least is a floor: no session weighs rules or thesaurus less, whatever it asks for. Empty: ModeOff, no floor.
+	Least Mode
 	// Tries is how many failures in a row of one session call a person; 0: DefaultTries.
 	Tries int
 	// Approvals is where a person is asked; nil: nobody is, and a decision to ask stays one.
@@ -61,7 +63,10 @@ func New(opts Options) (*Checker, error) {
 	if opts.GraphMode == "" {
 		opts.GraphMode = ModeBlock
 	}
-	for _, m := range []Mode{opts.RulesMode, opts.GraphMode} {
+	if opts.Least == "" {
+		opts.Least = ModeOff
+	}
+	for _, m := range []Mode{opts.RulesMode, opts.GraphMode, opts.Least} {
 		if _, err := ParseMode(string(m)); err != nil {
 			return nil, err
 		}
@@ -84,6 +89,9 @@ func New(opts Options) (*Checker, error) {
 	}
 	return c, nil
 }
+
+// Least is the floor below which no session's mode goes.
+func (c *Checker) Least() Mode { return c.opts.Least }
 
 // Close ends the processes that parse Python.
 func (c *Checker) Close() error {
@@ -162,7 +170,8 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	if req.empty() {
 		return d, nil
 	}
-	rulesMode, graphMode := orMode(req.Rules, c.opts.RulesMode), orMode(req.Graph, c.opts.GraphMode)
+	rulesMode := heavier(orMode(req.Rules, c.opts.RulesMode), c.opts.Least)
+	graphMode := heavier(orMode(req.Graph, c.opts.GraphMode), c.opts.Least)
 	if c.opts.Rules != nil && rulesMode != ModeOff {
 		findings, err := c.Findings(ctx, *req)
 		if err != nil {

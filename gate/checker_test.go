@@ -228,3 +228,51 @@ func TestQuestionsAreBounded(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestNobodyGoesBelowTheFloor(t *testing.T) {
+	for _, tt := range []struct {
+		name                string
+		own, session, least Mode
+		want                Action
+	}{
+		{"no floor and nothing asked for", ModeBlock, "", "", Deny},
+		{"no floor and none of it", ModeBlock, ModeOff, "", Allow},
+		{"off by configuration", ModeOff, "", ModeBlock, Deny},
+		{"off by the session", ModeBlock, ModeOff, ModeBlock, Deny},
+		{"a warning instead of a refusal", ModeBlock, ModeWarn, ModeBlock, Deny},
+		{"a floor that only warns", ModeOff, ModeOff, ModeWarn, Warn},
+		{"more than the floor", ModeOff, ModeBlock, ModeWarn, Deny},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := defaultChecker(t, Options{RulesMode: tt.own, Least: tt.least})
+			if d := judge(t, c, Request{Language: Bash, Code: removal, Rules: tt.session, Graph: tt.session}); d.Action != tt.want {
+				t.Errorf("%+v", d)
+			}
+			if tt.least != "" && AtLeast(c, ModeOff) != tt.least || AtLeast(c, "") != "" || AtLeast(nil, ModeOff) != ModeOff {
+				t.Errorf("off is %q there", AtLeast(c, ModeOff))
+			}
+		})
+	}
+	if _, err := New(Options{Least: "some"}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+		t.Errorf("a misspelt floor: %v", err)
+	}
+}
+
+func TestTheFloorHoldsForTheThesaurusToo(t *testing.T) {
+	terms, err := ParseTerms("terms", []byte("invoice\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := NewGraph(terms, GraphOptions{Strictness: Strict})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(Options{Graphs: map[string]*Graph{"": g}, Least: ModeBlock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if d := judge(t, c, Request{Language: Python, Code: "weather = forecast(tomorrow)", Graph: ModeOff}); d.Action.Runs() {
+		t.Errorf("%+v", d)
+	}
+}

@@ -46,6 +46,35 @@ func ParseMode(s string) (Mode, error) {
 	}
 }
 
+// weight orders modes by how much they hold up.
+func (m Mode) weight() int {
+	switch m {
+	case ModeBlock:
+		return 2
+	case ModeWarn:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// AtLeast is the mode that holds at a gate for a session that asks for m: not below the gate's floor. An empty one stays empty, since then
+// the gate's own holds.
+func AtLeast(g Gate, m Mode) Mode {
+	if f, ok := g.(interface{ Least() Mode }); ok && m != "" {
+		return heavier(m, f.Least())
+	}
+	return m
+}
+
+// heavier gives the mode that holds up more.
+func heavier(a, b Mode) Mode {
+	if b.weight() > a.weight() {
+		return b
+	}
+	return a
+}
+
 // Action is what may happen to the code.
 type Action string
 

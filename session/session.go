@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -45,6 +46,7 @@ type Session struct {
 	changed    chan struct{}               // guarded by mu; closed and replaced when the state changes
 	queues     map[string]*queue           // guarded by mu; cells of one context run one after the other
 	told       bool                        // guarded by mu; that its state went back
+	missed     int                         // guarded by mu; pings in a row that its sandbox did not answer
 
 	events events
 }
@@ -71,6 +73,7 @@ func (s *Session) Info() Info {
 	i := s.rec.info()
 	i.Running = s.calls + len(s.background)
 	i.Snapshots = s.named
+	i.Gate = string(gate.AtLeast(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == Ready && i.Running > 0 {
 		i.State, i.Reason = Executing, "a cell or command runs"
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,88 +58,9 @@ func through(r runner) door {
 
 func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 	w := newWorld(t, "RECLUSE_GATE_TRIES=100") // nobody is asked
-	checker, err := config.Default().Gate.Open(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer checker.Close()
-	guest, err := bundle.Guest(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := session.New(t.Context(), session.Options{
-		Backends: []sandbox.Backend{local.New(local.Options{GuestPath: guest.Path})}, Require: sandbox.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true, Gate: checker,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	p := newParity(t, w, config.Default().Gate)
 	for _, mode := range []gate.Mode{gate.ModeOff, gate.ModeWarn, gate.ModeBlock} {
-		w.must("session", "open", string(mode), "--gate", string(mode))
-		c, err := client.New(client.Options{Socket: w.server().Socket})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		remote, _, err := c.Open(t.Context(), string(mode), session.OpenOptions{Existing: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		own, _, err := m.Open(t.Context(), session.Key{Name: string(mode)}, session.OpenOptions{Gate: string(mode)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		doors := map[string]door{
-			"library": through(own), "HTTP": through(remote),
-			"MCP":            w.mcpDoor(string(mode)),
-			"exec --session": func(t *testing.T, req gate.Request) said { return w.execDoor(req, "--session", string(mode)) },
-			"gate check": func(t *testing.T, req gate.Request) said {
-				got := w.run(req.Code, "gate", "check", "--json", "--mode", string(mode), "--language", string(req.Language), "-")
-				var list []gate.Decision
-				decodeJSON(t, got.stdout, &list)
-				s := said{Runs: list[0].Action.Runs(), Reason: list[0].Reason}
-				if list[0].Action == gate.Allow {
-					s.Reason = "" // notes are told to nobody when code runs
-				}
-				if s.Runs != (got.status == 0) {
-					t.Errorf("status %d of %+v", got.status, s)
-				}
-				return s
-			},
-		}
-		for _, tt := range []struct {
-			name     string
-			language gate.Language
-			code     string
-			runs     bool // in block
-		}{
-			{"harmless Python", gate.Python, "print(6*7)", true},
-			{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
-			{"harmless bash", gate.Bash, "echo 'rm -rf /'", true},
-			{"a removal behind a variable", gate.Bash, "exit 0; x=/; rm -rf \"$x\"", false},
-			{"what cannot be decided", gate.Bash, "exit 0; rm -rf \"$1\"", true},
-			{"nothing", gate.Python, "", true},
-		} {
-			t.Run(string(mode)+"/"+tt.name, func(t *testing.T) {
-				req := gate.Request{Language: tt.language, Code: tt.code, Attempt: 1, Rules: mode, Graph: mode}
-				d, err := checker.Judge(t.Context(), req)
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := said{Runs: d.Action.Runs(), Reason: d.Reason}
-				if d.Action == gate.Allow {
-					want.Reason = ""
-				}
-				if runs := tt.runs || mode != gate.ModeBlock; want.Runs != runs {
-					t.Errorf("the gate itself: %+v", d)
-				}
-				for name, open := range doors {
-					if got := open(t, req); got != want {
-						t.Errorf("%s: %+v, want %+v", name, got, want)
-					}
-				}
-			})
-		}
+		p.compare(mode, mode)
 	}
 	// What was decided is in the log of who ran what.
 	entries := w.must("audit", "--session", "block", "--json")
@@ -154,6 +76,151 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 	}
 	if denied != 6 { // two pieces of code, through three doors of this server
 		t.Errorf("%d denials in the audit log: %s", denied, entries)
+	}
+}
+
+// Whoever opens a session may ask for less than the operator's floor, and so may the configuration; nobody gets it.
+func TestTheFloorOfTheGateHoldsAtEveryDoor(t *testing.T) {
+	for _, least := range []gate.Mode{gate.ModeWarn, gate.ModeBlock} {
+		w := newWorld(t, "RECLUSE_GATE_TRIES=100", "RECLUSE_GATE_RULES=off", "RECLUSE_GATE_GRAPH=off", "RECLUSE_GATE_LEAST="+string(least))
+		cfg := config.Default().Gate
+		cfg.Rules, cfg.Graph, cfg.Least = string(gate.ModeOff), string(gate.ModeOff), string(least)
+		p := newParity(t, w, cfg)
+		p.doors["exec"] = func(_ *testing.T, req gate.Request) said { return w.execDoor(req) } // as configured
+		p.doors["an agent's hook"] = w.hookDoor(project(t))
+		p.compare(gate.ModeOff, least)
+		if got := w.must("session", "show", "off", "--json"); !strings.Contains(got, `"gate": "`+string(least)+`"`) {
+			t.Errorf("the session tells another mode: %s", got)
+		}
+	}
+}
+
+// parity asks all doors about the same code.
+type parity struct {
+	t       *testing.T
+	w       *world
+	checker *gate.Checker
+	manager *session.Manager
+	doors   map[string]door // beside those of each session
+}
+
+func newParity(t *testing.T, w *world, cfg config.Gate) *parity {
+	t.Helper()
+	checker, err := cfg.Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checker.Close() })
+	guest, err := bundle.Guest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := session.New(t.Context(), session.Options{
+		Backends: []sandbox.Backend{local.New(local.Options{GuestPath: guest.Path})}, Require: sandbox.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true, Gate: checker,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return &parity{t: t, w: w, checker: checker, manager: m, doors: map[string]door{}}
+}
+
+// of gives every door to sessions that were opened with a mode.
+func (p *parity) of(mode gate.Mode) map[string]door {
+	t, w := p.t, p.w
+	t.Helper()
+	w.must("session", "open", string(mode), "--gate", string(mode))
+	c, err := client.New(client.Options{Socket: w.server().Socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	remote, _, err := c.Open(t.Context(), string(mode), session.OpenOptions{Existing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _, err := p.manager.Open(t.Context(), session.Key{Name: string(mode)}, session.OpenOptions{Gate: string(mode)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doors := map[string]door{
+		"library": through(own), "HTTP": through(remote),
+		"MCP":            w.mcpDoor(string(mode)),
+		"exec --session": func(_ *testing.T, req gate.Request) said { return w.execDoor(req, "--session", string(mode)) },
+		"gate check": func(t *testing.T, req gate.Request) said {
+			got := w.run(req.Code, "gate", "check", "--json", "--mode", string(mode), "--language", string(req.Language), "-")
+			var list []gate.Decision
+			decodeJSON(t, got.stdout, &list)
+			s := said{Runs: list[0].Action.Runs(), Reason: list[0].Reason}
+			if list[0].Action == gate.Allow {
+				s.Reason = "" // notes are told to nobody when code runs
+			}
+			if s.Runs != (got.status == 0) {
+				t.Errorf("status %d of %+v", got.status, s)
+			}
+			return s
+		},
+	}
+	maps.Copy(doors, p.doors)
+	return doors
+}
+
+// compare asks the doors of sessions that were opened with one mode, in which another may hold.
+func (p *parity) compare(mode, holds gate.Mode) {
+	p.t.Helper()
+	doors := p.of(mode)
+	for _, tt := range []struct {
+		name     string
+		language gate.Language
+		code     string
+		runs     bool // in block
+	}{
+		{"harmless Python", gate.Python, "print(6*7)", true},
+		{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
+		{"harmless bash", gate.Bash, "echo 'rm -rf /'", true},
+		{"a removal behind a variable", gate.Bash, "exit 0; x=/; rm -rf \"$x\"", false},
+		{"what cannot be decided", gate.Bash, "exit 0; rm -rf \"$1\"", true},
+		{"nothing", gate.Python, "", true},
+	} {
+		p.t.Run(string(mode)+" at least "+string(holds)+"/"+tt.name, func(t *testing.T) {
+			req := gate.Request{Language: tt.language, Code: tt.code, Attempt: 1, Rules: mode, Graph: mode}
+			d, err := p.checker.Judge(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := said{Runs: d.Action.Runs(), Reason: d.Reason}
+			if d.Action == gate.Allow {
+				want.Reason = ""
+			}
+			if runs := tt.runs || holds != gate.ModeBlock; want.Runs != runs || !tt.runs && (want.Reason == "") != (holds == gate.ModeOff) {
+				t.Errorf("the gate itself: %+v", d)
+			}
+			for name, open := range doors {
+				if got := open(t, req); got != want {
+					t.Errorf("%s: %+v, want %+v", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+// hookDoor runs shell commands as an agent's hook does. What is no shell command is none of its.
+func (w *world) hookDoor(dir string) door {
+	exec := func(req gate.Request) said { return w.execDoor(req) }
+	return func(t *testing.T, req gate.Request) said {
+		t.Helper()
+		if req.Language != gate.Bash {
+			return exec(req)
+		}
+		got := w.agentRuns(dir, dir, map[string]any{"command": req.Code})
+		if _, reason, ok := strings.Cut(got.stderr, "recluse: gate: "); ok {
+			return said{Runs: true, Reason: strings.TrimSuffix(reason, "\n")}
+		}
+		if _, reason, ok := strings.Cut(got.stderr, "recluse: judge code: "); ok {
+			reason, _, _ = strings.Cut(reason, "\n  remedy: ")
+			return said{Reason: strings.TrimSuffix(reason, "\n")}
+		}
+		return said{Runs: true}
 	}
 }
 

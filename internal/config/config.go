@@ -159,7 +159,7 @@ func Default() *Config {
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
 		Gate: Gate{
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
-			Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
+			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
 		},
 		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth},
 		Log:     Log{Level: "info", Format: "json"},

@@ -19,6 +19,7 @@ type Gate struct {
 	MinRatio   float64  `key:"min_ratio" min:"0" doc:"least share of words that must be known terms"`
 	Documents  []string `key:"documents" doc:"texts of a role, FILE or ROLE=FILE: concepts that follow one another in them are connected"`
 	Edges      []string `key:"edges" doc:"files with connections between concepts, FILE or ROLE=FILE"`
+	Least      string   `key:"least" oneof:"off warn block" doc:"least that rules and thesaurus weigh in any session, whatever whoever opens it asks for"`
 	Tries      int      `key:"tries" min:"1" doc:"refusals in a row of one session after which a person is asked"`
 	Approval   Duration `key:"approval" none:"yes" doc:"how long a question waits for a person's answer, and a grant for its use; none: nobody is asked"`
 	Python     string   `key:"python" doc:"program that parses Python; empty: the one of this machine, none: no program"`
@@ -37,7 +38,7 @@ func (g Gate) Approvals() *gate.Approvals {
 
 // Open makes the gate. Whatever cannot be read is an error: a gate is never silently left out. The caller must close it.
 func (g Gate) Open(questions *gate.Approvals) (*gate.Checker, error) {
-	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Tries: g.Tries, Approvals: questions, Python: g.Python}
+	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Least: gate.Mode(g.Least), Tries: g.Tries, Approvals: questions, Python: g.Python}
 	var err error
 	if o.Rules, err = g.rules(); err != nil {
 		return nil, err
