@@ -22,6 +22,7 @@ type Store interface {
 	Vars
 	Log
 	Access
+	Approvals
 }
 
 // Session is a session's record. Data is its owner's own encoding; the other fields are what is searched by.
