@@ -30,7 +30,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "tokens of the fork", info.Usage.Tokens(), 0)
-	same(t, "turns that are shared", info.Turns, 1)
+	same(t, "turns that had begun", info.Turns, 2)
 	d.root.answer = script(block("FINAL(a + '!')"))
 	if r, err = e.Resume(t.Context(), r.ID(), nil); err != nil {
 		t.Fatal(err)

@@ -28,6 +28,7 @@ type askOptions struct {
 	route
 	budget
 	contexts []string
+	mcp      []string
 	schema   string
 	session  string
 	quiet    bool
@@ -118,12 +119,14 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 		Example: `  recluse ask "Which three people are mentioned most?" --context big.txt
   recluse ask "What changed between the two?" --context old/ --context new/ --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
   recluse ask "List all invoices" --context mails.json --schema invoices.schema.json --max-cost 2 --max-time 10m --json
+  recluse ask "Which of these tickets are still open?" --context mails/ --mcp "tracker=tracker-mcp --stdio" --mcp wiki=https://wiki.example/mcp
   journalctl -b | recluse ask "Why did it not start?" --context -`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return a.ask(c.Context(), &o, args[0]) },
 	}
 	f := c.Flags()
 	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - is the input (repeatable)")
+	registerMCP(f, &o.mcp)
 	f.StringVar(&o.schema, "schema", "", "`file` with the JSON Schema that the answer must meet")
 	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
@@ -132,6 +135,10 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	o.machine.register(f)
 	a.completeSession(c, "session")
 	return c
+}
+
+func registerMCP(f *pflag.FlagSet, servers *[]string) {
+	f.StringArrayVar(servers, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
 }
 
 func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
@@ -161,7 +168,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if len(o.sub) > 0 {
 		q.Labels = map[string]string{subModels: strings.Join(o.sub, " ")}
 	}
-	e, done, err := a.engine(ctx, w, &o.machine, llm.Route{Root: o.model, Sub: o.sub})
+	e, done, err := a.engine(ctx, w, &o.machine, llm.Route{Root: o.model, Sub: o.sub}, o.mcp)
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -187,9 +194,9 @@ func readSchema(path string) (json.RawMessage, error) {
 	return b, nil
 }
 
-// engine makes what runs questions in this program: with the configured models, on a backend that is chosen when the first
+// engine makes what runs questions in this program: with the configured models and the tools of MCP servers, on a backend that is chosen when the first
 // sandbox is needed. The caller must call done.
-func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route) (e *rlm.Engine, done func(), err error) {
+func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route, mcp []string) (e *rlm.Engine, done func(), err error) {
 	cfg, err := a.config()
 	if err != nil {
 		return nil, nil, err
@@ -201,15 +208,29 @@ func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route) (e 
 	if err != nil {
 		return nil, nil, err
 	}
-	routing, err := set.Route(ctx, r)
-	if err == nil {
-		e, err = a.engineOf(ctx, w, m, rlm.Options{Models: rlm.Routed(routing)})
-	}
+	servers, err := cfg.MCP.Open(mcp, thisBuild().Version, a.logger())
 	if err != nil {
 		set.Close()
 		return nil, nil, err
 	}
-	return e, set.Close, nil
+	done = func() {
+		servers.Close()
+		set.Close()
+	}
+	o := rlm.Options{}
+	routing, err := set.Route(ctx, r)
+	if err == nil {
+		o.Models = rlm.Routed(routing)
+		o.Tools, err = servers.Tools(ctx)
+	}
+	if err == nil {
+		e, err = a.engineOf(ctx, w, m, o)
+	}
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return e, done, nil
 }
 
 // engineOf makes an engine with the sandboxes that flags and configuration describe.

@@ -17,11 +17,19 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	if err != nil {
 		return nil, err
 	}
-	return runs.New(runs.Options{
+	servers, err := cfg.MCP.Open(nil, thisBuild().Version, log)
+	if err != nil {
+		set.Close()
+		return nil, err
+	}
+	k := runs.New(runs.Options{
+		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume,
 		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits(), Gate: checker, Logger: log,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := sandbox.Select(ctx, backends, req)
 			return b, err
 		},
-	}), nil
+	})
+	k.Recover()
+	return k, nil
 }

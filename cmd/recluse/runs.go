@@ -230,6 +230,7 @@ type goOn struct {
 	machine
 	route
 	budget
+	mcp   []string
 	quiet bool
 }
 
@@ -273,6 +274,7 @@ func (o *goOn) register(c *cobra.Command) {
 	o.route.register(c.Flags())
 	o.budget.register(c.Flags())
 	o.machine.register(c.Flags())
+	registerMCP(c.Flags(), &o.mcp)
 	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
 }
 
@@ -301,7 +303,7 @@ func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context
 	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	e, done, err := a.engine(ctx, w, &o.machine, r)
+	e, done, err := a.engine(ctx, w, &o.machine, r, o.mcp)
 	if err != nil {
 		return cause(ctx, err)
 	}

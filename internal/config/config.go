@@ -29,6 +29,7 @@ type Config struct {
 	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
 	Gate    Gate    `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
 	Models  Models  `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
+	MCP     MCP     `key:"mcp" doc:"MCP servers whose tools are functions for the code of runs"`
 	Log     Log     `key:"log" doc:"the log of the server"`
 	Audit   Audit   `key:"audit" doc:"the log of who ran what when"`
 	Webhook Webhook `key:"webhook" doc:"who is told of alerts"`
@@ -112,6 +113,7 @@ type Models struct {
 	MaxCost   float64  `key:"max_cost" min:"0" doc:"US dollars of a run and everything below it; 0: not limited"`
 	MaxTime   Duration `key:"max_time" none:"yes" doc:"time of a run"`
 	Depth     int      `key:"depth" min:"0" doc:"levels of calls below a run: 1 asks models from code, 2 lets these be runs of their own"`
+	Resume    bool     `key:"resume" doc:"runs that were under way when their server ended go on by themselves in the next one"`
 }
 
 // Log configures logging.
@@ -161,7 +163,8 @@ func Default() *Config {
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
 			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth},
+		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth, Resume: true},
+		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -33,7 +34,13 @@ type Options struct {
 	Limits rlm.Limits
 	Most   int // runs of a tenant at once; 0: DefaultMost
 	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
-	Gate   gate.Gate
+	Gate gate.Gate
+	// MCP are the servers whose tools runs get; nil: none. The keeper closes it.
+	MCP *mcptools.Set
+	// MCPAway gives them also to runs that were asked for from elsewhere.
+	MCPAway bool
+	// Resume lets Recover go on with what the server before has left.
+	Resume bool
 	Logger *slog.Logger
 }
 
@@ -41,7 +48,7 @@ type Options struct {
 type Keeper struct {
 	o    Options
 	ctx  context.Context // ends with the keeper
-	stop context.CancelFunc
+	stop context.CancelCauseFunc
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -63,18 +70,21 @@ func New(o Options) *Keeper {
 		o.Logger = slog.Default()
 	}
 	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
-	k.ctx, k.stop = context.WithCancel(context.Background())
+	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	return k
 }
 
-// Close stops all runs and waits for them. They can be resumed.
+// Close leaves all runs to the next keeper, and waits until they have stopped here.
 func (k *Keeper) Close() {
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()
-	k.stop()
+	k.stop(rlm.ErrLeft)
 	k.wg.Wait()
 	k.o.Models.Close()
+	if k.o.MCP != nil {
+		k.o.MCP.Close()
+	}
 }
 
 // Busy reports whether a run is under way.
@@ -164,8 +174,14 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 			return r.Named(name, depth)
 		}
 	}
+	var tools []rlm.Tool
+	if k.o.MCP != nil && (!away || k.o.MCPAway) {
+		if tools, err = k.o.MCP.Tools(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return rlm.New(rlm.Options{
-		Models: models, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Logger: k.o.Logger,
+		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Durable: true, Logger: k.o.Logger,
 	})
 }
 

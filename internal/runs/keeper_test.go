@@ -21,6 +21,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // newKeeper has a model that answers small questions directly, once it is let; sandboxes are not needed for these.
 func newKeeper(t *testing.T, most int) (k *Keeper, free chan struct{}) {
 	t.Helper()
+	return keeperIn(t, Options{DataDir: t.TempDir(), Most: most})
+}
+
+func keeperIn(t *testing.T, o Options) (k *Keeper, free chan struct{}) {
+	t.Helper()
 	set, err := llm.Open(llm.Config{Default: "scripted/root"})
 	if err != nil {
 		t.Fatal(err)
@@ -34,10 +39,9 @@ func newKeeper(t *testing.T, most int) (k *Keeper, free chan struct{}) {
 			return "", ctx.Err()
 		}
 	}}))
-	k = New(Options{
-		Models: set, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Most: most,
-		Backend: func(context.Context) (sandbox.Backend, error) { return local.New(local.Options{}), nil },
-	})
+	o.Models, o.Limits = set, rlm.DefaultLimits()
+	o.Backend = func(context.Context) (sandbox.Backend, error) { return local.New(local.Options{}), nil }
+	k = New(o)
 	t.Cleanup(k.Close)
 	return k, free
 }
@@ -94,7 +98,7 @@ func TestOnlySoManyRunsAtOnce(t *testing.T) {
 	}
 }
 
-func TestCloseStopsRunsThatCanBeResumed(t *testing.T) {
+func TestCloseLeavesRunsToTheNext(t *testing.T) {
 	k, _ := newKeeper(t, 0)
 	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
 	if err != nil {
@@ -107,7 +111,7 @@ func TestCloseStopsRunsThatCanBeResumed(t *testing.T) {
 	if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); sandbox.CodeOf(err) != session.CodeClosing {
 		t.Errorf("a run of a keeper that is closed: %v", err)
 	}
-	if i, err := k.Show("acme", r.ID()); err != nil || i.Running || i.Result == nil {
+	if i, err := k.Show("acme", r.ID()); err != nil || i.Running || i.Result != nil {
 		t.Errorf("%+v %v", i, err)
 	}
 }

@@ -25,17 +25,24 @@ type Ask struct {
 	Sub     []string         // models of the calls it makes
 	Session *session.Session // works there; nil: in a sandbox of its own
 	Away    bool             // asked from elsewhere: models that are programs on this machine cannot be chosen, nor by its code
+	Waited  bool             // of no use without the one who waits for it: no other server goes on with it
 }
 
 // Start begins a run for a tenant. It goes on when ctx ends.
 func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, error) {
 	q := a.Question
+	q.Labels = maps.Clone(q.Labels)
+	if q.Labels == nil {
+		q.Labels = map[string]string{}
+	}
 	if len(a.Sub) > 0 {
-		q.Labels = maps.Clone(q.Labels)
-		if q.Labels == nil {
-			q.Labels = map[string]string{}
-		}
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
+	}
+	if a.Session == nil && !a.Waited { // what code has left in a session is not in the sandbox that a resumed run gets
+		q.Labels[askedLabel] = askedHere
+		if a.Away {
+			q.Labels[askedLabel] = askedAway
+		}
 	}
 	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub}, a.Away)
 	if err != nil {
@@ -184,6 +191,7 @@ func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, err
 	go func() {
 		defer k.leave(tenant)
 		res, err := r.Wait()
+		k.forget(r.Dir())
 		k.mu.Lock()
 		delete(k.live, at)
 		k.mu.Unlock()

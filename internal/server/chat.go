@@ -235,7 +235,7 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 // chatRun answers by a run. It ends with the request.
 func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	limits := k.Limits()
-	ask := runs.Ask{Away: !c.who.host, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
+	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
 	ask.Query, ask.Inputs, ask.History = in.split()
 	r, err := k.Start(c.ctx(), c.who.tenant, ask)
 	if err != nil {
