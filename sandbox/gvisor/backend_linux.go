@@ -409,7 +409,8 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 		return nil, err
 	}
 	if group != nil {
-		m.settled = make(chan struct{})
+		m.settled, m.hurry = make(chan struct{}), make(chan struct{})
+		m.hasten = sync.OnceFunc(func() { close(m.hurry) })
 		go m.settle(group, guest, r.Spec.Limits.CPUs)
 	}
 	return m, nil

@@ -25,8 +25,12 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// deathWait is how long a sandbox that has let go of its pipes may take to end.
-const deathWait = time.Second
+const (
+	// deathWait is how long a sandbox that has let go of its pipes may take to end.
+	deathWait = time.Second
+	// settleAfter is how long a new sandbox is left to itself before its processes are moved between cgroups.
+	settleAfter = 100 * time.Millisecond
+)
 
 // machine is one attached sandbox.
 type machine struct {
@@ -42,6 +46,8 @@ type machine struct {
 	gone    chan struct{}
 	ended   atomic.Bool   // the sandbox no longer holds its end of the pipes
 	settled chan struct{} // closed when its limits hold, or never will; nil: they hold
+	hurry   chan struct{} // closed by hasten
+	hasten  func()        // somebody waits for settled
 
 	mu     sync.Mutex
 	ending bool  // guarded by mu; we are ending it ourselves
@@ -161,10 +167,18 @@ func exitOf(fd int) (status int, ok bool) {
 	return 0, false
 }
 
-// settle sees to the limits that would slow a start down: it uses more than one processor, and a move between cgroups waits for the
-// kernel. They hold a few milliseconds later. A sandbox that cannot have them is ended.
+// settle sees to the limits that would slow a start down, and the first calls as well: it uses more than one processor, and while
+// processes are moved between cgroups nothing on the machine can fork. They hold a moment later. A sandbox that cannot have them is ended.
 func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
 	defer close(m.settled)
+	select {
+	case <-time.After(settleAfter):
+	case <-m.hurry:
+	case <-m.gone:
+	}
+	if m.isEnding() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), bootWait)
 	defer cancel()
 	err := m.separate(ctx, group, guest)
@@ -228,6 +242,12 @@ func (m *machine) stopping() {
 	m.ending = true
 }
 
+func (m *machine) isEnding() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ending
+}
+
 // abandon lets go of the sandbox, alive or not.
 func (m *machine) abandon() {
 	if m.ended.Load() {
@@ -245,6 +265,7 @@ func (m *machine) abandon() {
 	m.closed = true
 	m.mu.Unlock()
 	if m.settled != nil {
+		m.hasten()
 		<-m.settled // it may live on without us, but not without its limits
 	}
 	_ = m.pidfd.Close()
