@@ -38,6 +38,7 @@
 //
 // # When a sandbox dies
 //
+// One that hangs counts as dead: it does not answer several pings, nor can it be attached again. Calls under way in it end with an error.
 // The session goes back to the snapshot its state came from last. The next verdict's metadata says so under [MetaStateFrom], as do
 // Info.StateFrom and an event. After three times within five minutes, or without a snapshot, it is lost, and the webhook is told.
 package session

@@ -26,6 +26,7 @@ const (
 	saveEvery   = 5 * time.Second        // between writes of when sessions were last used
 	healthEvery = 30 * time.Second       // between pings of sandboxes nobody talks to
 	pingWait    = 10 * time.Second       // for an answer to a ping
+	againWait   = 20 * time.Second       // for one that did not answer to be attached again
 	stopWait    = 30 * time.Second       // for a backend to end a sandbox
 	makeWait    = 5 * time.Minute        // for a sandbox to be made, an image to be fetched included
 )
@@ -52,8 +53,9 @@ type Options struct {
 	RecordsKept time.Duration
 	Logger      *slog.Logger
 
-	reapEvery   time.Duration // for tests; 0: reapEvery
-	journalRoom int           // for tests; 0: journalRoom
+	// For tests; 0: the constants of these names.
+	reapEvery, healthEvery, pingWait, againWait time.Duration
+	journalRoom                                 int
 }
 
 // Manager opens sessions and looks after them.
@@ -119,9 +121,8 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	if m.log == nil {
 		m.log = slog.Default()
 	}
-	if m.opts.reapEvery == 0 {
-		m.opts.reapEvery = reapEvery
-	}
+	m.opts.reapEvery, m.opts.healthEvery = first(opts.reapEvery, reapEvery), first(opts.healthEvery, healthEvery)
+	m.opts.pingWait, m.opts.againWait = first(opts.pingWait, pingWait), first(opts.againWait, againWait)
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.journal.open(ctx, m); err != nil {
 		m.cancel()

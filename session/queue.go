@@ -224,7 +224,7 @@ func (s *Session) start(ctx context.Context, c sandbox.Command) (string, error) 
 
 // running asks which operations run in a sandbox that was just found, woken or restored.
 func (s *Session) running(sb *sandbox.Sandbox) []string {
-	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
+	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.pingWait)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -25,6 +26,9 @@ const (
 	webhookTries = 3
 	// pingers is how many sandboxes are asked at once whether they are well.
 	pingers = 4
+	// busyMisses is how many pings in a row a sandbox may miss in which something runs. Looking closer ends the calls under way, and what runs
+	// may keep it from answering for a while.
+	busyMisses = 3
 )
 
 // watch notices the end of a sandbox that nobody ended.
@@ -44,9 +48,7 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 	if !mine {
 		return // we have let go of it ourselves
 	}
-	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
-	defer cancel()
-	cause := sb.Ping(ctx) // which tells why
+	cause := s.m.ping(sb) // which tells why
 	if !gone(cause) {
 		s.letGo(sb, cause)
 		return
@@ -90,9 +92,7 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	if !mine {
 		return
 	}
-	ctx, cancel := context.WithTimeout(s.m.ctx, pingWait)
-	defer cancel()
-	err := sb.Ping(ctx)
+	err := s.m.ping(sb)
 	if err == nil || s.m.ctx.Err() != nil {
 		return
 	}
@@ -101,11 +101,14 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	s.mu.Unlock()
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
-	again, aerr := sandbox.Attach(s.m.ctx, sb.Backend(), sb.ID())
+	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.againWait)
+	defer cancel()
+	again, aerr := sandbox.Attach(ctx, sb.Backend(), sb.ID())
+	hangs := errors.Is(aerr, context.DeadlineExceeded)
 	switch {
 	case aerr == nil:
 		s.adopt(again, true, nil)
-	case gone(aerr):
+	case gone(aerr) || hangs:
 		s.replace(sb, err)
 	default:
 		s.letGo(sb, aerr)
@@ -350,9 +353,16 @@ func post(ctx context.Context, url string, body []byte) error {
 	return nil
 }
 
-// checkHealth asks sandboxes that nobody talks to whether they are well, and looks for those that could not be reached.
+// ping asks a sandbox whether it is well.
+func (m *Manager) ping(sb *sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(m.ctx, m.opts.pingWait)
+	defer cancel()
+	return sb.Ping(ctx)
+}
+
+// checkHealth asks sandboxes whether they are well, and looks for those that could not be reached.
 func (m *Manager) checkHealth() {
-	t := time.NewTicker(healthEvery)
+	t := time.NewTicker(m.opts.healthEvery)
 	defer t.Stop()
 	slots := make(chan struct{}, pingers)
 	for {
@@ -363,10 +373,9 @@ func (m *Manager) checkHealth() {
 		}
 		for _, s := range m.sessions() {
 			s.mu.Lock()
-			sb := s.sb
-			quiet := s.rec.State == Ready && s.calls == 0 && !s.frozen
+			skip := s.rec.State != Ready || s.frozen
 			s.mu.Unlock()
-			if !quiet {
+			if skip {
 				continue
 			}
 			select {
@@ -376,16 +385,30 @@ func (m *Manager) checkHealth() {
 			}
 			m.work.Go(func() {
 				defer func() { <-slots }()
-				if sb == nil {
-					_ = s.bring(m.ctx) // who needs it is told
-					return
-				}
-				ctx, cancel := context.WithTimeout(m.ctx, pingWait)
-				defer cancel()
-				if sb.Ping(ctx) != nil && m.ctx.Err() == nil {
-					s.suspect(sb)
-				}
+				s.checkHealth()
 			})
 		}
+	}
+}
+
+// checkHealth asks the sandbox whether it is well.
+func (s *Session) checkHealth() {
+	s.mu.Lock()
+	sb := s.sb
+	s.mu.Unlock()
+	if sb == nil {
+		_ = s.bring(s.m.ctx) // who needs it is told
+		return
+	}
+	err := s.m.ping(sb)
+	s.mu.Lock()
+	s.missed++
+	if err == nil {
+		s.missed = 0
+	}
+	patient := s.calls > 0 && s.missed < busyMisses
+	s.mu.Unlock()
+	if err != nil && !patient && s.m.ctx.Err() == nil {
+		s.suspect(sb)
 	}
 }

@@ -1,0 +1,113 @@
+package session
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// watchful looks at the health of sandboxes often, and waits for them less long.
+func watchful() Options {
+	o := quick()
+	o.healthEvery, o.pingWait, o.againWait = 100*time.Millisecond, 2*time.Second, 2*time.Second
+	return o
+}
+
+// stall stops the process of a session's sandbox, which neither answers nor dies then.
+func (k *bench) stall(s *Session) {
+	k.t.Helper()
+	if k.b.Name() != "gvisor" {
+		k.t.Skip("which process to stop is known of gVisor")
+	}
+	id := s.Info().Sandbox
+	for _, i := range list(k.b) {
+		if i.ID == id && i.PID > 0 {
+			if err := syscall.Kill(i.PID, syscall.SIGSTOP); err != nil {
+				k.t.Fatal(err)
+			}
+			return
+		}
+	}
+	k.t.Fatalf("sandbox %s is not there", id)
+}
+
+func TestASandboxThatHangsIsReplaced(t *testing.T) {
+	k := newBench(t, watchful())
+	s := k.open("work")
+	py(t, s, "x = 1")
+	save(t, s, "one")
+	py(t, s, "x = 2")
+	hung := s.Info().Sandbox
+	k.stall(s)
+	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	if err != nil || v.Result.Text() != "1" || v.Metadata[MetaStateFrom] == "" {
+		t.Errorf("%v, %v", v, err)
+	}
+	for _, i := range list(k.b) {
+		if i.ID == hung {
+			t.Errorf("what hangs is left: %+v", i)
+		}
+	}
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASandboxThatHangsWithoutASnapshotIsLost(t *testing.T) {
+	k := newBench(t, watchful())
+	s := k.open("work")
+	k.stall(s)
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell", err, CodeLost)
+	await(t, "what hangs is ended", func() bool { return k.sandboxes() == 0 })
+}
+
+func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
+	k := newBench(t, watchful())
+	s := k.open("work")
+	py(t, s, "x = 1")
+	save(t, s, "one")
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "import time\ntime.sleep(600)"})
+		failed <- err
+	}()
+	await(t, "the cell runs", func() bool {
+		ops, err := s.Operations(t.Context())
+		return err == nil && slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.Running })
+	})
+	k.stall(s)
+	select {
+	case err := <-failed:
+		if code := sandbox.CodeOf(err); code != sandbox.CodeGuestLost && code != sandbox.CodeSandboxLost {
+			t.Errorf("the cell: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the caller waits for ever")
+	}
+	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
+	want(t, "x", py(t, s, "x"), "1")
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestABusySandboxIsNotTakenForOneThatHangs(t *testing.T) {
+	o := quick()
+	o.healthEvery = 50 * time.Millisecond
+	k := newBench(t, o)
+	s := k.open("work")
+	v, err := s.Run(t.Context(), sandbox.Command{Shell: "for i in 1 2 3 4; do (timeout 2 sh -c 'while :; do :; done') & done; wait; echo done"})
+	if err != nil || v.Stdout.String() != "done\n" {
+		t.Errorf("%v, %v", v, err)
+	}
+	if i := s.Info(); i.Restored != 0 || i.State != Ready {
+		t.Errorf("%+v", i)
+	}
+}
