@@ -20,6 +20,7 @@ const (
 	CodeInvalidRequest    Code = "invalid_request"
 	CodeMountRefused      Code = "mount_refused"
 	CodeImageNotFound     Code = "image_not_found"
+	CodeImageDenied       Code = "image_denied"
 	CodeImageUnreachable  Code = "image_unreachable"
 	CodeImageCorrupt      Code = "image_corrupt"
 	CodeImageArch         Code = "image_arch"

@@ -101,7 +101,7 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeBackendMissing: http.StatusServiceUnavailable, sandbox.CodeNoBackend: http.StatusServiceUnavailable,
 	sandbox.CodeConsentMissing: http.StatusForbidden, sandbox.CodeInvalidSpec: http.StatusBadRequest, sandbox.CodeInvalidRequest: http.StatusBadRequest,
 	sandbox.CodeMountRefused: http.StatusForbidden, sandbox.CodeImageNotFound: http.StatusUnprocessableEntity,
-	sandbox.CodeImageUnreachable: http.StatusBadGateway, sandbox.CodeImageCorrupt: http.StatusUnprocessableEntity,
+	sandbox.CodeImageDenied: http.StatusUnprocessableEntity, sandbox.CodeImageUnreachable: http.StatusBadGateway, sandbox.CodeImageCorrupt: http.StatusUnprocessableEntity,
 	sandbox.CodeImageArch: http.StatusUnprocessableEntity, sandbox.CodeRootFS: http.StatusUnprocessableEntity,
 	sandbox.CodeNoPython: http.StatusConflict, sandbox.CodeNoShell: http.StatusConflict, sandbox.CodeNotFound: http.StatusNotFound,
 	sandbox.CodeBusy: http.StatusConflict, sandbox.CodeCancelled: 499, sandbox.CodeSnapshotStale: http.StatusConflict,

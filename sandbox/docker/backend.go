@@ -178,7 +178,9 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 		return nil, err
 	}
 	if a := p.image.Architecture; a != "" && a != f.arch {
-		return nil, &sandbox.Error{Code: sandbox.CodeImageArch, Op: op, Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.arch)}
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeImageArch, Op: op, Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.arch), Remedy: "use an image for " + f.arch,
+		}
 	}
 	guest, err := b.guestProgram(ctx, f.arch)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -53,11 +55,14 @@ func (b *Backend) pull(ctx context.Context, ref string) error {
 	}
 	auth, err := credentials(reference.Domain(named))
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeImageUnreachable, Op: op, Message: "the registry's credentials cannot be read", Err: err}
+		return &sandbox.Error{
+			Code: sandbox.CodeImageUnreachable, Op: op, Message: "the registry's credentials cannot be read", Err: err,
+			Remedy: fmt.Sprintf("mend %s, or the program docker-credential-… that it names", filepath.Join(config.Dir(), config.ConfigFileName)),
+		}
 	}
 	res, err := b.cli.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
 	if err != nil {
-		return pullError(ctx, op, err)
+		return pullError(ctx, op, reference.Domain(named), err)
 	}
 	defer func() { _ = res.Close() }()
 	layers := map[string][2]int64{}
@@ -66,7 +71,7 @@ func (b *Backend) pull(ctx context.Context, ref string) error {
 			err = errors.New(m.Error.Message)
 		}
 		if err != nil {
-			return pullError(ctx, op, err)
+			return pullError(ctx, op, reference.Domain(named), err)
 		}
 		if m.Progress == nil || b.opts.Progress == nil || m.Status != "Downloading" {
 			continue
@@ -81,23 +86,33 @@ func (b *Backend) pull(ctx context.Context, ref string) error {
 	return nil
 }
 
-// pullError tells an image that does not exist from a registry that cannot be reached.
-func pullError(ctx context.Context, op string, err error) error {
+// pullError tells an image that does not exist from one that is not for this user, and from a registry that cannot be reached.
+func pullError(ctx context.Context, op, domain string, err error) error {
 	if ctx.Err() != nil || client.IsErrConnectionFailed(err) {
 		return failed(ctx, op, "the pull was cut off", err)
 	}
-	text := err.Error()
+	text := strings.ToLower(err.Error())
+	says := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
+	}
 	out := &sandbox.Error{
 		Code: sandbox.CodeImageUnreachable, Op: op, Message: "the registry cannot be reached", Retry: true, Err: err,
 		Remedy: "connect to it, load the image with docker load, or build one from this machine with recluse image from-host",
 	}
 	switch {
-	case errdefs.IsNotFound(err), strings.Contains(text, "not found"), strings.Contains(text, "manifest unknown"), strings.Contains(text, "does not exist"):
+	case says("no matching manifest", "no image found in", "does not match the specified platform"):
+		out.Code, out.Message, out.Retry = sandbox.CodeImageArch, "there is none for the engine's machine", false
+		out.Remedy = "use an image for that machine"
+	case says("no basic auth credentials", "unauthorized", "authentication required", "incorrect username or password", "invalid username/password") || errdefs.IsUnauthorized(err):
+		out.Code, out.Message, out.Retry = sandbox.CodeImageDenied, "the registry does not know this user, or the password is wrong", false
+		out.Remedy = "docker login " + domain
+	case says("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known") || errdefs.IsNotFound(err):
 		out.Code, out.Message, out.Retry = sandbox.CodeImageNotFound, "there is no such image, or it needs a login", false
-		out.Remedy = "check its name, or docker login first"
-	case errdefs.IsUnauthorized(err), strings.Contains(text, "unauthorized"), strings.Contains(text, "denied"):
-		out.Message, out.Retry, out.Remedy = "the registry refuses", false, "docker login first"
-	case strings.Contains(text, "no space left"):
+		out.Remedy = "check its name, or docker login " + domain
+	case says("denied", "forbidden"):
+		out.Code, out.Message, out.Retry = sandbox.CodeImageDenied, "the registry refuses", false
+		out.Remedy = "docker login " + domain + " as a user who may have it"
+	case says("no space left"):
 		out.Code, out.Message, out.Remedy = sandbox.CodeDiskFull, "the engine's disk is full", "make room there, e.g. with docker image prune"
 	}
 	return out

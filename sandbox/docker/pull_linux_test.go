@@ -1,0 +1,332 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	registryUser     = "reader"
+	registryPassword = "open sesame" //nolint:gosec // of a registry that lives as long as a test
+)
+
+// testRegistry is a registry on this machine that lets nobody in without a password.
+type testRegistry struct {
+	host  string
+	asked atomic.Int64 // requests for a manifest
+}
+
+func newRegistry(t *testing.T) *testRegistry {
+	t.Helper()
+	if engineHost == "" {
+		t.Skip("SKIPPED: " + noEngine)
+	}
+	r := &testRegistry{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithBlobHandler(registry.NewDiskBlobHandler(t.TempDir())))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		user, password, _ := req.BasicAuth()
+		if user != registryUser || password != registryPassword {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+			_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+			return
+		}
+		if strings.Contains(req.URL.Path, "/manifests/") {
+			r.asked.Add(1)
+		}
+		inner.ServeHTTP(w, req)
+	}))
+	t.Cleanup(srv.Close)
+	r.host = strings.TrimPrefix(srv.URL, "http://")
+	return r
+}
+
+// push puts an image there that no engine has yet, and gives its name. The engine forgets it at the end of the test.
+func (r *testRegistry) push(t *testing.T, repository, arch string, layers ...v1.Layer) string {
+	t.Helper()
+	ref := r.host + "/" + repository
+	img, err := mutate.AppendLayers(empty.Image, append(layers, uniqueLayer(t))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture = "linux", arch
+	file.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "FROM_REGISTRY=yes"}
+	if img, err = mutate.ConfigFile(img, file); err != nil {
+		t.Fatal(err)
+	}
+	to, err := name.ParseReference(ref, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(to, img, remote.WithContext(t.Context()), remote.WithAuth(&authn.Basic{Username: registryUser, Password: registryPassword})); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { forget(t, ref) })
+	return ref
+}
+
+// pushIndex puts a list of images there which names one, for one kind of machine.
+func (r *testRegistry) pushIndex(t *testing.T, repository, of, arch string) string {
+	t.Helper()
+	auth := []remote.Option{remote.WithContext(t.Context()), remote.WithAuth(&authn.Basic{Username: registryUser, Password: registryPassword})}
+	from, err := name.ParseReference(of, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := remote.Image(from, auth...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := name.ParseReference(r.host+"/"+repository, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+	if err := remote.WriteIndex(to, list, auth...); err != nil {
+		t.Fatal(err)
+	}
+	return to.String()
+}
+
+// forget removes an image from the engine, if it is there.
+func forget(t *testing.T, ref string) {
+	t.Helper()
+	if docker(t, "images", "-q", ref) != "" {
+		docker(t, "rmi", "-f", ref)
+	}
+}
+
+// uniqueLayer is one that nobody has seen before, and large enough that its download takes more than one message.
+func uniqueLayer(t *testing.T) v1.Layer {
+	t.Helper()
+	noise := make([]byte, 4<<20)
+	_, _ = rand.Read(noise) // never fails
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "noise", Mode: 0o644, Size: int64(len(noise))})
+	if err == nil {
+		_, err = w.Write(noise)
+	}
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return layer(t, buf.Bytes())
+}
+
+func layer(t *testing.T, archive []byte) v1.Layer {
+	t.Helper()
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil }, tarball.WithCompressionLevel(1), tarball.WithCompressedCaching)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// hostLayer is a root file system made of this machine's programs.
+func hostLayer(t *testing.T) v1.Layer {
+	t.Helper()
+	var buf bytes.Buffer
+	if err := WriteHostRoot(t.Context(), &buf); err != nil {
+		t.Fatal(err)
+	}
+	return layer(t, buf.Bytes())
+}
+
+// login keeps credentials where the docker command would.
+func login(t *testing.T, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dockerConfig(t), "config.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *testRegistry) auths(user, password string) string {
+	return fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, r.host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+}
+
+// helper puts a program on PATH that the docker command would ask for credentials, and gives the configuration that names it.
+func (r *testRegistry) helper(t *testing.T, script string) string {
+	t.Helper()
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "docker-credential-recluse-test"), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	return fmt.Sprintf(`{"credHelpers": {%q: "recluse-test"}}`, r.host)
+}
+
+// pulled is what a backend says while it pulls.
+type pulled struct {
+	mu   sync.Mutex
+	what string // guarded by mu
+	last [2]int64
+	n    int
+}
+
+func (p *pulled) hear(what string, done, total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what, p.last, p.n = what, [2]int64{done, total}, p.n+1
+}
+
+func TestAnImageIsPulled(t *testing.T) {
+	r := newRegistry(t)
+	host := hostLayer(t)
+	ref := r.push(t, "tools/python:1", runtime.GOARCH, host)
+	login(t, r.auths(registryUser, registryPassword))
+	use := func(pull Pull, progress func(string, int64, int64)) (string, error) {
+		b := newBackend(t, func(o *Options) { o.Pull, o.Progress = pull, progress })
+		sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: ref})
+		if err != nil {
+			return "", err
+		}
+		defer func() {
+			if err := sb.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		return shell(t, sb, "echo $FROM_REGISTRY; python3 -c 'print(6 * 7)'"), nil
+	}
+
+	before := r.asked.Load()
+	_, err := use(PullNever, nil)
+	if sandbox.CodeOf(err) != sandbox.CodeImageNotFound || !strings.Contains(err.Error(), "docker pull "+ref) {
+		t.Errorf("never: %v", err)
+	}
+	if n := r.asked.Load(); n != before {
+		t.Errorf("never: the registry was asked %d times", n-before)
+	}
+
+	var heard pulled
+	if got, err := use(PullMissing, heard.hear); err != nil || got != "yes\n42\n" {
+		t.Fatalf("missing: %q, %v", got, err)
+	}
+	if r.asked.Load() == before {
+		t.Error("missing: the registry was not asked")
+	}
+	if heard.n == 0 || heard.what != "image "+ref || heard.last[0] <= 0 || heard.last[0] > heard.last[1] {
+		t.Errorf("missing: what was said of it: %+v", &heard)
+	}
+
+	before, heard.n = r.asked.Load(), 0
+	for _, p := range []Pull{PullMissing, PullNever} {
+		if got, err := use(p, heard.hear); err != nil || got != "yes\n42\n" {
+			t.Errorf("%s, and it is there: %q, %v", p, got, err)
+		}
+	}
+	if n := r.asked.Load(); n != before || heard.n > 0 {
+		t.Errorf("the registry was asked for what is there: %d times, %d messages", n-before, heard.n)
+	}
+
+	// The tag is another image now, and only one policy looks.
+	r.push(t, "tools/python:1", runtime.GOARCH, host)
+	old := docker(t, "images", "-q", "--no-trunc", ref)
+	if _, err := use(PullMissing, nil); err != nil || docker(t, "images", "-q", "--no-trunc", ref) != old {
+		t.Errorf("missing: another image was pulled, %v", err)
+	}
+	if got, err := use(PullAlways, nil); err != nil || got != "yes\n42\n" || docker(t, "images", "-q", "--no-trunc", ref) == old {
+		t.Errorf("always: %q, %v, and the image is the old one", got, err)
+	}
+	t.Cleanup(func() { docker(t, "rmi", "-f", old) })
+}
+
+func TestCredentialsAreTakenWhereTheDockerCommandKeepsThem(t *testing.T) {
+	r := newRegistry(t)
+	answer := fmt.Sprintf(`[ "$1" = get ] && [ "$(cat)" = %s ] && echo '{"Username": %q, "Secret": %q}'`, r.host, registryUser, registryPassword)
+	for _, c := range []struct {
+		name   string
+		config func(t *testing.T) string
+		code   sandbox.Code // empty: it works
+		says   string
+	}{
+		{"in its file", func(*testing.T) string { return r.auths(registryUser, registryPassword) }, "", ""},
+		{"by a helper program", func(t *testing.T) string { return r.helper(t, answer) }, "", ""},
+		{"nowhere", func(*testing.T) string { return "{}" }, sandbox.CodeImageDenied, "docker login " + r.host},
+		{"a wrong password", func(*testing.T) string { return r.auths(registryUser, "guessed") }, sandbox.CodeImageDenied, "docker login " + r.host},
+		{"a helper with a wrong password", func(t *testing.T) string {
+			return r.helper(t, `echo '{"Username": "reader", "Secret": "guessed"}'`)
+		}, sandbox.CodeImageDenied, "docker login " + r.host},
+		{"a helper that knows nothing", func(t *testing.T) string {
+			return r.helper(t, `echo 'credentials not found in native keychain'; exit 1`)
+		}, sandbox.CodeImageDenied, "docker login " + r.host},
+		{"a helper that is broken", func(t *testing.T) string { return r.helper(t, "echo 'the keychain is locked'; exit 1") }, sandbox.CodeImageUnreachable, "docker-credential"},
+		{"a helper that is not there", func(*testing.T) string { return fmt.Sprintf(`{"credHelpers": {%q: "recluse-nonesuch"}}`, r.host) }, sandbox.CodeImageUnreachable, "docker-credential"},
+		{"a file that is none", func(*testing.T) string { return "auths:" }, sandbox.CodeImageUnreachable, "config.json"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ref := r.push(t, "private/"+randomHex(4), runtime.GOARCH)
+			login(t, c.config(t))
+			b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
+			_, err := b.image(t.Context(), ref)
+			if sandbox.CodeOf(err) != c.code || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q, %v", sandbox.CodeOf(err), err)
+			}
+			if err != nil && (strings.Contains(err.Error(), "guessed") || strings.Contains(err.Error(), registryPassword)) {
+				t.Errorf("the password is told: %v", err)
+			}
+		})
+	}
+}
+
+func TestImagesThatCannotBePulledAreNamed(t *testing.T) {
+	r := newRegistry(t)
+	login(t, r.auths(registryUser, registryPassword))
+	other := "arm64"
+	if runtime.GOARCH == other {
+		other = "amd64"
+	}
+	ref := r.push(t, "foreign:1", other)
+	b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
+	for name, c := range map[string]struct {
+		image string
+		code  sandbox.Code
+		says  string
+	}{
+		"another machine's": {ref, sandbox.CodeImageArch, "use an image for " + runtime.GOARCH},
+		"other machines'":   {r.pushIndex(t, "many:1", ref, other), sandbox.CodeImageArch, "use an image for that machine"},
+		"no such tag":       {r.host + "/foreign:2", sandbox.CodeImageNotFound, "check its name"},
+		"no such image":     {r.host + "/nobody/made-this", sandbox.CodeImageNotFound, "check its name"},
+	} {
+		if _, err := b.Start(t.Context(), sandbox.Spec{Image: c.image}.WithDefaults()); sandbox.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %q, %v", name, sandbox.CodeOf(err), err)
+		}
+	}
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Start(given, sandbox.Spec{Image: r.host + "/foreign:3"}.WithDefaults()); sandbox.CodeOf(err) != sandbox.CodeCancelled {
+		t.Errorf("given up: %v", err)
+	}
+}
