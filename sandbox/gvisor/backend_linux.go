@@ -399,6 +399,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 		if ctx.Err() != nil {
 			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
 		}
+		b.forgetTrial()
 		return nil, startError(err)
 	}
 	if err := places.shown(e, r.ID); err != nil {

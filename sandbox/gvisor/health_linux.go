@@ -15,17 +15,64 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// healthKept is how long an answer of Health is believed.
-const healthKept = time.Minute
+const (
+	// healthKept is how long an answer of Health is believed.
+	healthKept = time.Minute
+	// trialKept is how long a trial that went well is believed by every program with this data directory: it takes longer than all
+	// else before a first sandbox.
+	trialKept = time.Hour
+	// trialFile keeps it.
+	trialFile = "trial.json"
+)
 
 // guestUnconfigured is the guest's exit code when it is not told what to do.
 const guestUnconfigured = 2
 
+// trialRecord is a trial that went well, and all that it depends on.
+type trialRecord struct {
+	Boot    string    `json:"boot"` // of the machine
+	Engine  string    `json:"engine"`
+	Guest   string    `json:"guest"`
+	UID     int       `json:"uid"`
+	AsUser  bool      `json:"as_user"`
+	Version string    `json:"version"`
+	At      time.Time `json:"at"`
+}
+
+// trialNow describes a trial made now.
+func (b *Backend) trialNow(version string) trialRecord {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it only the time counts
+	return trialRecord{
+		Boot: strings.TrimSpace(string(boot)), Engine: b.engine.Hash, Guest: b.guest.Hash, UID: os.Getuid(), AsUser: b.opts.AsUser, Version: version, At: time.Now().UTC(),
+	}
+}
+
+// remembered gives the version of an engine that was tried out not long ago, under the same conditions.
+func (b *Backend) remembered() (version string, ok bool) {
+	var r trialRecord
+	if statefile.Read(filepath.Join(b.dir, trialFile), &r) != nil {
+		return "", false
+	}
+	now := b.trialNow(r.Version)
+	age := now.At.Sub(r.At)
+	now.At = r.At
+	return r.Version, now == r && age >= 0 && age < trialKept
+}
+
+// forgetTrial lets the next Health try again: a sandbox could not be started.
+func (b *Backend) forgetTrial() {
+	b.healthMu.Lock()
+	defer b.healthMu.Unlock()
+	b.healthAt = time.Time{}
+	_ = os.Remove(filepath.Join(b.dir, trialFile)) // mostly there is none
+}
+
 // Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
-// unless it is that the caller gave up.
+// unless it is that the caller gave up, and that it went well for longer.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	b.healthMu.Lock()
 	defer b.healthMu.Unlock()
@@ -34,6 +81,11 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	}
 	began := time.Now()
 	h := sandbox.Health{}
+	if version, ok := b.remembered(); ok {
+		h.OK, h.Version, h.Took = true, version, time.Since(began)
+		b.health, b.healthAt = h, time.Now()
+		return h
+	}
 	out, err := b.driver(b.engine.Path, false).call(ctx, "--version")
 	if line, _, ok := strings.Cut(string(out), "\n"); ok {
 		h.Version = strings.TrimPrefix(line, "runsc version ")
@@ -47,6 +99,9 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	}
 	if ctx.Err() == nil {
 		b.health, b.healthAt = h, time.Now()
+	}
+	if h.OK {
+		_ = statefile.Write(filepath.Join(b.dir, trialFile), b.trialNow(h.Version)) // without it the next program tries as well
 	}
 	return h
 }

@@ -75,18 +75,24 @@ var limits = []feature{
 	}},
 	{"the CPU limit slows down", func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.CPULimit && s.caps.Python)
-		// Work done in the same time; the verdict's CPU time is the sandbox's own account, which may count the time
-		// in which it was held back.
-		work := func(cpus float64) int {
+		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's own account, which may
+		// count the time in which it was held back.
+		work := func(cpus float64) func() int {
 			spec := s.opts.Spec
 			spec.Limits.CPUs = cpus
 			sb := s.openSpec(t, s.backend(t), spec)
-			v := okCell(t, sb, "import time\nend, n = time.monotonic() + 2, 0\nwhile time.monotonic() < end: n += 1\nn")
-			n, err := strconv.Atoi(v.Result.Text())
-			noError(t, err)
-			return n
+			okCell(t, sb, "import time")
+			done := beside(func() (*sandbox.Verdict, error) {
+				return sb.Cell(t.Context(), sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
+			})
+			return func() int {
+				n, err := strconv.Atoi(verdictOf(t, done).Result.Text())
+				noError(t, err)
+				return n
+			}
 		}
-		if slow, fast := work(0.1), work(1); slow > fast/2 {
+		slowly, quickly := work(0.1), work(1)
+		if slow, fast := slowly(), quickly(); slow > fast/2 {
 			t.Errorf("with a tenth of a core it did %d rounds, with one %d", slow, fast)
 		}
 	}},
