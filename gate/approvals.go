@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -59,8 +58,9 @@ type Approvals struct {
 	opts ApprovalOptions
 	now  func() time.Time
 
-	mu  sync.Mutex
-	all map[string]*question // guarded by mu; by id
+	mu   sync.Mutex
+	all  map[string]*question // guarded by mu; by id
+	keep Keep                 // guarded by mu; nil: they end with the program
 }
 
 // question is an Approval with those who wait for it. Its fields are guarded by the Approvals' mu.
@@ -80,9 +80,13 @@ func NewApprovals(opts ApprovalOptions) *Approvals {
 }
 
 // key is what a grant is good for: this code, in this session.
-func key(req *Request) [32]byte {
-	raw, _ := json.Marshal([]any{req.Tenant, req.Session, req.Language, req.Code, req.Args}) // strings always marshal
-	return sha256.Sum256(raw)
+func key(req *Request) (k [32]byte) {
+	h := sha256.New()
+	for _, part := range append([]string{req.Tenant, req.Session, string(req.Language), req.Code}, req.Args...) {
+		fmt.Fprintf(h, "%d:%s", len(part), part) // to the byte: JSON would make one of all that is no UTF-8
+	}
+	h.Sum(k[:0])
+	return k
 }
 
 // open asks, or finds the question that is already asked. A person who has refused is not asked again for a while.
@@ -116,6 +120,10 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	q := &question{key: k, done: make(chan struct{}), Approval: Approval{
 		ID: rand.Text(), Request: *req, Decision: *d, State: Pending, Created: now, Expires: now.Add(a.opts.TTL),
 	}}
+	if err := a.save(q.kept()); err != nil {
+		a.mu.Unlock()
+		return Approval{}, err
+	}
 	a.all[q.ID] = q
 	asked := q.Approval
 	a.mu.Unlock()
@@ -128,6 +136,7 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 // sweep forgets what is over. Preconditions: mu is held.
 func (a *Approvals) sweep() {
 	now := a.now()
+	var over []string
 	for id, q := range a.all {
 		if now.Before(q.Expires) {
 			continue
@@ -139,7 +148,9 @@ func (a *Approvals) sweep() {
 			continue
 		}
 		delete(a.all, id)
+		over = append(over, id)
 	}
+	a.drop(over)
 }
 
 // List gives the questions of a tenant in the order they were asked; tenant "" gives all.
@@ -195,11 +206,16 @@ func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, e
 	if by == "" {
 		by = "a person"
 	}
-	q.State, q.By, q.Note = Refused, by, note
+	answered := q.Approval
+	answered.State, answered.By, answered.Note = Refused, by, note
 	if grant {
-		q.State = Granted
+		answered.State = Granted
 	}
-	q.Expires = a.now().Add(a.opts.TTL)
+	answered.Expires = a.now().Add(a.opts.TTL)
+	if err := a.save(Kept{Approval: answered, Key: q.key}); err != nil {
+		return q.Approval, err
+	}
+	q.Approval = answered
 	close(q.done)
 	return q.Approval, nil
 }
@@ -227,17 +243,20 @@ func (a *Approvals) Wait(ctx context.Context, id string) (Approval, error) {
 	return a.Get(id)
 }
 
-// use spends a grant for this request, and gives who granted it.
-func (a *Approvals) use(req *Request) (by string, ok bool) {
+// use spends a grant for this request, and gives who granted it. One that cannot be spent for good is not used: it would be good twice.
+func (a *Approvals) use(req *Request) (by string, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
 	k := key(req)
 	for _, q := range a.all {
 		if q.State == Granted && !q.used && q.key == k {
+			if err := a.save(Kept{Approval: q.Approval, Key: q.key, Used: true}); err != nil {
+				return "", false, err
+			}
 			q.used = true
-			return q.By, true
+			return q.By, true, nil
 		}
 	}
-	return "", false
+	return "", false, nil
 }

@@ -218,7 +218,11 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 		return nil
 	}
 	if c.opts.Approvals != nil {
-		if by, ok := c.opts.Approvals.use(req); ok {
+		by, ok, err := c.opts.Approvals.use(req)
+		if err != nil {
+			return err
+		}
+		if ok {
 			c.Forget(req.Tenant, req.Session)
 			d.Action, d.ApprovedBy = Allow, by
 			return nil

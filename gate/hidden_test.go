@@ -27,6 +27,8 @@ func TestHiddenRemovalsAreFound(t *testing.T) {
 		{"a full path", Bash, `/bin/rm -rf /`, "hit"},
 		{"ansi quoting", Bash, `$'\x72\x6d' -rf $'\057'`, "hit"},
 		{"braces", Bash, `{rm,-rf,/}`, "hit"},
+		{"bytes that are no text", Bash, "echo \xff; rm -rf / # \xfe\xc3", "hit"},
+		{"bytes that are no text, in Python", Python, "# \xff\nimport os\nos.system('rm -rf /')", "hit"},
 		{"long flags", Bash, `rm --recursive --force /`, "hit"},
 		{"separate flags", Bash, `rm -f -r -- /`, "hit"},
 		{"dots in the path", Bash, `rm -rf /tmp/../`, "hit"},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"mvdan.cc/sh/v3/syntax"
 )
@@ -17,7 +18,7 @@ func parseShell(code string) (list []*syntax.Stmt, err error) {
 			err = fmt.Errorf("the parser gave up: %v", r)
 		}
 	}()
-	for s, fail := range syntax.NewParser(syntax.Variant(syntax.LangBash)).StmtsSeq(strings.NewReader(code)) {
+	for s, fail := range syntax.NewParser(syntax.Variant(syntax.LangBash)).StmtsSeq(strings.NewReader(asText(code))) {
 		// No break: the parser may give a second error behind the first, and panics when nobody takes it.
 		if fail != nil {
 			err = cmp.Or(err, fail)
@@ -26,6 +27,24 @@ func parseShell(code string) (list []*syntax.Stmt, err error) {
 		list = append(list, s)
 	}
 	return list, err
+}
+
+// asText gives code that the parser takes: a shell does not mind bytes that are no UTF-8, and runs what stands around them. Each becomes a
+// letter of its own, so that different names stay different.
+func asText(code string) string {
+	if utf8.ValidString(code) {
+		return code
+	}
+	var b strings.Builder
+	for len(code) > 0 {
+		r, n := utf8.DecodeRuneInString(code)
+		if r == utf8.RuneError && n == 1 {
+			r = rune(code[0])
+		}
+		b.WriteRune(r)
+		code = code[n:]
+	}
+	return b.String()
 }
 
 func parseMessage(err error) string {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -345,6 +346,47 @@ func TestAPersonAnswersTheGate(t *testing.T) {
 	}
 	if log := w.must("audit", "--action", "approval", "--json"); strings.Count(log, "granted") != 1 || strings.Count(log, "refused") != 1 {
 		t.Errorf("%s", log)
+	}
+}
+
+func TestQuestionsAndAnswersOutliveTheServer(t *testing.T) {
+	w := newWorld(t, "RECLUSE_GATE_RULES=block", "RECLUSE_GATE_TRIES=1")
+	remove := func(what string) result { return w.run("", "exec", "--session", "s", "--", "rm", "-rf", "/", what) }
+	pending := func() (list []gate.Approval) {
+		t.Helper()
+		decodeJSON(t, w.must("gate", "list", "--json"), &list)
+		return list
+	}
+	for _, what := range []string{"/nothing/granted", "/nothing/refused", "/nothing/asked"} {
+		if got := remove(what); got.status != statusFailure {
+			t.Fatalf("%+v", got)
+		}
+	}
+	list := pending()
+	if len(list) != 3 {
+		t.Fatalf("%+v", list)
+	}
+	w.must("gate", "grant", list[0].ID)
+	w.must("gate", "refuse", list[1].ID, "--note", "not on a Friday")
+	if err := syscall.Kill(w.server().PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if left := pending(); len(left) != 1 || left[0].ID != list[2].ID || left[0].Request.Text() != list[2].Request.Text() {
+		t.Errorf("of what nobody has answered there is %+v", left)
+	}
+	if got := remove("/nothing/refused"); got.status != statusFailure || !strings.Contains(got.stderr, "not on a Friday") {
+		t.Errorf("the refusal is forgotten: %+v", got)
+	}
+	if got := remove("/nothing/granted"); got.status == statusFailure {
+		t.Errorf("the grant is forgotten: %+v", got)
+	}
+	w.must("server", "stop")
+	if got := remove("/nothing/granted"); got.status != statusFailure {
+		t.Errorf("the grant was good for two runs: %+v", got)
+	}
+	w.must("gate", "grant", list[2].ID) // asked by a server that was killed, answered by its successor's successor
+	if got := remove("/nothing/asked"); got.status == statusFailure {
+		t.Errorf("the grant does not hold: %+v", got)
 	}
 }
 

@@ -1,17 +1,60 @@
 package server
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // maxNote bounds what a person says to a decision: it goes to a model.
 const maxNote = 4 << 10
+
+// keepApprovals has the gate's questions kept beside the sessions, so that the next server knows them.
+func (s *Server) keepApprovals(ctx context.Context) error {
+	if s.opts.Approvals == nil {
+		return nil
+	}
+	return s.opts.Approvals.KeepIn(ctx, questions{s.manager.Store()})
+}
+
+// questions keeps the gate's questions in the store.
+type questions struct{ store store.Approvals }
+
+// Save implements gate.Keep.
+func (q questions) Save(ctx context.Context, k gate.Kept) error {
+	data, err := json.Marshal(k)
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "keep approval", Err: err}
+	}
+	return q.store.SaveApproval(ctx, store.Approval{ID: k.ID, Expires: k.Expires, Data: data})
+}
+
+// Drop implements gate.Keep.
+func (q questions) Drop(ctx context.Context, ids ...string) error {
+	return q.store.DropApprovals(ctx, ids...)
+}
+
+// Load implements gate.Keep. One that cannot be read is an error: it may be a person's refusal.
+func (q questions) Load(ctx context.Context) ([]gate.Kept, error) {
+	rows, err := q.store.FindApprovals(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]gate.Kept, len(rows))
+	for i, row := range rows {
+		if err := json.Unmarshal(row.Data, &out[i]); err != nil {
+			return nil, &sandbox.Error{Code: store.CodeCorrupt, Op: "read approvals", Message: "approval " + row.ID + " cannot be read", Err: err}
+		}
+	}
+	return out, nil
+}
 
 // listApprovals gives the tenant's questions, oldest first.
 func listApprovals(c *call, _ none) (api.Approvals, error) {

@@ -130,6 +130,9 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		opts: opts, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Manager.Store()),
 		tracer: tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
 	}
+	if err := s.keepApprovals(ctx); err != nil {
+		return nil, err
+	}
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.metrics = newMetrics(s.manager)
 	s.routes = s.table()
