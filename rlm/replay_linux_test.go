@@ -56,7 +56,9 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 			return block("FINAL(a + llm_query('two'))"), nil
 		}
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
-		same(t, "reason", res.Reason, ReasonModel)
+		if err == nil || res.Reason != ReasonModel {
+			t.Fatalf("%+v %v", res, err)
+		}
 		if res, err = d.resumed(res.Run, nil); err == nil {
 			t.Fatal("the model failed, and the run did not")
 		}
@@ -117,7 +119,9 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 		d := newDesk(t, block("1/0"), block("2/0"), block("FINAL('at last')"))
 		d.opts.Limits.Errors = 1
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
-		same(t, "reason", res.Reason, ReasonErrors)
+		if err == nil || res.Reason != ReasonErrors {
+			t.Fatalf("%+v %v", res, err)
+		}
 		if res, err = d.resumed(res.Run, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package mcptools
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -31,6 +32,7 @@ type process struct {
 	cmd       *exec.Cmd
 	in, out   *os.File
 	complaint *tail
+	kill      func()
 	ended     chan struct{} // closed when it has ended
 	err       error         // how; set before ended is closed
 	closing   sync.Once
@@ -46,8 +48,9 @@ func start(s *Server) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(err, inRead.Close(), inWrite.Close())
 	}
-	p := &process{in: inWrite, out: outRead, complaint: &tail{}, ended: make(chan struct{})}
-	p.cmd = exec.Command(s.Command[0], s.Command[1:]...)
+	ctx, kill := context.WithCancel(context.Background())
+	p := &process{in: inWrite, out: outRead, complaint: &tail{}, ended: make(chan struct{}), kill: kill}
+	p.cmd = exec.CommandContext(ctx, s.Command[0], s.Command[1:]...)
 	p.cmd.Dir, p.cmd.Env = s.Dir, environment(s.Env)
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inRead, outWrite, p.complaint
 	p.cmd.WaitDelay = outputGrace
@@ -56,10 +59,12 @@ func start(s *Server) (*process, error) {
 	_ = inRead.Close() // they are the program's
 	_ = outWrite.Close()
 	if err != nil {
+		kill()
 		return nil, errors.Join(err, inWrite.Close(), outRead.Close())
 	}
 	go func() {
 		defer close(p.ended)
+		defer kill()
 		p.err = p.cmd.Wait()
 	}()
 	return p, nil
@@ -87,7 +92,7 @@ func (p *process) Close() error {
 		select {
 		case <-p.ended:
 		case <-t.C:
-			_ = killGroup(p.cmd.Process)
+			p.kill()
 			<-p.ended
 		}
 		_ = p.out.Close()

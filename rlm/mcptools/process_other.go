@@ -2,13 +2,7 @@
 
 package mcptools
 
-import (
-	"os"
-	"os/exec"
-)
+import "os/exec"
 
-// ownGroup does nothing here.
+// ownGroup does nothing here: the program alone is killed.
 func ownGroup(*exec.Cmd) {}
-
-// killGroup kills the program alone.
-func killGroup(p *os.Process) error { return p.Kill() }

@@ -3,13 +3,20 @@
 package mcptools
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"syscall"
 )
 
-// ownGroup keeps a terminal's Ctrl-C from the program, and lets it be ended with what it started.
-func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
-
-// killGroup kills a program that has not been waited for, and what stayed in its group.
-func killGroup(p *os.Process) error { return syscall.Kill(-p.Pid, syscall.SIGKILL) }
+// ownGroup keeps a terminal's Ctrl-C from the program, and lets it be killed with what stayed in its group.
+func ownGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if errors.Is(err, syscall.ESRCH) {
+			return os.ErrProcessDone
+		}
+		return err
+	}
+}
