@@ -27,6 +27,8 @@ const (
 	trialKept = time.Hour
 	// trialFile keeps it.
 	trialFile = "trial.json"
+	// trialReserve is how long before the caller's patience ends a trial is given up.
+	trialReserve = 300 * time.Millisecond
 )
 
 // guestUnconfigured is the guest's exit code when it is not told what to do.
@@ -72,7 +74,8 @@ func (b *Backend) forgetTrial() {
 }
 
 // Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
-// unless it is that the caller gave up, and that it went well for longer.
+// unless it is that the caller gave up, and that it went well for longer. An engine that starts and is only slow is on a busy machine, and not
+// broken: whether a sandbox can be made is then told by making one.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	b.healthMu.Lock()
 	defer b.healthMu.Unlock()
@@ -90,11 +93,19 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	if line, _, ok := strings.Cut(string(out), "\n"); ok {
 		h.Version = strings.TrimPrefix(line, "runsc version ")
 	}
+	slow := false
 	if err == nil {
-		err = b.tryOut(ctx)
+		tryCtx, cancel := reserved(ctx)
+		err = b.tryOut(tryCtx)
+		slow = tryCtx.Err() != nil && ctx.Err() == nil
+		cancel()
 	}
-	h.OK, h.Took = err == nil, time.Since(began)
-	if err != nil {
+	h.OK, h.Took = err == nil || slow, time.Since(began)
+	switch {
+	case slow:
+		h.Reason = "a sandbox to try was not there in " + h.Took.Round(time.Millisecond).String() + ": the machine is busy"
+		return h
+	case err != nil:
 		h.Reason, h.Remedy = b.unhealthy(err)
 	}
 	if ctx.Err() == nil {
@@ -104,6 +115,15 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		_ = statefile.Write(filepath.Join(b.dir, trialFile), b.trialNow(h.Version)) // without it the next program tries as well
 	}
 	return h
+}
+
+// reserved ends a little before its parent has to.
+func reserved(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, end.Add(-trialReserve))
 }
 
 // unhealthy tells people what is wrong.
@@ -143,7 +163,14 @@ func (b *Backend) tryOut(ctx context.Context) error {
 			err = errors.New("the guest ended without a word")
 		}
 	}
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
-	defer cancel()
-	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, b.remove(clean, id, false, e)))
+	remove := func() error {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
+		defer cancel()
+		return b.remove(clean, id, false, e)
+	}
+	if ctx.Err() != nil { // the caller has no time for it
+		b.sweeping.Go(func() { _ = remove() }) // what stays a sweep finds
+		return fmt.Errorf("a sandbox to try: %w", err)
+	}
+	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, remove()))
 }

@@ -117,6 +117,21 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 	})
+	t.Run("an engine that is only slow is not broken", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		b.engine.Path = filepath.Join(t.TempDir(), "engine")
+		script := "#!/bin/sh\nfor a; do [ \"$a\" = --version ] && echo runsc version 1 && exit 0; done\nexec sleep 1000\n"
+		if err := os.WriteFile(b.engine.Path, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, tried, err := sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{})
+		if err != nil || len(tried) != 1 || !strings.Contains(tried[0].Health.Reason, "busy") {
+			t.Errorf("%v: %+v", err, tried)
+		}
+		if _, err := os.Stat(filepath.Join(b.dir, trialFile)); err == nil {
+			t.Error("that was remembered as a trial that went well")
+		}
+	})
 	t.Run("a caller that gives up is not remembered", func(t *testing.T) {
 		b := backendIn(t, t.TempDir())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
