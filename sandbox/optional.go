@@ -16,6 +16,12 @@ type Pauser interface {
 	Resume(ctx context.Context, id string) error
 }
 
+// Answerer says what can be known without making a sandbox.
+type Answerer interface {
+	// Answers is Health without a trial.
+	Answers(ctx context.Context) Health
+}
+
 // Labeler changes the labels of a sandbox that exists: one from a pool gets its owner's.
 type Labeler interface {
 	// Label sets the labels that List gives back.

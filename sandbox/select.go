@@ -31,6 +31,9 @@ type Requirements struct {
 	AllowContainer bool
 	// All asks every backend, for a full report. Otherwise those behind the chosen one may be left alone: asking costs a sandbox.
 	All bool
+	// Soon says that the caller makes a sandbox at once. A backend that is named alone, and is an Answerer, is then not tried out first: it would
+	// make one sandbox more, and what is wrong is told by the one that is wanted.
+	Soon bool
 	// Snapshots refuses backends that hold less in a snapshot.
 	Snapshots Snapshots
 	// Logger hears a warning each time no isolation is chosen; nil: slog.Default.
@@ -94,7 +97,11 @@ func Select(ctx context.Context, backends []Backend, req Requirements) (Backend,
 	for i, n := range names {
 		ask[i] = known[n]
 	}
-	tried, first := probeInOrder(ctx, ask, fits, req.All)
+	health := tryOut
+	if req.Soon && explicit && len(ask) == 1 && !req.All {
+		health = quickly
+	}
+	tried, first := probeInOrder(ctx, ask, health, fits, req.All)
 	var chosen Backend
 	if first >= 0 {
 		chosen = ask[first]
@@ -123,7 +130,7 @@ func Select(ctx context.Context, backends []Backend, req Requirements) (Backend,
 
 // probeInOrder gives the answers, and the index of the first that fits, or -1. The next is asked when the one before does not fit or takes
 // longer than a head start. What was not asked, or not waited for, is left empty.
-func probeInOrder(ctx context.Context, backends []Backend, fits func(*Tried) bool, all bool) (tried []Tried, first int) {
+func probeInOrder(ctx context.Context, backends []Backend, health asking, fits func(*Tried) bool, all bool) (tried []Tried, first int) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	tried = make([]Tried, len(backends))
@@ -136,7 +143,7 @@ func probeInOrder(ctx context.Context, backends []Backend, fits func(*Tried) boo
 	next := func() {
 		i := asked
 		asked++
-		go func() { answers <- answer{i, probe(ctx, backends[i])} }()
+		go func() { answers <- answer{i, probe(ctx, backends[i], health)} }()
 	}
 	first = -1
 	for decided < len(backends) {
@@ -167,7 +174,20 @@ func probeInOrder(ctx context.Context, backends []Backend, fits func(*Tried) boo
 	return tried, first
 }
 
-func probe(ctx context.Context, b Backend) Tried {
+// asking is how a backend is asked for its health.
+type asking func(ctx context.Context, b Backend) Health
+
+func tryOut(ctx context.Context, b Backend) Health { return b.Health(ctx) }
+
+// quickly asks without a trial, where that can be.
+func quickly(ctx context.Context, b Backend) Health {
+	if a, ok := b.(Answerer); ok {
+		return a.Answers(ctx)
+	}
+	return b.Health(ctx)
+}
+
+func probe(ctx context.Context, b Backend, health asking) Tried {
 	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
 	defer cancel()
 	t := Tried{Name: b.Name()}
@@ -176,7 +196,7 @@ func probe(ctx context.Context, b Backend) Tried {
 		c Capabilities
 	}
 	got := make(chan answer, 1)
-	go func() { got <- answer{b.Health(ctx), b.Capabilities(ctx)} }()
+	go func() { got <- answer{health(ctx, b), b.Capabilities(ctx)} }()
 	select {
 	case a := <-got:
 		t.Health, t.Capabilities = a.h, a.c

@@ -265,6 +265,34 @@ func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 	}
 }
 
+// answering is a backend that can be asked without a trial.
+type answering struct{ *fake }
+
+func (a answering) Answers(context.Context) Health { return a.health }
+
+func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		b      *fake
+		req    Requirements
+		trials int32
+		code   Code
+	}{
+		"named alone":              {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
+		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, CodeNoBackend},
+		"named alone, too weak":    {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: IsolationVM}, 0, CodeNoBackend},
+		"named, and not at once":   {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
+		"not named":                {healthy("docker", IsolationKernel), Requirements{Soon: true}, 1, ""},
+		"every one is to be asked": {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := Select(t.Context(), []Backend{answering{c.b}}, c.req)
+			if CodeOf(err) != c.code || c.b.asked.Load() != c.trials {
+				t.Errorf("%v after %d trials", err, c.b.asked.Load())
+			}
+		})
+	}
+}
+
 func TestSelectWarnsEachTimeThereIsNoIsolation(t *testing.T) {
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))

@@ -23,7 +23,9 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 
 // open chooses a backend and makes a sandbox. The caller must close it.
 func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) (*sandbox.Sandbox, error) {
-	b, _, err := sandbox.Select(ctx, a.backends(ctx), c.requirements(a))
+	req := c.requirements(a)
+	req.Soon = true
+	b, _, err := sandbox.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return nil, cause(ctx, err)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -57,6 +58,11 @@ func TestDocker(t *testing.T) {
 	kernel := []string{"exec", "--backend", "docker", "--python", "import platform; print(platform.release())"}
 	if got := must(kernel...); strings.TrimSpace(got) != hostKernel() {
 		t.Errorf("runc's kernel is %q", got)
+	}
+	began := strconv.FormatInt(time.Now().UnixNano(), 10)
+	must("exec", "--backend", "docker", "true")
+	if got := containersSince(t, e.Host, began); len(got) != 1 {
+		t.Errorf("one command made %q", got)
 	}
 	// It comes behind gVisor, and its consent is another one's.
 	if got := must("doctor", "--backend", "docker"); !strings.Contains(got, "isolation by container") || !strings.Contains(got, "runtime runc of ") {
@@ -122,4 +128,17 @@ func TestDocker(t *testing.T) {
 	if err != nil || len(kept) == 0 {
 		t.Errorf("no copy of the file was kept: %v", err)
 	}
+}
+
+// containersSince names the containers that were made at an engine since a moment, in nanoseconds.
+func containersSince(t *testing.T, host, since string) []string {
+	t.Helper()
+	seconds := func(nano string) string { return nano[:len(nano)-9] + "." + nano[len(nano)-9:] }
+	until := strconv.FormatInt(time.Now().UnixNano(), 10)
+	out, err := exec.CommandContext(t.Context(), "docker", "-H", host, "events", "--since", seconds(since), "--until", seconds(until), "--filter", "event=create", "--filter", "type=container",
+		"--format", "{{.Actor.Attributes.name}}").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(out))
 }

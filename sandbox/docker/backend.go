@@ -187,7 +187,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 		return nil, err
 	}
 	p.Guest = guest.Hash
-	if p.volume, err = b.guestVolume(ctx, guest, f.arch, p.image.ID); err != nil {
+	if p.volume, err = b.guestVolume(ctx, guest, f, p.image.ID); err != nil {
 		return nil, err
 	}
 	b.sweepOnce.Do(func() { b.sweep(ctx) })
@@ -196,6 +196,9 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
+		if ctx.Err() == nil {
+			b.doubt(p.volume)
+		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
 		defer cancel()
 		return nil, errors.Join(failed(ctx, op, "the container could not be started", err), b.remove(clean, containerName(p.ID)))

@@ -122,6 +122,7 @@ func (b *Backend) local() bool {
 
 // facts is what is known of an engine and does not change while it runs.
 type facts struct {
+	id      string // the engine's
 	arch    string // as Go calls it
 	version string
 	api     string
@@ -175,7 +176,7 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 	}
 	podman := isPodman(about)
 	f := &facts{
-		podman: podman, arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: chooseRuntime(b.opts.Runtime, i, podman), all: slices.Sorted(maps.Keys(i.Runtimes)),
+		id: i.ID, podman: podman, arch: goArch(i.Architecture), version: i.ServerVersion, api: b.cli.ClientVersion(), runtime: chooseRuntime(b.opts.Runtime, i, podman), all: slices.Sorted(maps.Keys(i.Runtimes)),
 		memory: i.MemoryLimit, cpu: i.CPUCfsQuota && i.CPUCfsPeriod, pids: i.PidsLimit,
 	}
 	if podman {

@@ -50,15 +50,18 @@ func readGuest(path string) (bundle.Program, error) {
 
 // guestVolume gives the name of the volume that holds the guest. It is looked at once in a program's life, and filled if it is not whole.
 // Any image serves the container through which that is done: it is never started.
-func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, arch, image string) (string, error) {
-	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, arch)
+func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *facts, image string) (string, error) {
+	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, f.arch)
 	b.fillMu.Lock()
 	defer b.fillMu.Unlock()
 	if b.filled[name] {
 		return name, nil
 	}
-	if err := b.fill(ctx, name, guest, image); err != nil {
-		return "", failed(ctx, "bring the guest to the engine", "its volume could not be filled", err)
+	if !b.broughtBefore(ctx, name, guest, f.id) {
+		if err := b.fill(ctx, name, guest, image); err != nil {
+			return "", failed(ctx, "bring the guest to the engine", "its volume could not be filled", err)
+		}
+		b.keepBrought(ctx, name, guest, f.id)
 	}
 	b.filled[name] = true
 	return name, nil

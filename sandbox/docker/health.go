@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute.
+// Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute, or by another program in the last hour.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h := b.health(ctx)
@@ -20,29 +20,54 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	return h
 }
 
-func (b *Backend) health(ctx context.Context) sandbox.Health {
+// Answers implements sandbox.Answerer: it makes nothing.
+func (b *Backend) Answers(ctx context.Context) sandbox.Health {
+	began := time.Now()
+	h, _ := b.answers(ctx)
+	h.Took = time.Since(began)
+	return h
+}
+
+// answers says whether engine and guest are there, and what is known of the engine.
+func (b *Backend) answers(ctx context.Context) (sandbox.Health, *facts) {
 	if _, err := b.cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return ill(failed(ctx, "ask the Docker engine", "it is not well", err))
+		return ill(failed(ctx, "ask the Docker engine", "it is not well", err)), nil
 	}
 	f, err := b.facts(ctx)
 	if err != nil {
-		return ill(err)
+		return ill(err), nil
 	}
-	ok := sandbox.Health{OK: true, Version: f.version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.runtime, b.level(f))}
+	if _, err := b.guestProgram(ctx, f.arch); err != nil {
+		return ill(err), nil
+	}
+	return sandbox.Health{OK: true, Version: f.version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.runtime, b.level(f))}, f
+}
+
+func (b *Backend) health(ctx context.Context) sandbox.Health {
+	ok, f := b.answers(ctx)
+	if !ok.OK {
+		return ok
+	}
 	b.mu.Lock()
 	proven := time.Since(b.proven) < healthKept
 	b.mu.Unlock()
 	if proven {
 		return ok
 	}
-	if _, err := b.guestProgram(ctx, f.arch); err != nil {
+	guest, err := b.guestProgram(ctx, f.arch)
+	if err != nil {
 		return ill(err)
 	}
-	if _, err := b.cli.ImageInspect(ctx, b.opts.Image); errdefs.IsNotFound(err) && b.opts.Pull != PullNever {
+	img, err := b.cli.ImageInspect(ctx, b.opts.Image)
+	if errdefs.IsNotFound(err) && b.opts.Pull != PullNever {
 		ok.Reason += "; the image " + b.opts.Image + " will be pulled first"
 		return ok
 	}
-	t := b.try()
+	now := b.proofNow(f, guest.Hash, img.ID)
+	if err == nil && b.provenBefore(now) {
+		return ok
+	}
+	t := b.try(now)
 	select {
 	case <-t.done:
 		if t.err != nil {
@@ -74,7 +99,7 @@ type trial struct {
 }
 
 // try gives the trial that is under way, the one that lately failed, or a new one.
-func (b *Backend) try() *trial {
+func (b *Backend) try(now proof) *trial {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t := b.trying; t != nil {
@@ -96,7 +121,9 @@ func (b *Backend) try() *trial {
 	}
 	b.watchers.Go(func() {
 		defer close(t.done)
-		t.err = b.tryOut()
+		if t.err = b.tryOut(); t.err == nil && now.Image != "" {
+			b.proves(now)
+		}
 	})
 	return t
 }

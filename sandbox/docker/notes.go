@@ -64,12 +64,14 @@ func (b *Backend) readNote(r record) note {
 	return n
 }
 
-func (b *Backend) writeNote(id string, n note) error {
-	text, err := json.Marshal(n)
+func (b *Backend) writeNote(id string, n note) error { return writeJSON(b.notePath(id), n) }
+
+// writeJSON writes a file that appears whole, and its directory.
+func writeJSON(path string, v any) error {
+	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	path := b.notePath(id)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}

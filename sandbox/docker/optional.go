@@ -12,6 +12,8 @@ import (
 var (
 	_ sandbox.Pauser  = (*Backend)(nil)
 	_ sandbox.Labeler = (*Backend)(nil)
+
+	_ sandbox.Answerer = (*Backend)(nil)
 )
 
 // Pause implements sandbox.Pauser.

@@ -108,6 +108,7 @@ const (
 	removePause  = 20 * time.Millisecond  // between two looks at a container that is being removed
 	oomFreshness = 2 * time.Second        // between a kill for memory and the death that it has caused
 	healthKept   = time.Minute            // how long a sandbox that could be made counts as proof
+	proofKept    = time.Hour              // how long every program with our directory counts it as proof
 	healthRetry  = 2 * time.Second        // how long one that could not be made does
 	trialWait    = time.Second            // for a sandbox to be made; an engine that needs longer is slow, not ill
 	trialLimit   = time.Minute            // after which it is ill

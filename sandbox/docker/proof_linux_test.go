@@ -1,0 +1,117 @@
+package docker
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// made names the containers that an instance has made since a moment.
+func made(t *testing.T, b *Backend, since time.Time) []string {
+	t.Helper()
+	stamp := func(at time.Time) string {
+		return strconv.FormatFloat(float64(at.UnixNano())/1e9, 'f', 9, 64)
+	}
+	return strings.Fields(docker(t, "events", "--since", stamp(since), "--until", stamp(time.Now()), "--filter", "event=create", "--filter", "label="+labelInstance+"="+b.instance,
+		"--format", "{{.Actor.Attributes.name}}"))
+}
+
+func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
+	b := newBackend(t, nil)
+	well := func(b *Backend) {
+		t.Helper()
+		h := b.Health(t.Context())
+		for h.OK && strings.Contains(h.Reason, "slow") { // it is not known yet
+			h = b.Health(t.Context())
+		}
+		if !h.OK {
+			t.Fatalf("%+v", h)
+		}
+	}
+	next := func(change func(*Options)) *Backend {
+		return newBackend(t, func(o *Options) {
+			o.Dir, o.Instance = b.dir, b.instance
+			if change != nil {
+				change(o)
+			}
+		})
+	}
+	sandboxes := func(names []string) (n int) {
+		for _, name := range names {
+			if !strings.Contains(name, "carrier") {
+				n++
+			}
+		}
+		return n
+	}
+	began := time.Now()
+	well(b)
+	if got := made(t, b, began); sandboxes(got) != 1 {
+		t.Errorf("the first look has made %q", got)
+	}
+	// Nobody waits for the record of a trial, so it may come a moment later.
+	eventually(t, "the record", func() bool { _, err := os.Stat(b.proofPath()); return err == nil })
+
+	began = time.Now()
+	second := next(nil)
+	well(second)
+	if h := second.Answers(t.Context()); !h.OK || h.Version == "" {
+		t.Errorf("%+v", h)
+	}
+	if got := made(t, b, began); len(got) > 0 {
+		t.Errorf("the second program has made %q to see whether that works", got)
+	}
+	open(t, second, sandbox.Spec{})
+	if got := made(t, b, began); len(got) != 1 {
+		t.Errorf("for one sandbox were made %q", got)
+	}
+
+	// With another profile nothing is known.
+	began = time.Now()
+	well(next(func(o *Options) { o.Runtime = "runsc" }))
+	if got := made(t, b, began); sandboxes(got) != 1 {
+		t.Errorf("with another runtime were made %q", got)
+	}
+}
+
+func TestWhatIsKeptIsForgottenWhenASandboxCannotBeMade(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.Network = "recluse-nonesuch" })
+	b.proves(proof{})
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{}); err == nil {
+		t.Error("there is a sandbox in a network that is not there")
+	}
+	if _, err := os.Stat(b.proofPath()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is kept: %v", err)
+	}
+}
+
+func TestAGuestsVolumeThatWasReplacedIsFilledAgain(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) })
+	if err := open(t, b, sandbox.Spec{}).Close(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := b.facts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest, err := b.guestProgram(t.Context(), f.arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.arch
+	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
+	if !b.broughtBefore(t.Context(), volume, guest, f.id) {
+		t.Fatal("that the guest was brought is not kept")
+	}
+	// A volume of the same name that somebody has put in its place, with nothing in it.
+	docker(t, "volume", "rm", volume)
+	docker(t, "volume", "create", volume)
+	next := newBackend(t, func(o *Options) { o.Dir, o.Instance, o.GuestPath = b.dir, b.instance, b.opts.GuestPath })
+	shell(t, open(t, next, sandbox.Spec{}), "true")
+}
