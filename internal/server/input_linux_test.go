@@ -322,6 +322,36 @@ func TestCommandUnderAnIdempotencyKey(t *testing.T) {
 	}
 }
 
+func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	s := open(t, k, "default", "work")
+	const commands, body = "/v1/sessions/work/commands", `{"shell":"echo ran"}`
+	if err := s.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, done := listen(t.Context(), t, k, "POST", commands, body, api.HeaderIdempotency, "k")
+	for {
+		e := next(t, r)
+		if e.Kind == api.EventProblem {
+			break
+		}
+		if e.Kind == api.EventVerdict {
+			t.Fatalf("%s", e.Data)
+		}
+	}
+	done()
+	if err := s.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // now it runs, and what succeeded is kept
+		r, done := listen(t.Context(), t, k, "POST", commands, body, api.HeaderIdempotency, "k")
+		if out, v := until(t, r); out != "ran\n" || !v.OK() {
+			t.Errorf("%q %+v", out, v)
+		}
+		done()
+	}
+}
+
 func TestRequestTimeIsBounded(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Time: time.Nanosecond}})
 	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store

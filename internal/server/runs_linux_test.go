@@ -3,10 +3,14 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,31 +30,47 @@ var haystack = strings.Repeat("nothing here\n", 20_000) + "the password is sword
 // runBench is a server with scripted models: the root looks for a password and asks the sub-model for the word.
 type runBench struct {
 	*servertest.Bench
-	hold sync.Mutex // held: the root's third turn waits
+	hold    sync.Mutex   // held: the root's third turn waits, and so does the reply to "Wait for it"
+	waiting atomic.Int32 // models that were asked to wait for it
+	ran     string       // a file that has a line for each use of the model agent/x, a program of the host
 }
 
 func newRunBench(t *testing.T) *runBench {
 	t.Helper()
-	k := &runBench{}
+	return newLimitedRunBench(t, server.Limits{})
+}
+
+func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
+	t.Helper()
+	k := &runBench{ran: filepath.Join(t.TempDir(), "ran")}
+	held := func(ctx context.Context) {
+		free := make(chan struct{})
+		go func() { k.hold.Lock(); k.hold.Unlock(); close(free) }() //nolint:staticcheck // it waits for the test
+		select {
+		case <-free:
+		case <-ctx.Done():
+		}
+	}
 	block := func(code string) string { return "```repl\n" + code + "\n```" }
 	turn := func(n string) map[string]string { return map[string]string{"call": rlm.CallTurn, "turn": n} }
 	root := llm.NewScripted("root",
+		llm.Rule{Match: "Question: Use the program", Reply: block("try:\n    said = llm_query('hello', model='agent/x')\nexcept Exception as e:\n    said = f'refused: {e}'\nFINAL(said)")},
 		llm.Rule{Match: "Question: How long", Reply: block("FINAL(len(word))")},
 		llm.Rule{Tags: turn("1"), Reply: block("hits = search('password')\nanswer['content'] = 'half an answer'\nprint(len(hits))")},
 		llm.Rule{Tags: turn("2"), Reply: block("word = llm_query('Only the word: ' + hits[0][1])\nprint(word)")},
 		llm.Rule{Tags: turn("3"), Respond: func(ctx context.Context, _ llm.Request) (string, error) {
-			free := make(chan struct{})
-			go func() { k.hold.Lock(); k.hold.Unlock(); close(free) }() //nolint:staticcheck // it waits for the test
-			select {
-			case <-free:
-			case <-ctx.Done():
-			}
+			held(ctx)
 			return block("FINAL(word)"), nil
+		}},
+		llm.Rule{Match: "Wait for it", Respond: func(ctx context.Context, _ llm.Request) (string, error) {
+			k.waiting.Add(1)
+			held(ctx)
+			return "it came", nil
 		}},
 		llm.Rule{Match: "(?s).*", Conversation: "Answer as JSON", Reply: `{"word": "plain"}`},
 		llm.Rule{Reply: "a plain reply", Chunk: 3})
 	sub := llm.NewScripted("sub", llm.Rule{Match: `the password is (\w+)`, Reply: "{{1}}"})
-	set, err := llm.Open(llm.Config{Default: "scripted/root", Providers: map[string]llm.Provider{"agent": {Type: llm.TypeCLI, Commands: map[string][]string{"x": {"true"}}}}})
+	set, err := llm.Open(llm.Config{Default: "scripted/root", Providers: map[string]llm.Provider{"agent": {Type: llm.TypeCLI, Commands: map[string][]string{"x": {"sh", "-c", "echo >> " + k.ran + "; cat > /dev/null; printf '```repl\\nx = 1\\n```\\n'"}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +82,7 @@ func newRunBench(t *testing.T) *runBench {
 		Models: set, Route: llm.Route{Sub: []string{"scripted/sub"}}, DataDir: t.TempDir(), Limits: l,
 		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
 	})
-	k.Bench = servertest.New(t, server.Options{Runs: keeper})
+	k.Bench = servertest.New(t, server.Options{Runs: keeper, Limits: requests})
 	t.Cleanup(keeper.Close) // before the server's own end
 	return k
 }
@@ -278,5 +298,108 @@ func TestRepeatedRunLargerThanOtherBodies(t *testing.T) {
 	a := ask(t, k.Bench, "", "POST", "/v1/runs", body, "Idempotency-Key", "k")
 	if a.problem(t).Code != sandbox.CodeInvalidRequest { // it was read, and its limits are wrong
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// uses counts how often the program of the host was run.
+func (k *runBench) uses(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile(k.ran)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return bytes.Count(b, []byte("\n"))
+}
+
+func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	one := 1
+	few := client.RunLimits{Turns: &one} // it ends without an answer
+	notes := []client.RunContext{{Text: haystack}}
+	begun := map[string]string{}
+	for name, o := range map[string]client.RunOptions{
+		"as its model":  {Query: "?", Contexts: notes, Model: "agent/x", Limits: few},
+		"for its calls": {Query: "?", Contexts: notes, Sub: []string{"agent/x"}, Limits: few},
+	} {
+		i, err := k.Trusted.StartRun(ctx, o) // the owner may
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		follow(t, k.Trusted, i.ID, 0)
+		begun[name] = i.ID
+	}
+	if k.uses(t) == 0 {
+		t.Fatal("the program was not run for its owner")
+	}
+	before := k.uses(t)
+	c := k.Client(k.Key("default", "execute"))
+	for name, id := range begun {
+		if _, err := c.ResumeRun(ctx, id, client.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+			t.Errorf("resume of a run that has it %s: %v", name, err)
+		}
+		if _, err := c.ForkRun(ctx, id, 1, client.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+			t.Errorf("fork of a run that has it %s: %v", name, err)
+		}
+	}
+	key := k.Key("acme", "execute")
+	for name, text := range map[string]string{"short": "hello", "long": haystack} {
+		for _, model := range []string{"agent/x", "scripted/root,agent/x", " agent/x "} {
+			body, err := json.Marshal(map[string]any{"model": model, "messages": []map[string]string{{"role": "user", "content": text}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a := ask(t, k.Bench, key, "POST", "/v1/chat/completions", string(body)); a.status < 400 {
+				t.Errorf("a %s conversation with %q: %d %.200s", name, model, a.status, a.body)
+			}
+		}
+	}
+	body, err := json.Marshal(map[string]any{"model": "scripted/root", "messages": []map[string]string{{"role": "user", "content": haystack}, {"role": "user", "content": "Use the program"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := ask(t, k.Bench, key, "POST", "/v1/chat/completions", string(body)); !strings.Contains(a.body, "refused: ") {
+		t.Errorf("code of a conversation that chooses it: %d %.500s", a.status, a.body)
+	}
+	if n := k.uses(t); n != before {
+		t.Errorf("the program was run %d times for others", n-before)
+	}
+}
+
+func TestFewLargeBodiesAreInMemoryAtOnce(t *testing.T) {
+	server.SetStall(t, 3*time.Second)
+	k := newLimitedRunBench(t, server.Limits{Body: 1024})
+	body := func(text string) string {
+		return `{"model":"scripted/root","messages":[{"role":"user","content":"` + text + `"}]}`
+	}
+	large := body("Wait for it" + strings.Repeat(".", 2048))
+	k.hold.Lock()
+	answers := make(chan answer, 4)
+	for range cap(answers) {
+		go func() { answers <- ask(t, k.Bench, "", "POST", "/v1/chat/completions", large) }()
+	}
+	await(t, "four are being answered", func() bool { return k.waiting.Load() == 4 })
+	short, leave := context.WithTimeout(t.Context(), 20*time.Second)
+	defer leave()
+	req, err := http.NewRequestWithContext(short, http.MethodPost, k.URL+"/v1/chat/completions", strings.NewReader(large))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := plain.Do(req); err != nil {
+		t.Errorf("a fifth: %v", err)
+	} else if res.Body.Close(); res.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("a fifth: %d", res.StatusCode)
+	}
+	if a := ask(t, k.Bench, "", "POST", "/v1/chat/completions", body("hello")); a.status != http.StatusOK {
+		t.Errorf("a small one meanwhile: %d %s", a.status, a.body)
+	}
+	k.hold.Unlock()
+	for range cap(answers) {
+		if a := <-answers; a.status != http.StatusOK || !strings.Contains(a.body, "it came") {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+	}
+	if a := ask(t, k.Bench, "", "POST", "/v1/chat/completions", large); a.status != http.StatusOK {
+		t.Errorf("another one behind them: %d %s", a.status, a.body)
 	}
 }

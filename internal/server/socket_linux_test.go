@@ -2,8 +2,13 @@ package server_test
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"net"
+	"net/http"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,9 +21,9 @@ import (
 )
 
 // dial begins something over a WebSocket and reads that it has begun.
-func dial(t *testing.T, url, first string) *websocket.Conn {
+func dial(t *testing.T, by *http.Client, url, first string) *websocket.Conn {
 	t.Helper()
-	conn, _, err := websocket.Dial(t.Context(), url+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
+	conn, _, err := websocket.Dial(t.Context(), url+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: by}) //nolint:bodyclose // it is the connection's
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +61,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	piece := make([]byte, 32<<10) // the first byte says that it is input
 
 	t.Run("a cancel behind it is heard", func(t *testing.T) {
-		conn := dial(t, k.URL, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
+		conn := dial(t, plain, k.URL, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
 		for range 160 { // more than the buffers on the way take
 			if err := conn.Write(t.Context(), websocket.MessageBinary, piece); err != nil {
 				t.Fatal(err)
@@ -74,7 +79,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 
 	t.Run("a caller who goes away behind more than is kept is noticed", func(t *testing.T) {
-		conn := dial(t, k.URL, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
+		conn := dial(t, plain, k.URL, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
 		full, stop := context.WithTimeout(t.Context(), time.Second) // until nothing more goes into any buffer
 		defer stop()
 		for conn.Write(full, websocket.MessageBinary, piece) == nil {
@@ -87,7 +92,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 
 	t.Run("what is read late comes whole", func(t *testing.T) {
-		conn := dial(t, k.URL, `{"command":{"id":"late","shell":"while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -c"},"stdin":true}`)
+		conn := dial(t, plain, k.URL, `{"command":{"id":"late","shell":"while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -c"},"stdin":true}`)
 		sent := make(chan error, 1)
 		go func() {
 			for range 200 {
@@ -108,8 +113,15 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 }
 
-// narrow is a listener whose connections hold little of what is written to them.
+// narrow is a listener whose connections hold little of what is written to them, and so do those of narrowly, which calls it.
 type narrow struct{ net.Listener }
+
+var narrowly = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{
+	Control: func(_, _ string, c syscall.RawConn) error { // before it connects, or its window is as large as it ever will be
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) }), err)
+	},
+}).DialContext}}
 
 func (n narrow) Accept() (net.Conn, error) {
 	conn, err := n.Listener.Accept()
@@ -120,7 +132,7 @@ func (n narrow) Accept() (net.Conn, error) {
 }
 
 func TestDisplaysThatNobodyTakes(t *testing.T) {
-	server.SetStall(t, 300*time.Millisecond)
+	server.SetStall(t, time.Second)
 	k := servertest.New(t, server.Options{})
 	s := open(t, k, "default", "work")
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,12 +148,36 @@ func TestDisplaysThatNobodyTakes(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	dial(t, "http://"+ln.Addr().String(), `{"cell":{"id":"shown","code":"for i in range(30):\n    display('x' * 60000)\nopen('/tmp/done', 'w').close()"}}`)
-	await(t, "the cell goes on", func() bool {
-		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"test", "-e", "/tmp/done"}})
-		return err == nil && v.OK()
-	})
-	if v, err := s.Follow(t.Context(), "shown", sandbox.FollowOptions{}); err != nil || !v.OK() {
-		t.Errorf("the cell: %v %v", v, err)
+	url := "http://" + ln.Addr().String()
+	for _, way := range []struct {
+		name  string
+		begin func(t *testing.T, cell string)
+	}{
+		{"over a WebSocket", func(t *testing.T, cell string) { t.Helper(); dial(t, narrowly, url, `{"cell":`+cell+`}`) }},
+		{"as events", func(t *testing.T, cell string) {
+			t.Helper()
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/sessions/work/cells", strings.NewReader(cell))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Accept", api.EventStream)
+			res, err := narrowly.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = res.Body.Close() })
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			id := rand.Text()
+			way.begin(t, `{"id":"`+id+`","on_disconnect":"keep","code":"for i in range(100):\n    display('x' * 60000)\nprint('done')"}`)
+			await(t, "nobody waits behind the caller", func() bool {
+				_, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
+				return err == nil && s.Info().Running == 0 // it has begun
+			})
+			if v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || !v.OK() || v.Stdout.String() != "done\n" {
+				t.Errorf("the cell: %v %v", v, err)
+			}
+		})
 	}
 }
