@@ -111,7 +111,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
 		Isolation: sandbox.IsolationContainer, Snapshots: sandbox.SnapshotsFiles, NetworkOff: true, Images: true, Mounts: b.local(),
 		OpenFileLimit: true, DiskLimit: true, Python: true, Bash: true, Files: true, PTY: true, ColdStart: 500 * time.Millisecond,
-		Notes: []string{"snapshots hold files, not memory"},
+		Notes: []string{noMemory},
 	}
 	if !c.Mounts {
 		c.Notes = append(c.Notes, "the engine is on another machine, whose directories are not this one's")

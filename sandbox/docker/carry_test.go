@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -155,11 +156,47 @@ func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
 		}
 	}
 	shell(t, sb, "cat link")
-	if _, err := sb.Fork(ctx, 1); !errors.Is(err, sandbox.ErrNotSupported) {
+	if _, err := sb.Fork(ctx, 1); !errors.Is(err, sandbox.ErrNotSupported) || !strings.Contains(err.Error(), noMemory) {
 		t.Errorf("a fork without its memory: %v", err)
 	}
 	if _, err := b.Restore(ctx, &sandbox.Snapshot{ID: "s-000000000000"}, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("restore of nothing: %v", err)
+	}
+}
+
+func TestMemoryIsNotPromised(t *testing.T) {
+	for _, runtime := range []string{"runc", "runsc"} {
+		b := newBackend(t, func(o *Options) { o.Runtime = runtime })
+		if c := b.Capabilities(t.Context()); c.Snapshots != sandbox.SnapshotsFiles || !slices.Contains(c.Notes, noMemory) {
+			t.Errorf("%s: %+v", runtime, c)
+		}
+		_, _, err := sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory, Soon: true})
+		if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots hold files, and memory is required") {
+			t.Errorf("%s: %v", runtime, err)
+		}
+		sb := open(t, b, sandbox.Spec{})
+		if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x = 42"}); err != nil || !v.OK() {
+			t.Fatal(v, err)
+		}
+		snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := b.DeleteSnapshot(context.WithoutCancel(t.Context()), snap.ID); err != nil {
+				t.Error(err)
+			}
+		})
+		copied, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := copied.Cell(t.Context(), sandbox.Cell{Code: "'x' in globals()"}); err != nil || v.Result.Text() != "False" {
+			t.Errorf("%s: %v, %v", runtime, v, err)
+		}
+		if err := copied.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -30,6 +30,10 @@ const snapshotRepository = "recluse-snapshot"
 // forkLabel is how Sandbox.Fork marks the snapshots it takes.
 const forkLabel = "recluse.fork-of"
 
+// noMemory is why. Engines in experimental mode can write memory to disk, with CRIU or with runsc, but read it back only into the very container that
+// it came from: of such a snapshot there could be no second sandbox, and none once the container is gone.
+const noMemory = "snapshots hold files, not memory, which an engine puts back only into the container that it came from"
+
 // kept are the directories in memory whose files a snapshot holds.
 var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
 
@@ -38,7 +42,7 @@ var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	const op = "snapshot"
 	if opts.Labels[forkLabel] != "" {
-		return nil, sandbox.NotSupported(Name, "fork: its snapshots hold files, and a fork is alive", "take a snapshot and restore it, for the files alone")
+		return nil, sandbox.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, for the files alone")
 	}
 	r, _, err := b.find(ctx, id)
 	if err != nil {
