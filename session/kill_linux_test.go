@@ -434,22 +434,26 @@ func TestWhatIsNotOursIsLeftAlone(t *testing.T) {
 
 func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 	k := newBench(t, quick())
-	mine := k.open("work")
-	if _, err := mine.Save(t.Context(), "kept"); err != nil {
+	if _, err := k.open("work").Save(t.Context(), "kept"); err != nil {
 		t.Fatal(err)
 	}
 	// What a service finishes for a manager that was killed appears after its successor's first look.
 	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "earlier", labelSessionID: "n1", labelSession: "default/gone"}
-	sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: labels, Persist: true})
+	// It is looked for at any moment, so it gets these labels once it is whole.
+	sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: map[string]string{labelInstance: "another"}, Persist: true})
 	if err != nil {
 		t.Fatal(err)
 	}
+	k.restart()
 	if _, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Labels: labels}); err != nil {
 		t.Fatal(err)
 	}
 	sb.Detach()
+	if err := k.b.(sandbox.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
+		t.Fatal(err)
+	}
 	await(t, "only what a session has is left", func() bool { return k.sandboxes() == 1 && k.images() == 1 })
-	want(t, "a cell", py(t, mine, "40 + 2"), "42")
+	want(t, "a cell", py(t, k.get("work"), "40 + 2"), "42")
 }
 
 func TestTwoManagersCannotShareADataDirectory(t *testing.T) {
