@@ -198,6 +198,12 @@ func TestAskIsStopped(t *testing.T) {
 	}
 }
 
+// thinking waits until the model is asked for the third turn of a run.
+func (a *asker) thinking(run string) {
+	a.t.Helper()
+	a.await("the model thinks about its third turn", func() bool { return strings.Count(a.must("runs", "show", run, "--events"), `"call":"turn"`) == 5 })
+}
+
 // stop asks, and has enough of it behind the second turn.
 func (a *asker) stop(args ...string) {
 	t := a.t
@@ -261,6 +267,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	errs.await(t, "turn 2: ok")
+	a.thinking("last")
 	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
