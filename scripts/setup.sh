@@ -36,7 +36,7 @@ if [ "$mode" = test ]; then
   need git "versions" command_is_there git
   need procps "processes, seen from inside" command_is_there ps
   need iproute2 "networks, seen from inside" command_is_there ip
-  need systemd "the service" test -x /lib/systemd/systemd
+  need systemd "the service" command_is_there systemd-analyze
   need docker.io "containers as sandboxes" command_is_there dockerd
   need podman "containers as sandboxes, by another engine" command_is_there podman
   need poppler-utils "questions about PDF files" command_is_there pdftotext
