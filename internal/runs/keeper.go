@@ -39,7 +39,7 @@ type Options struct {
 	MCP *mcptools.Set
 	// MCPAway gives them also to runs that were asked for from elsewhere.
 	MCPAway bool
-	// Resume lets Recover go on with what the server before has left.
+	// Resume leaves runs to the next keeper, and lets Recover go on with those of the one before.
 	Resume bool
 	Logger *slog.Logger
 }
@@ -47,9 +47,12 @@ type Options struct {
 // Keeper looks after runs. Its methods may be called from several goroutines.
 type Keeper struct {
 	o    Options
-	ctx  context.Context // ends with the keeper
+	ctx  context.Context // ends with the keeper, and leaves runs to the next
 	stop context.CancelCauseFunc
-	wg   sync.WaitGroup
+	// brief ends with the keeper, too, and with it the runs that nobody goes on with.
+	brief context.Context
+	end   context.CancelFunc
+	wg    sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool                     // guarded by mu
@@ -71,15 +74,17 @@ func New(o Options) *Keeper {
 	}
 	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
+	k.brief, k.end = context.WithCancel(context.Background())
 	return k
 }
 
-// Close leaves all runs to the next keeper, and waits until they have stopped here.
+// Close leaves runs to the next keeper, stops those that this is not for, and waits for all of them. What was stopped can be resumed.
 func (k *Keeper) Close() {
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()
 	k.stop(rlm.ErrLeft)
+	k.end()
 	k.wg.Wait()
 	k.o.Models.Close()
 	if k.o.MCP != nil {
@@ -181,7 +186,7 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 		}
 	}
 	return rlm.New(rlm.Options{
-		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Durable: true, Logger: k.o.Logger,
+		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Durable: k.o.Resume, Logger: k.o.Logger,
 	})
 }
 

@@ -98,20 +98,28 @@ func TestOnlySoManyRunsAtOnce(t *testing.T) {
 	}
 }
 
-func TestCloseLeavesRunsToTheNext(t *testing.T) {
-	k, _ := newKeeper(t, 0)
-	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.Close()
-	if res, err := r.Wait(); err == nil || res.Reason != rlm.ReasonCancelled || !errors.Is(err, context.Canceled) {
-		t.Errorf("%+v %v", res, err)
-	}
-	if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); sandbox.CodeOf(err) != session.CodeClosing {
-		t.Errorf("a run of a keeper that is closed: %v", err)
-	}
-	if i, err := k.Show("acme", r.ID()); err != nil || i.Running || i.Result != nil {
-		t.Errorf("%+v %v", i, err)
+func TestCloseLeavesRunsToTheNextOrStopsThem(t *testing.T) {
+	for name, tt := range map[string]struct{ resume, waited, ended bool }{
+		"left":                          {resume: true},
+		"stopped, as is configured":     {ended: true},
+		"stopped, for nobody waits now": {resume: true, waited: true, ended: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, _ := keeperIn(t, Options{DataDir: t.TempDir(), Resume: tt.resume})
+			r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Waited: tt.waited})
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.Close()
+			if res, err := r.Wait(); err == nil || res.Reason != rlm.ReasonCancelled || !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v %v", res, err)
+			}
+			if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); sandbox.CodeOf(err) != session.CodeClosing {
+				t.Errorf("a run of a keeper that is closed: %v", err)
+			}
+			if i, err := k.Show("acme", r.ID()); err != nil || i.Running || (i.Result != nil) != tt.ended {
+				t.Errorf("%+v %v", i, err)
+			}
+		})
 	}
 }

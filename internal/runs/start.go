@@ -49,7 +49,7 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 		return nil, err
 	}
 	if a.Session == nil {
-		return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+		return k.beginAs(tenant, q.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
 	}
 	return k.startIn(ctx, tenant, e, q, a.Session)
 }
@@ -80,7 +80,7 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	if len(q.Inputs) == 0 && len(q.History) > 0 {
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
-	r, err := k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
+	r, err := k.beginAs(tenant, q.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != rlm.ReasonAnswered {
@@ -149,37 +149,50 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 
 // Resume goes on with a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id, away)
+	e, info, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
-	return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) }, nil)
+	return k.beginAs(tenant, info.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) }, nil)
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id, away)
+	e, info, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
-	return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) }, nil)
+	return k.beginAs(tenant, info.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) }, nil)
 }
 
 // again is an engine with the models of a kept run.
-func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, error) {
+func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, *rlm.Info, error) {
 	info, err := k.Show(tenant, id)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away)
+	e, err := k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away)
+	return e, info, err
 }
 
-// begin starts a run and keeps it until its end.
+// beginAs starts a run and keeps it until its end, or until the next server does if its labels are such.
+func (k *Keeper) beginAs(tenant string, labels map[string]string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+	if k.o.Resume && labels[askedLabel] != "" {
+		return k.beginIn(k.ctx, tenant, start, after)
+	}
+	return k.begin(tenant, start, after)
+}
+
+// begin starts a run and keeps it until its end. No other server goes on with it.
 func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+	return k.beginIn(k.brief, tenant, start, after)
+}
+
+func (k *Keeper) beginIn(ctx context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
 	if err := k.admit(tenant); err != nil {
 		return nil, err
 	}
-	r, err := start(k.ctx)
+	r, err := start(ctx)
 	if err != nil {
 		k.leave(tenant)
 		return nil, err
