@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Timing of Podman's service.
@@ -147,7 +149,7 @@ func (p *podman) stop() error {
 	text, _ := os.ReadFile("/proc/self/mountinfo") // without it nothing is unmounted, and the removal says so
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], p.dir+"/") {
-			_ = syscall.Unmount(f[4], syscall.MNT_DETACH)
+			_ = unix.Unmount(f[4], unix.MNT_DETACH)
 		}
 	}
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)

@@ -34,7 +34,7 @@ import (
 
 const (
 	registryUser     = "reader"
-	registryPassword = "open sesame" //nolint:gosec // of a registry that lives as long as a test
+	registryPassword = "open sesame" // of a registry that lives as long as a test
 )
 
 // testRegistry is a registry on this machine that lets nobody in without a password.
