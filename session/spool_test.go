@@ -56,7 +56,7 @@ func BenchmarkSpool(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.close() //nolint:errcheck // it goes with its directory
+	defer s.close()
 	e := store.Entry{Tenant: "default", Session: "work", Actor: "ann", Action: "cell", Detail: "1+1", Digest: "0123456789abcdef", Op: "c-1", Verdict: "exit status 0"}
 	for b.Loop() {
 		if s.add(e); s.sizes[0] > 1<<20 {
