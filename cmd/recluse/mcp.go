@@ -10,6 +10,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/mcp"
+	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -49,7 +50,7 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			if o.Session == "" {
 				o.Session = "mcp-" + strings.ToLower(rand.Text()[:12])
 			}
-			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, calls, a.logger()
+			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, samplingCalls(calls), a.logger()
 			if a.cfg.Client.URL == "" {
 				o.Engine = a.mcpEngine(w, &m)
 			}
@@ -107,4 +108,21 @@ func (a *app) mcpEngine(w *watch, m *machine) func(context.Context, func(int, st
 		}
 		return made, err
 	}
+}
+
+// samplingCalls says none as package mcp does, where zero is the default.
+func samplingCalls(n int) int {
+	if n == 0 {
+		return -1
+	}
+	return n
+}
+
+// mcpDoor serves MCP over HTTP at a server.
+func mcpDoor(srv *server.Server, so server.Options, cfg *config.Config) *mcp.Handler {
+	limits := cfg.Models.Limits()
+	return mcp.NewHandler(srv.Handler(), mcp.Options{
+		Version: so.Version, Logger: so.Logger, Spec: configuredSpec(cfg), TerraphimNames: cfg.Server.TerraphimNames,
+		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), Lent: so.Runs.StartLent, Limits: &limits,
+	})
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
-	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -33,6 +32,7 @@ func (a *app) serveCommand() *cobra.Command {
 	var (
 		o                         serveOptions
 		listen, socket, cert, key string
+		terraphim                 bool
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -54,6 +54,7 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 			for flag, set := range map[string]func(){
 				"listen": func() { cfg.Server.Listen = listen }, "socket": func() { cfg.Server.Socket = socket },
 				"tls-cert": func() { cfg.Server.TLSCert = cert }, "tls-key": func() { cfg.Server.TLSKey = key },
+				"terraphim-names": func() { cfg.Server.TerraphimNames = terraphim },
 			} {
 				if c.Flags().Changed(flag) {
 					set()
@@ -70,6 +71,7 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 	f.StringVar(&socket, "socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
 	f.StringVar(&cert, "tls-cert", "", "`file` with a certificate, for --listen")
 	f.StringVar(&key, "tls-key", "", "`file` with its key")
+	f.BoolVar(&terraphim, "terraphim-names", false, "offer the tools of MCP also by the names terraphim gives them (rlm_code, rlm_bash, …)")
 	f.BoolVar(&o.background, "background", false, "be the one that was started by itself")
 	_ = f.MarkHidden("background")
 	o.register(f)
@@ -167,7 +169,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if srv, err = server.New(ctx, so); err != nil {
 		return err
 	}
-	door := mcp.NewHandler(srv.Handler(), mcp.Options{Version: so.Version, Logger: log, Spec: configuredSpec(cfg)})
+	door := mcpDoor(srv, so, cfg)
 	defer door.Close()
 	srv.Mount("/mcp", door, door.Close)
 	return a.answer(serving, cfg, host, m, srv, log, o.background)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -53,6 +54,9 @@ type Server struct {
 	Timeout   Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
 	Rate      float64  `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
 	Burst     int      `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`
+
+	TerraphimNames bool `key:"terraphim_names" doc:"offer the tools of MCP over HTTP also by the names terraphim gives them (rlm_code, rlm_bash, …)"`
+	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"how often a client's own model may be asked in one connection of MCP over HTTP; 0: never"`
 }
 
 // Client configures the command line.
@@ -144,6 +148,7 @@ func Default() *Config {
 	return &Config{
 		Server: Server{
 			Linger: DefaultLinger, Drain: Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: Duration(server.DefaultTime),
+			SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
 			TTL: Duration(session.DefaultTTL), Idle: Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,

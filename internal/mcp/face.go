@@ -22,10 +22,13 @@ type Options struct {
 	TerraphimNames bool
 	// Spec is what a session that has to be made is made from; nil: the server's default.
 	Spec *sandbox.Spec
-	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls.
+	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls, below: never.
 	SamplingCalls int
-	// Engine makes what runs a question here, for models that only this process can reach: the client's own. Nil: that model is
-	// asked directly, and what needs a run is refused.
+	// Lent begins a run of a tenant's with a model that only this process can reach: the client's own. Its limits are Limits where the
+	// question has none. Nil: Engine.
+	Lent   func(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error)
+	Limits *rlm.Limits // nil: those of package rlm
+	// Engine makes what runs a question here, with such a model. Nil: the model is asked directly, and what needs a run is refused.
 	Engine func(ctx context.Context, models func(depth int, name string) (llm.Model, error)) (*rlm.Engine, error)
 }
 

@@ -195,24 +195,20 @@ func noModelThere(err error) bool {
 	return false
 }
 
-// queryClient answers with the client's own model where the server has none. The server cannot reach that model, so the run is this
-// process's own, in a sandbox of its own.
+// queryClient answers with the client's own model where the server has none. That model is reached only through this connection, so the run
+// ends with the call, and has a sandbox of its own.
 func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk.CallToolResult, queryResult, error) {
 	m, err := c.sampler(in.Model)
 	if err != nil {
 		return nil, queryResult{}, errors.Join(err, cause)
 	}
-	if c.f.opts.Engine == nil || in.InSession {
+	if c.f.opts.Engine == nil && c.f.opts.Lent == nil || in.InSession {
 		return nil, queryResult{}, &sandbox.Error{
-			Code: CodeNoModel, Op: "begin run", Message: "the client's own model cannot be asked from the server's sandboxes",
-			Remedy: "use recluse mcp over stdio, without in_session; or " + noModelRemedy, Err: cause,
+			Code: CodeNoModel, Op: "begin run", Message: "the client's own model cannot be asked from there",
+			Remedy: "leave in_session out; or " + noModelRemedy, Err: cause,
 		}
 	}
-	e, err := c.f.opts.Engine(c, func(int, string) (llm.Model, error) { return m, nil })
-	if err != nil {
-		return nil, queryResult{}, err
-	}
-	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: in.limits(), Labels: o.Labels}
+	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: in.limits(c.f.opts.Limits), Labels: o.Labels}
 	for _, x := range o.Contexts {
 		input := rlm.Text(x.Text)
 		input.Name = x.Name
@@ -220,7 +216,7 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk
 	}
 	p := c.progress("working")
 	defer p.stop()
-	run, err := e.Start(c, q)
+	run, err := c.lend(q, m)
 	if err != nil {
 		return nil, queryResult{}, err
 	}
@@ -241,9 +237,26 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk
 	return answered(out), out, nil
 }
 
-// limits are those of a run in this process.
-func (in *queryArgs) limits() *rlm.Limits {
+// lend begins a run with the client's own model. The API was asked for a run before, so the caller may have one.
+func (c *call) lend(q rlm.Question, m llm.Model) (*rlm.Run, error) {
+	if c.f.opts.Lent == nil {
+		e, err := c.f.opts.Engine(c, func(int, string) (llm.Model, error) { return m, nil })
+		if err != nil {
+			return nil, err
+		}
+		return e.Start(c, q)
+	}
+	who, err := c.client.Server(c)
+	if err != nil {
+		return nil, err
+	}
+	return c.f.opts.Lent(c, who.Tenant, q, m)
+}
+
+// limits are those of a run with the client's own model.
+func (in *queryArgs) limits(usual *rlm.Limits) *rlm.Limits {
 	l := rlm.DefaultLimits()
+	set(&l, usual)
 	set(&l.Tokens, in.Tokens)
 	set(&l.Cost, in.Cost)
 	set(&l.Calls, in.Calls)

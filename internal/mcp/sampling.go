@@ -79,6 +79,7 @@ func (q *quotas) take(k *quota, most int) error {
 
 // sampler is the client's own model, for those without a key.
 type sampler struct {
+	call    context.Context // of the tool for which it is asked: over HTTP, the client listens where it waits for that
 	session *sdk.ServerSession
 	quotas  *quotas
 	most    int
@@ -92,14 +93,14 @@ var _ llm.Model = (*sampler)(nil)
 //nolint:staticcheck // sampling is deprecated; clients of the era of sessions still offer it
 func (c *call) sampler(hint string) (llm.Model, error) {
 	can := c.req.ClientCapabilities()
-	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless {
+	most := c.f.opts.SamplingCalls
+	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless || most < 0 {
 		return nil, noModel()
 	}
-	most := c.f.opts.SamplingCalls
 	if most == 0 {
 		most = DefaultSamplingCalls
 	}
-	return &sampler{session: c.req.Session, quotas: &c.f.quota, most: most, hint: hint}, nil
+	return &sampler{call: c, session: c.req.Session, quotas: &c.f.quota, most: most, hint: hint}, nil
 }
 
 const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, or an installed agent's command line), or connect with a client that offers sampling"
@@ -153,10 +154,16 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 		p.Messages = append(p.Messages, &sdk.SamplingMessage{Role: sdk.Role(m.Role), Content: &sdk.TextContent{Text: m.Content}})
 	}
 	began := time.Now()
-	res, err := s.session.CreateMessage(ctx, p)
+	asking, stop := context.WithCancel(s.call)
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+	res, err := s.session.CreateMessage(asking, p)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if s.call.Err() != nil { // whoever asked has gone, and with them the model
+			return nil, s.call.Err()
 		}
 		return nil, &sandbox.Error{Code: CodeSampling, Op: "ask the client's model", Message: "the client did not answer", Retry: true, Err: err}
 	}

@@ -126,10 +126,11 @@ type place struct {
 	program string
 	env     []string
 	url     string
+	key     string // that its callers over HTTP send; empty: none
 }
 
-// serve starts a server, with some more environment.
-func serve(t *testing.T, env ...string) *place {
+// serve starts a server, with some more environment, or flags.
+func serve(t *testing.T, more ...string) *place {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts sandboxes")
@@ -141,9 +142,17 @@ func serve(t *testing.T, env ...string) *place {
 	p := &place{program: filepath.Join(programs, "recluse")}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=")
-	p.env = append(p.env, env...)
-	cmd := exec.CommandContext(ctx, p.program, "serve", "--listen", "127.0.0.1:0")
+	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=",
+		"RECLUSE_BACKEND_ORDER=gvisor") // the one that is there; one that has nobody beside it is not asked first whether it works
+	args := []string{"serve", "--listen", "127.0.0.1:0"}
+	for _, m := range more {
+		if strings.HasPrefix(m, "--") {
+			args = append(args, m)
+		} else {
+			p.env = append(p.env, m)
+		}
+	}
+	cmd := exec.CommandContext(ctx, p.program, args...)
 	cmd.Env = p.env
 	stderr, err := cmd.StderrPipe()
 	if err != nil {

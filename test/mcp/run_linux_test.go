@@ -2,12 +2,16 @@ package mcp
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -105,35 +109,32 @@ func TestAWholeRunOverMCP(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("a call that was given up has an answer")
 	}
-	runs := exec.Command(p.program, "runs", "list", "--json")
-	runs.Env = p.env
-	for { // the notification and the answer of the server come when they come
-		out, err := runs.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(out), `"running": true`) && strings.Contains(string(out), "cancelled") {
-			return
-		}
-		if t.Context().Err() != nil {
-			t.Fatalf("%s", out)
-		}
-		runs = exec.Command(p.program, "runs", "list", "--json")
-		runs.Env = p.env
-	}
+	p.awaitCancelled(t)
 }
 
 func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	p := serve(t, "RECLUSE_GATE_RULES=block")
+	create := exec.Command(p.program, "key", "create", "boss", "--scope", "admin") // only they may grant
+	create.Env = p.env
+	key, err := create.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	boss := *p
+	boss.key = strings.TrimSpace(string(key))
 	const shred = "echo x > notes.txt && shred -u notes.txt && echo shredded"
-	for name, version := range map[string]string{"in the era of sessions": "2025-11-25", "in the later one": ""} {
+	for name, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
+		"in the era of sessions": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
+		"in the later one":       func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "") },
+		"over HTTP":              func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reached(t, o, false) },
+	} {
 		t.Run(name, func(t *testing.T) {
 			var asked []string
 			allow := false
-			s := p.started(t, &sdk.ClientOptions{ElicitationHandler: func(_ context.Context, r *sdk.ElicitRequest) (*sdk.ElicitResult, error) {
+			s := connect(t, &sdk.ClientOptions{ElicitationHandler: func(_ context.Context, r *sdk.ElicitRequest) (*sdk.ElicitResult, error) {
 				asked = append(asked, r.Params.Message)
 				return &sdk.ElicitResult{Action: "accept", Content: map[string]any{"allow": allow}}, nil
-			}}, version)
+			}})
 			if _, said := call(t, s, "run_bash", map[string]any{"command": shred}); !strings.Contains(said, "did not allow") {
 				t.Fatal(said)
 			}
@@ -154,11 +155,11 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	})
 }
 
+// lender is an agent's model that works as an RLM does, and counts how often it is asked.
+//
 //nolint:staticcheck // sampling is deprecated, and served
-func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
-	p := serve(t)
-	var asked atomic.Int32
-	s := p.started(t, &sdk.ClientOptions{CreateMessageHandler: func(_ context.Context, r *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
+func lender(asked *atomic.Int32) *sdk.ClientOptions {
+	return &sdk.ClientOptions{CreateMessageHandler: func(_ context.Context, r *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
 		asked.Add(1)
 		last := r.Params.Messages[len(r.Params.Messages)-1].Content.(*sdk.TextContent).Text
 		reply := "```repl\nanswer['content'] = llm_query('sub: ' + str(context.count('needle'))); answer['ready'] = True\n```\nand then I made this up"
@@ -166,16 +167,156 @@ func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
 			reply = "there are " + strings.TrimPrefix(last, "sub: ")
 		}
 		return &sdk.CreateMessageResult{Role: "assistant", Model: "m", Content: &sdk.TextContent{Text: reply}, StopReason: "endTurn"}, nil
-	}}, "2025-11-25")
+	}}
+}
+
+// withKey sends a key with each request.
+type withKey string
+
+func (k withKey) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(k))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// reached is an agent that speaks to the server over HTTP, in the era of sessions. Without a second stream it hears what it is asked only
+// where it waits for an answer, as many agents do.
+func (p *place) reached(t *testing.T, o *sdk.ClientOptions, second bool) *sdk.ClientSession {
+	t.Helper()
+	tr := &sdk.StreamableClientTransport{Endpoint: p.url + "/mcp", DisableStandaloneSSE: !second}
+	if p.key != "" {
+		tr.HTTPClient = &http.Client{Transport: withKey(p.key)}
+	}
+	s, err := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, o).Connect(t.Context(), tr, &sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
+	p := serve(t)
+	for name, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
+		"over stdio":                  func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
+		"over HTTP":                   func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, true) },
+		"over HTTP, by single stream": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			s := connect(t, lender(&asked))
+			hay := strings.Repeat("hay hay hay needle\n", 30_000)
+			res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay})
+			if answer != "there are 30000" || res.IsError || asked.Load() != 2 {
+				t.Fatal(answer, asked.Load())
+			}
+			if got, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: res.Content[1].(*sdk.ResourceLink).URI}); err != nil || !strings.Contains(got.Contents[0].Text, "run_started") {
+				t.Errorf("the trajectory cannot be read: %v", err)
+			}
+			if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
+				t.Errorf("%v", out)
+			}
+			if res, said := call(t, s, "query", map[string]any{"query": "?", "in_session": true}); !res.IsError || !strings.Contains(said, "in_session") {
+				t.Error(said)
+			}
+		})
+	}
+}
+
+func TestTheAgentsOwnModelIsAskedNoMoreThanIsAllowed(t *testing.T) {
 	hay := strings.Repeat("hay hay hay needle\n", 30_000)
-	res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay})
-	if answer != "there are 30000" || res.IsError || asked.Load() != 2 {
-		t.Fatal(answer, asked.Load())
+	for name, tt := range map[string]struct {
+		calls string
+		asked int32
+		says  string
+	}{
+		"once":     {"1", 1, "which is the limit"},
+		"not once": {"0", 0, "no model to ask"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := serve(t, "RECLUSE_SERVER_SAMPLING_CALLS="+tt.calls)
+			for over, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
+				"HTTP": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, true) },
+				"stdio": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+					return p.started(t, o, "2025-11-25", "--sampling-calls", tt.calls)
+				},
+			} {
+				var asked atomic.Int32
+				s := connect(t, lender(&asked))
+				res, said := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay, "max_turns": 1})
+				if asked.Load() != tt.asked || tt.asked == 0 && (!res.IsError || !strings.Contains(said, tt.says)) {
+					t.Errorf("over %s it was asked %d times: %s", over, asked.Load(), said)
+				}
+				if res, said := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay}); !res.IsError || !strings.Contains(said, tt.says) || asked.Load() != tt.asked {
+					t.Errorf("over %s it was asked %d times: %s", over, asked.Load(), said)
+				}
+			}
+		})
 	}
-	if got, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: res.Content[1].(*sdk.ResourceLink).URI}); err != nil || !strings.Contains(got.Contents[0].Text, "run_started") {
-		t.Errorf("the trajectory cannot be read: %v", err)
+}
+
+//nolint:staticcheck // sampling is deprecated, and served
+func TestARunWithALentModelEndsWithItsLender(t *testing.T) {
+	p := serve(t)
+	begun, over := make(chan struct{}, 1), make(chan struct{})
+	o := &sdk.ClientOptions{CreateMessageHandler: func(context.Context, *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
+		begun <- struct{}{}
+		<-over // a model that takes longer than anybody waits
+		return nil, errors.New("too late")
+	}}
+	s := p.reached(t, o, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.CallTool(ctx, &sdk.CallToolParams{Name: "query", Arguments: map[string]any{"query": "How many needles?", "context": strings.Repeat("hay needle\n", 30_000)}})
+		ended <- err
+	}()
+	<-begun
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("a call that was given up has an answer")
 	}
-	if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
-		t.Errorf("%v", out)
+	p.awaitCancelled(t)
+	close(over)
+}
+
+// awaitCancelled waits until no run is under way, and one was given up.
+func (p *place) awaitCancelled(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // the notification and the answer of the server come when they come
+		runs := exec.Command(p.program, "runs", "list", "--json")
+		runs.Env = p.env
+		out, err := runs.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(out), `"running": true`) && strings.Contains(string(out), "cancelled") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s", out)
+		}
+	}
+}
+
+func TestTerraphimsNamesOverHTTP(t *testing.T) {
+	names := []string{"rlm_code", "rlm_bash", "rlm_query", "rlm_context", "rlm_snapshot", "rlm_status", "mcp_search_tools", "mcp_search_skills"}
+	for how, more := range map[string]string{"by a flag": "--terraphim-names", "by the configuration": "RECLUSE_SERVER_TERRAPHIM_NAMES=true", "not at all": ""} {
+		t.Run(how, func(t *testing.T) {
+			s := serve(t, more).reached(t, nil, true)
+			list, err := s.ListTools(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := 0
+			for _, tool := range list.Tools {
+				if slices.Contains(names, tool.Name) {
+					found++
+				}
+			}
+			if want := len(names); more == "" && found != 0 || more != "" && found != want {
+				t.Errorf("%d of the names are there", found)
+			}
+		})
 	}
 }
