@@ -30,8 +30,11 @@ func yamlOf(t *testing.T, doc string) []string {
 
 func TestModelsAsDocumented(t *testing.T) {
 	examples := yamlOf(t, "RLM.md")
-	if len(examples) != 3 {
+	if len(examples) != 4 {
 		t.Fatalf("%d examples", len(examples))
+	}
+	if c, _, err := load(t, examples[3]); err != nil || len(c.MCP.Servers) != 2 || c.MCP.File == "" || c.MCP.Timeout.Std() != 2*time.Minute {
+		t.Errorf("%v", err)
 	}
 	dir := t.TempDir()
 	providers, script := filepath.Join(dir, "providers.yaml"), filepath.Join(dir, "script.yaml")
