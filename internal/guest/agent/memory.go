@@ -36,6 +36,9 @@ const (
 	// its garbage lying (cmd/recluse-engine, heap.go). spent is after how long without a change no more of it is to be expected.
 	patience = 3 * time.Second
 	spent    = 100 * time.Millisecond
+	// mercy is how long it has where the kernel has yet to collect its garbage, and before somebody is chosen who has too little to be the
+	// culprit: a busy machine takes its time.
+	mercy = 10 * time.Second
 )
 
 // police keeps the sandbox below its memory limit.
@@ -48,7 +51,7 @@ func (a *Agent) police() {
 		}
 		left := a.cfg.Memory - m.used
 		if left <= 0 {
-			a.killLargest(m.used)
+			a.killLargest(m)
 			continue
 		}
 		pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
@@ -158,19 +161,20 @@ type tree struct {
 // killLargest ends processes of the tree with the most memory until enough is free, and notes for whose operation that was. The
 // tree counts and not the process: a hundred small ones are one offender, and the largest process of all may be somebody's
 // innocent interpreter. While it chooses everybody else stands still, or they would outrun it.
-func (a *Agent) killLargest(used int64) {
+func (a *Agent) killLargest(m memory) {
+	used := m.used
 	still, err := a.freeze()
 	if err != nil {
 		return
 	}
 	defer still.thaw(func(proc.Process) bool { return true })
 	all, ours := still.all, still.ours
-	worst := worstTree(a.sorted(all, ours), used)
+	worst := worstTree(a.sorted(all, ours, m.kernel), used)
 	if worst == nil {
 		time.Sleep(soonest)
 		return
 	}
-	if grace := patience - time.Since(a.punished); worst.bytes < used/attributable && grace > 0 {
+	if grace := mercy - time.Since(a.punished); worst.bytes < used/attributable && grace > 0 {
 		a.settle(nil, grace) // it is the dead one's memory that is still counted, and nobody else has enough to answer for it
 		return
 	}
@@ -200,6 +204,9 @@ func (a *Agent) killLargest(used int64) {
 			break
 		}
 	}
+	if excess > 0 && len(worst.procs) <= crowd {
+		victims = victims[:1] // what is known of them does not explain it, so they are ended one by one
+	}
 	doomed := map[int]bool{}
 	for _, v := range victims {
 		doomed[v.PID] = true
@@ -220,9 +227,14 @@ func (a *Agent) killLargest(used int64) {
 func (a *Agent) settle(victims []load, grace time.Duration) {
 	least := int64(math.MaxInt64)
 	var fell time.Time // when it was last seen to become less
-	for end := time.Now().Add(grace); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		m, ok := meminfo()
 		if !ok || m.used < a.cfg.Memory {
+			return
+		}
+		// What waited in pipes and sockets is the kernel's until it collects its garbage.
+		garbage := m.kernel >= a.cfg.Memory/headroom
+		if waited := time.Since(began); waited > mercy || waited > grace && !garbage {
 			return
 		}
 		dying := slices.ContainsFunc(victims, func(v load) bool {
@@ -232,8 +244,7 @@ func (a *Agent) settle(victims []load, grace time.Duration) {
 		if dying || m.used < least {
 			least, fell = min(least, m.used), time.Now()
 		}
-		// What waited in pipes and sockets is the kernel's until it collects its garbage.
-		if len(victims) > 0 && time.Since(fell) > spent && m.kernel < a.cfg.Memory/headroom {
+		if len(victims) > 0 && time.Since(fell) > spent && !garbage {
 			return // all that they had is back, and it was not enough
 		}
 	}
@@ -248,8 +259,15 @@ const (
 	headroom = 16
 )
 
-// sorted sorts the processes by whose they are.
-func (a *Agent) sorted(all []proc.Process, ours map[int]bool) []*tree {
+// A pipe or socket is taken to hold at least minChannel and at most maxChannel, which is what a pipe can be made to hold.
+const (
+	minChannel = 64 << 10
+	maxChannel = 1 << 20
+)
+
+// sorted sorts the processes by whose they are. What the kernel has for itself may wait in pipes and sockets, so it is shared out among those
+// who have them open. None is given more than it can hold: it may as well be what the dead have left.
+func (a *Agent) sorted(all []proc.Process, ours map[int]bool, kernel int64) []*tree {
 	byPID := map[int]proc.Process{}
 	for _, p := range all {
 		byPID[p.PID] = p
@@ -266,6 +284,7 @@ func (a *Agent) sorted(all []proc.Process, ours map[int]bool) []*tree {
 	a.mu.Unlock()
 	found := map[int]*tree{}
 	var out []*tree
+	channels, sum := map[int]int{}, 0
 	for _, p := range all {
 		if p.Zombie || ours[p.PID] {
 			continue
@@ -281,9 +300,16 @@ func (a *Agent) sorted(all []proc.Process, ours map[int]bool) []*tree {
 			out = append(out, t)
 		}
 		// Most of it is resident, as often as it is shared; some is only held open.
-		bytes := proc.Resident(p.PID) + proc.Held(p.PID)
-		t.procs = append(t.procs, load{p, bytes})
-		t.bytes += bytes
+		bytes, n := proc.Held(p.PID)
+		channels[p.PID], sum = n, sum+n
+		t.procs = append(t.procs, load{p, bytes + proc.Resident(p.PID)})
+	}
+	each := min(max(kernel/int64(max(sum, 1)), minChannel), maxChannel)
+	for _, t := range out {
+		for i := range t.procs {
+			t.procs[i].bytes += each * int64(channels[t.procs[i].PID])
+			t.bytes += t.procs[i].bytes
+		}
 	}
 	return out
 }

@@ -143,16 +143,14 @@ func Resident(pid int) int64 {
 	return n * int64(os.Getpagesize())
 }
 
-// Held gives a guess at the bytes that a process keeps in files without a name and in sockets and pipes, which are in
-// nobody's resident set.
-func Held(pid int) int64 {
-	const channel = 64 << 10 // what waits in a socket or pipe cannot be seen
+// Held gives the bytes that a process keeps in files without a name, and how many ends of sockets and pipes it has open. What waits in those cannot be
+// seen, and is in nobody's resident set.
+func Held(pid int) (bytes int64, channels int) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
-	var sum int64
 	for _, fd := range fds {
 		target, err := os.Readlink(dir + fd.Name())
 		if err != nil {
@@ -162,14 +160,14 @@ func Held(pid int) int64 {
 		case strings.HasPrefix(target, "/memfd:"), strings.HasSuffix(target, " (deleted)"):
 			if fi, err := os.Stat(dir + fd.Name()); err == nil {
 				if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-					sum += st.Blocks * 512
+					bytes += st.Blocks * 512
 				}
 			}
 		case strings.HasPrefix(target, "socket:"), strings.HasPrefix(target, "pipe:"):
-			sum += channel
+			channels++
 		}
 	}
-	return sum
+	return bytes, channels
 }
 
 // HeldFiles gives the absolute paths of the files that any process has mapped, open or
