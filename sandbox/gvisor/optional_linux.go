@@ -97,7 +97,7 @@ func (b *Backend) Share(ctx context.Context, id, file, name string) error {
 	}
 	defer root.Close()
 	if dir := filepath.Dir(name); dir != "." {
-		if err := root.MkdirAll(dir, 0o755); err != nil {
+		if err := shareDir(root, dir); err != nil {
 			return fail(sandbox.CodePathInvalid, "the name inside cannot be used", err)
 		}
 	}
@@ -112,6 +112,19 @@ func (b *Backend) Share(ctx context.Context, id, file, name string) error {
 		}
 	}
 	return b.shareCopy(ctx, root, file, name)
+}
+
+// shareDir makes a directory of shared files, with those above it, which everybody inside may enter whatever our umask is.
+func shareDir(root *os.Root, dir string) error {
+	if err := root.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for ; dir != "."; dir = filepath.Dir(dir) {
+		if err := root.Chmod(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // shareCopy copies a file; the kernel shares the blocks where the file system can. It appears when it is whole.
@@ -147,7 +160,7 @@ func (b *Backend) shareCopy(ctx context.Context, root *os.Root, file, name strin
 			return fail(err)
 		}
 	}
-	if err := out.Close(); err != nil {
+	if err := errors.Join(out.Chmod(0o644), out.Close()); err != nil { // whatever the umask is
 		return fail(err)
 	}
 	if err := root.Link(temp, name); err != nil { // unlike a rename it never replaces
@@ -161,7 +174,7 @@ func (b *Backend) shareCopy(ctx context.Context, root *os.Root, file, name strin
 
 // linkShared gives a new sandbox or snapshot the shared files of another, by links: both lie below one data directory.
 func linkShared(from, to string) error {
-	if err := os.Mkdir(to, 0o755); err != nil || from == "" {
+	if err := makeOpen(to); err != nil || from == "" {
 		return err
 	}
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
@@ -176,10 +189,18 @@ func linkShared(from, to string) error {
 			return err
 		}
 		if d.IsDir() {
-			return os.Mkdir(filepath.Join(to, rel), 0o755)
+			return makeOpen(filepath.Join(to, rel))
 		}
 		return os.Link(path, filepath.Join(to, rel))
 	})
+}
+
+// makeOpen makes a directory that everybody may enter, whatever the umask is.
+func makeOpen(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
 }
 
 // sharedOf gives the shared files beside a checkpoint, or "" for none.

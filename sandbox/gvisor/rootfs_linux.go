@@ -25,7 +25,7 @@ import (
 // and of /etc only what hostEtc lists.
 
 // hostRootVersion changes when this file builds something else from the same host.
-const hostRootVersion = "3"
+const hostRootVersion = "4"
 
 // The commands' user inside.
 const (
@@ -109,7 +109,7 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	if err := fillRoot(temp, entries, binds); err != nil {
 		return nil, fmt.Errorf("build root file system: %w", err)
 	}
-	if err := os.Chmod(temp, 0o755); err != nil {
+	if err := openToAll(temp); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(temp, dir); err != nil {
@@ -279,6 +279,24 @@ func fillRoot(dir string, entries []hostEntry, binds []bind) error {
 	}
 	// A link that is absent on some hosts and expected by programs that read the mount table.
 	return os.Symlink("/proc/self/mounts", filepath.Join(dir, "etc/mtab"))
+}
+
+// openToAll lets everybody inside read a tree and enter its directories, whatever the umask was.
+func openToAll(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Type()&fs.ModeSymlink != 0 {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		mode := info.Mode().Perm() | 0o444
+		if mode&0o100 != 0 { // directories, and programs
+			mode |= 0o111
+		}
+		return os.Chmod(path, mode)
+	})
 }
 
 // ownEtc are the files of /etc that we write ourselves.

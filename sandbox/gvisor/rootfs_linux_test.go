@@ -6,9 +6,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // fakeHost makes a small host with a merged /usr, or one with a real /bin.
@@ -133,4 +138,36 @@ func TestHostRootRunsPython(t *testing.T) {
 	}
 	x := newBench(t).mustStart("one", nil, "")
 	x.expect(`python3 -c 'import ssl,os,pwd,time; print(pwd.getpwuid(1000).pw_dir, len(ssl.create_default_context().get_ca_certs())>=0)'`, "/home/user True")
+}
+
+// umaskEnv marks the test process that has a narrow umask.
+const umaskEnv = "RECLUSE_TEST_UMASK"
+
+func TestSandboxesUnderANarrowUmask(t *testing.T) {
+	if os.Getenv(umaskEnv) == "" {
+		// The umask belongs to the process, and other tests are in this one.
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxesUnderANarrowUmask$", "-test.v")
+		cmd.Env = append(os.Environ(), umaskEnv+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	syscall.Umask(0o077)
+	dir := t.TempDir()
+	b := backendIn(t, dir)
+	sb := open(t, b, sandbox.Spec{})
+	file := filepath.Join(dir, "text")
+	if err := os.WriteFile(file, []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Share(t.Context(), sb.ID(), file, "a/b/text"); err != nil {
+		t.Fatal(err)
+	}
+	v := cell(t, sb, `import os
+open("/etc/passwd").read().count("root:") >= 1, os.listdir("/usr/bin") != [], open("/shared/a/b/text").read()`)
+	if got := v.Result.Text(); got != "(True, True, 'hello')" {
+		t.Errorf("got %s: %v", got, v)
+	}
 }
