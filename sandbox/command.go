@@ -22,7 +22,7 @@ type Command struct {
 	Env   map[string]string // on top of the sandbox's
 	Dir   string            // empty: the sandbox's
 
-	Stdin  io.Reader // nil: none
+	Stdin  io.Reader // nil: none; one that blocks may be left in its Read when the command has ended, so no two commands should share it
 	Stdout io.Writer // nil: only what the verdict keeps
 	Stderr io.Writer
 

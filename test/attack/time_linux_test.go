@@ -148,13 +148,13 @@ func TestInterpreterTurnsHostile(t *testing.T) {
 
 func TestStdinThatIsNeverRead(t *testing.T) {
 	sb := shared(t)
-	endless := io.LimitReader(zeros{}, 1<<30)
+	endless := func() io.Reader { return io.LimitReader(zeros{}, 1<<30) }
 	siege(t, sb, func() {
-		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: endless, Timeout: time.Second})
+		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: endless(), Timeout: time.Second})
 		if v.Ended != sandbox.EndedTimeout {
 			t.Errorf("ended by %s", v)
 		}
-		v = run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless, Timeout: 5 * time.Second})
+		v = run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless(), Timeout: 5 * time.Second})
 		if !v.OK() {
 			t.Errorf("ended by %s", v)
 		}
