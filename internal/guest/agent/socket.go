@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/files"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -27,6 +28,8 @@ const (
 	// bridgeWait is how long a bridge looks for a guest that is only being started, and bridgePause how often.
 	bridgeWait  = 20 * time.Second
 	bridgePause = 2 * time.Millisecond
+	// bridgeThreads is what a bridge may come to need; once code has used up the container's processes there are none to be had.
+	bridgeThreads = 12
 	// guestPID is the guest's where bridges are: it is the container's first process.
 	guestPID = 1
 )
@@ -124,6 +127,7 @@ func bridge(args []string) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
 	}
+	nanny.KeepThreads(bridgeThreads)
 	c, err := reach(args[0])
 	if err != nil {
 		return err
