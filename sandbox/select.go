@@ -17,6 +17,9 @@ var Preference = []string{"firecracker", "gvisor", "docker", "local"}
 // probeHeadStart is how long a backend is waited for before the next one is asked as well.
 const probeHeadStart = 500 * time.Millisecond
 
+// undoWait is how long a backend may take to undo a trial that was given up.
+const undoWait = 5 * time.Second
+
 // Requirements says what a chosen backend must offer.
 type Requirements struct {
 	// Order of names to try; empty: Preference. A single name asks for that one alone.
@@ -187,8 +190,8 @@ func quickly(ctx context.Context, b Backend) Health {
 	return b.Health(ctx)
 }
 
-func probe(ctx context.Context, b Backend, health asking) Tried {
-	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
+func probe(parent context.Context, b Backend, health asking) Tried {
+	ctx, cancel := context.WithTimeout(parent, ProbeTimeout)
 	defer cancel()
 	t := Tried{Name: b.Name()}
 	type answer struct {
@@ -202,6 +205,12 @@ func probe(ctx context.Context, b Backend, health asking) Tried {
 		t.Health, t.Capabilities = a.h, a.c
 		t.Reason, t.Remedy = a.h.Reason, a.h.Remedy
 	case <-ctx.Done():
+		if parent.Err() != nil { // nobody waits for the answer any more, but what was begun is undone before the program may end
+			select {
+			case <-got:
+			case <-time.After(undoWait):
+			}
+		}
 		t.Health = Health{Reason: fmt.Sprintf("did not answer within %s", ProbeTimeout), Took: ProbeTimeout}
 		t.Reason = t.Health.Reason
 	}

@@ -23,6 +23,8 @@ type fake struct {
 	health Health
 	caps   Capabilities
 	hang   bool
+	undo   time.Duration // how long it takes to undo a trial that was given up
+	undone atomic.Bool
 	asked  atomic.Int32
 }
 
@@ -32,6 +34,8 @@ func (f *fake) Health(ctx context.Context) Health {
 	f.asked.Add(1)
 	if f.hang {
 		<-ctx.Done()
+		time.Sleep(f.undo)
+		f.undone.Store(true)
 		return Health{OK: true} // too late, and not true
 	}
 	return f.health
@@ -253,6 +257,18 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 		}
 		if n := dead.asked.Load(); n != 1 {
 			t.Errorf("it was probed %d times", n)
+		}
+	})
+}
+
+func TestSelectThatIsGivenUpLeavesNoTrialBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := healthy("gvisor", IsolationKernel)
+		b.hang, b.undo = true, time.Second
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, cancel)
+		if _, _, err := Select(ctx, []Backend{b}, Requirements{Logger: quiet()}); err == nil || !b.undone.Load() {
+			t.Errorf("%v, undone: %v", err, b.undone.Load())
 		}
 	})
 }

@@ -25,6 +25,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	k := runs.New(runs.Options{
 		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume,
 		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits(), Gate: checker, Logger: log,
+		Known: backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := sandbox.Select(ctx, backends, req)
 			return b, err

@@ -28,6 +28,8 @@ type Options struct {
 	Route  llm.Route // where a question names no model
 	// Backend chooses what makes sandboxes. It is asked for each run, because it may not work at first.
 	Backend func(ctx context.Context) (sandbox.Backend, error)
+	// Known are the backends that may hold sandboxes of earlier runs.
+	Known   []sandbox.Backend
 	Spec    sandbox.Spec
 	DataDir string
 	// Limits holds for runs that give none.

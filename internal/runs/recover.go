@@ -137,24 +137,22 @@ func (k *Keeper) forget(dir string) {
 	}
 }
 
-// sweep ends sandboxes of runs that nobody came back for.
+// sweep ends sandboxes of runs that nobody came back for. It only looks at what there is: no backend is tried out for it.
 func (k *Keeper) sweep(tenants []string) {
-	b, err := k.o.Backend(k.ctx)
-	if err != nil {
-		return // whoever needs a sandbox will tell
-	}
-	list, err := b.List(k.ctx)
-	if err != nil {
-		return
-	}
-	for _, i := range list {
-		id := i.Labels["recluse.run"]
-		if id == "" || time.Since(i.Created) < orphanKept {
-			continue
+	for _, b := range k.o.Known {
+		list, err := b.List(k.ctx)
+		if err != nil {
+			continue // it is away; whoever needs it will tell
 		}
-		for _, tenant := range tenants {
-			if info, err := k.Show(tenant, id); err == nil && !info.Running {
-				_ = b.Stop(k.ctx, i.ID) // the next server tries again
+		for _, i := range list {
+			id := i.Labels["recluse.run"]
+			if id == "" || time.Since(i.Created) < orphanKept {
+				continue
+			}
+			for _, tenant := range tenants {
+				if info, err := k.Show(tenant, id); err == nil && !info.Running {
+					_ = b.Stop(k.ctx, i.ID) // the next server tries again
+				}
 			}
 		}
 	}

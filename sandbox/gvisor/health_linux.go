@@ -168,7 +168,7 @@ func (b *Backend) tryOut(ctx context.Context) error {
 		defer cancel()
 		return b.remove(clean, id, false, e)
 	}
-	if ctx.Err() != nil { // the caller has no time for it
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the caller has no time for it
 		b.sweeping.Go(func() { _ = remove() }) // what stays a sweep finds
 		return fmt.Errorf("a sandbox to try: %w", err)
 	}
