@@ -50,7 +50,9 @@ type Agent struct {
 
 	calls callQueue // to the host
 
-	punished time.Time // when the police last saw the end of those it had chosen; its own
+	// Of the police alone.
+	punished  time.Time // when it last saw the end of those it had chosen
+	calmTasks int       // the number of tasks with which nothing was found to run; 0: not known
 
 	// spawnMu is held for writing by whoever looks for strays: a nanny that has been started and not yet noted would look like one.
 	spawnMu sync.RWMutex
