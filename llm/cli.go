@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
 // cliGrace is how long a command line that was ended may hold its output open before we stop listening.
@@ -59,7 +61,7 @@ func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome
 		return false
 	}}
 	cmd.Stdout = heard
-	ownGroup(cmd)
+	procgroup.Own(cmd)
 	err = cmd.Run()
 	if out.finish != "" || ctx.Err() != nil {
 		return ctx.Err()

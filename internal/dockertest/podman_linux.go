@@ -64,6 +64,7 @@ func (p *podman) socket() string { return filepath.Join(p.dir, "podman.sock") }
 func (p *podman) command(ctx context.Context, args ...string) *exec.Cmd {
 	own := []string{"--root", filepath.Join(p.dir, "data"), "--runroot", filepath.Join(p.dir, "run"), "--tmpdir", filepath.Join(p.dir, "tmp")}
 	cmd := exec.CommandContext(ctx, "podman", append(own, args...)...)
+	cmd.Dir = p.dir // what watches a container leaves a file where the service was started, when one is killed for memory
 	cmd.Env = append(os.Environ(), "CONTAINERS_CONF="+filepath.Join(p.dir, "containers.conf"))
 	return cmd
 }

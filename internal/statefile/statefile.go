@@ -1,5 +1,5 @@
 // Package statefile keeps what a program must know of a sandbox that it did not start itself: a record in JSON, who has to
-// end the sandbox, and a lock of whoever is attached. All of it lies in the sandbox's directory.
+// end the sandbox, and a lock of whoever is attached, all of it in the sandbox's directory; and what one program has found out and the next need not.
 package statefile
 
 import (

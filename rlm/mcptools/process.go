@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
 const (
@@ -54,7 +56,7 @@ func start(s *Server) (*process, error) {
 	p.cmd.Dir, p.cmd.Env = s.Dir, environment(s.Env)
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inRead, outWrite, p.complaint
 	p.cmd.WaitDelay = outputGrace
-	ownGroup(p.cmd)
+	procgroup.Own(p.cmd)
 	err = p.cmd.Start()
 	_ = inRead.Close() // they are the program's
 	_ = outWrite.Close()

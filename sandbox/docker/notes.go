@@ -1,13 +1,13 @@
 package docker
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -47,12 +47,8 @@ func (b *Backend) notePath(id string) string { return filepath.Join(b.dir, "note
 // readNote gives the note on a sandbox; without one what its maker has written on the container stands.
 func (b *Backend) readNote(r record) note {
 	n := note{Owner: r.Owner, Labels: r.Spec.Labels}
-	text, err := os.ReadFile(b.notePath(r.ID))
-	if err != nil {
-		return n
-	}
 	var got note
-	if json.Unmarshal(text, &got) != nil {
+	if statefile.Read(b.notePath(r.ID), &got) != nil {
 		return n
 	}
 	if got.Owner.PID != 0 {
@@ -68,23 +64,10 @@ func (b *Backend) writeNote(id string, n note) error { return writeJSON(b.notePa
 
 // writeJSON writes a file that appears whole, and its directory.
 func writeJSON(path string, v any) error {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".note-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(text)
-	if err = errors.Join(err, tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
+	return statefile.Write(path, v)
 }
 
 func (b *Backend) dropNote(id string) {

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/statefile"
 )
 
 // A program that lives for one command would make a container to see whether that works, and another to bring the guest, before its own.
@@ -17,13 +17,12 @@ import (
 
 // proof is a sandbox that could be made.
 type proof struct {
-	Engine  string    `json:"engine"` // its id
-	Version string    `json:"version"`
-	Runtime string    `json:"runtime"`
-	Guest   string    `json:"guest"`
-	Image   string    `json:"image"` // its id
-	Profile string    `json:"profile"`
-	At      time.Time `json:"at"`
+	Engine  string `json:"engine"` // its id
+	Version string `json:"version"`
+	Runtime string `json:"runtime"`
+	Guest   string `json:"guest"`
+	Image   string `json:"image"` // its id
+	Profile string `json:"profile"`
 }
 
 func (b *Backend) proofPath() string { return filepath.Join(b.dir, "proof.json") }
@@ -31,21 +30,20 @@ func (b *Backend) proofPath() string { return filepath.Join(b.dir, "proof.json")
 // proofNow describes a sandbox that is made now, from the image that the options name.
 func (b *Backend) proofNow(f *facts, guest, image string) proof {
 	profile, _ := json.Marshal([]any{b.opts.Network, b.opts.Volumes, b.opts.HostConfig}) // judged by check
-	return proof{Engine: f.id, Version: f.version, Runtime: f.runtime, Guest: guest, Image: image, Profile: hash(profile), At: time.Now().UTC()}
+	return proof{Engine: f.id, Version: f.version, Runtime: f.runtime, Guest: guest, Image: image, Profile: hash(profile)}
 }
 
 // proves keeps that a sandbox could be made. Without it the next program tries as well.
-func (b *Backend) proves(p proof) { _ = writeJSON(b.proofPath(), p) }
+func (b *Backend) proves(p proof) {
+	if os.MkdirAll(b.dir, 0o700) == nil {
+		_ = statefile.Prove(b.proofPath(), p)
+	}
+}
 
 // provenBefore says whether some program could make such a sandbox not long ago.
 func (b *Backend) provenBefore(now proof) bool {
-	var p proof
-	if readJSON(b.proofPath(), &p) != nil {
-		return false
-	}
-	age := now.At.Sub(p.At)
-	now.At = p.At
-	return p == now && age >= 0 && age < proofKept
+	then, ok := statefile.Proven[proof](b.proofPath(), proofKept)
+	return ok && then == now
 }
 
 // brought is a volume that was seen to hold a whole guest.
@@ -70,7 +68,7 @@ func (b *Backend) volumeNow(ctx context.Context, volume string, guest bundle.Pro
 // broughtBefore says whether some program has seen the guest whole in its volume.
 func (b *Backend) broughtBefore(ctx context.Context, volume string, guest bundle.Program, engine string) bool {
 	var then brought
-	if readJSON(b.broughtPath(volume), &then) != nil {
+	if statefile.Read(b.broughtPath(volume), &then) != nil {
 		return false
 	}
 	now, ok := b.volumeNow(ctx, volume, guest, engine)
@@ -91,12 +89,4 @@ func (b *Backend) doubt(volume string) {
 	b.fillMu.Lock()
 	defer b.fillMu.Unlock()
 	delete(b.filled, volume)
-}
-
-func readJSON(path string, v any) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, v)
 }

@@ -36,33 +36,26 @@ const guestUnconfigured = 2
 
 // trialRecord is a trial that went well, and all that it depends on.
 type trialRecord struct {
-	Boot    string    `json:"boot"` // of the machine
-	Engine  string    `json:"engine"`
-	Guest   string    `json:"guest"`
-	UID     int       `json:"uid"`
-	AsUser  bool      `json:"as_user"`
-	Version string    `json:"version"`
-	At      time.Time `json:"at"`
+	Boot    string `json:"boot"` // of the machine
+	Engine  string `json:"engine"`
+	Guest   string `json:"guest"`
+	UID     int    `json:"uid"`
+	AsUser  bool   `json:"as_user"`
+	Version string `json:"version"`
 }
 
 // trialNow describes a trial made now.
 func (b *Backend) trialNow(version string) trialRecord {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it only the time counts
 	return trialRecord{
-		Boot: strings.TrimSpace(string(boot)), Engine: b.engine.Hash, Guest: b.guest.Hash, UID: os.Getuid(), AsUser: b.opts.AsUser, Version: version, At: time.Now().UTC(),
+		Boot: strings.TrimSpace(string(boot)), Engine: b.engine.Hash, Guest: b.guest.Hash, UID: os.Getuid(), AsUser: b.opts.AsUser, Version: version,
 	}
 }
 
 // remembered gives the version of an engine that was tried out not long ago, under the same conditions.
 func (b *Backend) remembered() (version string, ok bool) {
-	var r trialRecord
-	if statefile.Read(filepath.Join(b.dir, trialFile), &r) != nil {
-		return "", false
-	}
-	now := b.trialNow(r.Version)
-	age := now.At.Sub(r.At)
-	now.At = r.At
-	return r.Version, now == r && age >= 0 && age < trialKept
+	r, ok := statefile.Proven[trialRecord](filepath.Join(b.dir, trialFile), trialKept)
+	return r.Version, ok && r == b.trialNow(r.Version)
 }
 
 // forgetTrial lets the next Health try again: a sandbox could not be started.
@@ -112,7 +105,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		b.health, b.healthAt = h, time.Now()
 	}
 	if h.OK {
-		_ = statefile.Write(filepath.Join(b.dir, trialFile), b.trialNow(h.Version)) // without it the next program tries as well
+		_ = statefile.Prove(filepath.Join(b.dir, trialFile), b.trialNow(h.Version)) // without it the next program tries as well
 	}
 	return h
 }

@@ -65,16 +65,15 @@ func TestHealthRemembersATrial(t *testing.T) {
 		"another guest":        func(b *Backend) { b.guest.Hash = "other" },
 		"another kind of user": func(b *Backend) { b.opts.AsUser = true },
 		"an old trial": func(b *Backend) {
-			r := b.trialNow(first.Version)
-			r.At = r.At.Add(-2 * trialKept)
-			if err := statefile.Write(record, r); err != nil {
+			old := map[string]any{"of": b.trialNow(first.Version), "at": time.Now().Add(-2 * trialKept)}
+			if err := statefile.Write(record, old); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"a trial of another boot": func(b *Backend) {
 			r := b.trialNow(first.Version)
 			r.Boot = "other"
-			if err := statefile.Write(record, r); err != nil {
+			if err := statefile.Prove(record, r); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -1,6 +1,6 @@
 //go:build unix
 
-package llm
+package procgroup
 
 import (
 	"errors"
@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// ownGroup makes the end of a command the end of what it started, as far as that stayed in its process group.
-func ownGroup(cmd *exec.Cmd) {
+// Own makes the end of a command the end of what it started, as far as that stayed in its process group. A terminal's Ctrl-C does not
+// reach it.
+func Own(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error {
 		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

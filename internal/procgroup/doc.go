@@ -1,0 +1,2 @@
+// Package procgroup ends a program of the host with what it has started.
+package procgroup
