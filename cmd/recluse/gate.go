@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -193,7 +194,11 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 	if len(d.ConceptsMatched) > 0 {
 		fmt.Fprintf(w, "  concepts: %s\n", strings.Join(d.ConceptsMatched, ", "))
 	}
-	fmt.Fprintf(w, "%s: %s\n", file, d.Action)
+	why := ""
+	if d.Action == gate.Warn && slices.ContainsFunc(d.Findings, func(f gate.Finding) bool { return f.Severity == gate.Deny || f.Severity == gate.Ask }) {
+		why = ": it would run, because the gate only warns (--mode block judges as one that refuses)"
+	}
+	fmt.Fprintf(w, "%s: %s%s\n", file, d.Action, why)
 }
 
 func (a *app) gateTestCommand() *cobra.Command {

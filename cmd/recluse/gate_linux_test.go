@@ -412,3 +412,16 @@ func TestMistakesOfGateCheck(t *testing.T) {
 		})
 	}
 }
+
+func TestAGateThatOnlyWarnsSaysSo(t *testing.T) {
+	t.Parallel()
+	const code = "rm -rf /\n"
+	for mode, want := range map[string]result{
+		"warn":  {status: 0, stdout: "-: warn: it would run, because the gate only warns"},
+		"block": {status: 1, stdout: "-: deny\n"},
+	} {
+		if got := run(t, code, "gate", "check", "--language", "bash", "--mode", mode, "-"); got.status != want.status || !strings.Contains(got.stdout, want.stdout) {
+			t.Errorf("%s: %+v", mode, got)
+		}
+	}
+}
