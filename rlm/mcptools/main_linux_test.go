@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -30,7 +31,8 @@ func testMain(m *testing.M) int {
 	switch os.Getenv(serverEnv) {
 	case "":
 	case "mute":
-		time.Sleep(time.Hour)
+		_, _ = io.Copy(io.Discard, os.Stdin) // until its input ends
+		return 0
 	case "broken":
 		fmt.Fprintln(os.Stderr, "there is no license file")
 		return 7
