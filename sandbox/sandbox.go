@@ -18,7 +18,7 @@ import (
 const (
 	attachTimeout = 30 * time.Second       // for the guest to answer a hello
 	stopTimeout   = 30 * time.Second       // for a backend to end a sandbox
-	lostWait      = 500 * time.Millisecond // for the backend to tell why, once the stream has ended
+	lostWait      = 2 * time.Second        // for the backend to tell why, once the stream has ended
 	verdictWait   = 15 * time.Second       // for a verdict after a cancel
 	abandonPause  = 200 * time.Millisecond // between attempts to cancel what may not have begun
 	abandonTries  = 5
@@ -113,6 +113,9 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 	if err == nil {
 		s.client = c
 		return s, nil
+	}
+	if ctx.Err() == nil && attachCtx.Err() == nil {
+		awaitCause(m)
 	}
 	cause := m.Cause()
 	if ours {
@@ -341,19 +344,26 @@ func (s *Sandbox) lost(op string, err error) error {
 	if stopped {
 		return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has been closed"}
 	}
+	if !awaitCause(s.machine) {
+		return &Error{Code: CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
+	}
+	cause := s.machine.Cause()
+	if e, ok := errors.AsType[*Error](cause); ok {
+		return &Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
+	}
+	return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot", Err: cause}
+}
+
+// awaitCause reports whether a sandbox whose stream has ended has ended too, and then Cause tells why. The backend may hear of it
+// later than the stream does.
+func awaitCause(m Machine) bool {
 	t := time.NewTimer(lostWait)
 	defer t.Stop()
 	select {
-	case <-s.machine.Gone():
-		if cause := s.machine.Cause(); cause != nil {
-			if e, ok := errors.AsType[*Error](cause); ok {
-				return &Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
-			}
-			return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Err: cause}
-		}
-		return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot"}
+	case <-m.Gone():
+		return true
 	case <-t.C:
-		return &Error{Code: CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
+		return false
 	}
 }
 

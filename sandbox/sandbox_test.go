@@ -52,6 +52,7 @@ type toyMachine struct {
 	stream io.ReadWriteCloser
 	spec   Spec
 	gone   chan struct{}
+	cause  error // once gone is closed
 }
 
 func (m *toyMachine) ID() string                  { return "toy" }
@@ -60,7 +61,7 @@ func (m *toyMachine) Stream() io.ReadWriteCloser  { return m.stream }
 func (m *toyMachine) Token() []byte               { return bytes.Repeat([]byte{7, 9}, wire.TokenSize/2) }
 func (m *toyMachine) Generation() string          { return "1" }
 func (m *toyMachine) Gone() <-chan struct{}       { return m.gone }
-func (m *toyMachine) Cause() error                { return nil }
+func (m *toyMachine) Cause() error                { return m.cause }
 func (m *toyMachine) MemoryKills() (uint64, bool) { return 0, false }
 
 func openToy(t *testing.T, b *toy) *Sandbox {
@@ -115,6 +116,32 @@ func TestTheVerdictOfACancelledCommandIsGiven(t *testing.T) {
 		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
 		if err != nil || v.Ended != EndedCancelled {
 			t.Errorf("%v, %v", v, err)
+		}
+	})
+}
+
+// stillborn is a backend whose guests end at once, which it hears a second later.
+type stillborn struct{ toy }
+
+func (b *stillborn) Start(_ context.Context, spec Spec) (Machine, error) {
+	ours, theirs := net.Pipe()
+	b.machine = toyMachine{stream: ours, spec: spec, gone: make(chan struct{})}
+	_ = theirs.Close()
+	time.AfterFunc(time.Second, func() {
+		b.machine.cause = &Error{Code: CodeGuestLost, Message: "it ended with exit code 3"}
+		close(b.machine.gone)
+	})
+	return &b.machine, nil
+}
+
+func TestTheEndOfAGuestThatNeverAnsweredIsExplained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &stillborn{}
+		if _, err := Open(t.Context(), b, Spec{}); CodeOf(err) != CodeGuestLost || !strings.Contains(err.Error(), "exit code 3") {
+			t.Error(err)
+		}
+		if b.stopped != 1 {
+			t.Errorf("stopped %d times", b.stopped)
 		}
 	})
 }
