@@ -246,6 +246,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
 		return fail(err)
 	}
+	r.q.Inputs = nil // they are on disk: a run that takes hours is not to hold them in memory
 	if err := r.writeFile(); err != nil {
 		return fail(err)
 	}

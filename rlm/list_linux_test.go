@@ -56,6 +56,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = r.Wait() // it was left
+	same(t, "contexts that are held in memory", len(r.q.Inputs), 0)
 	check := func() map[string]*Info {
 		t.Helper()
 		list := listed(t, e)
