@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -120,9 +121,13 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 // left is the budget as the code at this node sees it.
 func (n *node) left(turn int) Left {
 	l := n.run.budget.left()
-	l.Depth = max(0, n.run.limits.Depth-n.depth)
-	if n.run.limits.Turns >= 0 {
-		l.Turns = max(0, n.run.limits.Turns-turn)
+	if limit := n.run.limits.Depth; limit >= 0 {
+		d := max(0, limit-n.depth)
+		l.Depth = &d
+	}
+	if limit := n.run.limits.Turns; limit >= 0 {
+		t := max(0, limit-turn)
+		l.Turns = &t
 	}
 	return l
 }
@@ -142,37 +147,38 @@ func (n *node) offered(final bool, payload []byte) ([]byte, error) {
 	return json.Marshal(map[string]any{"ok": why == "", "error": why})
 }
 
-// queries asks about each prompt, so many at once as the tree allows, and keeps the order.
+// queries answers a call of the code's for models.
 func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte) ([]byte, error) {
 	var req queryRequest
 	if err := json.Unmarshal(payload, &req); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read call", Err: err}
 	}
-	replies := make([]queryReply, len(req.Prompts))
+	return json.Marshal(map[string]any{"replies": n.resolveAll(ctx, child, turn, req.Prompts, req.Model)})
+}
+
+// resolveAll answers each prompt, so many at once as the tree allows, and keeps the order.
+func (n *node) resolveAll(ctx context.Context, child bool, turn int, prompts []json.RawMessage, model string) []queryReply {
+	replies := make([]queryReply, len(prompts))
 	var wg sync.WaitGroup
-	var next int
-	var mu sync.Mutex
+	var next atomic.Int64
 	workers := n.run.engine.o.Parallel
 	if child {
 		workers = n.run.engine.o.Children
 	}
-	for range min(workers, len(req.Prompts)) {
+	for range min(workers, len(prompts)) {
 		wg.Go(func() {
 			for {
-				mu.Lock()
-				i := next
-				next++
-				mu.Unlock()
-				if i >= len(req.Prompts) {
+				i := int(next.Add(1)) - 1
+				if i >= len(prompts) {
 					return
 				}
-				text, whole, err := n.resolve(ctx, child, turn, req.Prompts[i], req.Model)
+				text, whole, err := n.resolve(ctx, child, turn, prompts[i], model)
 				replies[i] = queryReply{Text: text, Cut: !whole, Error: note(err)}
 			}
 		})
 	}
 	wg.Wait()
-	return json.Marshal(map[string]any{"replies": replies})
+	return replies
 }
 
 // resolve answers one prompt with a plain call or a child run, and tells whether the reply is whole.

@@ -7,7 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,6 +37,46 @@ FINAL(all(r == "<" + p + ">" for r, p in zip(a + b, prompts)))`))
 	if d.sub.most > 7 {
 		t.Errorf("%d calls at once", d.sub.most)
 	}
+}
+
+func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
+	// Each of the three children has two prompts, so three calls at once are those of several.
+	d := newDesk(t, block("FINAL(rlm_query_batched(['one', 'two', 'three']))"))
+	d.opts.Parallel = 3
+	together := rounds{of: 3}
+	var mu sync.Mutex
+	nodes := map[string]bool{}
+	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
+		if req.Tags["call"] != CallSub {
+			return block("FINAL(' '.join(llm_query_batched([context + ' a', context + ' b'])))"), nil
+		}
+		mu.Lock()
+		nodes[req.Tags["node"]] = true
+		mu.Unlock()
+		return "<" + req.Messages[0].Content + ">", together.meet(ctx)
+	}
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, `["<one a> <one b>", "<two a> <two b>", "<three a> <three b>"]`)
+	same(t, "calls at once", d.sub.most, 3)
+	same(t, "children that asked", len(nodes), 3)
+}
+
+func TestQueriesInTheTextAreAskedAtOnceAndInOrder(t *testing.T) {
+	d := newDesk(t, `QUERY_LLM_BATCHED(["p0", "p1", "p2", "p3", "p4", "p5"])`, block("FINAL(1)"))
+	d.opts.Parallel = 3
+	together := rounds{of: 3}
+	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
+		if err := together.meet(ctx); err != nil {
+			return "", err
+		}
+		if text := req.Messages[0].Content; text != "p4" {
+			return "<" + text + ">", nil
+		}
+		return "", errors.New("no such luck")
+	}
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "what the model sees", d.seen(), "[0] <p0>\n[1] <p1>\n[2] <p2>\n[3] <p3>\n[4] [failed: ask fake/sub: no such luck]\n[5] <p5>\n")
+	same(t, "calls at once", d.sub.most, 3)
 }
 
 func TestAFailedItemDoesNotSpoilTheRest(t *testing.T) {
@@ -122,9 +166,51 @@ func TestATextualAnswerBesideCodeIsRefusedOnce(t *testing.T) {
 }
 
 func TestTheBudgetIsVisible(t *testing.T) {
-	d := newDesk(t, block("b = budget()\nprint(sorted(b))\nFINAL(b['turns'])"))
-	res := d.answered(Question{Inputs: []Input{Text("x")}})
-	same(t, "turns left", res.Answer, "29")
+	d := newDesk(t, block("llm_query('one')\nimport json\nprint('budget', json.dumps(budget()))"), block("FINAL(1)"))
+	d.root.price, d.sub.price = &llm.Price{Input: 3, Output: 15}, &llm.Price{Input: 1, Output: 5}
+	*d.opts.Limits = Limits{Tokens: 50_000, Cost: 2, Time: 120 * time.Second, Calls: 40, Depth: 2, Turns: 30, Errors: 8, CPU: time.Minute}
+	texts := d.root.answer
+	var spent llm.Usage
+	d.root.answer = func(ctx context.Context, n int, req llm.Request) (string, error) {
+		if n == 2 {
+			spent = d.root.total.Add(d.sub.total) // nobody else is asked now
+		}
+		return texts(ctx, n, req)
+	}
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	line := regexp.MustCompile(`budget (\{.*\})`).FindStringSubmatch(d.seen())
+	if line == nil {
+		t.Fatal(d.seen())
+	}
+	var got map[string]float64
+	if err := json.Unmarshal([]byte(line[1]), &got); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "names", strings.Join(slices.Sorted(maps.Keys(got)), " "), "calls cell_cpu_seconds cost_usd depth seconds tokens turns")
+	same(t, "turns", got["turns"], 29)
+	same(t, "depth", got["depth"], 2)
+	same(t, "calls", got["calls"], 38)
+	same(t, "tokens", got["tokens"], float64(50_000-spent.Tokens()))
+	same(t, "dollars", fmt.Sprintf("%.9f", got["cost_usd"]), fmt.Sprintf("%.9f", 2-spent.Cost))
+	if spent.Calls != 2 || spent.Cost <= 0 {
+		t.Errorf("spent: %+v", spent)
+	}
+	if s := got["seconds"]; s <= 0 || s >= 120 {
+		t.Errorf("%v seconds left of 120", s)
+	}
+	same(t, "seconds of CPU", got["cell_cpu_seconds"], 60) // no cell had ended yet
+	told := fmt.Sprintf(`\n\[left: 29 turns, %d tokens, \$%.4f, \d+ s, 38 model calls, (\d+\.\d) s of CPU time for code\]$`, 50_000-spent.Tokens(), 2-spent.Cost)
+	if !regexp.MustCompile(told).MatchString(d.seen()) {
+		t.Errorf("the model was told %q, and not %s", d.seen(), told)
+	}
+}
+
+func TestWhatIsNotLimitedIsNotToldAsNothingLeft(t *testing.T) {
+	d := newDesk(t, block("print(sorted(budget()), llm_query('still'))"), block("FINAL(1)"))
+	*d.opts.Limits = unlimited()
+	d.answered(Question{Inputs: []Input{Text("x")}})
+	contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, "You have all you need, nothing is limited. ")
+	contains(t, "output", d.seen(), "[] read: still\n[left: all you need, nothing is limited]")
 }
 
 func TestPromptsOfManyMegabytes(t *testing.T) {

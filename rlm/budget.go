@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -231,8 +232,8 @@ type Left struct {
 	Seconds *float64 `json:"seconds,omitempty"`
 	Calls   *int64   `json:"calls,omitempty"`
 	CPU     *float64 `json:"cell_cpu_seconds,omitempty"`
-	Depth   int      `json:"depth"`
-	Turns   int      `json:"turns"`
+	Depth   *int     `json:"depth,omitempty"`
+	Turns   *int     `json:"turns,omitempty"`
 }
 
 // left tells what is neither spent nor reserved.
@@ -276,18 +277,28 @@ func (b *budget) usage() (llm.Usage, []Spent) {
 
 // String is for the model's eyes.
 func (l Left) String() string {
-	s := fmt.Sprintf("%d turns", l.Turns)
+	var parts []string
+	add := func(format string, value any) { parts = append(parts, fmt.Sprintf(format, value)) }
+	if l.Turns != nil {
+		add("%d turns", *l.Turns)
+	}
 	if l.Tokens != nil {
-		s += fmt.Sprintf(", %d tokens", *l.Tokens)
+		add("%d tokens", *l.Tokens)
 	}
 	if l.Cost != nil {
-		s += fmt.Sprintf(", $%.4f", *l.Cost)
+		add("$%.4f", *l.Cost)
 	}
 	if l.Seconds != nil {
-		s += fmt.Sprintf(", %.0f s", *l.Seconds)
+		add("%.0f s", *l.Seconds)
 	}
 	if l.Calls != nil {
-		s += fmt.Sprintf(", %d model calls", *l.Calls)
+		add("%d model calls", *l.Calls)
 	}
-	return s
+	if l.CPU != nil {
+		add("%.1f s of CPU time for code", *l.CPU)
+	}
+	if len(parts) == 0 {
+		return "all you need, nothing is limited"
+	}
+	return strings.Join(parts, ", ")
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -303,7 +304,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	return end, n.run.budget.useCPU(v.CPU)
 }
 
-// directQueries are model calls that the reply itself asks for.
+// directQueries are model calls that the reply itself asks for, all at once.
 func (n *node) directQueries(ctx context.Context, a action) (string, bool, error) {
 	items := a.items
 	if a.kind == actQuery {
@@ -312,30 +313,35 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 	if len(items) == 0 {
 		return "[there was no prompt to ask]\n", false, nil
 	}
-	var seen string
-	ok := true
+	prompts := make([]json.RawMessage, len(items))
 	for i, p := range items {
 		raw, err := json.Marshal(p)
 		if err != nil {
 			return "", false, err
 		}
-		text, whole, err := n.resolve(ctx, false, n.turn, raw, "")
-		if ctx.Err() != nil {
-			return "", false, context.Cause(ctx)
-		}
-		if !whole {
+		prompts[i] = raw
+	}
+	replies := n.resolveAll(ctx, false, n.turn, prompts, "")
+	if ctx.Err() != nil {
+		return "", false, context.Cause(ctx)
+	}
+	var seen strings.Builder
+	ok := true
+	for i, r := range replies {
+		text := r.Text
+		if r.Cut {
 			text += " [cut: the reply was longer]"
 		}
-		if err != nil {
+		if r.Error != nil {
 			ok = false
-			text = "[failed: " + err.Error() + "]"
+			text = "[failed: " + r.Error.Message + "]"
 		}
 		if len(items) > 1 {
-			seen += fmt.Sprintf("[%d] ", i)
+			fmt.Fprintf(&seen, "[%d] ", i)
 		}
-		seen += cut(text, n.run.engine.o.OutputChars/len(items)) + "\n"
+		seen.WriteString(cut(text, n.run.engine.o.OutputChars/len(items)) + "\n")
 	}
-	return seen, ok, nil
+	return seen.String(), ok, nil
 }
 
 // remember keeps the machine under a name.

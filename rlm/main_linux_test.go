@@ -133,6 +133,35 @@ func script(texts ...string) func(context.Context, int, llm.Request) (string, er
 	}
 }
 
+// rounds lets calls go on only together: so many at once, again and again.
+type rounds struct {
+	of int
+
+	mu   sync.Mutex
+	here int           // guarded by mu; calls that wait
+	gate chan struct{} // guarded by mu; opened for those who wait
+}
+
+func (r *rounds) meet(ctx context.Context) error {
+	r.mu.Lock()
+	if r.here == 0 {
+		r.gate = make(chan struct{})
+	}
+	gate := r.gate
+	if r.here++; r.here == r.of {
+		time.Sleep(20 * time.Millisecond) // in which one too many would come
+		r.here = 0
+		close(gate)
+	}
+	r.mu.Unlock()
+	select {
+	case <-gate:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func block(code string) string { return "```repl\n" + strings.TrimSpace(code) + "\n```\n" }
 
 // desk is an engine with its models for one test.
