@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -235,6 +236,24 @@ func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route, mcp
 
 // engineOf makes an engine with the sandboxes that flags and configuration describe.
 func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
+	g, err := a.ground(ctx, w, m)
+	if err != nil {
+		return nil, err
+	}
+	return g.engine(ctx, o)
+}
+
+// ground is what engines of this program have in common: where code runs, and what judges it.
+type ground struct {
+	a       *app
+	w       *watch
+	backend sandbox.Backend
+	spec    sandbox.Spec
+	checker *gate.Checker
+}
+
+// ground makes it as flags and configuration say. It ends with the program.
+func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error) {
 	if err := m.configure(a); err != nil {
 		return nil, err
 	}
@@ -251,10 +270,15 @@ func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options)
 		return nil, err
 	}
 	a.atEnd = append(a.atEnd, checker.Close)
-	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(b), w}, spec, a.logger(), true, checker
+	return &ground{a, w, b, spec, checker}, nil
+}
+
+// engine makes one of them.
+func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
+	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.w}, g.spec, g.a.logger(), true, g.checker
 	e, err := rlm.New(o)
 	if err == nil {
-		a.sweepRuns(ctx, e, b)
+		g.a.sweepRuns(ctx, e, g.backend)
 	}
 	return e, err
 }

@@ -90,23 +90,31 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 	return nil
 }
 
-// mcpEngine makes the engine for the agent's own model, once: it holds what judges code.
+// mcpEngine makes engines for the agent's own model. It is lent to one call at a time, so each has its own engine; sandboxes and what judges code
+// are the same for all.
 func (a *app) mcpEngine(w *watch, m *machine) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
-		e  *rlm.Engine
+		g  *ground
 	)
-	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+	shared := func(ctx context.Context) (*ground, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if e != nil {
-			return e, nil
+		if g != nil {
+			return g, nil
 		}
-		made, err := a.engineOf(ctx, w, m, rlm.Options{Models: models})
+		made, err := a.ground(ctx, w, m)
 		if err == nil {
-			e = made
+			g = made
 		}
 		return made, err
+	}
+	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+		g, err := shared(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return g.engine(ctx, rlm.Options{Models: models})
 	}
 }
 

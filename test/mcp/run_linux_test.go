@@ -216,6 +216,10 @@ func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
 			if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
 				t.Errorf("%v", out)
 			}
+			// What was made for the first question serves the next one, which is another call.
+			if res, answer := call(t, s, "query", map[string]any{"query": "How many needles now?", "context": hay + "needle"}); answer != "there are 30001" || res.IsError || asked.Load() != 4 {
+				t.Fatal(answer, asked.Load())
+			}
 			if res, said := call(t, s, "query", map[string]any{"query": "?", "in_session": true}); !res.IsError || !strings.Contains(said, "in_session") {
 				t.Error(said)
 			}
