@@ -37,8 +37,8 @@ type spooled struct {
 }
 
 // openSpool opens the files, and gives the lines behind a mark that an earlier program left there.
-func openSpool(dir string, mark int64) (s *spool, left []spooled, err error) {
-	s = &spool{last: mark}
+func openSpool(dir string, mark int64) (_ *spool, left []spooled, err error) {
+	s := &spool{last: mark} // not the named result, which an error sets to nil before what is open is closed
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -47,6 +49,21 @@ func TestSpool(t *testing.T) {
 	next, left := reopen(0)
 	if len(left) != 2 || left[0].Entry.Action != "b" || next.last != 10 {
 		t.Errorf("left are %+v, the last is %d", left, next.last)
+	}
+}
+
+func TestASpoolThatCannotBeOpenedSaysWhy(t *testing.T) {
+	for _, name := range spoolFiles { // the second has the first one closed again
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := openSpool(dir, 0)
+			if path := (*fs.PathError)(nil); !errors.As(err, &path) || filepath.Base(path.Path) != name {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }
 
