@@ -1,0 +1,297 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// imageServer is a registry in this process. What is damaged in it arrives with a byte changed.
+type imageServer struct {
+	host    string
+	damaged atomic.Bool
+	layers  atomic.Int64 // downloads of blobs
+}
+
+func newImageServer(t *testing.T) *imageServer {
+	t.Helper()
+	s := &imageServer{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		s.layers.Add(1)
+		answer := httptest.NewRecorder()
+		inner.ServeHTTP(answer, r)
+		body := answer.Body.Bytes()
+		if s.damaged.Load() && len(body) > 0 {
+			body[len(body)/2] ^= 1
+		}
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(body) // a client that hangs up fails its own test
+	}))
+	t.Cleanup(server.Close)
+	s.host = strings.TrimPrefix(server.URL, "http://")
+	return s
+}
+
+// push puts an image there and gives its reference.
+func (s *imageServer) push(t *testing.T, tag string, img v1.Image) string {
+	t.Helper()
+	ref, err := name.ParseReference(s.host + "/" + tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	if err := remote.Write(ref, img, remote.WithTransport(transport)); err != nil {
+		t.Fatal(err)
+	}
+	return ref.String()
+}
+
+// saveImage writes an archive as docker save does.
+func saveImage(t *testing.T, img v1.Image) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "image.tar")
+	tag, err := name.NewTag("box:1")
+	if err == nil {
+		err = tarball.WriteToFile(file, tag, img)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// layOut writes an OCI layout.
+func layOut(t *testing.T, img v1.Image) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "layout")
+	path, err := layout.Write(dir, empty.Index)
+	if err == nil {
+		err = path.AppendImage(img)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// imageOf packs files into an image of one layer.
+func imageOf(t *testing.T, arch string, files map[string][]byte) v1.Image {
+	t.Helper()
+	var raw bytes.Buffer
+	w := tar.NewWriter(&raw)
+	for path, content := range files {
+		err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(path, "/"), Mode: 0o755, Size: int64(len(content))})
+		if err == nil {
+			_, err = w.Write(content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw.Bytes())), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
+		OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{}},
+		Config: v1.Config{Env: []string{"COLOUR=green", "PATH=/bin"}, WorkingDir: "/app"},
+	})
+	if err == nil {
+		img, err = mutate.AppendLayers(img, layer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// shellFiles are this machine's /bin/sh with the libraries it is linked with.
+func shellFiles(t *testing.T) map[string][]byte {
+	t.Helper()
+	out, err := exec.Command("ldd", "/bin/sh").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{}
+	for _, path := range append(strings.Fields(string(out)), "/bin/sh") {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		if files[path], err = os.ReadFile(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+func TestSandboxesFromImages(t *testing.T) {
+	files := shellFiles(t)
+	files["/app/words"] = []byte("from an image\n")
+	img := imageOf(t, runtime.GOARCH, files)
+	server := newImageServer(t)
+	b := backendIn(t, t.TempDir())
+	var told atomic.Int64 // bytes of an image
+	b.opts.Progress = func(what string, done, total int64) {
+		if done > total {
+			t.Errorf("told %q, %d of %d", what, done, total)
+		}
+		if strings.HasPrefix(what, "image ") {
+			told.Store(max(told.Load(), done))
+		}
+	}
+	var downloads int64
+	tag := server.push(t, "box:1", img)
+	for _, c := range []struct{ source, ref string }{
+		{"a registry", tag},
+		{"a registry, again", tag},
+		{"a layout", "oci:" + layOut(t, img)},
+		{"an archive", "tar:" + saveImage(t, img)},
+	} {
+		t.Run(c.source, func(t *testing.T) {
+			sb := open(t, b, sandbox.Spec{Image: c.ref})
+			// There is no bash in it, and sh is used.
+			v, err := sb.Run(t.Context(), sandbox.Command{Shell: `read -r words < words; echo "$words, $COLOUR, $PWD"; [ -e /usr/bin ] || echo nothing of the host; : > mine`})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := "from an image, green, /app\nnothing of the host\n"; v.Stdout.String() != want || v.OK() || !strings.Contains(v.Stderr.String(), "mine") {
+				t.Errorf("%s\nstdout: %s\nstderr: %s\nwant %s and no file made", v, v.Stdout, v.Stderr, want)
+			}
+			g, err := sb.Guest(t.Context())
+			if err != nil || g.Shell != "/bin/sh" || g.Python != "" {
+				t.Errorf("%+v, %v", g, err)
+			}
+			_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+			wantCode(t, err, sandbox.CodeNoPython)
+		})
+		if downloads == 0 {
+			downloads = server.layers.Load()
+			if told.Load() < 100<<10 {
+				t.Errorf("a shell and its libraries came, and %d bytes were told", told.Load())
+			}
+		}
+	}
+	if n := server.layers.Load(); downloads == 0 || n != downloads {
+		t.Errorf("%d downloads for the first sandbox, %d for all", downloads, n)
+	}
+	// An archive of docker's has a manifest of its own; the other two are the same image.
+	if unpacked := entriesOf(filepath.Join(b.cache, "images")); len(unpacked) != 2 {
+		t.Errorf("unpacked %d times: %v", len(unpacked), unpacked)
+	}
+}
+
+func TestImagesThatCannotBe(t *testing.T) {
+	b := testBackend(t)
+	other := map[string]string{"amd64": "arm64"}[runtime.GOARCH]
+	if other == "" {
+		other = "amd64"
+	}
+	words := map[string][]byte{"/app/words": []byte(t.Name())}
+	foreign, broken := imageOf(t, other, words), imageOf(t, runtime.GOARCH, words)
+	server := newImageServer(t)
+	brokenRef := server.push(t, "broken:1", broken)
+	foreignRef := server.push(t, "foreign:1", foreign)
+	server.damaged.Store(true)
+	manifest, err := broken.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage := func(path string, change func([]byte)) string {
+		t.Helper()
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(raw)
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	flip := func(raw []byte) { raw[len(raw)/2] ^= 1 }
+	brokenLayout := layOut(t, broken)
+	damage(filepath.Join(brokenLayout, "blobs", "sha256", manifest.Layers[0].Digest.Hex), flip)
+	brokenArchive := damage(saveImage(t, broken), func(raw []byte) {
+		gzip := bytes.Index(raw, []byte{0x1f, 0x8b, 0x08}) // the only compressed thing in it is its layer
+		if gzip < 0 {
+			t.Fatal("the archive has no compressed layer")
+		}
+		raw[gzip+20] ^= 0xff
+	})
+	server2 := newImageServer(t)
+	for _, c := range []struct {
+		name, ref string
+		code      sandbox.Code
+		says      string
+	}{
+		{"corrupt, in a registry", brokenRef, sandbox.CodeImageCorrupt, ""},
+		{"corrupt, in a layout", "oci:" + brokenLayout, sandbox.CodeImageCorrupt, "fetch or export the image again"},
+		{"corrupt, in an archive", "tar:" + brokenArchive, sandbox.CodeImageCorrupt, ""},
+		{"for another machine, in a registry", server2.push(t, "foreign:1", foreign), sandbox.CodeImageArch, other},
+		{"for another machine, in a layout", "oci:" + layOut(t, foreign), sandbox.CodeImageArch, other},
+		{"for another machine, in an archive", "tar:" + saveImage(t, foreign), sandbox.CodeImageArch, other},
+		{"no such tag", server2.host + "/foreign:2", sandbox.CodeImageNotFound, "foreign:2"},
+		{"a config that is not what its digest says", foreignRef, sandbox.CodeImageCorrupt, ""},
+		{"a registry that is not there", "127.0.0.1:1/nobody/here", sandbox.CodeImageUnreachable, "127.0.0.1:1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			toldInTime(t, func() {
+				_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: c.ref})
+				wantCode(t, err, c.code)
+				if !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.ref) {
+					t.Errorf("it does not say %q of %s: %v", c.says, c.ref, err)
+				}
+			})
+		})
+	}
+	for _, left := range entriesOf(filepath.Join(b.cache, "tmp")) {
+		t.Errorf("left of an image: %s", left)
+	}
+}
+
+// toldInTime asks for an answer within a second. A busy machine may be slow once, but not each time.
+func toldInTime(t *testing.T, ask func()) {
+	t.Helper()
+	var took time.Duration
+	for range 5 {
+		began := time.Now()
+		ask()
+		if took = time.Since(began); took <= time.Second || t.Failed() {
+			return
+		}
+	}
+	t.Errorf("it took %s to say so", took)
+}
