@@ -116,7 +116,15 @@ type staged struct {
 	dir   string
 	temp  string // a directory of ours that holds dir, when that was moved; empty: none
 	bytes int64
-	plain []string // files with text, for coverage; relative to dir
+	// For coverage: files whose bytes are their text, and what else there is.
+	plain   []plainFile
+	omitted []Omitted
+}
+
+// plainFile is a file with text in UTF-8; its name is relative to the staged directory.
+type plainFile struct {
+	name  string
+	bytes int64
 }
 
 // stage gathers the inputs in dir.
@@ -176,7 +184,7 @@ func readStaged(dir string) (*staged, error) {
 				return nil, &sandbox.Error{Code: CodeContextMissing, Op: "find the context again", Err: err}
 			}
 			for _, f := range files {
-				s.notePlain(f.Kind, f.Encoding, f.File)
+				s.noteText(f.Kind, f.Encoding, f.File, f.Bytes)
 			}
 			continue
 		}
@@ -190,14 +198,20 @@ func readStaged(dir string) (*staged, error) {
 				Remedy: "ask again",
 			}
 		}
-		s.notePlain(e.Kind, e.Encoding, e.File)
+		s.noteText(e.Kind, e.Encoding, e.File, e.Bytes)
 	}
 	return s, nil
 }
 
-func (s *staged) notePlain(kind, encoding, file string) {
-	if kind != "pdf" && (encoding == "" || encoding == "utf-8") {
-		s.plain = append(s.plain, file)
+// noteText remembers a file for coverage.
+func (s *staged) noteText(kind, encoding, file string, bytes int64) {
+	switch {
+	case kind == "pdf":
+		s.omitted = omit(s.omitted, OmittedPDF, bytes)
+	case encoding != "" && encoding != "utf-8":
+		s.omitted = omit(s.omitted, OmittedEncoding, bytes)
+	default:
+		s.plain = append(s.plain, plainFile{file, bytes})
 	}
 }
 
@@ -232,7 +246,7 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 		}
 		e.Kind, e.Encoding = kind, encoding
 	}
-	s.notePlain(e.Kind, e.Encoding, e.File)
+	s.noteText(e.Kind, e.Encoding, e.File, n)
 	return e, nil
 }
 
@@ -254,7 +268,7 @@ func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*staged
 		return nil, &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: path, Err: err}
 	}
 	e.Kind, e.Encoding, e.Bytes = kind, encoding, info.Size()
-	s.notePlain(kind, encoding, e.File)
+	s.noteText(kind, encoding, e.File, info.Size())
 	return e, nil
 }
 
@@ -304,7 +318,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 			e.Skipped++
 			return nil //nolint:nilerr // as above
 		}
-		s.notePlain(f.Kind, f.Encoding, f.File)
+		s.noteText(f.Kind, f.Encoding, f.File, f.Bytes)
 		files = append(files, f)
 		e.Bytes += f.Bytes
 		return nil

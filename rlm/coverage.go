@@ -17,14 +17,16 @@ import (
 // and where a remembered hash turns up, the two are compared byte by byte in both directions.
 //
 // So what is reported was read; very short pieces may go unnoticed. Passages that occur several times count for the first place that was remembered.
+// Files whose bytes are not those of their text, and what is beyond the bounds below, are not looked at; the report names them.
 
 const (
 	coverWindow = 24      // bytes that are hashed
 	coverMost   = 1 << 19 // places that are remembered
 	coverLeast  = 32      // bytes of a span that is worth telling
 	coverRead   = 256 << 10
-	// maxCoverBytes bounds the context that is looked at; beyond it nothing is counted.
+	// maxCoverBytes and maxCoverFiles bound the context that is looked at: each file is held open.
 	maxCoverBytes = 8 << 30
+	maxCoverFiles = 4096
 	// maxCoverText bounds the part of one text that is looked at.
 	maxCoverText = 64 << 20
 	maxSpans     = 1000
@@ -42,7 +44,7 @@ const (
 
 // Coverage is how much of the context was read by models.
 type Coverage struct {
-	Bytes   int64   `json:"bytes"`   // of the context
+	Bytes   int64   `json:"bytes"`   // of the context, without what is in Omitted
 	Read    int64   `json:"read"`    // of it that reached a model
 	Percent float64 `json:"percent"` // of Bytes
 	ByModel int64   `json:"by_model"`
@@ -50,6 +52,37 @@ type Coverage struct {
 	// Spans are what was read, in order; at most 1000 are listed.
 	Spans []Span `json:"spans,omitempty"`
 	More  int    `json:"more_spans,omitempty"`
+	// Omitted is what nobody counts: whatever was read of it is in none of the figures above.
+	Omitted []Omitted `json:"omitted,omitempty"`
+}
+
+// Omitted are files of the context that are not counted.
+type Omitted struct {
+	Why   OmittedWhy `json:"why"`
+	Files int        `json:"files"`
+	Bytes int64      `json:"bytes"`
+}
+
+// OmittedWhy says why a file is not counted.
+type OmittedWhy string
+
+// The reasons.
+const (
+	OmittedPDF        OmittedWhy = "PDF"
+	OmittedEncoding   OmittedWhy = "not UTF-8"
+	OmittedBound      OmittedWhy = "too many files or bytes"
+	OmittedUnreadable OmittedWhy = "unreadable"
+)
+
+// omit adds a file to a list of those that are not counted.
+func omit(list []Omitted, why OmittedWhy, bytes int64) []Omitted {
+	i := slices.IndexFunc(list, func(o Omitted) bool { return o.Why == why })
+	if i < 0 {
+		i, list = len(list), append(list, Omitted{Why: why})
+	}
+	list[i].Files++
+	list[i].Bytes += bytes
+	return list
 }
 
 // Span is a piece of a context file.
@@ -63,9 +96,11 @@ type Span struct {
 type coverage struct {
 	files []coverFile
 	total int64
-	mask  uint64 // hashes with these bits zero are remembered
-	stop  chan struct{}
-	built chan struct{}
+	// omitted are the files that are not among files.
+	omitted []Omitted
+	mask    uint64 // hashes with these bits zero are remembered
+	stop    chan struct{}
+	built   chan struct{}
 
 	places map[uint64]int64 // set before built is closed
 
@@ -93,20 +128,21 @@ type pendingText struct {
 	by   readBy
 }
 
-func newCoverage(s *staged) *coverage {
-	c := &coverage{stop: make(chan struct{}), built: make(chan struct{})}
-	for _, name := range s.plain {
-		f, err := os.Open(filepath.Join(s.dir, filepath.FromSlash(name)))
-		if err != nil {
-			continue // a file that cannot be read is not covered
-		}
-		info, err := f.Stat()
-		if err != nil || c.total+info.Size() > maxCoverBytes || len(c.files) >= 4096 {
-			_ = f.Close()
+// newCoverage looks at no more than so many files and bytes.
+func newCoverage(s *staged, files int, bytes int64) *coverage {
+	c := &coverage{stop: make(chan struct{}), built: make(chan struct{}), omitted: slices.Clone(s.omitted)}
+	for _, p := range s.plain {
+		if len(c.files) >= files || c.total+p.bytes > bytes {
+			c.omitted = omit(c.omitted, OmittedBound, p.bytes)
 			continue
 		}
-		c.files = append(c.files, coverFile{name, f, c.total, info.Size()})
-		c.total += info.Size()
+		f, err := os.Open(filepath.Join(s.dir, filepath.FromSlash(p.name)))
+		if err != nil {
+			c.omitted = omit(c.omitted, OmittedUnreadable, p.bytes)
+			continue
+		}
+		c.files = append(c.files, coverFile{p.name, f, c.total, p.bytes})
+		c.total += p.bytes
 	}
 	for density := uint64(8); c.total/int64(density) > coverMost; density *= 2 {
 		c.mask = density*2 - 1
@@ -358,7 +394,7 @@ func length(list []extent) int64 {
 
 // report sums up, as soon as everything was looked at or ctx ends.
 func (c *coverage) report(ctx context.Context) *Coverage {
-	if c == nil || c.total == 0 {
+	if c == nil || c.total == 0 && len(c.omitted) == 0 {
 		return nil
 	}
 	c.mu.Lock()
@@ -376,8 +412,10 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	for _, e := range c.calls {
 		all = insert(all, e)
 	}
-	out := &Coverage{Bytes: c.total, Read: length(all), ByModel: length(c.model), ByCalls: length(c.calls)}
-	out.Percent = 100 * float64(out.Read) / float64(c.total)
+	out := &Coverage{Bytes: c.total, Read: length(all), ByModel: length(c.model), ByCalls: length(c.calls), Omitted: c.omitted}
+	if c.total > 0 {
+		out.Percent = 100 * float64(out.Read) / float64(c.total)
+	}
 	for _, e := range all {
 		for _, f := range c.files {
 			start, end := max(e.start, f.offset), min(e.end, f.offset+f.size)

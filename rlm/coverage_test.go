@@ -3,6 +3,8 @@ package rlm
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -19,11 +21,16 @@ func prose(size int, seed uint64) string {
 
 func coverageOf(t *testing.T, inputs ...Input) *coverage {
 	t.Helper()
+	return coverageWithin(t, maxCoverFiles, maxCoverBytes, inputs...)
+}
+
+func coverageWithin(t *testing.T, files int, bytes int64, inputs ...Input) *coverage {
+	t.Helper()
 	s, err := stage(t.Context(), t.TempDir()+"/context", inputs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newCoverage(s)
+	c := newCoverage(s, files, bytes)
 	t.Cleanup(c.close)
 	<-c.built
 	return c
@@ -65,4 +72,50 @@ func TestCoverageOfManyPiecesAddsUp(t *testing.T) {
 		t.Errorf("%f percent of a context that was read whole", p)
 	}
 	same(t, "spans", len(c.report(t.Context()).Spans), 1)
+}
+
+func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
+	text := prose(1<<14, 5)
+	dir := t.TempDir()
+	write := func(name, data string) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	wide := "\xff\xfe" + strings.Join(strings.Split(text[:500], ""), "\x00") + "\x00"
+	pdf, utf16, plain := write("a.pdf", "%PDF-1.4\n"+text[:91]), write("b.txt", wide), write("c.txt", text)
+	more := File(write("d.txt", text[:300]))
+	of := func(why OmittedWhy, files int, bytes int64) string {
+		return fmt.Sprint([]Omitted{{why, files, bytes}})
+	}
+	for _, c := range []struct {
+		name    string
+		files   int
+		bytes   int64
+		inputs  []Input
+		counted int64
+		omitted string
+	}{
+		{"nothing", maxCoverFiles, maxCoverBytes, []Input{File(plain)}, 1 << 14, "[]"},
+		{"a PDF", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(pdf)}, 1 << 14, of(OmittedPDF, 1, 100)},
+		{"nothing but a PDF", maxCoverFiles, maxCoverBytes, []Input{File(pdf)}, 0, of(OmittedPDF, 1, 100)},
+		{"UTF-16", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(utf16)}, 1 << 14, of(OmittedEncoding, 1, 1002)},
+		{"too many files", 1, maxCoverBytes, []Input{File(plain), more, more}, 1 << 14, of(OmittedBound, 2, 600)},
+		{"too many bytes", maxCoverFiles, 1<<14 + 299, []Input{File(plain), more}, 1 << 14, of(OmittedBound, 1, 300)},
+		{
+			"a directory with some of all", 1, maxCoverBytes, []Input{File(dir)}, 1 << 14,
+			fmt.Sprint([]Omitted{{OmittedPDF, 1, 100}, {OmittedEncoding, 1, 1002}, {OmittedBound, 1, 300}}),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cover := coverageWithin(t, c.files, c.bytes, c.inputs...)
+			cover.note(text, readByCall)
+			got := cover.report(t.Context())
+			same(t, "counted", got.Bytes, c.counted)
+			same(t, "read", got.Read, c.counted)
+			same(t, "omitted", fmt.Sprint(got.Omitted), c.omitted)
+		})
+	}
 }

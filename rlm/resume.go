@@ -86,7 +86,7 @@ func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits, unloc
 func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	n := r.rootNode()
 	if !r.engine.o.NoCoverage {
-		r.coverage = newCoverage(r.staged)
+		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
 		defer r.coverage.close()
 	}
 	if p.answer != nil {

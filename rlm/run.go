@@ -163,7 +163,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 		Run: r.id, Query: r.q.Query, Model: r.model.Info().Name, Schema: r.q.Schema, Limits: r.limits, Labels: r.q.Labels, Forked: r.forked,
 	})
 	if !r.engine.o.NoCoverage {
-		r.coverage = newCoverage(r.staged)
+		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
 		defer r.coverage.close()
 	}
 	err := n.work(ctx)

@@ -154,3 +154,15 @@ func TestWords(t *testing.T) {
 		}
 	}
 }
+
+func TestASummaryNamesWhatIsNotCounted(t *testing.T) {
+	r := &rlm.Result{Coverage: &rlm.Coverage{
+		Bytes: 2000, Read: 2000, Percent: 100, Omitted: []rlm.Omitted{{Why: rlm.OmittedPDF, Files: 1, Bytes: 3000}, {Why: rlm.OmittedBound, Files: 2, Bytes: 50}},
+	}}
+	got := strings.Join(Summary(r)[1:], "\n")
+	want := "models have read 100.0 % of the context (2,000 of 2,000 bytes)\n" +
+		"1 file of the context is not counted (3,000 bytes): PDF\n2 files of the context are not counted (50 bytes): too many files or bytes"
+	if got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}

@@ -118,5 +118,10 @@ func Summary(r *rlm.Result) []string {
 	if c := r.Coverage; c != nil && c.Bytes > 0 {
 		lines = append(lines, fmt.Sprintf("models have read %.1f %% of the context (%s of %s bytes)", c.Percent, thousands(c.Read), thousands(c.Bytes)))
 	}
+	if c := r.Coverage; c != nil {
+		for _, o := range c.Omitted {
+			lines = append(lines, fmt.Sprintf("%s not counted (%s bytes): %s", count(int64(o.Files), "file of the context is", "files of the context are"), thousands(o.Bytes), o.Why))
+		}
+	}
 	return lines
 }
