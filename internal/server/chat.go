@@ -195,7 +195,7 @@ func (c *call) chat() error {
 	if tokens < chatRunTokens {
 		return c.chatPlain(k, &in, out)
 	}
-	return c.chatRun(k, &in, out)
+	return c.chatRun(k, &in, out, release)
 }
 
 // chatPlain hands the conversation to the model.
@@ -232,14 +232,15 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	return out.end(reply.Text, finish, reply.Usage)
 }
 
-// chatRun answers by a run. It ends with the request.
-func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
-	limits := k.Limits()
-	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
-	ask.Query, ask.Inputs, ask.History = in.split()
-	r, err := k.Start(c.ctx(), c.who.tenant, ask)
+// chatRun answers by a run. It ends with the request; release gives back the place of what was sent.
+func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut, release func()) error {
+	r, kept, err := c.chatBegin(k, in)
 	if err != nil {
 		return err
+	}
+	in.Messages = nil // contexts are on disk now
+	if kept < c.s.opts.Limits.Body {
+		release()
 	}
 	defer context.AfterFunc(c.ctx(), r.Cancel)()
 	c.w.Header().Set(headerRun, r.ID())
@@ -270,6 +271,19 @@ func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 		}
 	}
 	return out.end(res.Answer, finish, res.Usage)
+}
+
+// chatBegin begins the run, and tells how many bytes of the conversation it keeps in memory: what was said may be long as well.
+func (c *call) chatBegin(k *runs.Keeper, in *chatRequest) (r *rlm.Run, kept int64, err error) {
+	limits := k.Limits()
+	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
+	ask.Query, ask.Inputs, ask.History = in.split()
+	kept = int64(len(ask.Query))
+	for _, m := range ask.History {
+		kept += int64(len(m.Content))
+	}
+	r, err = k.Start(c.ctx(), c.who.tenant, ask)
+	return r, kept, err
 }
 
 // progressOf is a line about an event that is worth one.

@@ -374,6 +374,23 @@ func TestFewLargeBodiesAreInMemoryAtOnce(t *testing.T) {
 	}
 	large := body("Wait for it" + strings.Repeat(".", 2048))
 	k.hold.Lock()
+	long, err := json.Marshal(map[string]any{"stream": true, "messages": []map[string]string{{"role": "user", "content": haystack}, {"role": "user", "content": "What is the password?"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+"/v1/chat/completions", bytes.NewReader(long))
+	if err != nil {
+		t.Fatal(err)
+	}
+	under, err := plain.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer under.Body.Close()
+	if under.Header.Get("Recluse-Run") == "" {
+		t.Fatalf("it is answered by no run: %s", under.Status)
+	}
+	// That run goes on, and what it was sent is in memory no more.
 	answers := make(chan answer, 4)
 	for range cap(answers) {
 		go func() { answers <- ask(t, k.Bench, "", "POST", "/v1/chat/completions", large) }()
@@ -381,8 +398,7 @@ func TestFewLargeBodiesAreInMemoryAtOnce(t *testing.T) {
 	await(t, "four are being answered", func() bool { return k.waiting.Load() == 4 })
 	short, leave := context.WithTimeout(t.Context(), 20*time.Second)
 	defer leave()
-	req, err := http.NewRequestWithContext(short, http.MethodPost, k.URL+"/v1/chat/completions", strings.NewReader(large))
-	if err != nil {
+	if req, err = http.NewRequestWithContext(short, http.MethodPost, k.URL+"/v1/chat/completions", strings.NewReader(large)); err != nil {
 		t.Fatal(err)
 	}
 	if res, err := plain.Do(req); err != nil {
