@@ -122,7 +122,7 @@ func (b *Backend) local() bool {
 
 // facts is what is known of an engine and does not change while it runs.
 type facts struct {
-	id      string // the engine's
+	id      string // the engine's, the same for every program
 	arch    string // as Go calls it
 	version string
 	api     string
@@ -180,6 +180,7 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 		memory: i.MemoryLimit, cpu: i.CPUCfsQuota && i.CPUCfsPeriod, pids: i.PidsLimit,
 	}
 	if podman {
+		f.id = podmanID(b.cli.DaemonHost(), i)
 		if err := podmanRuntime(f.runtime, i.DefaultRuntime); err != nil {
 			return nil, err
 		}

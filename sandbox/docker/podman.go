@@ -29,6 +29,11 @@ func isPodman(v client.ServerVersionResult) bool {
 	return slices.ContainsFunc(v.Components, func(c system.ComponentVersion) bool { return c.Name == "Podman Engine" })
 }
 
+// podmanID gives what stays the same of a service from one look to the next: Podman makes up a new id whenever it is asked for one.
+func podmanID(host string, i system.Info) string {
+	return hash([]byte(host + "\x00" + i.DockerRootDir + "\x00" + i.Name))
+}
+
 // product is what the engine is called.
 func (f *facts) product() string {
 	if f.podman {
