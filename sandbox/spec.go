@@ -9,6 +9,9 @@ import (
 	"strings"
 )
 
+// LabelSession is the label under which sessions write their key on a sandbox, by which backends can show it where people look.
+const LabelSession = "recluse.session"
+
 // Spec says what sandbox to make. The zero Spec is the default sandbox: the
 // host's /usr read-only, no network, the default limits.
 type Spec struct {

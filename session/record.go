@@ -17,7 +17,7 @@ import (
 // The labels of our sandboxes and images. By them they are found again when the store knows nothing of them yet.
 const (
 	labelInstance  = "recluse.instance"
-	labelSession   = "recluse.session"
+	labelSession   = sandbox.LabelSession
 	labelSessionID = "recluse.session-id"
 	labelSpec      = "recluse.spec"
 	labelKind      = "recluse.kind"  // of an image

@@ -31,9 +31,6 @@ const (
 	labelCarrier    = "dev.recluse.carrier" // a container that is never started
 )
 
-// sessionLabel is the label of a spec under which a session's own name is found.
-const sessionLabel = "session"
-
 // record is what another program needs to know of a sandbox.
 type record struct {
 	ID         string
@@ -58,10 +55,9 @@ func (r *record) labels(instance string) (map[string]string, error) {
 	l := map[string]string{
 		labelInstance: instance, labelSandbox: r.ID, labelCreated: r.Created.Format(time.RFC3339Nano), labelSpec: string(spec),
 		labelSpecHash: hash(spec), labelOwner: string(own), labelGuest: r.Guest, labelGeneration: r.Generation,
+		// A sandbox from a pool was nobody's when it was made: whose it has become is noted (notes.go).
+		labelSession:  r.Spec.Labels[sandbox.LabelSession],
 		labelRestored: r.Restored, labelCarrier: "", labelSnapshot: "", // which it would have of a snapshot's image
-	}
-	if s := r.Spec.Labels[sessionLabel]; s != "" {
-		l[labelSession] = s
 	}
 	return l, nil
 }

@@ -189,6 +189,7 @@ func snapshotLabels(s *sandbox.Snapshot) (map[string]string, error) {
 	return map[string]string{
 		labelSnapshot: s.ID, labelParent: s.Parent, labelCreated: s.Created.Format(time.RFC3339Nano), labelSpec: string(spec), labelSpecHash: hash(spec),
 		labelLabels: string(labels), labelGuest: s.Guest, labelSize: strconv.FormatInt(s.Size, 10),
+		labelSession: s.Labels[sandbox.LabelSession],
 	}, nil
 }
 
