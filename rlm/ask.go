@@ -57,6 +57,10 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 		return n.pay(ctx, &c, key)
 	}
 	place := c.model.Info().Name + "\x00" + key
+	if rec := r.tape.take(n.id, c.turn, c.call, key); rec != nil {
+		// The cell has run before, and so has this call: it is not told once more, whoever answered then.
+		return n.heard(&c, rec, place)
+	}
 	kept, err := r.cache.get(ctx, place)
 	if err != nil {
 		return nil, err
@@ -78,6 +82,15 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	}
 	r.cache.put(place, reply)
 	return reply, nil
+}
+
+// heard gives what a sub-call was told before a run was resumed.
+func (n *node) heard(c *modelCall, rec *CallEnded, place string) (*llm.Reply, error) {
+	reply, err := n.played(c, rec, 0)
+	if err == nil && reply.Finish != llm.FinishLength {
+		n.run.cache.learn(place, reply)
+	}
+	return reply, err
 }
 
 func (n *node) callID() string { return "c" + strconv.FormatInt(n.run.calls.Add(1), 10) }

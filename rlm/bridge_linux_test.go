@@ -298,6 +298,22 @@ func TestEqualCallsArePaidOnce(t *testing.T) {
 	same(t, "from the cache", res.Cached, 21)
 }
 
+func TestRunsShareWhatIsCachedIfAsked(t *testing.T) {
+	dir := t.TempDir()
+	for i, want := range []int64{0, 1} {
+		d := newDesk(t, block("FINAL(llm_query('same'))"))
+		c, err := OpenCache(dir, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.opts.Cache = c
+		res := d.answered(Question{Inputs: []Input{Text("x")}})
+		same(t, "answer", res.Answer, "read: same")
+		same(t, fmt.Sprintf("from the cache in run %d", i+1), res.Cached, want)
+		same(t, fmt.Sprintf("calls of the sub-model in run %d", i+1), int64(d.sub.calls), 1-want)
+	}
+}
+
 func TestAReplyThatWasCutIsNotKeptForTheNext(t *testing.T) {
 	d := newDesk(t, block("for _ in range(2):\n    llm_query('tell all')"), block("FINAL(llm_query('tell all') == llm_query('tell all'))"))
 	d.sub.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {

@@ -15,6 +15,7 @@ const DefaultCacheBytes = 32 << 20
 // time wait for the first. It may be shared by engines; its methods may be called from several goroutines.
 type Cache struct {
 	limit int64
+	disk  *cacheDir // nil: none
 
 	mu    sync.Mutex
 	size  int64                    // guarded by mu
@@ -47,7 +48,11 @@ func (c *Cache) get(ctx context.Context, key string) (*llm.Reply, error) {
 		if !ok {
 			c.asked[key] = make(chan struct{})
 			c.mu.Unlock()
-			return nil, nil
+			r := c.disk.get(key)
+			if r != nil {
+				c.settle(key, r)
+			}
+			return r, nil
 		}
 		c.mu.Unlock()
 		select {
@@ -60,11 +65,33 @@ func (c *Cache) get(ctx context.Context, key string) (*llm.Reply, error) {
 
 // put keeps a reply; nil says that there is none, and the next who wants it asks himself.
 func (c *Cache) put(key string, r *llm.Reply) {
+	if r != nil {
+		c.disk.put(key, r)
+	}
+	c.settle(key, r)
+}
+
+// settle ends a call, and keeps its reply in memory.
+func (c *Cache) settle(key string, r *llm.Reply) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	close(c.asked[key])
 	delete(c.asked, key)
-	if r == nil || int64(len(r.Text)) > c.limit/4 {
+	if r != nil {
+		c.keep(key, r)
+	}
+}
+
+// learn keeps a reply for which nobody had to ask.
+func (c *Cache) learn(key string, r *llm.Reply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keep(key, r)
+}
+
+// keep keeps a reply in memory. Preconditions: mu is held.
+func (c *Cache) keep(key string, r *llm.Reply) {
+	if _, known := c.items[key]; known || int64(len(r.Text)) > c.limit/4 {
 		return
 	}
 	c.items[key] = c.order.PushFront(&cached{key, *r})

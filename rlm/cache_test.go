@@ -1,0 +1,93 @@
+package rlm
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+)
+
+// askCache asks a cache as a run does, and pays for what is not there.
+func askCache(t *testing.T, c *Cache, key, pay string) (string, bool) {
+	t.Helper()
+	r, err := c.get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r != nil {
+		return r.Text, true
+	}
+	c.put(key, &llm.Reply{Text: pay, Finish: llm.FinishStop})
+	return pay, false
+}
+
+func TestACacheOnDiskIsFoundByTheNextProgram(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "replies")
+	open := func() *Cache {
+		c, err := OpenCache(dir, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := open()
+	if _, known := askCache(t, first, "q", "one"); known {
+		t.Fatal("an empty cache knew the reply")
+	}
+	next := open()
+	text, known := askCache(t, next, "q", "two")
+	same(t, "text", text, "one")
+	same(t, "known", known, true)
+	_, known = askCache(t, next, "other", "x")
+	same(t, "another question is known", known, false)
+
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil || len(files) != 2 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, known = askCache(t, open(), "q", "three")
+	same(t, "what stands in for a damaged reply", text, "three")
+	same(t, "a damaged reply is known", known, false)
+}
+
+func TestACacheOnDiskStaysWithinItsSize(t *testing.T) {
+	dir := t.TempDir()
+	c, err := OpenCache(dir, 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 4<<10)
+	askCache(t, c, "used again", long)
+	used := c.disk.path("used again")
+	for i := range 100 {
+		askCache(t, c, string(rune('a'+i%26))+strings.Repeat("k", i), long)
+		// As if somebody asked for it just now.
+		soon := time.Now().Add(time.Hour)
+		if err := os.Chtimes(used, soon, soon); err != nil {
+			t.Fatalf("what is asked for again and again is gone after %d others: %v", i, err)
+		}
+	}
+	var sum int64
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += info.Size()
+	}
+	if sum > 64<<10 || len(files) < 5 {
+		t.Errorf("%d bytes in %d files", sum, len(files))
+	}
+}

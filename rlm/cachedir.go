@@ -1,0 +1,128 @@
+package rlm
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// CacheDir is the usual name of a directory with replies, beside that of the runs.
+const CacheDir = "replies"
+
+// OpenCache makes a cache whose replies also lie in a directory, where the runs of later programs find them. The directory is bounded to so
+// many bytes: when it is full, those go that nobody has asked for longest. Several programs may use it at once.
+func OpenCache(dir string, bytes int64) (*Cache, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "open cache", Err: err}
+	}
+	c := NewCache(min(bytes, DefaultCacheBytes))
+	c.disk = &cacheDir{dir: dir, limit: bytes}
+	c.disk.trim()
+	return c, nil
+}
+
+// cacheDir keeps replies on disk, each in a file that is named by what was asked. It saves money and is no record: what cannot be read or written
+// is asked for again. A nil one keeps nothing.
+type cacheDir struct {
+	dir   string
+	limit int64
+
+	mu   sync.Mutex
+	size int64 // guarded by mu; about, since others write there too
+}
+
+func (d *cacheDir) path(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return filepath.Join(d.dir, hex.EncodeToString(sum[:])+".json")
+}
+
+// get gives a kept reply, nil when there is none.
+func (d *cacheDir) get(key string) *llm.Reply {
+	if d == nil {
+		return nil
+	}
+	p := d.path(key)
+	data, err := os.ReadFile(p)
+	if err != nil {
+		return nil
+	}
+	r := &llm.Reply{}
+	if json.Unmarshal(data, r) != nil {
+		_ = os.Remove(p) // damaged; the next one is written anew
+		return nil
+	}
+	now := time.Now()
+	_ = os.Chtimes(p, now, now) // else it goes earlier
+	return r
+}
+
+// put keeps a reply. It appears under its name only when it is whole.
+func (d *cacheDir) put(key string, r *llm.Reply) {
+	if d == nil {
+		return
+	}
+	data, err := json.Marshal(r)
+	if err != nil || int64(len(data)) > d.limit/4 {
+		return
+	}
+	f, err := os.CreateTemp(d.dir, ".new-*")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(data)
+	if cerr := f.Close(); err != nil || cerr != nil || os.Rename(f.Name(), d.path(key)) != nil {
+		_ = os.Remove(f.Name())
+		return
+	}
+	d.mu.Lock()
+	d.size += int64(len(data))
+	full := d.size > d.limit
+	d.mu.Unlock()
+	if full {
+		d.trim()
+	}
+}
+
+// trim removes the replies that were not asked for longest when there are too many, and some more, so that it is seldom done.
+func (d *cacheDir) trim() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	type file struct {
+		path string
+		size int64
+		used time.Time
+	}
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return
+	}
+	var files []file
+	d.size = 0
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+			files = append(files, file{filepath.Join(d.dir, e.Name()), info.Size(), info.ModTime()})
+			d.size += info.Size()
+		}
+	}
+	if d.size <= d.limit {
+		return
+	}
+	slices.SortFunc(files, func(a, b file) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.path, b.path)) })
+	for _, f := range files {
+		if d.size <= d.limit/4*3 {
+			return
+		}
+		if os.Remove(f.path) == nil {
+			d.size -= f.size
+		}
+	}
+}
