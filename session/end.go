@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -11,11 +12,15 @@ import (
 )
 
 // askWait is how long the guest may take to say what runs, when a session ends.
-const askWait = 2 * time.Second
+const askWait = EndGrace
+
+// goneEvery is the time between two looks whether a process that was asked to end has done so.
+const goneEvery = 20 * time.Millisecond
 
 func joined(errs ...error) error { return errors.Join(errs...) }
 
-// End ends it: SIGTERM to what runs, EndGrace, SIGKILL. Its key is free at once. Ending twice is no error.
+// End ends it: SIGTERM to everything that runs in it, what ended commands have left behind included, EndGrace, SIGKILL. Its key is free at
+// once. Ending twice is no error. One that is paused hears nothing and is killed.
 func (s *Session) End(ctx context.Context, reason string) error {
 	if reason == "" {
 		reason = "by its owner"
@@ -67,8 +72,12 @@ func (s *Session) dispose(before State) {
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.m.ctx), EndGrace+stopWait)
 	defer cancel()
+	b := s.m.known(name)
+	if sb == nil && id != "" && b != nil && before != Paused {
+		sb = s.reach(b, id)
+	}
 	var err error
-	switch b := s.m.known(name); {
+	switch {
 	case sb != nil:
 		if before != Paused { // who is frozen hears nothing
 			s.terminate(sb)
@@ -95,6 +104,27 @@ func (s *Session) dispose(before State) {
 	}
 }
 
+// reach gives the sandbox of an ended session to which nobody was attached, or nil: what runs in it shall hear of the end, too.
+func (s *Session) reach(b sandbox.Backend, id string) *sandbox.Sandbox {
+	ctx, cancel := context.WithTimeout(s.m.ctx, EndGrace)
+	defer cancel()
+	for {
+		sb, err := sandbox.Attach(ctx, b, id)
+		if err == nil {
+			return sb
+		}
+		if sandbox.CodeOf(err) != sandbox.CodeBusy {
+			return nil // it has gone, or does not answer: then it is killed
+		}
+		// The attachment before this one may be about to be let go of.
+		select {
+		case <-time.After(goneEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
 // terminate asks everything that runs to end, and waits for that as long as it may take. A manager that is being closed does not wait.
 func (s *Session) terminate(sb *sandbox.Sandbox) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, askWait)
@@ -103,18 +133,85 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	if err != nil {
 		return // it has gone, or does not answer: then it is killed
 	}
+	contexts, err := sb.Contexts(ctx)
+	if err != nil {
+		return
+	}
 	grace, cancel := context.WithTimeout(s.m.ctx, EndGrace)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, o := range ops {
-		if !o.Running {
-			continue
-		}
+	for _, t := range trees(ops, contexts) {
 		wg.Go(func() {
-			if sb.Signal(grace, o.ID, syscall.SIGTERM, true) == nil {
-				_, _ = sb.Follow(grace, o.ID, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd}) // its end is all that matters
+			if sb.Signal(grace, t.op, syscall.SIGTERM, true) != nil {
+				return
 			}
+			if t.running {
+				_, _ = sb.Follow(grace, t.op, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd}) // its end is all that matters
+			}
+			awaitGone(grace, sb, t.pids)
 		})
 	}
 	wg.Wait()
+}
+
+// tree is what one operation can be signalled with: a command and what it has started, or an interpreter and what its cells have.
+type tree struct {
+	op      string
+	running bool
+	pids    []int // those known of, beside the operation's own
+}
+
+// trees finds everything that can still be signalled, once each: a second SIGTERM means haste to many programs. A command that has ended is
+// among them if it left something behind, and an interpreter as long as one of its cells is remembered.
+func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
+	var out []tree
+	of := map[string]*tree{} // by context
+	for _, c := range contexts {
+		of[c.Name] = &tree{pids: []int{c.PID}}
+	}
+	for _, o := range ops {
+		t := of[o.Context]
+		if o.Kind != "cell" {
+			t = &tree{}
+		}
+		if t == nil {
+			continue // its interpreter has gone, and all that it had started
+		}
+		if !t.running { // the latest: one before it may have had another interpreter
+			t.op, t.running = o.ID, o.Running
+		}
+		if o.Verdict != nil {
+			for _, p := range o.Verdict.Survivors {
+				if !p.Killed {
+					t.pids = append(t.pids, p.PID)
+				}
+			}
+		}
+		if o.Kind != "cell" && (t.running || len(t.pids) > 0) {
+			out = append(out, *t)
+		}
+	}
+	for _, t := range of {
+		if t.op != "" {
+			out = append(out, *t)
+		}
+	}
+	return out
+}
+
+// awaitGone waits until the sandbox no longer has any of these processes.
+func awaitGone(ctx context.Context, sb *sandbox.Sandbox, pids []int) {
+	for _, pid := range pids {
+		for {
+			_, err := sb.Files().Stat(ctx, "/proc/"+strconv.Itoa(pid))
+			if err != nil {
+				break // it has ended, or the time is up, or nobody answers any more
+			}
+			select {
+			case <-time.After(goneEvery):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }

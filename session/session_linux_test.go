@@ -1,6 +1,9 @@
 package session
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -116,6 +119,58 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 	}
 	_, err = k.m.Get(t.Context(), Key{Tenant: "b", Name: "mine"})
 	wantCode(t, "the session that could not be made", err, CodeNotFound)
+}
+
+// trapping is a shell script that notes in a mounted directory that it heard SIGTERM, a moment later, and ends. It is ready once its own file is there.
+func trapping(name string) string {
+	return "trap 'sleep 0.2; echo heard > /out/" + name + "; exit 0' TERM; touch /out/" + name + ".ready; while :; do sleep 0.05; done"
+}
+
+func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
+	for name, detached := range map[string]bool{"of a session that is attached": false, "of one that is not": true} {
+		t.Run(name, func(t *testing.T) {
+			k := newBench(t, quick())
+			dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = os.RemoveAll(dir) }()
+			if err := os.Chmod(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/out", Writable: true}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Start(t.Context(), sandbox.Command{Shell: trapping("command")}); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := s.Run(t.Context(), sandbox.Command{Shell: "(" + trapping("left") + ") > /dev/null 2>&1 &"}); err != nil || !v.OK() {
+				t.Fatal(v, err)
+			}
+			py(t, s, "import subprocess; p = subprocess.Popen(['/bin/sh', '-c', "+strconv.Quote(trapping("cell"))+"])")
+			names := []string{"command", "left", "cell"}
+			for _, n := range names {
+				await(t, n+" is ready", func() bool { _, err := os.Stat(filepath.Join(dir, n+".ready")); return err == nil })
+			}
+			if detached {
+				s.mu.Lock()
+				sb := s.sb
+				s.sb = nil
+				s.mu.Unlock()
+				sb.Detach()
+			}
+			if err := s.End(t.Context(), ""); err != nil {
+				t.Fatal(err)
+			}
+			<-s.disposed
+			for _, n := range names {
+				if b, err := os.ReadFile(filepath.Join(dir, n)); err != nil || string(b) != "heard\n" {
+					t.Errorf("%s noted %q: %v", n, b, err)
+				}
+			}
+		})
+	}
 }
 
 func TestEndFreesTheKeyAtOnce(t *testing.T) {
