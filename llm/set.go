@@ -26,6 +26,7 @@ type Set struct {
 	mu        sync.Mutex
 	providers map[string]*provider // guarded by mu; made when first asked for
 	added     map[string]Model     // guarded by mu
+	tape      *Cassette            // guarded by mu; nil: nothing is recorded
 }
 
 // Open makes a set from a configuration. It checks what is written there and asks nobody. Close it.
@@ -50,8 +51,22 @@ func Open(cfg Config) (*Set, error) {
 	return s, nil
 }
 
-// Close closes idle connections. Calls under way go on.
-func (s *Set) Close() { s.http.CloseIdleConnections() }
+// Close closes idle connections, and the cassette that is recorded on. Calls under way go on; they are no longer recorded, and fail if they should have been.
+func (s *Set) Close() {
+	s.http.CloseIdleConnections()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tape != nil {
+		_ = s.tape.Close() // each call is on disk already
+	}
+}
+
+// Record has all calls of the set's models written to a cassette, which the set closes. Models that were given out before are not recorded.
+func (s *Set) Record(c *Cassette) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tape = c
+}
 
 // Add makes a model known by its own name, before those of providers: a scripted one, a recording, or one of yours.
 func (s *Set) Add(m Model) {
@@ -101,9 +116,20 @@ func (s *Set) RunsHere(name string) bool {
 	return false
 }
 
+// one gives a model by its name alone, recorded if that is wanted.
 func (s *Set) one(name string) (Model, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	m, err := s.find(name)
+	if err != nil || s.tape == nil {
+		return m, err
+	}
+	return s.tape.Recorded(m), nil
+}
+
+// find finds a model.
+// Preconditions: s.mu is held.
+func (s *Set) find(name string) (Model, error) {
 	if m, ok := s.added[name]; ok {
 		return m, nil
 	}

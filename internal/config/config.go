@@ -112,12 +112,17 @@ type Models struct {
 	Sub       []string `key:"sub" doc:"models of the calls that a run makes, by depth; the last serves all deeper ones; empty: that of the run"`
 	Providers string   `key:"providers" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
 	Scripts   []string `key:"scripts" doc:"files with scripted models, which answer by rules and need no network"`
+	Cassettes []string `key:"cassettes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
+	Record    string   `key:"record" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
 
 	MaxTokens int      `key:"max_tokens" min:"0" doc:"tokens of a run and everything below it; 0: not limited"`
 	MaxCost   float64  `key:"max_cost" min:"0" doc:"US dollars of a run and everything below it; 0: not limited"`
 	MaxTime   Duration `key:"max_time" none:"yes" doc:"time of a run"`
 	Depth     int      `key:"depth" min:"0" doc:"levels of calls below a run: 1 asks models from code, 2 lets these be runs of their own"`
-	Resume    bool     `key:"resume" doc:"runs that were under way when their server ended go on by themselves in the next one"`
+
+	PlainBelow int  `key:"plain_below" min:"0" doc:"tokens of a context below which the model is simply given it, without a run; 0: never"`
+	Cache      Size `key:"cache" doc:"size of the replies to calls from code that are kept on disk, so that later runs need not ask again; 0: each run keeps only its own"`
+	Resume     bool `key:"resume" doc:"runs that were under way when their server ended go on by themselves in the next one"`
 }
 
 // Log configures logging.
@@ -168,7 +173,7 @@ func Default() *Config {
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
 			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth, Resume: true},
+		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth, PlainBelow: rlm.DefaultPlainBelow, Resume: true},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

@@ -29,15 +29,48 @@ func (m Models) Open() (*llm.Set, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := m.more(set); err != nil {
+		set.Close()
+		return nil, err
+	}
+	return set, nil
+}
+
+// more adds the models that are no provider's, and the recorder.
+func (m Models) more(set *llm.Set) error {
 	for _, file := range m.Scripts {
 		s, err := llm.OpenScript(file)
 		if err != nil {
-			set.Close()
-			return nil, err
+			return err
 		}
 		set.Add(s)
 	}
-	return set, nil
+	for _, file := range m.Cassettes {
+		c, err := llm.Replay(file)
+		if err != nil {
+			return err
+		}
+		for _, model := range c.Models() {
+			set.Add(model)
+		}
+	}
+	if m.Record == "" {
+		return nil
+	}
+	c, err := llm.Record(m.Record)
+	if err != nil {
+		return err
+	}
+	set.Record(c)
+	return nil
+}
+
+// Small gives the size of a context that needs no run, as package rlm wants it.
+func (m Models) Small() int64 {
+	if m.PlainBelow == 0 {
+		return -1
+	}
+	return int64(m.PlainBelow)
 }
 
 // Limits gives what a run may take as its package wants it.

@@ -83,6 +83,9 @@ func TestModelsThatCannotBeUsed(t *testing.T) {
 		"providers that are not there": {Models{Providers: filepath.Join(dir, "not")}, CodeInvalid},
 		"providers with a mistake":     {Models{Providers: bad}, CodeInvalid},
 		"a script with a mistake":      {Models{Scripts: []string{bad}}, llm.CodeScript},
+		"a cassette with a mistake":    {Models{Cassettes: []string{bad}}, llm.CodeCassette},
+		"a cassette that is not there": {Models{Cassettes: []string{filepath.Join(dir, "not")}}, llm.CodeCassette},
+		"a recording to nowhere":       {Models{Record: filepath.Join(dir, "not", "there")}, llm.CodeCassette},
 	} {
 		if _, err := tt.m.Open(); sandbox.CodeOf(err) != tt.code {
 			t.Errorf("%s: %v", name, err)
@@ -90,5 +93,44 @@ func TestModelsThatCannotBeUsed(t *testing.T) {
 	}
 	if l := (Models{MaxTime: Duration(time.Minute)}).Limits(); l.Time != time.Minute || l.Depth != 0 {
 		t.Errorf("%+v", l)
+	}
+}
+
+func TestWhatIsRecordedAnswersWithoutItsModel(t *testing.T) {
+	dir := t.TempDir()
+	script, cassette := filepath.Join(dir, "script.yaml"), filepath.Join(dir, "calls.jsonl")
+	if err := os.WriteFile(script, []byte("name: echo\nrules:\n  - match: '(.+)'\n    reply: 'you said {{1}}'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(m Models, text string) (*llm.Reply, error) {
+		set, err := m.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer set.Close()
+		model, err := set.Model("scripted/echo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return model.Complete(t.Context(), llm.Request{Messages: []llm.Message{{Role: llm.User, Content: text}}})
+	}
+	if r, err := ask(Models{Scripts: []string{script}, Record: cassette}, "hello"); err != nil || r.Text != "you said hello" {
+		t.Fatal(r, err)
+	}
+	again := Models{Cassettes: []string{cassette}}
+	if r, err := ask(again, "hello"); err != nil || r.Text != "you said hello" {
+		t.Error(r, err)
+	}
+	if _, err := ask(again, "something else"); sandbox.CodeOf(err) != llm.CodeCassette {
+		t.Errorf("what was not recorded: %v", err)
+	}
+}
+
+func TestHowSmallAContextNeedsNoRun(t *testing.T) {
+	for text, want := range map[string]int64{"": rlm.DefaultPlainBelow, "models: {plain_below: 100}": 100, "models: {plain_below: 0}": -1} {
+		c, _, err := load(t, text)
+		if err != nil || c.Models.Small() != want {
+			t.Errorf("%q: %d %v", text, c.Models.Small(), err)
+		}
 	}
 }
