@@ -71,15 +71,6 @@ func (e *Engine) Show(id string) (*Info, error) {
 	return info, nil
 }
 
-// running says that a program works on a run now.
-func running(dir string) bool {
-	unlock, err := lockRun(dir)
-	if err == nil {
-		unlock()
-	}
-	return sandbox.CodeOf(err) == sandbox.CodeBusy
-}
-
 // glance tells what Show does, and reads no more of the log than it must.
 func (e *Engine) glance(id string) (*Info, error) {
 	dir, err := e.runDir(id)

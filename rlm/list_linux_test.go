@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // listed gives the list by id.
@@ -88,6 +90,53 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 	}
 	if info := check()[r.ID()]; info.Result == nil {
 		t.Errorf("%+v", info)
+	}
+}
+
+func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
+	dir := t.TempDir()
+	work := func() (unlock func()) {
+		t.Helper()
+		unlock, err := lockRun(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unlock
+	}
+	same(t, "running before anybody has worked on it", running(dir), false)
+	unlock := work()
+	same(t, "running", running(dir), true)
+	if _, err := lockRun(dir); sandbox.CodeOf(err) != sandbox.CodeBusy {
+		t.Errorf("a second one who works: %v", err)
+	}
+	unlock()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				if running(dir) {
+					t.Error("somebody who looks is taken for one who works")
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	stop := make(chan struct{})
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				running(dir)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(stop)
+	for range 200 {
+		work()()
 	}
 }
 
