@@ -134,7 +134,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	if f.podman {
 		c.Notes = append(c.Notes, "Podman does not limit the number of files, only what they take together; it does not tell a stop, or a guest that was killed for memory, from a kill")
 	}
-	if c.Isolation < f.level {
+	if len(b.opts.HostConfig) > 0 {
 		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
 	}
 	if !f.memory || !f.cpu || !f.pids {

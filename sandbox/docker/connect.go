@@ -193,7 +193,7 @@ func (b *Backend) askFacts(ctx context.Context) (*facts, error) {
 			Remedy: "it has " + strings.Join(f.all, ", ") + "; recluse install-runtime registers runsc",
 		}
 	}
-	f.level = isolationOf(f.runtime, rt.Path)
+	f.level = isolationOf(f.runtime, rt.Runtime)
 	return f, nil
 }
 
@@ -207,26 +207,11 @@ func chooseRuntime(asked string, i system.Info, podman bool) string {
 	}
 	best := i.DefaultRuntime
 	for _, name := range slices.Sorted(maps.Keys(i.Runtimes)) {
-		if isolationOf(name, i.Runtimes[name].Path) > isolationOf(best, i.Runtimes[best].Path) {
+		if isolationOf(name, i.Runtimes[name].Runtime) > isolationOf(best, i.Runtimes[best].Runtime) {
 			best = name
 		}
 	}
 	return best
-}
-
-// isolationOf tells what stands between code and host with a runtime, by its name and its program. One that is not known is taken for
-// what every runtime is at least.
-func isolationOf(name, path string) sandbox.Isolation {
-	known := func(part string) bool {
-		return strings.Contains(name, part) || strings.Contains(filepath.Base(path), part)
-	}
-	switch {
-	case known("runsc"), known("gvisor"), strings.HasPrefix(filepath.Base(path), "recluse-engine"):
-		return sandbox.IsolationKernel
-	case known("kata"):
-		return sandbox.IsolationVM
-	}
-	return sandbox.IsolationContainer
 }
 
 // goArch gives Go's name for what uname calls a machine.

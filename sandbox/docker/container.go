@@ -129,20 +129,10 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	if len(b.opts.HostConfig) > 0 {
-		if err := json.Unmarshal(b.opts.HostConfig, hc); err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "read the host config", Message: "it is not one of the engine's", Err: err}
-		}
-	}
-	return hc, nil
+	return hc, b.layOver(hc)
 }
 
-func (b *Backend) network() string {
-	if b.opts.Network == "" {
-		return "none"
-	}
-	return b.opts.Network
-}
+func (b *Backend) network() string { return b.opts.network() }
 
 // tmpfs shares the disk out among the file systems in memory. Each file costs memory that no size counts, so their number is
 // bounded by what it may take.
@@ -163,22 +153,6 @@ func tmpfs(l sandbox.Limits, podman bool) map[string]string {
 		"/dev/shm":          mount(16, "1777", "noexec"),
 		stateDir:            mount(8, "0755", "noexec"),
 	}
-}
-
-// level is the isolation that a sandbox really has.
-func (b *Backend) level(f *facts) sandbox.Isolation {
-	level := f.level
-	if len(b.opts.HostConfig) == 0 {
-		return level
-	}
-	var hc container.HostConfig
-	if json.Unmarshal(b.opts.HostConfig, &hc) != nil {
-		return sandbox.IsolationNone
-	}
-	if hc.Privileged || hc.PidMode.IsHost() || hc.IpcMode.IsHost() || hc.UTSMode.IsHost() || hc.NetworkMode.IsHost() || hc.UsernsMode.IsHost() {
-		return sandbox.IsolationNone
-	}
-	return max(level-1, sandbox.IsolationNone)
 }
 
 // judgeMounts resolves this machine's directories that are to be seen inside, and refuses those that must not be.

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
+
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -48,9 +50,9 @@ type Options struct {
 	UnsafeHostNetwork bool
 	// Volumes are named volumes of the engine to show inside.
 	Volumes []Volume
-	// HostConfig is laid over what the engine is told about the container, as JSON of the engine's API. Whatever it loosens is no longer
-	// ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or gets a
-	// namespace of the host.
+	// HostConfig is laid over what the engine is told about the container, as JSON of the engine's API; its mounts are added to ours. Whatever it
+	// loosens is no longer ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or
+	// gets a namespace of the host. It may not name the runtime, nor hide the guest.
 	HostConfig json.RawMessage
 	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
 	// above them, such as /root.
@@ -147,17 +149,24 @@ func (o Options) check() error {
 	if err != nil {
 		return err
 	}
+	hc, err := o.hostConfig()
+	if err == nil {
+		err = checkHostConfig(hc)
+	}
+	if err != nil {
+		return err
+	}
+	if !container.NetworkMode(o.network()).IsHost() {
+		return nil
+	}
 	switch {
-	case o.Network == "host" && production:
+	case production:
 		return &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "RECLUSE_ENV=production forbids the host's network"}
-	case o.Network == "host" && !o.UnsafeHostNetwork:
+	case !o.UnsafeHostNetwork:
 		return &sandbox.Error{
 			Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "the host's network shows everything that listens on the engine's machine",
 			Remedy: "use the network bridge, or allow it explicitly",
 		}
-	}
-	if len(o.HostConfig) > 0 && !json.Valid(o.HostConfig) {
-		return bad("the host config is not JSON")
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/moby/api/types/system"
+
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -136,6 +138,12 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		"a relative volume":        {Options{Volumes: []Volume{{Name: "v", Path: "x"}}}, sandbox.CodeInvalidSpec},
 		"host network":             {Options{Network: "host"}, sandbox.CodeConsentMissing},
 		"a host config in YAML":    {Options{HostConfig: json.RawMessage("privileged: true")}, sandbox.CodeInvalidSpec},
+		"a host config of numbers": {Options{HostConfig: json.RawMessage(`{"NetworkMode": 1}`)}, sandbox.CodeInvalidSpec},
+		"another door to the host": {Options{HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
+		"another runtime":          {Options{HostConfig: json.RawMessage(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
+		"a mount over the guest":   {Options{HostConfig: json.RawMessage(`{"Mounts": [{"Type": "tmpfs", "Target": "/.recluse/bin/"}]}`)}, sandbox.CodeInvalidSpec},
+		"a bind over the guest":    {Options{HostConfig: json.RawMessage(`{"Binds": ["/opt://.recluse:ro"]}`)}, sandbox.CodeInvalidSpec},
+		"a tmpfs over the guest":   {Options{HostConfig: json.RawMessage(`{"Tmpfs": {"/tmp/../.recluse/run": ""}}`)}, sandbox.CodeInvalidSpec},
 		"an instance with a slash": {Options{Instance: "a/b"}, sandbox.CodeInvalidSpec},
 		"no such context":          {Options{Context: "nobody-made-this"}, sandbox.CodeBackendMissing},
 		"a host that is none":      {Options{Host: "carrier-pigeon"}, sandbox.CodeBackendMissing},
@@ -146,8 +154,11 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		}
 	}
 	t.Setenv("RECLUSE_ENV", "production")
-	if _, err := New(Options{Network: "host", UnsafeHostNetwork: true, Dir: t.TempDir()}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
-		t.Errorf("host network in production: %v", err)
+	for _, o := range []Options{{Network: "host"}, {HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}} {
+		o.UnsafeHostNetwork, o.Dir = true, t.TempDir()
+		if _, err := New(o); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
+			t.Errorf("host network in production: %v", err)
+		}
 	}
 }
 
@@ -165,16 +176,48 @@ func TestIsolationIsReportedTruthfully(t *testing.T) {
 		change func(*Options)
 		want   sandbox.Isolation
 	}{
-		"the default":            {nil, sandbox.IsolationContainer},
-		"runc":                   {func(o *Options) { o.Runtime = "runc" }, sandbox.IsolationContainer},
-		"runsc":                  {func(o *Options) { o.Runtime = "runsc" }, sandbox.IsolationKernel},
-		"a loosened container":   {func(o *Options) { o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationNone},
-		"a loosened runsc":       {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationContainer},
-		"privileged":             {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"Privileged": true}`) }, sandbox.IsolationNone},
-		"the host's processes":   {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"PidMode": "host"}`) }, sandbox.IsolationNone},
+		"the default":          {nil, sandbox.IsolationContainer},
+		"runc":                 {func(o *Options) { o.Runtime = "runc" }, sandbox.IsolationContainer},
+		"runsc":                {func(o *Options) { o.Runtime = "runsc" }, sandbox.IsolationKernel},
+		"a loosened container": {func(o *Options) { o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationNone},
+		"a loosened runsc":     {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"ReadonlyRootfs": false}`) }, sandbox.IsolationContainer},
+		"privileged":           {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"Privileged": true}`) }, sandbox.IsolationNone},
+		"the host's processes": {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"PidMode": "host"}`) }, sandbox.IsolationNone},
+		"the host's cgroups":   {func(o *Options) { o.Runtime, o.HostConfig = "runsc", json.RawMessage(`{"CgroupnsMode": "host"}`) }, sandbox.IsolationNone},
+		"the host's network":   {func(o *Options) { o.Runtime, o.Network, o.UnsafeHostNetwork = "runsc", "host", true }, sandbox.IsolationNone},
+		"the same by config": {func(o *Options) {
+			o.Runtime, o.UnsafeHostNetwork, o.HostConfig = "runsc", true, json.RawMessage(`{"NetworkMode": "host"}`)
+		}, sandbox.IsolationNone},
 		"an engine that is away": {func(o *Options) { o.Host = "unix:///nowhere/docker.sock" }, sandbox.IsolationNone},
 	} {
 		if got := newBackend(t, c.change).Capabilities(t.Context()).Isolation; got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestARuntimeIsWhatItsProgramIs(t *testing.T) {
+	for name, c := range map[string]struct {
+		runtime string
+		is      system.Runtime
+		want    sandbox.Isolation
+	}{
+		"runc":                            {"runc", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
+		"crun":                            {"crun", system.Runtime{Path: "/usr/bin/crun"}, sandbox.IsolationContainer},
+		"runsc":                           {"runsc", system.Runtime{Path: "/usr/local/bin/runsc"}, sandbox.IsolationKernel},
+		"our engine":                      {"mine", system.Runtime{Path: "/usr/local/bin/recluse-engine"}, sandbox.IsolationKernel},
+		"runc that is called runsc":       {"runsc", system.Runtime{Path: "/usr/bin/runc"}, sandbox.IsolationContainer},
+		"runc that is called kata":        {"kata", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
+		"runc in a directory of runsc's":  {"runsc", system.Runtime{Path: "/opt/runsc/runc"}, sandbox.IsolationContainer},
+		"a shim that no list names":       {"io.containerd.runsc.v1", system.Runtime{}, sandbox.IsolationKernel},
+		"a name, and the engine is mute":  {"runsc", system.Runtime{}, sandbox.IsolationKernel},
+		"a shim":                          {"gv", system.Runtime{Type: "io.containerd.runsc.v1"}, sandbox.IsolationKernel},
+		"runc's shim that is called kata": {"kata", system.Runtime{Type: "io.containerd.runc.v2"}, sandbox.IsolationContainer},
+		"runc's shim with runsc":          {"x", system.Runtime{Type: "io.containerd.runc.v2", Options: map[string]any{"BinaryName": "/usr/bin/runsc"}}, sandbox.IsolationKernel},
+		"kata's shim":                     {"kata", system.Runtime{Type: "io.containerd.kata.v2"}, sandbox.IsolationVM},
+		"a stranger":                      {"youki", system.Runtime{Path: "/usr/bin/youki"}, sandbox.IsolationContainer},
+	} {
+		if got := isolationOf(c.runtime, c.is); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
@@ -296,8 +339,13 @@ func TestANetworkIsThereOnlyWhenAskedFor(t *testing.T) {
 }
 
 func TestAHostConfigIsLaidOver(t *testing.T) {
-	b := newBackend(t, func(o *Options) { o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false, "CpusetCpus": "0"}`) })
+	b := newBackend(t, func(o *Options) {
+		o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": false, "CpusetCpus": "0", "Mounts": [{"Type": "tmpfs", "Target": "/mine", "TmpfsOptions": {"Mode": 511}}]}`)
+	})
 	sb := open(t, b, sandbox.Spec{})
+	if got := shell(t, sb, "echo x > /mine/file; cat /mine/file; touch /.recluse/bin/x 2>/dev/null || echo closed"); got != "x\nclosed\n" {
+		t.Errorf("a mount beside the guest's: %q", got)
+	}
 	if got := shell(t, sb, "grep Cpus_allowed_list /proc/self/status | tr -dc '0-9-'"); got != "0" {
 		t.Errorf("cpus: %q", got)
 	}
