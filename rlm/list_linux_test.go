@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -122,22 +124,15 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	stop := make(chan struct{})
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				running(dir)
-			}
-		}
-	})
-	defer wg.Wait()
-	defer close(stop)
-	for range 200 {
-		work()()
+	look, err := os.Open(filepath.Join(dir, lockFile))
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := flock(look, unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() { release(look) })
+	work()() // it waits for who looks
 }
 
 // BenchmarkListRuns lists 1,000 runs with logs of 256 KiB, a tenth of them interrupted.

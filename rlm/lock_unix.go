@@ -16,7 +16,7 @@ import (
 const (
 	lockFile = "lock"
 	// lookWait is how long those who only look at a run may be in the way of one who wants to work on it. Each has it for a moment.
-	lookWait = 5 * time.Second
+	lookWait = 10 * time.Second
 	lookPoll = 5 * time.Millisecond
 )
 
