@@ -3,6 +3,7 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -128,14 +131,16 @@ func (m *machine) diagnose(fd int) error {
 		return e
 	}
 	said := fifo.Complaints(m.backend.sandboxDir(m.record.ID))
-	switch code, ok := exitOf(fd); {
-	case ok && syscall.WaitStatus(code).Signaled():
-		e.Message = fmt.Sprintf("the sandbox's process %d was killed by %s", m.pid, unix.SignalName(syscall.WaitStatus(code).Signal()))
-	case ok:
-		e.Code = sandbox.CodeGuestLost
-		e.Message = "the guest in the sandbox ended, and the sandbox with it"
-	default:
+	switch code, ok := exitOf(fd, m.pid); {
+	case !ok:
 		e.Message = fmt.Sprintf("the sandbox's process %d has ended", m.pid)
+	case syscall.WaitStatus(code).Signaled():
+		e.Message = fmt.Sprintf("the sandbox's process %d was killed by %s", m.pid, unix.SignalName(syscall.WaitStatus(code).Signal()))
+	case syscall.WaitStatus(code).ExitStatus() == engineFailed:
+		e.Message = fmt.Sprintf("the sandbox's process %d gave up", m.pid)
+	default:
+		e.Code = sandbox.CodeGuestLost
+		e.Message = "the guest in the sandbox " + guestEnd(syscall.WaitStatus(code).ExitStatus()) + ", and the sandbox with it"
 	}
 	if said != "" {
 		e.Err = errors.New(said)
@@ -143,13 +148,27 @@ func (m *machine) diagnose(fd int) error {
 	return e
 }
 
-// exitOf asks the kernel how a process ended that is not our child. Kernels before 6.15 do not tell.
-func exitOf(fd int) (status int, ok bool) {
+// engineFailed is the exit status of an engine that cannot go on. With any other it tells how the guest ended, as a shell does.
+const engineFailed = 128
+
+// guestEnd says how the guest ended.
+func guestEnd(status int) string {
+	if status > engineFailed {
+		return "was killed by " + unix.SignalName(syscall.Signal(status-engineFailed))
+	}
+	return fmt.Sprintf("ended with exit status %d", status)
+}
+
+// exitOf asks the kernel how a process ended that is not our child. It tells while nobody has reaped the process, and from Linux 6.15 on also later.
+func exitOf(fd, pid int) (status int, ok bool) {
 	const (
 		pidfdGetInfo  = 0xC040FF0B // _IOWR(0xFF, 11, struct pidfd_info), 64 bytes
 		pidfdInfoExit = 1 << 3
 	)
-	for range 20 { // known once its parent has reaped it
+	for range 20 { // it may be reaped between the two looks
+		if status, ok := zombieExit(fd, pid); ok {
+			return status, true
+		}
 		info := struct {
 			mask, cgroup uint64
 			ids          [11]uint32
@@ -165,6 +184,22 @@ func exitOf(fd int) (status int, ok bool) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	return 0, false
+}
+
+// zombieExit reads how a process ended that nobody has reaped yet: an init may take its time.
+func zombieExit(fd, pid int) (status int, ok bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	// "pid (name) state ...", where the name may hold anything; the last field is the status.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 2 || fields[0] != "Z" {
+		return 0, false
+	}
+	status, err = strconv.Atoi(fields[len(fields)-1])
+	// As long as it can be signalled its pid is nobody else's, so it was the one we have read about.
+	return status, err == nil && unix.PidfdSendSignal(fd, 0, nil, 0) == nil
 }
 
 // settle sees to the limits that would slow a start down, and the first calls as well: it uses more than one processor, and while
@@ -250,8 +285,8 @@ func (m *machine) isEnding() bool {
 
 // abandon lets go of the sandbox, alive or not.
 func (m *machine) abandon() {
-	if m.ended.Load() {
-		// The other end of the pipes has gone, so the process is about to: let watch find out why.
+	if m.ended.Load() || m.exited() {
+		// The other end of the pipes has gone, so the process has ended or is about to: let watch find out why.
 		select {
 		case <-m.gone:
 		case <-time.After(deathWait):
@@ -302,7 +337,13 @@ func (a attachment) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (a attachment) Write(p []byte) (int, error) { return a.m.stream.Write(p) }
+func (a attachment) Write(p []byte) (int, error) {
+	n, err := a.m.stream.Write(p)
+	if errors.Is(err, unix.EPIPE) { // whoever writes may be the first to notice
+		a.m.ended.Store(true)
+	}
+	return n, err
+}
 
 // SetWriteDeadline lets a call that cannot be sent be given up.
 func (a attachment) SetWriteDeadline(t time.Time) error { return a.m.stream.SetWriteDeadline(t) }

@@ -4,11 +4,14 @@ package gvisor
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -62,6 +65,54 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 			<-m.Gone()
 			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "for memory") != c.want {
 				t.Errorf("%v", cause)
+			}
+		})
+	}
+}
+
+func TestHowAProcessEndedIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		want   syscall.WaitStatus
+	}{
+		"an exit status": {"exit 7", 7 << 8},
+		"a signal":       {"kill -9 $$", 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// A zombie of our own: nobody reaps it before we do.
+			cmd := exec.Command("/bin/sh", "-c", "read -r go; "+c.script)
+			in, err := cmd.StdinPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid := cmd.Process.Pid
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(fd) }()
+			if status, ok := zombieExit(fd, pid); ok {
+				t.Errorf("while it runs: %d", status)
+			}
+			if _, err := in.Write([]byte("go\n")); err != nil {
+				t.Fatal(err)
+			}
+			if err := waitPidfd(t.Context(), fd, answerWait); err != nil {
+				t.Fatal(err)
+			}
+			if status, ok := exitOf(fd, pid); !ok || syscall.WaitStatus(status) != c.want {
+				t.Errorf("before it is reaped: %d %t, want %d", status, ok, c.want)
+			}
+			_ = cmd.Wait() // it failed, as it was told to
+			status, ok := exitOf(fd, pid)
+			if ok && syscall.WaitStatus(status) != c.want || !ok && !endUntold(t) {
+				t.Errorf("after it was reaped: %d %t, want %d", status, ok, c.want)
+			}
+			if status, ok := zombieExit(fd, os.Getpid()); ok {
+				t.Errorf("of another process: %d", status)
 			}
 		})
 	}

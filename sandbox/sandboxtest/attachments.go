@@ -153,9 +153,11 @@ var attachments = []feature{
 		}
 		lost := func(what string, err error) {
 			t.Helper()
-			if c := sandbox.CodeOf(err); c != sandbox.CodeGuestLost && c != sandbox.CodeSandboxLost {
-				t.Errorf("%s: %q (%v)", what, c, err)
+			if s.opts.EndUntold && sandbox.CodeOf(err) == sandbox.CodeSandboxLost {
+				return
 			}
+			fails(t, what, err, sandbox.CodeGuestLost)
+			contains(t, what, err.Error(), "guest")
 		}
 		lost("the command", o.err)
 		await(t, "the news", sb.Gone())

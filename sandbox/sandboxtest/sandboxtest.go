@@ -24,6 +24,9 @@ type Options struct {
 	Spec sandbox.Spec
 	// KillGuest kills the guest of a running sandbox, as the host's kernel might. Nil: that test is left out, loudly.
 	KillGuest func(t *testing.T, sb *sandbox.Sandbox)
+	// EndUntold says that this host's kernel does not tell how a process ended that is no child of ours, so that a killed guest may be told as a
+	// lost sandbox.
+	EndUntold bool
 	// Leftovers names whatever the host still holds of sandboxes that have ended: processes, directories, mounts.
 	Leftovers func(t *testing.T, ids []string) []string
 	// Open makes the machine of a test in another way than through the library, e.g. over HTTP, and ends it with the test. What is
