@@ -39,10 +39,10 @@ type Backend struct {
 	ctx       context.Context // of everything that outlives a call
 	cancel    context.CancelFunc
 
-	fillMu sync.Mutex
-	filled map[string]bool // guarded by fillMu; volumes that were seen to be whole
+	filling chan struct{} // has one place: who has it looks at a guest's volume
 
 	mu       sync.Mutex
+	filled   map[string]bool     // guarded by mu; guests' volumes that were seen to be whole
 	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
 	closed   bool                // guarded by mu
 	proven   time.Time           // guarded by mu; when a sandbox could be made last
@@ -62,7 +62,7 @@ func New(opts Options) (*Backend, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
-	b := &Backend{opts: opts, dir: opts.Dir, instance: opts.Instance, filled: map[string]bool{}, attached: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.Dir, instance: opts.Instance, filling: make(chan struct{}, 1), filled: map[string]bool{}, attached: map[string]*machine{}}
 	if b.dir == "" {
 		data, err := xdg.Data()
 		if err != nil {

@@ -52,17 +52,27 @@ func readGuest(path string) (bundle.Program, error) {
 // Any image serves the container through which that is done: it is never started.
 func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *facts, image string) (string, error) {
 	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, f.arch)
-	b.fillMu.Lock()
-	defer b.fillMu.Unlock()
-	if b.filled[name] {
+	const op = "bring the guest to the engine"
+	select { // not a mutex: whoever gives up need not wait for the one who is at it
+	case b.filling <- struct{}{}:
+		defer func() { <-b.filling }()
+	case <-ctx.Done():
+		return "", failed(ctx, op, "", ctx.Err())
+	}
+	b.mu.Lock()
+	filled := b.filled[name]
+	b.mu.Unlock()
+	if filled {
 		return name, nil
 	}
 	if !b.broughtBefore(ctx, name, guest, f.id) {
 		if err := b.fill(ctx, name, guest, image); err != nil {
-			return "", failed(ctx, "bring the guest to the engine", "its volume could not be filled", err)
+			return "", failed(ctx, op, "its volume could not be filled", err)
 		}
 		b.keepBrought(ctx, name, guest, f.id)
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.filled[name] = true
 	return name, nil
 }
@@ -87,23 +97,9 @@ func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, i
 }
 
 // bring writes the guest into its volume. One program at a time does: a guest that another has seen to be whole, and runs, must not be written
-// once more. The name of the container through which it is done is the lock.
+// once more.
 func (b *Backend) bring(ctx context.Context, volume string, guest bundle.Program, image string, hc *container.HostConfig) (err error) {
-	lock := "recluse-carrier-" + volume
-	id, remove, err := b.carrier(ctx, lock, image, nil, hc)
-	for end := time.Now().Add(fillWait); taken(err); id, remove, err = b.carrier(ctx, lock, image, nil, hc) {
-		if b.abandoned(ctx, lock) || time.Now().After(end) {
-			if err := b.remove(ctx, lock); err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(removePause):
-		}
-	}
+	id, remove, err := b.hold(ctx, volume, image, hc)
 	if err != nil {
 		return err
 	}
@@ -127,14 +123,45 @@ func (b *Backend) isWhole(ctx context.Context, carrier string) (bool, error) {
 	return err == nil, err
 }
 
-// abandoned says whether a carrier's program has died.
-func (b *Backend) abandoned(ctx context.Context, carrier string) bool {
+// hold makes the one carrier of a volume through which it is written. Its name is the lock: while another program has it, we wait.
+func (b *Backend) hold(ctx context.Context, volume, image string, hc *container.HostConfig) (id string, remove func() error, err error) {
+	name := "recluse-carrier-" + volume
+	last, end := "", time.Now().Add(fillWait)
+	for {
+		id, remove, err = b.carrier(ctx, name, image, nil, hc)
+		if !taken(err) {
+			return id, remove, err
+		}
+		holder, dead := b.holder(ctx, name)
+		if holder != last { // each has its own time
+			last, end = holder, time.Now().Add(fillWait)
+		}
+		late := time.Now().After(end)
+		if holder == "" && late {
+			return "", nil, err // a name that nobody has, and nobody gets
+		}
+		if dead || late {
+			// What we have seen, and not what is called so by now: another who waits may have been quicker, and the name be his.
+			if err := b.remove(ctx, holder); err != nil {
+				return "", nil, err
+			}
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return "", nil, ctx.Err()
+		case <-time.After(fillPause):
+		}
+	}
+}
+
+// holder gives the container that has a carrier's name, and whether its program has died. None: "".
+func (b *Backend) holder(ctx context.Context, carrier string) (id string, dead bool) {
 	res, err := b.cli.ContainerInspect(ctx, carrier, client.ContainerInspectOptions{})
 	if err != nil || res.Container.Config == nil {
-		return false
+		return "", false
 	}
-	var o owner
-	return json.Unmarshal([]byte(res.Container.Config.Labels[labelOwner]), &o) == nil && o.dead()
+	return res.Container.ID, ownerOf(res.Container.Config.Labels).dead()
 }
 
 func carrierName() string { return "recluse-carrier-" + randomHex(6) }
@@ -158,6 +185,9 @@ func (b *Backend) carrier(ctx context.Context, name, image string, labels map[st
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
 		defer cancel()
 		return f(ctx)
+	}
+	if taken(err) { // nothing was made
+		return "", nil, err
 	}
 	if err != nil {
 		return "", nil, errors.Join(err, clean(func(ctx context.Context) error { return b.removeMarked(ctx, mark) }))

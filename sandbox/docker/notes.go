@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -30,6 +31,15 @@ type owner struct {
 func self() owner {
 	o := owner{PID: os.Getpid(), Start: processStart(os.Getpid())}
 	o.Machine, _ = os.Hostname() // without a name two machines without one are taken for the same
+	return o
+}
+
+// ownerOf reads from a container's labels which program has made it. Without one nobody answers for it, and nobody is known to be dead.
+func ownerOf(labels map[string]string) owner {
+	var o owner
+	if json.Unmarshal([]byte(labels[labelOwner]), &o) != nil {
+		return owner{}
+	}
 	return o
 }
 

@@ -103,6 +103,7 @@ const (
 const (
 	cleanWait    = 20 * time.Second       // to undo what could not be finished
 	fillWait     = 2 * time.Minute        // for another program that brings the guest; after it that one counts as dead
+	fillPause    = 100 * time.Millisecond // between two looks whether it has
 	removalWait  = 250 * time.Millisecond // for the news that a killed container was removed as well
 	newsWait     = 3 * time.Second        // for news about a sandbox whose stream was closed
 	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost

@@ -86,7 +86,7 @@ func (b *Backend) keepBrought(ctx context.Context, volume string, guest bundle.P
 func (b *Backend) doubt(volume string) {
 	_ = os.Remove(b.proofPath()) // mostly there is none
 	_ = os.Remove(b.broughtPath(volume))
-	b.fillMu.Lock()
-	defer b.fillMu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	delete(b.filled, volume)
 }

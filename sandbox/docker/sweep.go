@@ -2,7 +2,6 @@ package docker
 
 import (
 	"context"
-	"encoding/json"
 	"sync"
 
 	"github.com/moby/moby/api/types/container"
@@ -30,11 +29,8 @@ func (b *Backend) sweep(ctx context.Context) {
 		case !b.mine(c.Labels):
 		case ok && !r.Spec.Persist && b.readNote(r).Owner.dead():
 			end(func() { _ = b.Stop(ctx, r.ID) })
-		case !ok && c.Labels[labelCarrier] != "" && c.State == container.StateCreated:
-			var o owner
-			if json.Unmarshal([]byte(c.Labels[labelOwner]), &o) == nil && o.dead() {
-				end(func() { _ = b.remove(ctx, c.ID) })
-			}
+		case !ok && c.Labels[labelCarrier] != "" && c.State == container.StateCreated && ownerOf(c.Labels).dead():
+			end(func() { _ = b.remove(ctx, c.ID) })
 		}
 	}
 	ending.Wait()
