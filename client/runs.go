@@ -24,6 +24,8 @@ type RunOptions struct {
 	Sub      []string        // models of the calls it makes, by depth
 	Limits   RunLimits
 	Labels   map[string]string
+	Gate     string // off, warn or block; empty: as the server is configured. Not with Session
+	Role     string // chooses the thesaurus that the gate judges by. Not with Session
 	Session  string // works there; empty: in a sandbox of its own
 }
 
@@ -55,7 +57,7 @@ func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }
 // StartRun begins a run. It goes on in the server, whether or not anybody watches.
 func (c *Client) StartRun(ctx context.Context, o RunOptions) (*rlm.Info, error) {
 	in := api.NewRun{
-		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits.api(), Labels: o.Labels, Session: o.Session,
+		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits.api(), Labels: o.Labels, Gate: o.Gate, Role: o.Role, Session: o.Session,
 	}
 	for _, x := range o.Contexts {
 		rc := api.RunContext{Name: x.Name, JSON: x.JSON, List: x.List, Path: x.Path}

@@ -3,6 +3,8 @@ package gate
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,14 +28,14 @@ type Options struct {
 	// Graphs are the thesauri by role; "" is for requests that name none. GraphMode empty: ModeBlock.
 	Graphs    map[string]*Graph
 	GraphMode Mode
+	// Role is that of requests that name none; one of Graphs.
+	Role string
 	// Least is a floor: no session weighs rules or thesaurus less, whatever it asks for. Empty: ModeOff, no floor.
 	Least Mode
 	// Tries is how many failures in a row of one session call a person; 0: DefaultTries.
 	Tries int
 	// Approvals is where a person is asked; nil: nobody is, and a decision to ask stays one.
 	Approvals *Approvals
-	// Observe hears every decision, for the audit log. It must not block.
-	Observe func(ctx context.Context, req Request, d Decision)
 	// Python is the program that parses Python; empty: the host's. "none" uses none.
 	Python string
 }
@@ -78,6 +80,11 @@ func New(opts Options) (*Checker, error) {
 		opts.Tries = DefaultTries
 	}
 	c := &Checker{opts: opts, failed: map[who]failure{}}
+	if opts.Role != "" {
+		if _, err := c.graph(opts.Role); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Rules == nil || opts.Python == "none" {
 		return c, nil
 	}
@@ -158,9 +165,6 @@ func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
 		return Decision{}, err
 	}
 	d.Reason = reason(&d)
-	if c.opts.Observe != nil {
-		c.opts.Observe(ctx, req, d)
-	}
 	return d, nil
 }
 
@@ -185,15 +189,31 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	if graphMode == ModeOff || len(c.opts.Graphs) == 0 {
 		return d, nil
 	}
-	g, ok := c.opts.Graphs[req.Role]
-	if !ok {
-		return d, &sandbox.Error{
-			Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: fmt.Sprintf("there is no thesaurus for role %q", req.Role),
-			Remedy: "name a role that is configured, or configure one without a role",
-		}
+	g, err := c.graph(req.Role)
+	if err != nil {
+		return d, err
 	}
 	g.judge(req.Text(), &d, graphMode)
 	return d, nil
+}
+
+// graph gives the thesaurus of a role. One that is not there is an error, never "validation off".
+func (c *Checker) graph(role string) (*Graph, error) {
+	if role == "" {
+		role = c.opts.Role
+	}
+	if g, ok := c.opts.Graphs[role]; ok {
+		return g, nil
+	}
+	e := &sandbox.Error{
+		Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: fmt.Sprintf("there is no thesaurus for role %q", role),
+		Remedy: fmt.Sprintf("name one of the roles %s", strings.Join(slices.Sorted(maps.Keys(c.opts.Graphs)), ", ")),
+	}
+	if role == "" {
+		e.Message = "there is no thesaurus for code that names no role"
+		e.Remedy += "; or configure the role of whoever names none (gate.role), or a thesaurus without a role"
+	}
+	return nil, e
 }
 
 func orMode(m, otherwise Mode) Mode {

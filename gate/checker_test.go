@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -88,8 +89,7 @@ func judge(t *testing.T, c *Checker, req Request) Decision {
 func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	var asked []Approval
 	approvals := NewApprovals(ApprovalOptions{Asked: func(a Approval) { asked = append(asked, a) }})
-	var heard []Decision
-	c := defaultChecker(t, Options{Approvals: approvals, Observe: func(_ context.Context, _ Request, d Decision) { heard = append(heard, d) }})
+	c := defaultChecker(t, Options{Approvals: approvals})
 	req := Request{Language: Bash, Code: removal, Session: "s", Tenant: "t"}
 	for try := 1; try <= 2; try++ {
 		if d := judge(t, c, req); d.Action != Deny || d.Attempt != try || d.Escalated {
@@ -126,8 +126,70 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	if d := judge(t, c, req); d.Action != Deny || d.Attempt != 1 {
 		t.Errorf("the grant was good twice: %+v", d)
 	}
-	if len(heard) != 9 {
-		t.Errorf("the audit log heard %d decisions, want 9", len(heard))
+}
+
+func TestEveryJudgementIsHeard(t *testing.T) {
+	c := defaultChecker(t, Options{RulesMode: ModeBlock, Least: ModeWarn})
+	var heard []string
+	g := Observed(c, func(_ context.Context, req Request, d Decision, err error) {
+		heard = append(heard, fmt.Sprintf("%s %s %v", req.Session, d.Action, err != nil))
+	})
+	for _, req := range []Request{{Language: Bash, Code: "ls"}, {Language: Bash, Code: removal}, {Language: "perl", Code: "1"}} {
+		req.Session = "s"
+		_, _ = g.Judge(t.Context(), req)
+	}
+	if want := []string{"s allow false", "s deny false", "s  true"}; !slices.Equal(heard, want) {
+		t.Errorf("%q, want %q", heard, want)
+	}
+	if got := AtLeast(g, ModeOff); got != ModeWarn {
+		t.Errorf("the floor is %s", got)
+	}
+	g.(*observed).Forget("", "s")
+	if d, err := g.Judge(t.Context(), Request{Language: Bash, Code: removal, Session: "s"}); err != nil || d.Attempt != 1 {
+		t.Errorf("it did not forget: %+v %v", d, err)
+	}
+	if Observed(nil, nil) != nil {
+		t.Error("there is a gate where there was none")
+	}
+}
+
+func TestWhoNamesNoRoleHasTheOneThatIsConfigured(t *testing.T) {
+	graphs := map[string]*Graph{}
+	for role, term := range map[string]string{"cook": "onion", "gardener": "spade"} {
+		terms, err := ParseTerms(role, []byte(term+"\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if graphs[role], err = NewGraph(terms, GraphOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func(own, role string) (Action, error) {
+		t.Helper()
+		c, err := New(Options{Graphs: graphs, Role: own})
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		d, err := c.Judge(t.Context(), Request{Language: Bash, Code: "onion", Role: role})
+		return d.Action, err
+	}
+	for _, tt := range []struct {
+		own, role string
+		want      Action
+		fails     string
+	}{
+		{"cook", "", Allow, ""},
+		{"gardener", "", Deny, ""},
+		{"gardener", "cook", Allow, ""},
+		{"", "", "", "gate.role"},
+		{"", "smith", "", "cook, gardener"},
+		{"smith", "cook", "", "cook, gardener"},
+	} {
+		got, err := ask(tt.own, tt.role)
+		if tt.fails == "" && (err != nil || got != tt.want) || tt.fails != "" && (err == nil || !strings.Contains(err.Error(), tt.fails)) {
+			t.Errorf("%q asked as %q: %s, %v", tt.own, tt.role, got, err)
+		}
 	}
 }
 

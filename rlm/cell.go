@@ -224,21 +224,6 @@ func (n *node) lost(ctx context.Context, err error) error {
 	return err
 }
 
-// judge asks the gate about what a model wrote. What may not run has ended with that; an error means that there was no judgement.
-func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) {
-	if m, ok := n.machine.(Judging); ok && m.Judges() {
-		return nil, nil // once is enough, and it knows its own mode
-	}
-	req.Session = n.run.id
-	d, err := gate.Pass(ctx, n.run.engine.o.Gate, req)
-	if sandbox.CodeOf(err) != gate.CodeRefused {
-		return nil, err
-	}
-	end := &CellEnded{Ended: sandbox.EndedStart, Error: d.Reason, StateKept: true}
-	n.run.emit(n, n.turn, KindCellEnded, end)
-	return end, nil
-}
-
 // refusedCode is how code ended that was never run because of what it is. That is the model's to know, and no fault of the machine.
 func refusedCode(err error) *CellEnded {
 	switch sandbox.CodeOf(err) {

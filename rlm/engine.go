@@ -53,6 +53,8 @@ type Options struct {
 	Spec sandbox.Spec
 	// Gate judges what the models write before it runs; nil: nobody does. What it refuses is told to the model.
 	Gate gate.Gate
+	// Tenant is for whom the gate is asked: only they can answer what it asks a person.
+	Tenant string
 	// Limits bounds a run; nil: DefaultLimits.
 	Limits *Limits
 	// Dir is where runs are kept; empty: below the user's data directory.
@@ -171,6 +173,10 @@ type Question struct {
 	Model  string
 	Limits *Limits // instead of the engine's
 	Labels map[string]string
+	// Gate is how much the gate weighs in this run, though never below its floor, and Role chooses the thesaurus; empty: as the gate has it.
+	// They are kept as labels: whoever goes on with the run has the same.
+	Gate gate.Mode
+	Role string
 	// History is the conversation before this question; code finds it as history.
 	History []llm.Message
 	// Machine is used instead of a new one, and is not closed. Code finds the variables and contexts of earlier questions in it.
@@ -262,6 +268,9 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 
 // prepare is the part of a run that needs no disk.
 func (e *Engine) prepare(q Question, id string) (*Run, error) {
+	if err := q.labelGate(); err != nil {
+		return nil, err
+	}
 	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache, models: e.o.Models, tools: e.o.Tools, unlock: func() {}}
 	if q.Limits != nil {
 		r.limits = *q.Limits

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -25,6 +26,7 @@ const (
 	KindCallStarted  Kind = "call_started"  // CallStarted
 	KindCallEnded    Kind = "call_ended"    // CallEnded
 	KindCellStarted  Kind = "cell_started"  // CellStarted
+	KindGate         Kind = "gate"          // Judged
 	KindCellEnded    Kind = "cell_ended"    // CellEnded
 	KindChildStarted Kind = "child_started" // ChildStarted
 	KindChildEnded   Kind = "child_ended"   // ChildEnded
@@ -127,6 +129,15 @@ type ErrorNote struct {
 type CellStarted struct {
 	Lang string `json:"lang"`
 	Code string `json:"code"`
+}
+
+// Judged is what the gate said about code that did not simply pass: it was warned of, refused, or let run by a person.
+type Judged struct {
+	Action     gate.Action `json:"action"`
+	Reason     string      `json:"reason,omitempty"`
+	Approval   string      `json:"approval,omitempty"` // the question that a person was asked
+	ApprovedBy string      `json:"approved_by,omitempty"`
+	Escalated  bool        `json:"escalated,omitempty"`
 }
 
 // CellEnded tells how it ended, as the model sees it.

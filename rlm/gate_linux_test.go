@@ -5,6 +5,7 @@ package rlm
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,9 @@ func (d *doorman) Judge(_ context.Context, req gate.Request) (gate.Decision, err
 	if d.err != nil {
 		return gate.Decision{}, d.err
 	}
+	if strings.Contains(req.Code, "careful") {
+		return gate.Decision{Action: gate.Warn, Reason: "be careful"}, nil
+	}
 	if strings.Contains(req.Code, d.word) {
 		return gate.Decision{Action: gate.Deny, Reason: "nobody says " + d.word + " here"}, nil
 	}
@@ -38,17 +42,17 @@ func (d *doorman) Judge(_ context.Context, req gate.Request) (gate.Decision, err
 func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	g := &doorman{word: "forbidden"}
 	d := newDesk(t,
-		block("x = 1"),
+		block("x = 1 # careful"),
 		block("x = 'forbidden'"),
 		"```bash\ntouch /tmp/forbidden\n```\n",
 		"```bash\nls /tmp\n```\n",
 		block("FINAL([x, rlm_query('a child')])"),
 	)
 	d.sub.answer = script(block("FINAL('forbidden')"), block("FINAL('by the child')"))
-	d.opts.Gate = g
+	d.opts.Gate, d.opts.Tenant = g, "acme"
 	d.opts.Limits.Depth = 2
 	e := d.engine()
-	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}, Gate: gate.ModeBlock, Role: "cook"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,14 +65,29 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	same(t, "judged", len(g.judged), 7) // what models wrote, and nothing of our own
 	for _, r := range g.judged {
 		same(t, "session", r.Session, res.Run)
+		same(t, "tenant", r.Tenant, "acme")
+		same(t, "role", r.Role, "cook")
+		same(t, "rules", r.Rules, gate.ModeBlock)
+		same(t, "graph", r.Graph, gate.ModeBlock)
 	}
 	same(t, "language of the third", g.judged[2].Language, gate.Bash)
+	if first := d.root.asked[1].Messages[3].Content; strings.Contains(first, "be careful") {
+		t.Errorf("the model hears of a warning: %s", first)
+	}
 	refused := 0
+	var said []gate.Action
 	for ev, err := range e.Events(res.Run) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		var end CellEnded
+		if ev.Kind == KindGate {
+			var j Judged
+			if err := ev.Decode(&j); err != nil || j.Reason == "" {
+				t.Fatal(j, err)
+			}
+			said = append(said, j.Action)
+		}
 		if ev.Kind != KindCellEnded {
 			continue
 		}
@@ -80,6 +99,28 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 		}
 	}
 	same(t, "refusals in the log", refused, 3)
+	if want := []gate.Action{gate.Warn, gate.Deny, gate.Deny, gate.Deny}; !slices.Equal(said, want) {
+		t.Errorf("in the log the gate said %v, want %v", said, want)
+	}
+
+	// Whoever goes on with a run, or runs it again, has it judged in the same way.
+	g.judged = nil
+	again, err := e.Replay(t.Context(), res.Run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "judged again", len(g.judged), 7)
+	same(t, "role", g.judged[0].Role, "cook")
+	same(t, "rules", g.judged[0].Rules, gate.ModeBlock)
+}
+
+func TestAGateThatIsNoneIsRefused(t *testing.T) {
+	_, err := newDesk(t).engine().Start(t.Context(), Question{Inputs: []Input{Text("x")}, Gate: "sometimes"})
+	same(t, "code", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+	contains(t, "the error", err.Error(), "off, warn or block")
 }
 
 func TestWithoutAJudgementNothingRuns(t *testing.T) {

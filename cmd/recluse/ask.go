@@ -32,6 +32,8 @@ type askOptions struct {
 	mcp      []string
 	schema   string
 	session  string
+	gate     string
+	role     string
 	quiet    bool
 }
 
@@ -130,6 +132,8 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	registerMCP(f, &o.mcp)
 	f.StringVar(&o.schema, "schema", "", "`file` with the JSON Schema that the answer must meet")
 	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
+	f.StringVar(&o.gate, "gate", "", "judge the model's code before it runs: off, warn or block (default as configured)")
+	f.StringVar(&o.role, "role", "", "judge it by the thesaurus of this `role`")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
 	o.route.register(f)
 	o.budget.register(f)
@@ -154,7 +158,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if err != nil {
 		return err
 	}
-	q := rlm.Question{Query: query, Model: o.model, Limits: &limits}
+	q := rlm.Question{Query: query, Model: o.model, Limits: &limits, Gate: gate.Mode(o.gate), Role: o.role}
 	if q.Schema, err = readSchema(o.schema); err != nil {
 		return err
 	}

@@ -23,6 +23,9 @@ func (a *app) askSession(ctx context.Context, w *watch, o *askOptions, q rlm.Que
 	if o.machine.said() {
 		return usage("--session: the sandbox is that of the session; make it with recluse session create")
 	}
+	if o.gate != "" || o.role != "" {
+		return usage("--gate and --role: they are those of the session; say them when it is opened, with recluse session open")
+	}
 	if len(o.mcp) > 0 {
 		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
 	}

@@ -157,7 +157,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	if so.Runs, err = a.keeper(cfg, data, backends, o.requirements(a), checker, log); err != nil {
+	if so.Runs, err = a.keeper(cfg, data, backends, o.requirements(a), checker, m, log); err != nil {
 		return err
 	}
 	defer so.Runs.Close() // before the manager: they may work in sessions

@@ -15,6 +15,8 @@ type NewRun struct {
 	SubModels []string          `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
 	Limits    RunLimits         `json:"limits,omitzero" doc:"what is left out is as configured, which callers over the network cannot exceed"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	Gate      string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured. Not with session, which has its own"`
+	Role      string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by. Not with session"`
 	Session   string            `json:"session,omitempty" doc:"work in this session, whose variables stay; left out: in a sandbox of its own"`
 }
 

@@ -15,6 +15,7 @@ type Gate struct {
 	RulesFile  string   `key:"rules_file" doc:"file (YAML) with rules, instead of those that come along; docs/GATE.md shows one"`
 	Graph      string   `key:"graph" oneof:"off warn block" doc:"how much a thesaurus weighs, in sessions that do not say"`
 	Thesaurus  []string `key:"thesaurus" doc:"files with known terms, FILE or ROLE=FILE: JSON, or one term a line; empty: none is asked"`
+	Role       string   `key:"role" doc:"role of sessions, runs and commands that name none; empty: none, so the thesaurus without a role"`
 	Strictness string   `key:"strictness" oneof:"permissive normal strict" doc:"what a thesaurus asks of code"`
 	MinRatio   float64  `key:"min_ratio" min:"0" doc:"least share of words that must be known terms"`
 	Documents  []string `key:"documents" doc:"texts of a role, FILE or ROLE=FILE: concepts that follow one another in them are connected"`
@@ -38,13 +39,16 @@ func (g Gate) Approvals() *gate.Approvals {
 
 // Open makes the gate. Whatever cannot be read is an error: a gate is never silently left out. The caller must close it.
 func (g Gate) Open(questions *gate.Approvals) (*gate.Checker, error) {
-	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Least: gate.Mode(g.Least), Tries: g.Tries, Approvals: questions, Python: g.Python}
+	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Role: g.Role, Least: gate.Mode(g.Least), Tries: g.Tries, Approvals: questions, Python: g.Python}
 	var err error
 	if o.Rules, err = g.rules(); err != nil {
 		return nil, err
 	}
 	if o.Graphs, err = g.graphs(); err != nil {
 		return nil, err
+	}
+	if g.Role != "" && o.Graphs[g.Role] == nil {
+		return nil, wrongGate("gate.role: role %q has no thesaurus", g.Role)
 	}
 	return gate.New(o)
 }

@@ -37,6 +37,8 @@ type Options struct {
 	Most   int // runs of a tenant at once; 0: DefaultMost
 	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
 	Gate gate.Gate
+	// Note hears what it said, for the audit log; nil: nobody does.
+	Note func(ctx context.Context, e session.Entry)
 	// MCP are the servers whose tools runs get; nil: none. The keeper closes it.
 	MCP *mcptools.Set
 	// MCPAway gives them also to runs that were asked for from elsewhere.
@@ -188,7 +190,8 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 		}
 	}
 	return rlm.New(rlm.Options{
-		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant), Gate: k.o.Gate, Durable: k.o.Resume, Logger: k.o.Logger,
+		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
+		Gate: k.gate(), Tenant: tenant, Durable: k.o.Resume, Logger: k.o.Logger,
 	})
 }
 

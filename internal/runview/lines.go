@@ -57,7 +57,7 @@ func (l *Lines) Event(e rlm.Event) {
 		if e.Decode(&d) == nil && d.Error != nil {
 			l.print(&e, "a call of %s failed: %s", d.Model, clip(oneLine(d.Error.Message), lineWidth))
 		}
-	case rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
+	case rlm.KindGate, rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
 		l.print(&e, "%s", l.tree.note)
 	case rlm.KindRunEnded:
 		if r := l.tree.ended; r != nil {

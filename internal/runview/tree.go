@@ -111,6 +111,11 @@ func (t *tree) take(e *rlm.Event) {
 			c := t.node(d.Node)
 			c.done, c.reason = true, d.Reason
 		}
+	case rlm.KindGate:
+		var d rlm.Judged
+		if e.Decode(&d) == nil {
+			t.note = judged(d)
+		}
 	case rlm.KindCompacted:
 		t.note = "the conversation was shortened to a summary"
 	case rlm.KindSnapshot:
@@ -135,6 +140,24 @@ func (t *tree) take(e *rlm.Event) {
 			t.ended, t.usage = &d, d.Usage
 		}
 	}
+}
+
+// judged tells what the gate said: its first finding, for the first line says only whether the code was run.
+func judged(d rlm.Judged) string {
+	if d.ApprovedBy != "" {
+		return "the gate: " + oneLine(d.ApprovedBy) + " approved this code"
+	}
+	what := ""
+	for line := range strings.Lines(d.Reason) {
+		if found, ok := strings.CutPrefix(line, "- "); ok {
+			what = ": " + clip(oneLine(found), lineWidth)
+			break
+		}
+	}
+	if d.Approval != "" {
+		what += " (recluse gate grant " + d.Approval + ")"
+	}
+	return "the gate: " + string(d.Action) + what
 }
 
 func resumed(d rlm.Resumed) string {

@@ -1,14 +1,19 @@
 package server_test
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -98,6 +103,77 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 	}
 	if len(noted) != 1 || noted[0].Gate != string(gate.Granted) || noted[0].Session != "work" || noted[0].Actor == "" {
 		t.Errorf("%+v", noted)
+	}
+}
+
+// A run in a sandbox of its own asks, too: whoever belongs to its tenant answers, and the log has what was decided.
+func TestAPersonAnswersTheGateForARun(t *testing.T) {
+	questions := gate.NewApprovals(gate.ApprovalOptions{})
+	rules, err := gate.DefaultRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := gate.New(gate.Options{Rules: rules, Approvals: questions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	set, err := llm.Open(llm.Config{Default: "scripted/root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const code = "```repl\nimport os\nFINAL(os.system('true; shred -u /tmp/nothing'))\n```"
+	var k *servertest.Bench
+	var boss *client.Client
+	model := llm.NewScripted("root",
+		llm.Rule{Tags: map[string]string{"turn": "1"}, Reply: code},
+		llm.Rule{Tags: map[string]string{"turn": "2"}, Respond: func(ctx context.Context, _ llm.Request) (string, error) {
+			list, err := boss.Approvals(ctx, gate.Pending)
+			if err != nil || len(list) != 1 || list[0].Request.Tenant != "acme" {
+				return "", fmt.Errorf("questions: %+v %v", list, err)
+			}
+			_, err = boss.Resolve(ctx, list[0].ID, true, "")
+			return code, err
+		}})
+	set.Add(model)
+	noted := make(chan session.Entry, 10)
+	keeper := runs.New(runs.Options{
+		Models: set, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Gate: g,
+		Note:    func(_ context.Context, e session.Entry) { noted <- e },
+		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
+	})
+	k = servertest.New(t, server.Options{Approvals: questions, Runs: keeper})
+	t.Cleanup(keeper.Close) // before the server's own end
+	boss = k.Client(k.Key("acme", "admin"))
+	for name, start := range map[string]func() (string, error){
+		"with the server's model": func() (string, error) {
+			i, err := k.Client(k.Key("acme", "execute")).StartRun(t.Context(), client.RunOptions{Query: "?", Contexts: []client.RunContext{{Text: haystack}}, Gate: "block"})
+			return i.ID, err
+		},
+		"with a lent one": func() (string, error) {
+			r, err := keeper.StartLent(t.Context(), "acme", rlm.Question{Query: "?", Inputs: []rlm.Input{rlm.Text(haystack)}, Gate: gate.ModeBlock}, model)
+			if err != nil {
+				return "", err
+			}
+			return r.ID(), nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id, err := start()
+			if err != nil {
+				t.Fatal(err)
+			}
+			kinds, _ := follow(t, boss, id, 0)
+			i, err := boss.Run(t.Context(), id)
+			if err != nil || i.Result == nil || i.Result.Answer != "256" { // what shred says of a file that is not there
+				t.Fatalf("%+v %v %v", i.Result, err, kinds)
+			}
+			for _, want := range []session.Entry{{Gate: "ask", Error: string(gate.CodeRefused)}, {Gate: "allow"}} {
+				if e := <-noted; e.Gate != want.Gate || e.Error != want.Error || e.Tenant != "acme" || e.Session != id || !strings.Contains(e.Detail, "shred") {
+					t.Errorf("%+v, want %+v", e, want)
+				}
+			}
+		})
 	}
 }
 

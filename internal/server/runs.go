@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/rlm"
@@ -161,11 +162,15 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 			return ask, invalid("labels that begin with recluse. are kept for the server")
 		}
 	}
+	if in.Session != "" && (in.Gate != "" || in.Role != "") {
+		return ask, invalid("gate and role are those of the session")
+	}
 	limits, err := c.runLimits(k.Limits(), k.Limits(), in.Limits)
 	if err != nil {
 		return ask, err
 	}
-	ask = runs.Ask{Question: rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels}, Sub: in.SubModels, Away: !c.who.host}
+	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
+	ask = runs.Ask{Question: q, Sub: in.SubModels, Away: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
 		if err != nil {

@@ -1,0 +1,27 @@
+package runs
+
+import (
+	"context"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// gate judges the code of runs in sandboxes of their own, and has every decision noted as a session has those about its code. A run stands in
+// the place of the session, and of whoever acts: nobody else may be there any more.
+func (k *Keeper) gate() gate.Gate {
+	if k.o.Note == nil {
+		return k.o.Gate
+	}
+	return gate.Observed(k.o.Gate, func(ctx context.Context, req gate.Request, d gate.Decision, err error) {
+		e := session.Entry{Tenant: req.Tenant, Session: req.Session, Action: "judge", Detail: req.Text(), Gate: string(d.Action)}
+		switch {
+		case err != nil:
+			e.Gate, e.Error = "error", string(sandbox.CodeOf(err))
+		case !d.Action.Runs():
+			e.Error = string(gate.CodeRefused)
+		}
+		k.o.Note(session.WithActor(ctx, session.Actor{Name: "run " + req.Session, Tenant: req.Tenant}), e)
+	})
+}
