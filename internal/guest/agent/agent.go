@@ -209,7 +209,11 @@ func (a *Agent) launch(o *op, s *nanny.Start, files []*os.File) (n *nanny.Nanny,
 		if o != nil {
 			a.own(n, o)
 		}
-		e, err = n.Start(s, files)
+		if s.Mute {
+			err = n.Begin(s, files)
+		} else {
+			e, err = n.Start(s, files)
+		}
 		if err == nil || errors.Is(err, nanny.ErrLost) {
 			return n, e, err
 		}

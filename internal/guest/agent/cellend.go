@@ -128,7 +128,7 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	// about to end has a moment to say how.
 	exited := r.awaitDeath(follow)
 	if exited == nil {
-		_ = i.nanny.Signal(i.pid, syscall.SIGKILL, false)
+		_ = i.nanny.Signal(i.tree, syscall.SIGKILL, false)
 		exited = r.awaitDeath(deathWait)
 	}
 	i.emitMu.Lock()

@@ -62,7 +62,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if bad != nil {
 		return answer(st, bad)
 	}
-	c := &running{agent: a, op: o, req: req, argv: argv}
+	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Stream && !req.Stdin && !req.Pty}
 	if req.Stream && !req.Background {
 		o.live = &listener{st: st}
 	}
@@ -96,7 +96,12 @@ type running struct {
 	req   *wire.Exec
 	argv  [][]byte
 	nanny *nanny.Nanny
-	pid   int
+	tree  int // its name for the nanny
+	pid   int // 0: not known yet
+	tries int // how often it was started
+
+	// quiet: nobody hears output while it comes, so that nothing but the disk can hold it up; see listen.
+	quiet bool
 
 	stdin *os.File // nil without
 	tty   *os.File // nil without
@@ -107,9 +112,6 @@ type running struct {
 
 // start gives a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
-	refused := func(code int, text string) *wire.Verdict {
-		return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
-	}
 	env := c.agent.environment(c.req.Env)
 	dir := string(c.req.Dir)
 	if dir == "" {
@@ -129,17 +131,20 @@ func (c *running) start() *wire.Verdict {
 	if err != nil {
 		return refused(126, "no pipes for the command: "+err.Error())
 	}
-	n, e, err := c.agent.launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty}, plumbing.theirs)
+	mute := c.quiet && !c.req.Background
+	n, e, err := c.agent.launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty, Mute: mute}, plumbing.theirs)
 	c.nanny = n
+	c.tries++
 	switch {
+	case err == nil && mute:
+		c.tree = n.Tree()
 	case err == nil && e.PID == 0:
 		plumbing.close()
 		c.closeInput()
 		c.agent.giveNanny(n)
-		code, text := nanny.Describe(string(c.argv[0]), e.Errno)
-		return refused(code, text)
+		return c.unstarted(e)
 	case err == nil:
-		c.pid = e.PID
+		c.tree, c.pid = n.Tree(), e.PID
 	case errors.Is(err, nanny.ErrLost):
 		// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
 		err = nil
@@ -153,32 +158,32 @@ func (c *running) start() *wire.Verdict {
 		_ = f.Close() // the child has its own
 	}
 	c.flown = make(chan struct{})
+	c.taps = nil
 	for i, fd := range plumbing.outputs {
-		t := &tap{fd: fd}
-		c.taps = append(c.taps, t)
-		c.pumps.Go(func() {
-			t.pump(c.op, i+1)
-			c.op.out[i].end()
-		})
+		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1})
 	}
 	if len(plumbing.outputs) == 1 {
 		c.op.out[1].end()
 	}
-	go func() {
-		c.pumps.Wait()
-		close(c.flown)
-	}()
+	if !c.quiet {
+		c.pump()
+	}
 	c.op.mu.Lock()
 	c.op.pid = c.pid
-	c.op.signal = c.signal
+	c.op.signal = c.signaller(n, c.tree)
 	c.op.resize = c.resize
 	c.op.mu.Unlock()
 	return nil
 }
 
-// gathering is how long a flood that comes in small pieces is left to itself between two reads. Each read, and each frame to the host, costs more
-// than the bytes in it; the pipe has room for what comes meanwhile.
-const gathering = 400 * time.Microsecond
+func refused(code int, text string) *wire.Verdict {
+	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
+}
+
+// unstarted is the verdict on what could not be executed.
+func (c *running) unstarted(e *nanny.Event) *wire.Verdict {
+	return refused(nanny.Describe(string(c.argv[0]), e.Errno))
+}
 
 // inputs carries what the host sends while the command runs.
 func (c *running) inputs(st *wire.Stream) {
@@ -210,7 +215,7 @@ func (c *running) inputs(st *wire.Stream) {
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
 		case in.Signal != 0:
-			_ = c.signal(in.Signal, false)
+			_ = c.signaller(c.nanny, c.tree)(in.Signal, false)
 		case in.Cancel:
 			c.op.end(wire.Ending_ENDING_CANCELLED)
 		}
@@ -232,14 +237,17 @@ func (c *running) closeInput() {
 	}
 }
 
-func (c *running) signal(s int32, tree bool) error {
-	c.op.mu.Lock()
-	c.op.asked = s
-	c.op.mu.Unlock()
-	if tree {
-		return c.nanny.SignalTree(c.pid, syscall.Signal(s))
+// signaller gives what signals a tree of a nanny's. Both may be others by the time that it is called.
+func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
+	return func(s int32, all bool) error {
+		c.op.mu.Lock()
+		c.op.asked = s
+		c.op.mu.Unlock()
+		if all {
+			return n.SignalTree(tree, syscall.Signal(s))
+		}
+		return n.Signal(tree, syscall.Signal(s), true)
 	}
-	return c.nanny.Signal(c.pid, syscall.Signal(s), true)
 }
 
 func (c *running) resize(rows, cols uint32) error {
@@ -263,18 +271,39 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	var killMu sync.Mutex
 	var killTimer *time.Timer
-	o.armed(func() {
-		_ = c.nanny.SignalTree(c.pid, syscall.SIGTERM)
-		_ = c.nanny.SignalTree(c.pid, syscall.SIGCONT) // one that is stopped could not even hear it
-		killMu.Lock()
-		defer killMu.Unlock()
-		killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = c.nanny.SignalTree(c.pid, syscall.SIGKILL) })
-	})
+	arm := func(n *nanny.Nanny, tree int) {
+		o.armed(func() {
+			_ = n.SignalTree(tree, syscall.SIGTERM)
+			_ = n.SignalTree(tree, syscall.SIGCONT) // one that is stopped could not even hear it
+			killMu.Lock()
+			defer killMu.Unlock()
+			killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
+		})
+	}
 
+	arm(c.nanny, c.tree)
 	v := &wire.Verdict{}
-	e, err := c.nanny.Next()
-	for err == nil && !e.Exited {
-		e, err = c.nanny.Next() // a list that the last user of this nanny had asked for
+	e, err := c.await()
+	for errors.Is(err, nanny.ErrDead) && c.tries < maxIdleNannies+2 {
+		// Somebody had killed an idle nanny, and it was dead before it could start anything.
+		c.abandon()
+		c.agent.closeNanny(c.nanny)
+		if v := c.start(); v != nil {
+			o.finish(v)
+			return v
+		}
+		arm(c.nanny, c.tree)
+		e, err = c.await()
+	}
+	if err == nil && !e.Exited {
+		c.abandon()
+		c.agent.giveNanny(c.nanny)
+		v = c.unstarted(e)
+		o.finish(v)
+		return v
+	}
+	if c.quiet {
+		c.pump() // what is left
 	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it, and its tree has come to us.
@@ -337,7 +366,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	v.SurvivorsTotal = int64(e.Total)
 	if !gone && kill {
 		if c.req.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
-			_ = c.nanny.SignalTree(c.pid, syscall.SIGKILL)
+			_ = c.nanny.SignalTree(c.tree, syscall.SIGKILL)
 		}
 		gone, usage = c.awaitEmpty(usage)
 		if !gone {

@@ -35,6 +35,7 @@ type interpreter struct {
 	context string
 	nanny   *nanny.Nanny
 	pid     int
+	tree    int // its name for the nanny
 	hello   kernelHello
 	page    *kernel.Page
 
@@ -194,7 +195,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		a.giveNanny(n)
 		err = errors.New(e.Error)
 	case err == nil:
-		i.pid = e.PID
+		i.pid, i.tree = e.PID, n.Tree()
 	case errors.Is(err, nanny.ErrLost):
 		a.closeNanny(n)
 		a.endStrays()
@@ -214,7 +215,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 	for s := range i.pipes {
 		go i.pump(s)
 	}
-	late := time.AfterFunc(startWait, func() { _ = i.nanny.SignalTree(i.pid, syscall.SIGKILL) })
+	late := time.AfterFunc(startWait, func() { _ = i.nanny.SignalTree(i.tree, syscall.SIGKILL) })
 	err = i.send(kernel.TypeSource, kernel.Source)
 	if err == nil {
 		err = i.awaitHello()
@@ -442,7 +443,7 @@ func (i *interpreter) shut() {
 	if o != nil {
 		o.mark(wire.Ending_ENDING_KILLED) // there is no use in asking it to stop
 	}
-	_ = i.nanny.SignalTree(i.pid, syscall.SIGKILL)
+	_ = i.nanny.SignalTree(i.tree, syscall.SIGKILL)
 	<-i.turn
 	i.discard()
 	i.yield()
@@ -466,7 +467,7 @@ func (i *interpreter) discard() {
 		delete(a.interps, i.context)
 	}
 	a.mu.Unlock()
-	_ = i.nanny.SignalTree(i.pid, syscall.SIGKILL)
+	_ = i.nanny.SignalTree(i.tree, syscall.SIGKILL)
 	for e := range i.events {
 		if e.Empty {
 			break

@@ -12,7 +12,7 @@ func (r *cellRun) tell(s syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.over {
-		_ = r.interp.nanny.Signal(r.interp.pid, s, false)
+		_ = r.interp.nanny.Signal(r.interp.tree, s, false)
 	}
 }
 
@@ -41,7 +41,7 @@ func (r *cellRun) interrupt() {
 				defer r.mu.Unlock()
 				if !r.over {
 					r.killed = true
-					_ = r.interp.nanny.SignalTree(r.interp.pid, syscall.SIGKILL)
+					_ = r.interp.nanny.SignalTree(r.interp.tree, syscall.SIGKILL)
 				}
 				return
 			}
@@ -57,7 +57,7 @@ func (r *cellRun) signal(s int32, tree bool) error {
 	i := r.interp
 	r.mu.Unlock()
 	if tree {
-		return i.nanny.SignalTree(i.pid, syscall.Signal(s))
+		return i.nanny.SignalTree(i.tree, syscall.Signal(s))
 	}
-	return i.nanny.Signal(i.pid, syscall.Signal(s), false)
+	return i.nanny.Signal(i.tree, syscall.Signal(s), false)
 }

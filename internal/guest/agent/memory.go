@@ -383,6 +383,9 @@ func (a *Agent) blame(victim proc.Process, parent map[int]int) {
 		o.mu.Lock()
 		o.kills++
 		o.oom = o.oom || o.pid == victim.PID
+		if o.pid == 0 {
+			o.fell = victim.PID
+		}
 		o.mu.Unlock()
 		return
 	}

@@ -39,6 +39,7 @@ type op struct {
 	verdict *wire.Verdict                  // guarded by mu
 	asked   int32                          // guarded by mu; a signal that the caller asked for
 	oom     bool                           // guarded by mu; its main process was killed for memory
+	fell    int                            // guarded by mu; the last of its processes that was, while the main one was not known
 	kills   int64                          // guarded by mu; processes of it that were
 	live    *listener                      // guarded by mu; who hears output while it comes
 	ended   chan struct{}                  // closed when why is set

@@ -94,6 +94,10 @@ func (a *Agent) handOver(fd int) {
 
 // tap is where a stream of the command comes out.
 type tap struct {
+	op     *op
+	stream int
+	buf    []byte
+
 	mu      sync.Mutex
 	fd      int  // guarded by mu; -1 after the end
 	sending bool // guarded by mu; what was read is being handed on
@@ -120,32 +124,55 @@ func (t *tap) close() {
 	t.fd = -1
 }
 
-// pump reads a pipe to its end.
-func (t *tap) pump(o *op, stream int) {
-	defer t.close()
-	fd := t.fd // nobody else changes it
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := unix.Read(fd, buf)
-		if n > 0 {
-			t.set(true)
-			o.emit(stream, buf[:n])
-			t.set(false)
-			switch {
-			case n == len(buf) && len(buf) < wire.Chunk:
-				// A stream that fills the buffer is a flood: fewer, larger reads.
-				buf = make([]byte, min(8*len(buf), wire.Chunk))
-				if len(buf) >= wire.Chunk {
-					_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
-				}
-			case len(buf) == wire.Chunk && n < len(buf):
-				time.Sleep(gathering)
-			}
+// end closes the pipe: nothing more comes.
+func (t *tap) end() {
+	t.close()
+	t.op.out[t.stream-1].end()
+}
+
+// rest reads what is left, if nobody can write any more.
+func (t *tap) rest() {
+	switch p := polled(t.fd); {
+	case p&unix.POLLHUP == 0:
+	case p&unix.POLLIN == 0:
+		t.end()
+	default:
+		for t.read() {
 			continue
 		}
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
-			continue
-		}
-		return // the end; for a terminal that is EIO
 	}
+}
+
+// gathering is how long a flood that comes in small pieces is left to itself between two reads. Each read, and each frame to the host, costs more
+// than the bytes in it; the pipe has room for what comes meanwhile.
+const gathering = 400 * time.Microsecond
+
+// read takes what there is, or waits for it, and reports whether more may come.
+func (t *tap) read() bool {
+	fd := t.fd // nobody else changes it
+	if t.buf == nil {
+		t.buf = make([]byte, 4<<10)
+	}
+	n, err := unix.Read(fd, t.buf)
+	if n <= 0 {
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
+			return true
+		}
+		t.end() // for a terminal that is EIO
+		return false
+	}
+	t.set(true)
+	t.op.emit(t.stream, t.buf[:n])
+	t.set(false)
+	switch {
+	case n == len(t.buf) && n < wire.Chunk:
+		// A stream that fills the buffer is a flood: fewer, larger reads.
+		t.buf = make([]byte, min(8*n, wire.Chunk))
+		if len(t.buf) >= wire.Chunk {
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
+		}
+	case len(t.buf) == wire.Chunk && n < len(t.buf):
+		time.Sleep(gathering)
+	}
+	return true
 }

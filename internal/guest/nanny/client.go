@@ -20,6 +20,7 @@ type Nanny struct {
 	conn conn
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has been reaped
+	tree int           // how many it was asked to start
 
 	sendMu sync.Mutex
 	closed bool // guarded by sendMu
@@ -84,38 +85,66 @@ var ErrLost = errors.New("the nanny has died")
 // ErrDead says that the nanny was dead before it could start anything.
 var ErrDead = errors.New("the nanny is dead")
 
-// Start runs a process; its files become fds 0, 1, 2, … The event has its PID, or Errno.
-func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
+// Begin has a process started; its files become fds 0, 1, 2, … Next tells how it went: with its PID, or Errno.
+// Of a mute start that succeeds nothing is told before its end, unless RequestPID asks.
+func (n *Nanny) Begin(s *Start, files []*os.File) error {
 	s.Files = len(files)
-	if err := n.send(&request{Start: s}, files); err != nil {
-		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-			err = fmt.Errorf("%w: %w", ErrDead, err)
-		}
-		return nil, fmt.Errorf("nanny: %w", err)
+	n.tree++
+	err := n.send(&request{Start: s}, files)
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		err = fmt.Errorf("%w: %w", ErrDead, err)
+	}
+	return err
+}
+
+// Start is Begin and waits until the process runs. The event has its PID, or Errno.
+func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
+	if err := n.Begin(s, files); err != nil {
+		return nil, err
 	}
 	e, err := n.Next()
-	if errors.Is(err, unix.ECONNRESET) {
-		return nil, fmt.Errorf("nanny: %w: %w", ErrDead, err) // it left the request unread
+	for err == nil && e.Listed {
+		e, err = n.Next() // what the last user of this nanny had asked for
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrLost, err)
-	}
-	return e, nil
+	return e, Started(err)
 }
+
+// Started says what an error means that Next gave in place of the first word about a process.
+func Started(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ECONNRESET):
+		return fmt.Errorf("%w: %w", ErrDead, err) // it left the request unread
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
+// Tree names what was begun last, for those who signal it.
+func (n *Nanny) Tree() int { return n.tree }
+
+// FD is where Next reads, to be polled when nothing is Heard.
+func (n *Nanny) FD() int { return n.conn.fd }
+
+// Heard says that there is a word which has been read already.
+func (n *Nanny) Heard() bool { return n.conn.complete() }
+
+// RequestPID asks for the main process of a mute start; an event with PID answers, unless it has ended.
+func (n *Nanny) RequestPID() error { return n.send(&request{Tell: true}, nil) }
 
 // RequestList asks what lives below the nanny but the main process; an event with Listed answers.
 func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
 
-// Signal sends to the main process, and to its process group if asked. It does nothing once the
+// Signal sends to the main process of a tree, and to its process group if asked. It does nothing once the
 // nanny looks after another one.
-func (n *Nanny) Signal(main int, s syscall.Signal, group bool) error {
-	return n.send(&request{Signal: int(s), Of: main, Group: group}, nil)
+func (n *Nanny) Signal(tree int, s syscall.Signal, group bool) error {
+	return n.send(&request{Signal: int(s), Of: tree, Group: group}, nil)
 }
 
 // SignalTree sends to everything that the main process has started, and to itself. SIGKILL goes on until
 // nothing is left. It does nothing once the nanny looks after another tree.
-func (n *Nanny) SignalTree(main int, s syscall.Signal) error {
-	return n.send(&request{Signal: int(s), Of: main, Tree: true}, nil)
+func (n *Nanny) SignalTree(tree int, s syscall.Signal) error {
+	return n.send(&request{Signal: int(s), Of: tree, Tree: true}, nil)
 }
 
 // Kill ends exactly these.

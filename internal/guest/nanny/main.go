@@ -42,6 +42,7 @@ func Main(config string) int {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
+	dropHandlers()
 	KeepThreads(cfg.Threads)
 	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
 	// What starting up has left is more than a nanny ever needs: 5 MB in each, and in every snapshot.
@@ -112,7 +113,7 @@ type nannyProcess struct {
 
 	// treeMu is held while a tree is looked at and signalled, so that nothing is meant for one tree and hits the next.
 	treeMu sync.Mutex
-	tree   int // guarded by treeMu; main process of the tree of now, or of the last one; only serve changes it
+	tree   int // guarded by treeMu; number of the tree of now, or of the last one; only serve changes it
 
 	mu      sync.Mutex
 	main    int  // guarded by mu; pid of the main process, 0 before and after
@@ -139,6 +140,8 @@ func (n *nannyProcess) serve() {
 			n.start(req.Start, n.conn.take(req.Start.Files))
 		case req.List:
 			n.list()
+		case req.Tell:
+			n.tell()
 		case len(req.Kill) > 0:
 			n.killThese(req.Kill)
 		case req.Signal != 0 && req.Of != n.tree:
@@ -176,10 +179,8 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		argv[i] = string(a)
 	}
 	n.treeMu.Lock()
+	n.tree++
 	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
-	if err == nil {
-		n.tree = pid
-	}
 	n.treeMu.Unlock()
 	if err != nil {
 		e := &Event{Error: err.Error(), Errno: int(syscall.EINVAL)}
@@ -192,8 +193,19 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	n.mu.Lock()
 	n.main, n.running = pid, true
 	n.mu.Unlock()
-	n.send(&Event{PID: pid})
+	if !s.Mute {
+		n.send(&Event{PID: pid})
+	}
 	go n.reap(pid)
+}
+
+// tell names the main process.
+func (n *nannyProcess) tell() {
+	n.mu.Lock()
+	defer n.mu.Unlock() // reap takes it before it tells the end, so this cannot come behind that
+	if n.main != 0 {
+		n.send(&Event{PID: n.main})
+	}
 }
 
 // reap waits for the whole tree.
@@ -217,7 +229,7 @@ func (n *nannyProcess) reap(main int) {
 		n.mu.Lock()
 		n.main = 0
 		n.mu.Unlock()
-		e := &Event{Exited: true, Status: int(ws)}
+		e := &Event{PID: main, Exited: true, Status: int(ws)}
 		empty := n.reapDead(&sofar, &peak)
 		if empty {
 			e.Empty = true

@@ -39,7 +39,9 @@ type Start struct {
 	Dir  []byte   `json:"dir"`
 	// TTY makes fd 0 the controlling terminal of a new session.
 	TTY bool `json:"tty,omitempty"`
-	// Files is how many files go with it; Nanny.Start fills it in.
+	// Mute: that it runs is not told, only how it ended, or that it could not be started; see Nanny.Begin.
+	Mute bool `json:"mute,omitempty"`
+	// Files is how many files go with it; Nanny.Begin fills it in.
 	Files int `json:"files"`
 }
 
@@ -72,16 +74,17 @@ type Usage struct {
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
 	Signal int       `json:"signal,omitempty"` // to the main process
-	Of     int       `json:"of,omitempty"`     // with Signal: the main process of the tree that is meant
+	Of     int       `json:"of,omitempty"`     // with Signal: the tree that is meant, the how manieth that it was asked to start
 	Group  bool      `json:"group,omitempty"`  // with Signal: to its process group as well
 	Tree   bool      `json:"tree,omitempty"`   // with Signal: to everything; SIGKILL goes on until nothing is left
 	List   bool      `json:"list,omitempty"`
+	Tell   bool      `json:"tell,omitempty"` // the main process, if it still runs
 	Kill   []Process `json:"kill,omitempty"` // exactly these, if they are still the same
 }
 
 // Event goes from the nanny to the guest.
 type Event struct {
-	PID   int    `json:"pid,omitempty"`   // started
+	PID   int    `json:"pid,omitempty"`   // of the main process: it has started
 	Errno int    `json:"errno,omitempty"` // did not start
 	Error string `json:"error,omitempty"`
 	// Exited: the main process has ended with this wait status.
@@ -148,6 +151,11 @@ func (c *conn) send(v any, files []*os.File) error {
 		msg, oob = msg[n:], nil
 	}
 	return nil
+}
+
+// complete says that a whole message has been read and not used.
+func (c *conn) complete() bool {
+	return len(c.buf) >= 4 && len(c.buf) >= 4+int(binary.LittleEndian.Uint32(c.buf))
 }
 
 // receive reads one message into v. The files that came with it can be taken then.

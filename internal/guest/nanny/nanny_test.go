@@ -3,6 +3,7 @@
 package nanny
 
 import (
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -88,9 +89,80 @@ func TestWhatCannotBeStartedIsTold(t *testing.T) {
 	}
 }
 
+func TestAMuteStartIsToldByItsEnd(t *testing.T) {
+	n := spawn(t)
+	begin := func(path string, args ...string) {
+		t.Helper()
+		s := &Start{Path: []byte(path), Dir: []byte("/"), Mute: true}
+		for _, a := range append([]string{path}, args...) {
+			s.Argv = append(s.Argv, []byte(a))
+		}
+		if err := n.Begin(s, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin("/bin/sh", "-c", "exit 3")
+	if e := next(t, n); !e.Exited || !e.Empty || e.PID == 0 || syscall.WaitStatus(e.Status).ExitStatus() != 3 {
+		t.Fatalf("%+v", e)
+	}
+	begin("/none")
+	if e := next(t, n); e.Errno != int(syscall.ENOENT) || e.PID != 0 || e.Exited {
+		t.Fatalf("%+v", e)
+	}
+	before := n.Tree()
+	begin("/bin/sleep", "1000")
+	if err := n.RequestPID(); err != nil {
+		t.Fatal(err)
+	}
+	named := next(t, n)
+	if named.PID == 0 || named.Exited {
+		t.Fatalf("%+v", named)
+	}
+	for _, tree := range []int{before, n.Tree()} { // the first is not meant for it
+		if err := n.SignalTree(tree, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if tree == before {
+			if _, ok := proc.Get(named.PID); !ok {
+				t.Fatal("killed by what was meant for another")
+			}
+		}
+	}
+	if e := next(t, n); !e.Exited || e.PID != named.PID {
+		t.Fatalf("%+v", e)
+	}
+	if err := n.RequestPID(); err != nil { // nothing runs: nothing is told
+		t.Fatal(err)
+	}
+	shell(t, n, "exit 0")
+	if e := next(t, n); !e.Exited {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestSignalsDoToCommandsWhatTheyDoByDefault(t *testing.T) {
+	n := spawn(t)
+	_, out := shell(t, n, "grep -E '^Sig(Blk|Ign):' /proc/self/status")
+	text, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, set, _ := strings.Cut(strings.TrimSpace(line), "\t"); strings.Trim(set, "0") != "" {
+			t.Errorf("%s", line)
+		}
+	}
+	if strings.Count(string(text), "\n") != 2 {
+		t.Errorf("%q", text)
+	}
+	if e := next(t, n); !e.Exited {
+		t.Fatalf("%+v", e)
+	}
+}
+
 func TestNothingEscapes(t *testing.T) {
 	n := spawn(t)
-	pid, out := shell(t, n, `
+	_, out := shell(t, n, `
 		trap '' TERM INT HUP
 		setsid sh -c 'trap "" TERM; sleep 1000' &
 		(setsid sh -c '(sleep 1001 &) ; exec sleep 1002' &)
@@ -101,7 +173,7 @@ func TestNothingEscapes(t *testing.T) {
 	if _, err := out.Read(buf); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.SignalTree(pid, syscall.SIGKILL); err != nil {
+	if err := n.SignalTree(n.Tree(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -119,12 +191,12 @@ func TestNothingEscapes(t *testing.T) {
 // a bomb that grows belongs into a sandbox, which bounds it.
 func TestATreeThatKeepsForkingIsEnded(t *testing.T) {
 	n := spawn(t)
-	pid, out := shell(t, n, `f() { f & }; for i in 1 2 3 4 5; do f & done; echo go; while :; do sleep 1; done`)
+	_, out := shell(t, n, `f() { f & }; for i in 1 2 3 4 5; do f & done; echo go; while :; do sleep 1; done`)
 	buf := make([]byte, 4)
 	if _, err := out.Read(buf); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(100*time.Millisecond, func() { _ = n.SignalTree(pid, syscall.SIGKILL) })
+	time.AfterFunc(100*time.Millisecond, func() { _ = n.SignalTree(n.Tree(), syscall.SIGKILL) })
 	for {
 		if e := next(t, n); e.Empty {
 			break
