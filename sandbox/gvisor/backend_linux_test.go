@@ -88,6 +88,33 @@ func TestBackendSuite(t *testing.T) {
 	})
 }
 
+// TestCapabilitiesAreThoseOfThisUser also keeps the suite honest: what a capability denies it does not try.
+func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
+	users := []bool{true}
+	if os.Getuid() == 0 {
+		users = append(users, false)
+	}
+	for _, asUser := range users {
+		b := backendIn(t, t.TempDir())
+		b.opts.AsUser = asUser && os.Getuid() == 0 // who is none needs no pretence
+		c := b.Capabilities(t.Context())
+		notes := strings.Join(c.Notes, "\n")
+		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || !c.NetworkOff || !c.ProcessLimit || !c.DiskLimit || !c.OpenFileLimit || !c.Python || !c.Bash {
+			t.Errorf("as an ordinary user %t: %+v", asUser, c)
+		}
+		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user may not make cgroups")) {
+			t.Errorf("as an ordinary user: memory %t, CPU %t, %q", c.MemoryLimit, c.CPULimit, notes)
+		}
+		if asUser || c.MemoryLimit && c.CPULimit && notes == "" {
+			continue
+		}
+		if os.Getenv("CI") != "" {
+			t.Errorf("as root: memory %t, CPU %t, %q", c.MemoryLimit, c.CPULimit, notes)
+		}
+		t.Logf("LOUD: limits are not tried here: %s", notes)
+	}
+}
+
 // endUntold reports whether the kernel is older than 6.15, which is the first to tell how a process ended after it was reaped.
 func endUntold(t *testing.T) bool {
 	t.Helper()
@@ -124,7 +151,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	for _, p := range []string{engine.Path, guest.Path} {
 		copyProgram(t, p, filepath.Join(dir, filepath.Base(p)))
 	}
-	cmd := exec.Command(self, "-test.run=^TestBackendSuite$", "-test.v", "-test.timeout=8m")
+	cmd := exec.Command(self, "-test.run=^Test(BackendSuite|CapabilitiesAreThoseOfThisUser)$", "-test.v", "-test.timeout=8m")
 	cmd.Dir = dir
 	cmd.Env = []string{
 		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
@@ -135,8 +162,10 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatalf("as an ordinary user: %v\n%s", err, out)
 	}
-	if !strings.Contains(string(out), "--- PASS: TestBackendSuite") {
-		t.Fatalf("the tests did not run:\n%s", out)
+	for _, name := range []string{"TestBackendSuite", "TestCapabilitiesAreThoseOfThisUser"} {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Fatalf("%s did not run:\n%s", name, out)
+		}
 	}
 }
 

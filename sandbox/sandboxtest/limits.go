@@ -19,6 +19,13 @@ func unlimited(t *testing.T, has bool) {
 }
 
 var limits = []feature{
+	{"a limit that is not kept is said, with the reason", func(t *testing.T, s *suite) {
+		c := s.caps
+		if c.MemoryLimit && c.CPULimit && c.ProcessLimit && c.DiskLimit && c.OpenFileLimit {
+			return
+		}
+		contains(t, "notes", strings.Join(c.Notes, "\n"), "limit")
+	}},
 	{"reaching the memory limit costs the command, not the session", func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.MemoryLimit && s.caps.Python)
 		spec := s.opts.Spec
