@@ -488,28 +488,61 @@ func (c *conn) rest() bool {
 	return true
 }
 
-// Read implements io.Reader: what came before an end is given first.
+// await waits until there is something to read: what came before an end is given first.
+//
+// Preconditions: mu is held.
+func (c *conn) await() error {
+	for len(c.unread) == 0 || c.closed {
+		switch {
+		case c.closed:
+			return io.ErrClosedPipe
+		case c.ended:
+			return io.EOF
+		case c.m.err != nil:
+			return c.m.err
+		}
+		c.readable.Wait()
+	}
+	return nil
+}
+
+// shift drops the first chunk, which has been read.
+//
+// Preconditions: mu is held.
+func (c *conn) shift() {
+	c.unread[0] = chunk{}
+	if c.unread = c.unread[1:]; len(c.unread) == 0 {
+		c.unread = nil
+	}
+}
+
+// consumed notes that n bytes were read, and gives the credit that is due for them.
+//
+// Preconditions: mu is held.
+func (c *conn) consumed(n int) (grant int) {
+	if c.owed += n; c.owed >= muxWindow/2 && !c.ended {
+		grant, c.owed = c.owed, 0
+		c.room += grant
+	}
+	return grant
+}
+
+func (c *conn) give(grant int) {
+	if grant > 0 {
+		_ = c.write(muxCredit, grant, nil) // a session that has ended tells the next read
+	}
+}
+
+// Read implements io.Reader.
 func (c *conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
 	m := c.m
 	m.mu.Lock()
-	for len(c.unread) == 0 || c.closed {
-		err := error(nil)
-		switch {
-		case c.closed:
-			err = io.ErrClosedPipe
-		case c.ended:
-			err = io.EOF
-		case m.err != nil:
-			err = m.err
-		}
-		if err != nil {
-			m.mu.Unlock()
-			return 0, err
-		}
-		c.readable.Wait()
+	if err := c.await(); err != nil {
+		m.mu.Unlock()
+		return 0, err
 	}
 	n := 0
 	for n < len(p) && len(c.unread) > 0 {
@@ -518,22 +551,33 @@ func (c *conn) Read(p []byte) (int, error) {
 		n += k
 		if first.data = first.data[k:]; len(first.data) == 0 {
 			m.recycle(*first)
-			*first = chunk{}
-			if c.unread = c.unread[1:]; len(c.unread) == 0 {
-				c.unread = nil
-			}
+			c.shift()
 		}
 	}
-	grant := 0
-	if c.owed += n; c.owed >= muxWindow/2 && !c.ended {
-		grant, c.owed = c.owed, 0
-		c.room += grant
-	}
+	grant := c.consumed(n)
 	m.mu.Unlock()
-	if grant > 0 {
-		_ = c.write(muxCredit, grant, nil) // a session that has ended tells the next read
-	}
+	c.give(grant)
 	return n, nil
+}
+
+// whole gives the message that comes next where it lies, if all of it and nothing else came in one frame. The caller recycles it.
+func (c *conn) whole() (got chunk, ok bool, err error) {
+	m := c.m
+	m.mu.Lock()
+	if err := c.await(); err != nil {
+		m.mu.Unlock()
+		return chunk{}, false, err
+	}
+	got = c.unread[0]
+	if len(got.data) < 4 || int64(binary.BigEndian.Uint32(got.data))+4 != int64(len(got.data)) {
+		m.mu.Unlock()
+		return chunk{}, false, nil
+	}
+	c.shift()
+	grant := c.consumed(len(got.data))
+	m.mu.Unlock()
+	c.give(grant)
+	return got, true, nil
 }
 
 // Write implements io.Writer. It waits while the other side does not read.

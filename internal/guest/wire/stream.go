@@ -29,6 +29,7 @@ type channel struct {
 	conn *conn
 	r    *bufio.Reader
 	in   []byte // reused between reads
+	held chunk  // what the last Receive has shared
 	home *Session
 
 	mu  sync.Mutex
@@ -70,12 +71,9 @@ func (s *Stream) RoomFor(n int) bool { return s.conn.roomFor(n) }
 // Receive reads one message into m. What m holds is a copy and may be kept, but for the data of an Output: that is valid until the next
 // Receive. Output is what comes in bulk, and whoever gets it hands it on.
 func (s *Stream) Receive(m proto.Message) error {
-	b, err := readFrame(s.r, s.in)
+	b, err := s.next()
 	if err != nil {
 		return err
-	}
-	if cap(b) <= 2*Chunk {
-		s.in = b
 	}
 	if f, ok := m.(*Frame); ok && shareOutput(f, b) {
 		return nil
@@ -84,6 +82,26 @@ func (s *Stream) Receive(m proto.Message) error {
 		return fmt.Errorf("read message: %w", err)
 	}
 	return nil
+}
+
+// next gives the bytes of the next message, valid until it is called again. Most come in a frame of their own, and lie there.
+func (s *Stream) next() ([]byte, error) {
+	if s.r.Buffered() == 0 {
+		s.conn.m.recycle(s.held)
+		got, ok, err := s.conn.whole()
+		s.held = got
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return got.data[4:], nil
+		}
+	}
+	b, err := readFrame(s.r, s.in)
+	if err == nil && cap(b) <= 2*Chunk {
+		s.in = b
+	}
+	return b, err
 }
 
 // shareOutput reads an Output whose data stays where it lies. It reports false for any other message, also for an Output with fields that it
