@@ -81,6 +81,7 @@ var parts = []part{
 	{"rlm.runs", runsAtOnce},
 	{"rlm.tasks", tasks},
 	{"gate", gates},
+	{"hook", hooks},
 	{"docker", dockers},
 }
 
