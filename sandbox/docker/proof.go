@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/moby/moby/client"
 
@@ -89,4 +90,5 @@ func (b *Backend) doubt(volume string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.filled, volume)
+	b.proven = time.Time{}
 }

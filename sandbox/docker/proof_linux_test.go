@@ -103,11 +103,17 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 func TestWhatIsKeptIsForgottenWhenASandboxCannotBeMade(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Network = "recluse-nonesuch" })
 	b.proves(proof{})
+	b.proven = time.Now()
 	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{}); err == nil {
 		t.Error("there is a sandbox in a network that is not there")
 	}
 	if _, err := os.Stat(b.proofPath()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is kept: %v", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.proven.IsZero() {
+		t.Errorf("this program still believes what it saw at %s", b.proven)
 	}
 }
 
