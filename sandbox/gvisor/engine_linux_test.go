@@ -5,6 +5,7 @@ package gvisor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -243,4 +244,27 @@ func (e *engine) list() ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+func TestErrorsHoldNoMemoryOfASandbox(t *testing.T) {
+	for name, said := range map[string]string{
+		"an object of a checkpoint": `checkpoint failed: encoding &wire.Struct{Fields:[]wire.Object{wire.String("the secret of a sandbox")}}`,
+		"very many words":           strings.Repeat("checkpoint failed: ", 100) + "the secret of a sandbox",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			words, program := filepath.Join(dir, "words"), filepath.Join(dir, "engine")
+			script := fmt.Sprintf("#!/bin/sh\ncat %s >&2\nexit 1\n", words)
+			if err := errors.Join(os.WriteFile(words, []byte(said), 0o644), os.WriteFile(program, []byte(script), 0o755)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := (&engine{path: program, root: dir}).call(t.Context(), "checkpoint", "one")
+			if err == nil || !strings.Contains(err.Error(), "checkpoint failed: ") {
+				t.Fatalf("it does not say what went wrong: %v", err)
+			}
+			if text := startError(err).Error(); strings.Contains(text, "secret") || len(text) > 1000 {
+				t.Errorf("%d characters: %s", len(text), text)
+			}
+		})
+	}
 }
