@@ -54,6 +54,70 @@ func TestParseCgroupMounts(t *testing.T) {
 	}
 }
 
+// TestLimitsAreWritten has a directory in place of the kernel's, because a machine has one version of cgroups and not both.
+func TestLimitsAreWritten(t *testing.T) {
+	const memory, hard = 256 << 20, "536870912" // with the reserve
+	tests := map[string]struct {
+		unified bool
+		want    map[string]string // what is written to which file
+	}{
+		"v2": {true, map[string]string{
+			"cgroup.subtree_control":             "+cpu +memory +pids",
+			"recluse/cgroup.subtree_control":     "+cpu +memory +pids",
+			"recluse/one/cgroup.subtree_control": "+cpu +memory +pids",
+			"recluse/one/memory.max":             hard,
+			"recluse/one/memory.swap.max":        "0",
+			"recluse/one/cpu.max":                "50000 100000",
+			"recluse/one/app/cpu.max":            "42500 100000",
+			"recluse/one/app/cpu.weight":         "10",
+			"recluse/one/pids.max":               "2048",
+		}},
+		"v1": {false, map[string]string{
+			"recluse/one/memory.limit_in_bytes":       hard,
+			"recluse/one/memory.memsw.limit_in_bytes": hard,
+			"recluse/one/cpu.cfs_period_us":           "100000",
+			"recluse/one/cpu.cfs_quota_us":            "50000",
+			"recluse/one/app/cpu.cfs_period_us":       "100000",
+			"recluse/one/app/cpu.cfs_quota_us":        "42500",
+			"recluse/one/app/cpu.shares":              "102",
+			"recluse/one/pids.max":                    "2048",
+		}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for file := range test.want { // the kernel makes them
+				path := filepath.Join(root, file)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			host := &cgroupHost{unified: test.unified, mounts: map[string]string{"": root}}
+			if !test.unified {
+				host.mounts = map[string]string{"memory": root, "cpu": root, "cpuacct": root, "pids": root}
+			}
+			g, err := host.create("one", cgroupLimits{memory: memory, cpus: 0.5, pids: 2048})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for file, want := range test.want {
+				if got, err := os.ReadFile(filepath.Join(root, file)); err != nil || string(got) != want {
+					t.Errorf("%s: %q, %v; want %q", file, got, err, want)
+				}
+			}
+			if !isDir(g.dir("cpu", cgroupEngine)) {
+				t.Error("there is no place for the engine")
+			}
+			if err := os.Remove(filepath.Join(g.dir("pids"), "pids.max")); err != nil {
+				t.Fatal(err)
+			}
+			if err := g.limit(cgroupLimits{pids: 1}); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a limit that cannot be set: %v", err)
+			}
+		})
+	}
+}
+
 // limited starts a sandbox under limits, adopted, or restores it from image.
 func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgroup) {
 	t.Helper()

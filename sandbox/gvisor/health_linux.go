@@ -31,6 +31,12 @@ const (
 	trialReserve = 300 * time.Millisecond
 )
 
+// How a trial ends that says nothing about the engine.
+var (
+	errSlow   = errors.New("it was not there in time")
+	errNoTime = errors.New("there was no time to try a sandbox")
+)
+
 // guestUnconfigured is the guest's exit code when it is not told what to do.
 const guestUnconfigured = 2
 
@@ -67,7 +73,7 @@ func (b *Backend) forgetTrial() {
 }
 
 // Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
-// unless it is that the caller gave up, and that it went well for longer. An engine that starts and is only slow is on a busy machine, and not
+// unless it is that the caller gave up or had no time for it, and that it went well for longer. An engine that starts and is only slow is on a busy machine, and not
 // broken: whether a sandbox can be made is then told by making one.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	b.healthMu.Lock()
@@ -86,13 +92,12 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	if line, _, ok := strings.Cut(string(out), "\n"); ok {
 		h.Version = strings.TrimPrefix(line, "runsc version ")
 	}
-	slow := false
 	if err == nil {
 		tryCtx, cancel := reserved(ctx)
 		err = b.tryOut(tryCtx)
-		slow = tryCtx.Err() != nil && ctx.Err() == nil
 		cancel()
 	}
+	slow := errors.Is(err, errSlow) && ctx.Err() == nil
 	h.OK, h.Took = err == nil || slow, time.Since(began)
 	switch {
 	case slow:
@@ -101,7 +106,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	case err != nil:
 		h.Reason, h.Remedy = b.unhealthy(err)
 	}
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && !errors.Is(err, errNoTime) {
 		b.health, b.healthAt = h, time.Now()
 	}
 	if h.OK {
@@ -128,8 +133,12 @@ func (b *Backend) unhealthy(err error) (reason, remedy string) {
 	return err.Error(), ""
 }
 
-// tryOut runs a sandbox that holds the guest and nothing else, to its end.
+// tryOut runs a sandbox that holds the guest and nothing else, to its end. The error is errSlow only if the sandbox itself was too slow, and not what had
+// to be cleared away after it.
 func (b *Backend) tryOut(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return errNoTime
+	}
 	id := newID()
 	dir := b.sandboxDir(id) // without a record: if we are killed, a sweep finds it
 	root := filepath.Join(dir, "root")
@@ -161,9 +170,9 @@ func (b *Backend) tryOut(ctx context.Context) error {
 		defer cancel()
 		return b.remove(clean, id, false, e)
 	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the caller has no time for it
+	if errors.Is(err, context.DeadlineExceeded) { // the caller has no time for it
 		b.sweeping.Go(func() { _ = remove() }) // what stays a sweep finds
-		return fmt.Errorf("a sandbox to try: %w", err)
+		return fmt.Errorf("a sandbox to try: %w: %w", errSlow, err)
 	}
 	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, remove()))
 }

@@ -131,6 +131,18 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 			t.Error("that was remembered as a trial that went well")
 		}
 	})
+	t.Run("a caller without time for a trial hears nothing good, and that is not remembered", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		if h := b.Health(impatient{t.Context()}); h.OK || h.Version == "" || !strings.Contains(h.Reason, "no time") {
+			t.Errorf("%+v", h)
+		}
+		if left := entriesOf(filepath.Join(b.dir, "sandboxes")); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+		if h := b.Health(t.Context()); !h.OK {
+			t.Errorf("%+v", h)
+		}
+	})
 	t.Run("a caller that gives up is not remembered", func(t *testing.T) {
 		b := backendIn(t, t.TempDir())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
@@ -143,3 +155,8 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 		}
 	})
 }
+
+// impatient is a context that is about to end.
+type impatient struct{ context.Context } //nolint:containedctx // it is one
+
+func (impatient) Deadline() (time.Time, bool) { return time.Now(), true }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,6 +53,27 @@ func attachTo(t *testing.T, handler func() Handler) (*Client, *wire.Session) {
 		guest.Wait()
 	})
 	return c, guest
+}
+
+func TestAGuestThatIsTooOldIsRefused(t *testing.T) {
+	ours, theirs := net.Pipe()
+	token := bytes.Repeat([]byte{7, 9}, wire.TokenSize/2)
+	gone := make(chan error, 1)
+	go func() {
+		a, err := wire.NewLink(theirs, theirs, token).Accept(func(*wire.Hello) *wire.Welcome { return &wire.Welcome{Protocol: wire.OldestProtocol - 1} })
+		if err != nil {
+			t.Error(err)
+		}
+		_, err = a.Read(make([]byte, 1))
+		gone <- err
+	}()
+	_, err := Attach(t.Context(), ours, Options{Token: token})
+	if want := fmt.Sprintf("the guest speaks protocol %d", wire.OldestProtocol-1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want: %s", err, want)
+	}
+	if err := <-gone; err == nil { // else it would wait for a host that has gone
+		t.Error("the stream was left open")
+	}
 }
 
 // call makes a call from the guest, with so many chunks, and gives the code of its failure.
