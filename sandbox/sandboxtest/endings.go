@@ -206,7 +206,7 @@ var endings = []feature{
 		var runs []<-chan outcome
 		for i := range 10 {
 			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), Timeout: time.Second, KillGrace: 50 * time.Millisecond})
+				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond})
 			}))
 		}
 		for i, r := range runs {

@@ -96,9 +96,10 @@ type running struct {
 	req   *wire.Exec
 	argv  [][]byte
 	nanny *nanny.Nanny
-	tree  int // its name for the nanny
-	pid   int // 0: not known yet
-	tries int // how often it was started
+	tree  int         // its name for the nanny
+	pid   int         // 0: not known yet
+	tries int         // how often it was started
+	limit *time.Timer // its time-out; nil: none yet
 
 	// quiet: nobody hears output while it comes, so that nothing but the disk can hold it up; see listen.
 	quiet bool
@@ -257,17 +258,27 @@ func (c *running) resize(rows, cols uint32) error {
 	return pty.Setsize(c.tty, &pty.Winsize{Rows: uint16(min(rows, 1<<15)), Cols: uint16(min(cols, 1<<15))})
 }
 
+// clock starts the time that the command has. That it was not known to run before is none of its own doing.
+func (c *running) clock() {
+	if c.req.TimeoutNs > 0 && c.limit == nil {
+		c.limit = time.AfterFunc(time.Duration(c.req.TimeoutNs), func() { c.op.end(wire.Ending_ENDING_TIMEOUT) })
+	}
+}
+
 // supervise waits for the command and gives its verdict.
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
 	var timers []*time.Timer
 	defer func() {
+		if c.limit != nil {
+			timers = append(timers, c.limit)
+		}
 		for _, t := range timers {
 			t.Stop()
 		}
 	}()
-	if c.req.TimeoutNs > 0 {
-		timers = append(timers, time.AfterFunc(time.Duration(c.req.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) }))
+	if c.pid != 0 {
+		c.clock()
 	}
 	var killMu sync.Mutex
 	var killTimer *time.Timer

@@ -12,7 +12,7 @@ import (
 )
 
 // early is how long a command is left to itself. Most have ended by then, with what they said still in the pipes, and cost one wake-up; of the others
-// the process is asked for then, to be listed.
+// the process is asked for then, to be listed, and their time begins.
 const early = 5 * time.Millisecond
 
 // await waits for the end of the main process. Where it was not known to have begun, it may also be that it could not be started, and the
@@ -30,13 +30,14 @@ func (c *running) await() (*nanny.Event, error) {
 			return nil, nanny.Started(err)
 		case err != nil || e.Errno != 0 && c.pid == 0:
 			return e, err
+		case e.Exited:
+			c.named(e.PID)
+			return e, nil
 		case e.PID != 0:
 			c.named(e.PID)
+			c.clock()
 		}
-		if e.Exited {
-			return e, nil
-		}
-		// A list that the last user of this nanny had asked for.
+		// Otherwise a list that the last user of this nanny had asked for.
 	}
 }
 
@@ -58,6 +59,9 @@ func (c *running) listen() error {
 		fds := []unix.PollFd{{Fd: int32(c.nanny.FD()), Events: unix.POLLIN}}
 		var open []*tap
 		wait := int(early / time.Millisecond)
+		if c.req.TimeoutNs > 0 {
+			wait = min(wait, int(time.Duration(c.req.TimeoutNs)/time.Millisecond))
+		}
 		if !young {
 			wait = -1
 			for _, t := range c.taps {
