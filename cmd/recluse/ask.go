@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -28,6 +31,7 @@ type askOptions struct {
 	machine
 	route
 	budget
+	thrift
 	contexts []string
 	mcp      []string
 	schema   string
@@ -94,6 +98,41 @@ func (b *budget) limits(base rlm.Limits) (rlm.Limits, error) {
 	return base, nil
 }
 
+// thrift is how a run saves calls: by none at all where the context is small, and by those of earlier runs.
+type thrift struct {
+	plain int
+	cache string
+
+	flags *pflag.FlagSet
+}
+
+func (t *thrift) register(f *pflag.FlagSet) {
+	t.flags = f
+	f.IntVar(&t.plain, "plain-below", 0, "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
+	f.StringVar(&t.cache, "cache", "", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
+}
+
+// said reports whether any of it was given.
+func (t *thrift) said() bool { return t.flags.Changed("plain-below") || t.flags.Changed("cache") }
+
+// over puts what flags say over what is configured.
+func (t *thrift) over(m config.Models) (config.Models, error) {
+	if t.flags.Changed("plain-below") {
+		if t.plain < 0 {
+			return m, usage("--plain-below: %d is below zero", t.plain)
+		}
+		m.PlainBelow = t.plain
+	}
+	if t.flags.Changed("cache") {
+		n, err := config.ParseSize(t.cache)
+		if err != nil {
+			return m, usage("--cache: %v", err)
+		}
+		m.Cache = n
+	}
+	return m, nil
+}
+
 // said reports whether any limit was given.
 func (b *budget) said() bool {
 	for _, name := range []string{"max-cost", "max-time", "max-tokens", "max-turns", "depth"} {
@@ -137,6 +176,7 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
 	o.route.register(f)
 	o.budget.register(f)
+	o.thrift.register(f)
 	o.machine.register(f)
 	a.completeSession(c, "session")
 	return c
@@ -173,7 +213,11 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if len(o.sub) > 0 {
 		q.Labels = map[string]string{subModels: strings.Join(o.sub, " ")}
 	}
-	e, done, err := a.engine(ctx, w, &o.machine, llm.Route{Root: o.model, Sub: o.sub}, o.mcp)
+	models, err := o.over(cfg.Models)
+	if err != nil {
+		return err
+	}
+	e, done, err := a.engine(ctx, w, &o.machine, models, llm.Route{Root: o.model, Sub: o.sub}, o.mcp)
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -201,19 +245,15 @@ func readSchema(path string) (json.RawMessage, error) {
 
 // engine makes what runs questions in this program: with the configured models and the tools of MCP servers, on a backend that is chosen when the first
 // sandbox is needed. The caller must call done.
-func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route, mcp []string) (e *rlm.Engine, done func(), err error) {
-	cfg, err := a.config()
-	if err != nil {
-		return nil, nil, err
-	}
+func (a *app) engine(ctx context.Context, w *watch, m *machine, models config.Models, r llm.Route, mcp []string) (e *rlm.Engine, done func(), err error) {
 	if len(r.Sub) == 0 {
-		r.Sub = cfg.Models.Sub
+		r.Sub = models.Sub
 	}
-	set, err := cfg.Models.Open()
+	set, err := models.Open()
 	if err != nil {
 		return nil, nil, err
 	}
-	servers, err := cfg.MCP.Open(mcp, thisBuild().Version, a.logger())
+	servers, err := a.cfg.MCP.Open(mcp, thisBuild().Version, a.logger())
 	if err != nil {
 		set.Close()
 		return nil, nil, err
@@ -222,8 +262,12 @@ func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route, mcp
 		servers.Close()
 		set.Close()
 	}
-	o := rlm.Options{}
-	routing, err := set.Route(ctx, r)
+	o := rlm.Options{PlainBelow: models.Small()}
+	o.Cache, err = sharedCache(models)
+	var routing *llm.Routing
+	if err == nil {
+		routing, err = set.Route(ctx, r)
+	}
 	if err == nil {
 		o.Models = rlm.Routed(routing)
 		o.Tools, err = servers.Tools(ctx)
@@ -236,6 +280,18 @@ func (a *app) engine(ctx context.Context, w *watch, m *machine, r llm.Route, mcp
 		return nil, nil, err
 	}
 	return e, done, nil
+}
+
+// sharedCache is what runs of this user share; nil: each has its own.
+func sharedCache(m config.Models) (*rlm.Cache, error) {
+	if m.Cache <= 0 {
+		return nil, nil
+	}
+	data, err := xdg.Data()
+	if err != nil {
+		return nil, err
+	}
+	return rlm.OpenCache(filepath.Join(data, rlm.CacheDir), int64(m.Cache))
 }
 
 // engineOf makes an engine with the sandboxes that flags and configuration describe.
@@ -280,6 +336,9 @@ func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error)
 // engine makes one of them.
 func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.w}, g.spec, g.a.logger(), true, g.checker
+	if o.PlainBelow == 0 {
+		o.PlainBelow = g.a.cfg.Models.Small()
+	}
 	e, err := rlm.New(o)
 	if err == nil {
 		g.a.sweepRuns(ctx, e, g.backend)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -155,7 +156,8 @@ func TestAsk(t *testing.T) {
 			"binary":                   {"Q?", "--context", filepath.Join(a.dir, "binary")},
 			"empty":                    {"Q?", "--context", filepath.Join(a.dir, "empty")},
 			"not above zero":           {"Q?", "--max-cost", "0"},
-			"below zero":               {"Q?", "--depth", "-1"},
+			"depth: -1 is below zero":  {"Q?", "--depth", "-1"},
+			"plain-below: -1 is below": {"Q?", "--plain-below", "-1"},
 			`no provider "nobody"`:     {"Q?", "--model", "nobody/nothing"},
 			"schema for answers is no": {"Q?", "--schema", a.big},
 		} {
@@ -171,6 +173,94 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	})
+}
+
+// chiefScript is a model that needs one turn, and all of its contexts.
+const chiefScript = `
+name: chief
+rules:
+  - tags: {call: plain}
+    reply: 'what is small is simply read'
+  - reply: |
+      ¬repl
+      word = llm_query('Only the word: ' + search('password', context_0)[0][1])
+      FINAL([word, context_1["key"], sorted(context_2), context_2["b/two.txt"], budget().get("depth")])
+      ¬
+`
+
+func TestAskHeedsItsFlags(t *testing.T) {
+	a := newAsker(t, "0s")
+	a.write("chief.yaml", strings.ReplaceAll(chiefScript, "¬", "```"))
+	a.write("second.yaml", strings.NewReplacer("name: sub", "name: second", "'{{1}}'", "'second {{1}}'").Replace(subScript))
+	a.write("small.txt", "the password is swordfish\n")
+	a.write("facts.json", `{"key": "value"}`)
+	docs := filepath.Join(a.dir, "docs")
+	if err := os.MkdirAll(filepath.Join(docs, "b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a.write("docs/one.txt", "first")
+	a.write("docs/b/two.txt", "second text")
+	cassette := filepath.Join(a.dir, "calls.jsonl")
+	scripts := "RECLUSE_MODELS_SCRIPTS=" + filepath.Join(a.dir, "chief.yaml") + "," + filepath.Join(a.dir, "second.yaml")
+	env := a.env
+	ask := func(more []string, args ...string) (started rlm.RunStarted, res rlm.Result) {
+		t.Helper()
+		a.env = append(append([]string{}, env...), more...)
+		got := a.run("", append([]string{
+			"ask", "Q?", "--json", "--model", "scripted/chief", "--sub-model", "scripted/second", "--context", filepath.Join(a.dir, "small.txt"),
+			"--context", filepath.Join(a.dir, "facts.json"), "--context", docs,
+		}, args...)...)
+		if got.status != 0 {
+			t.Fatalf("%+v", got)
+		}
+		for line := range strings.Lines(got.stdout) {
+			var e rlm.Event
+			decodeJSON(t, line, &e)
+			var err error
+			switch e.Kind {
+			case rlm.KindRunStarted:
+				err = e.Decode(&started)
+			case rlm.KindRunEnded:
+				err = e.Decode(&res)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return started, res
+	}
+	answer := func(depth string) string {
+		return `["second swordfish", "value", ["b/two.txt", "one.txt"], "second text", ` + depth + `]`
+	}
+
+	start, res := ask([]string{scripts}, "--plain-below", "0", "--cache", "1m", "--max-time", "7m", "--max-cost", "1.5", "--max-tokens", "5000", "--max-turns", "3", "--depth", "1")
+	if l := start.Limits; l.Time != 7*time.Minute || l.Cost != 1.5 || l.Tokens != 5000 || l.Turns != 3 || l.Depth != 1 {
+		t.Errorf("limits: %+v", l)
+	}
+	if res.Answer != answer("1") || start.Model != "scripted/chief" || len(res.By) != 2 || res.By[1].Model != "scripted/second" || res.Plain || res.Cached != 0 {
+		t.Errorf("with all flags: %+v", res)
+	}
+	_, res = ask([]string{scripts})
+	if !res.Plain || res.Answer != "what is small is simply read" {
+		t.Errorf("a small context: %+v", res)
+	}
+	// A recording is asked for by configuration. Without a limit of time, because the model hears how many seconds are left.
+	bare := []string{"RECLUSE_MODELS_PLAIN_BELOW=0", "RECLUSE_MODELS_MAX_TIME=none"}
+	_, res = ask(append(bare, scripts, "RECLUSE_MODELS_RECORD="+cassette))
+	if res.Answer != answer("2") || res.Usage.Calls != 2 || res.Cached != 0 {
+		t.Errorf("recorded: %+v", res)
+	}
+	_, res = ask(append(bare, "RECLUSE_MODELS_SCRIPTS=", "RECLUSE_MODELS_DEFAULT=", "RECLUSE_MODELS_CASSETTES="+cassette), "--cache", "1m")
+	if res.Answer != answer("2") || res.Usage.Calls != 1 || res.Cached != 1 {
+		t.Errorf("from the recording, and the reply that the first run has left: %+v", res)
+	}
+	a.env = env
+	if got := a.run("", "ask", "Q?", "--cache", "much"); got.status != statusFailure || !strings.Contains(got.stderr, `--cache: "much" is not a size`) {
+		t.Errorf("%+v", got)
+	}
+	if got := a.run("", "ask", "Q?", "--session", "work", "--plain-below", "0"); got.status != statusFailure || !strings.Contains(got.stderr, "models.plain_below") {
+		t.Errorf("%+v", got)
+	}
 }
 
 func TestDemoRLM(t *testing.T) {

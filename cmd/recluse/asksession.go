@@ -29,6 +29,9 @@ func (a *app) askSession(ctx context.Context, w *watch, o *askOptions, q rlm.Que
 	if len(o.mcp) > 0 {
 		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
 	}
+	if o.thrift.said() {
+		return usage("--plain-below, --cache: the server answers in a session, as its own configuration says (models.plain_below, models.cache)")
+	}
 	c, done, err := a.connect(ctx)
 	if err != nil {
 		return cause(ctx, err)

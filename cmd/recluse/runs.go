@@ -301,9 +301,13 @@ func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context
 	if len(r.Sub) == 0 {
 		r.Sub = strings.Fields(info.Labels[subModels])
 	}
+	cfg, err := a.config()
+	if err != nil {
+		return err
+	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	e, done, err := a.engine(ctx, w, &o.machine, r, o.mcp)
+	e, done, err := a.engine(ctx, w, &o.machine, cfg.Models, r, o.mcp)
 	if err != nil {
 		return cause(ctx, err)
 	}

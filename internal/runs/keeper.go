@@ -34,7 +34,11 @@ type Options struct {
 	DataDir string
 	// Limits holds for runs that give none.
 	Limits rlm.Limits
-	Most   int // runs of a tenant at once; 0: DefaultMost
+	// PlainBelow is the size of a context in tokens that needs no run; 0: as package rlm has it, negative: none is so small.
+	PlainBelow int64
+	// CacheBytes of replies to sub-calls are kept for later runs, of each tenant apart; 0: none are.
+	CacheBytes int64
+	Most       int // runs of a tenant at once; 0: DefaultMost
 	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
 	Gate gate.Gate
 	// Note hears what it said, for the audit log; nil: nobody does.
@@ -64,6 +68,7 @@ type Keeper struct {
 	count  map[string]int           // guarded by mu; runs that are under way, by tenant
 	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
 	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
+	caches map[string]*rlm.Cache    // guarded by mu; by tenant
 }
 
 type key struct{ tenant, id string }
@@ -72,6 +77,9 @@ type key struct{ tenant, id string }
 func New(o Options) *Keeper {
 	if o.Most == 0 {
 		o.Most = DefaultMost
+	}
+	if o.PlainBelow == 0 {
+		o.PlainBelow = rlm.DefaultPlainBelow
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -106,6 +114,9 @@ func (k *Keeper) Busy() bool {
 // Limits are those of a run that gives none.
 func (k *Keeper) Limits() rlm.Limits { return k.o.Limits }
 
+// Small says that so many tokens need no run.
+func (k *Keeper) Small(tokens int64) bool { return tokens < k.o.PlainBelow }
+
 // Models gives the models by name.
 func (k *Keeper) Models() *llm.Set { return k.o.Models }
 
@@ -132,6 +143,27 @@ func (k *Keeper) dir(tenant string) string {
 		return filepath.Join(k.o.DataDir, "runs")
 	}
 	return filepath.Join(k.o.DataDir, "tenants", "t-"+tenant, "runs") // a tenant may be called ".."
+}
+
+// cache is what the runs of a tenant share; nil: each has its own. It lies beside the runs.
+func (k *Keeper) cache(tenant string) (*rlm.Cache, error) {
+	if k.o.CacheBytes <= 0 {
+		return nil, nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.caches[tenant]; c != nil {
+		return c, nil
+	}
+	c, err := rlm.OpenCache(filepath.Join(filepath.Dir(k.dir(tenant)), rlm.CacheDir), k.o.CacheBytes)
+	if err != nil {
+		return nil, err
+	}
+	if k.caches == nil {
+		k.caches = map[string]*rlm.Cache{}
+	}
+	k.caches[tenant] = c
+	return c, nil
 }
 
 // reader is an engine for what is on disk.
@@ -189,7 +221,12 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 			return nil, err
 		}
 	}
+	cache, err := k.cache(tenant)
+	if err != nil {
+		return nil, err
+	}
 	return rlm.New(rlm.Options{
+		PlainBelow: k.o.PlainBelow, Cache: cache,
 		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
 		Gate: k.gate(), Tenant: tenant, Durable: k.o.Resume, Logger: k.o.Logger,
 	})

@@ -16,11 +16,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The rule by which a conversation becomes a question. It is documented: change docs/RLM.md with it.
-const (
-	chatRunTokens = rlm.DefaultPlainBelow // below, a conversation is handed to the model as it is
-	chatLongText  = 8_000                 // characters; a longer text of a message is context
-)
+// chatLongText is how many characters a text of a message has that is context. It is documented: change docs/RLM.md with it.
+const chatLongText = 8_000
 
 // headerRun names the run that has answered.
 const headerRun = "Recluse-Run"
@@ -192,7 +189,7 @@ func (c *call) chat() error {
 			tokens += llm.Count(t)
 		}
 	}
-	if tokens < chatRunTokens {
+	if k.Small(tokens) {
 		return c.chatPlain(k, &in, out)
 	}
 	return c.chatRun(k, &in, out, release)
