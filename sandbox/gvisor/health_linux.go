@@ -158,7 +158,7 @@ func (b *Backend) tryOut(ctx context.Context) error {
 		// The engine ends as the guest did, after the guest has said what it misses.
 		failed, said := errors.AsType[*engineError](err)
 		exit, ended := errors.AsType[*exec.ExitError](err)
-		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, agent.ConfigEnv) && ctx.Err() == nil {
+		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, agent.ConfigEnv) {
 			return os.RemoveAll(dir)
 		}
 		if err == nil {
