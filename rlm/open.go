@@ -82,7 +82,7 @@ func (n *node) spec(w way) sandbox.Spec {
 	if spec.Labels == nil {
 		spec.Labels = map[string]string{}
 	}
-	spec.Labels["recluse.run"], spec.Labels["recluse.node"] = n.run.id, n.id
+	spec.Labels[LabelRun], spec.Labels[ourLabels+"node"] = n.run.id, n.id
 	spec.Persist = spec.Persist || n.run.engine.o.Durable && n.depth == 0
 	return spec
 }

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/trajectory"
@@ -201,6 +203,7 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*
 	if err != nil {
 		return nil, err
 	}
+	p.saved.Labels, p.started.Labels = copied(p.saved.Labels), copied(p.started.Labels)
 	if at < 0 || at > len(p.turns) {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
 	}
@@ -231,6 +234,13 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*
 		return fail(err)
 	}
 	return r, nil
+}
+
+// copied are the labels of a copy. Those of ours say what a program does with the run itself.
+func copied(labels map[string]string) map[string]string {
+	labels = maps.Clone(labels)
+	maps.DeleteFunc(labels, func(name, _ string) bool { return strings.HasPrefix(name, ourLabels) })
+	return labels
 }
 
 // copyRun fills the directory of a fork, with the events of the shared turns.
@@ -293,7 +303,7 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: &p.saved.Limits}
+	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: copied(p.saved.Labels), History: p.saved.History, Limits: &p.saved.Limits}
 	r, err := e.prepare(q, newRunID())
 	if err != nil {
 		return nil, err
