@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/llm"
@@ -61,6 +62,7 @@ type Keeper struct {
 	brief context.Context
 	end   context.CancelFunc
 	wg    sync.WaitGroup
+	pause time.Duration // before the second try to go on with a run
 
 	mu     sync.Mutex
 	closed bool                     // guarded by mu
@@ -84,7 +86,7 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	k := &Keeper{o: o, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
+	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	k.brief, k.end = context.WithCancel(context.Background())
 	return k
@@ -183,8 +185,8 @@ func (k *Keeper) MayChoose(name string) error {
 	}
 }
 
-// engine is one that works.
-func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, away bool) (*rlm.Engine, error) {
+// engine is one that works. The next server goes on with its runs if they last.
+func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, away, lasts bool) (*rlm.Engine, error) {
 	if away {
 		for _, name := range append([]string{route.Root}, route.Sub...) {
 			if err := k.MayChoose(name); err != nil {
@@ -228,7 +230,7 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 	return rlm.New(rlm.Options{
 		PlainBelow: k.o.PlainBelow, Cache: cache,
 		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
-		Gate: k.gate(), Tenant: tenant, Durable: k.o.Resume, Logger: k.o.Logger,
+		Gate: k.gate(), Tenant: tenant, Durable: lasts && k.o.Resume, Logger: k.o.Logger,
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -40,8 +41,11 @@ func keeperIn(t *testing.T, o Options) (k *Keeper, free chan struct{}) {
 		}
 	}}))
 	o.Models, o.Limits = set, rlm.DefaultLimits()
-	o.Backend = func(context.Context) (sandbox.Backend, error) { return local.New(local.Options{}), nil }
+	if o.Backend == nil {
+		o.Backend = func(context.Context) (sandbox.Backend, error) { return local.New(local.Options{}), nil }
+	}
 	k = New(o)
+	k.pause = time.Millisecond
 	t.Cleanup(k.Close)
 	return k, free
 }
@@ -119,6 +123,49 @@ func TestCloseLeavesRunsToTheNextOrStopsThem(t *testing.T) {
 			}
 			if i, err := k.Show("acme", r.ID()); err != nil || i.Running || (i.Result != nil) != tt.ended {
 				t.Errorf("%+v %v", i, err)
+			}
+		})
+	}
+}
+
+// shop is a backend that makes nothing, and remembers what it was asked for.
+type shop struct {
+	sandbox.Backend
+	asked chan sandbox.Spec
+}
+
+// Start implements sandbox.Backend.
+func (s shop) Start(_ context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	s.asked <- spec
+	return nil, errors.New("sold out")
+}
+
+func TestASandboxOutlivesItsServerOnlyIfTheNextGoesOnWithTheRun(t *testing.T) {
+	q := rlm.Question{Query: "Is it?", Inputs: []rlm.Input{rlm.Text(strings.Repeat("many words ", 20_000))}}
+	for name, tt := range map[string]struct {
+		resume bool
+		begin  func(k *Keeper) (*rlm.Run, error)
+		want   bool
+	}{
+		"it does":              {true, func(k *Keeper) (*rlm.Run, error) { return k.Start(t.Context(), "acme", Ask{Question: q}) }, true},
+		"it goes on with none": {false, func(k *Keeper) (*rlm.Run, error) { return k.Start(t.Context(), "acme", Ask{Question: q}) }, false},
+		"somebody waits":       {true, func(k *Keeper) (*rlm.Run, error) { return k.Start(t.Context(), "acme", Ask{Question: q, Waited: true}) }, false},
+		"the model is lent": {true, func(k *Keeper) (*rlm.Run, error) {
+			return k.StartLent(t.Context(), "acme", q, llm.NewScripted("lent", llm.Rule{Reply: "no"}))
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := shop{local.New(local.Options{}), make(chan sandbox.Spec, 1)}
+			k, _ := keeperIn(t, Options{DataDir: t.TempDir(), Resume: tt.resume, Backend: func(context.Context) (sandbox.Backend, error) { return s, nil }})
+			r, err := tt.begin(k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if spec := <-s.asked; spec.Persist != tt.want {
+				t.Errorf("it outlives its server: %v", spec.Persist)
+			}
+			if res, err := r.Wait(); err == nil {
+				t.Errorf("%+v", res)
 			}
 		})
 	}

@@ -1,36 +1,26 @@
 package runs
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
-)
-
-// askedLabel marks the runs that a server goes on with by itself, with where they were asked from. Callers cannot set labels of this kind.
-const (
-	askedLabel = "recluse.asked"
-	askedHere  = "here"
-	askedAway  = "away"
 )
 
 const (
 	// maxTries is how often servers go on with a run that none of them has come to an orderly end with: one that kills its server must not kill them all.
 	maxTries  = 3
 	triesFile = "tries"
-	// busyWait and busyTries are for somebody who just looks at the run.
-	busyWait  = 200 * time.Millisecond
-	busyTries = 10
-	// orphanKept is how long the sandbox of a run that nobody goes on with is kept.
-	orphanKept = 24 * time.Hour
+	// firstPause and maxPause are between two tries of one server, with a run that cannot go on just now.
+	firstPause = time.Second
+	maxPause   = 5 * time.Minute
 )
 
 // Recover goes on with the runs that were under way when the server before ended, however it did. It returns at once.
@@ -75,85 +65,137 @@ func (k *Keeper) recover(tenant string) {
 		if k.ctx.Err() != nil {
 			return
 		}
-		if err != nil || info.Running || info.Result != nil || info.Labels[askedLabel] == "" {
-			continue // it cannot be read, has ended, or is the business of whoever began it
+		if err != nil || info.Result != nil {
+			continue // it cannot be read, or has ended
 		}
-		log := k.o.Logger.With("run", info.ID, "tenant", tenant)
-		dir := filepath.Join(k.dir(tenant), info.ID)
-		switch tries, err := k.try(dir); {
-		case err != nil:
-			log.Warn("a run that was interrupted is not resumed", "error", err)
-		case tries > maxTries:
-			log.Warn("a run that was interrupted is not resumed: its servers have died too often; it can be resumed by hand", "tries", maxTries)
-		default:
-			if err := k.goOn(tenant, info); err != nil {
-				k.forget(dir) // the server did not die of it
-				log.Warn("a run that was interrupted is not resumed; it can be by hand", "error", err)
-				continue
-			}
-			log.Info("a run that was interrupted goes on", "try", tries)
+		if k.goOn(tenant, info.ID) {
+			k.wg.Go(func() { k.goOnLater(tenant, info.ID) })
 		}
 	}
 }
 
-// goOn resumes a run. Somebody who looks at it just now holds it for a moment.
-func (k *Keeper) goOn(tenant string, info *rlm.Info) error {
-	for i := 1; ; i++ {
-		_, err := k.Resume(k.ctx, tenant, info.ID, nil, info.Labels[askedLabel] == askedAway)
-		if sandbox.CodeOf(err) != sandbox.CodeBusy || i == busyTries {
-			return err
-		}
-		t := time.NewTimer(busyWait)
+// goOnLater tries again until it is of no use any more.
+func (k *Keeper) goOnLater(tenant, id string) {
+	for pause := k.pause; ; pause = min(2*pause, maxPause) {
+		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
 		case <-k.ctx.Done():
 			t.Stop()
-			return context.Cause(k.ctx)
+			return
+		}
+		if !k.goOn(tenant, id) {
+			return
 		}
 	}
 }
 
-// try counts one more try, before anything is done, and gives its number.
-func (k *Keeper) try(dir string) (int, error) {
+// goOn resumes a run that was interrupted, and tells whether it is worth another try.
+func (k *Keeper) goOn(tenant, id string) (again bool) {
+	log := k.o.Logger.With("run", id, "tenant", tenant)
+	no := func(err error) bool {
+		log.Warn("a run that was interrupted is not resumed; it can be by hand", "error", err)
+		return false
+	}
+	info, err := k.Show(tenant, id)
+	if err != nil || info.Result != nil || k.under(tenant, id) {
+		return false // somebody has seen to it
+	}
+	dir := filepath.Join(k.dir(tenant), id)
+	who, err := askedFor(dir, info.Labels)
+	if err != nil {
+		return no(err)
+	}
+	if who == nil {
+		return false // it is the business of whoever began it
+	}
+	tries, err := triesOf(dir)
+	if err != nil {
+		return no(err)
+	}
+	if tries >= maxTries {
+		log.Warn("a run that was interrupted is not resumed: its servers have died too often; it can be resumed by hand", "tries", tries)
+		return false
+	}
+	if err := statefile.Write(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
+		return no(err)
+	}
+	if _, err = k.Resume(k.ctx, tenant, id, nil, who.Away); err == nil {
+		log.Info("a run that was interrupted goes on", "try", tries+1)
+		return false
+	}
+	if back := setTries(dir, tries); back != nil { // the server did not die of it
+		return no(errors.Join(err, back))
+	}
+	if k.ctx.Err() != nil {
+		return false // it is left to the next server
+	}
+	if !passing(err) {
+		return no(err)
+	}
+	log.Info("a run that was interrupted cannot go on yet", "error", err)
+	return true
+}
+
+// passing says that what failed may work later: somebody is in the way, or what is needed is not there yet.
+func passing(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeBusy, sandbox.CodeNoBackend:
+		return true
+	}
+	for {
+		e, ok := errors.AsType[*sandbox.Error](err)
+		if !ok || e.Retry {
+			return ok
+		}
+		err = e.Err
+	}
+}
+
+// under says that a run is under way here.
+func (k *Keeper) under(tenant, id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.live[key{tenant, id}] != nil
+}
+
+// triesOf counts the servers that have begun to go on with a run and have not come back from it.
+func triesOf(dir string) (n int, err error) {
+	err = statefile.Read(filepath.Join(dir, triesFile), &n)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// setTries writes down how many there were; none need no file.
+func setTries(dir string, n int) error {
 	file := filepath.Join(dir, triesFile)
-	n := 0
-	b, err := os.ReadFile(file)
-	if err == nil {
-		n, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	if n > 0 {
+		return statefile.Write(file, n)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if n >= maxTries {
-		return n + 1, nil
-	}
-	return n + 1, os.WriteFile(file, []byte(strconv.Itoa(n+1)), 0o600)
+	return nil
 }
 
 // forget forgets the tries of a run from which the server came back.
 func (k *Keeper) forget(dir string) {
-	if err := os.Remove(filepath.Join(dir, triesFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := setTries(dir, 0); err != nil {
 		k.o.Logger.Warn("the tries of a run are still counted", "dir", dir, "error", err)
 	}
 }
 
-// sweep ends sandboxes of runs that nobody came back for. It only looks at what there is: no backend is tried out for it.
+// sweep ends sandboxes of runs that nobody came back for.
 func (k *Keeper) sweep(tenants []string) {
+	var kept []*rlm.Engine
+	for _, tenant := range tenants {
+		if e, err := k.reader(tenant); err == nil { // else it has no runs that could be read
+			kept = append(kept, e)
+		}
+	}
 	for _, b := range k.o.Known {
-		list, err := b.List(k.ctx)
-		if err != nil {
-			continue // it is away; whoever needs it will tell
-		}
-		for _, i := range list {
-			id := i.Labels["recluse.run"]
-			if id == "" || time.Since(i.Created) < orphanKept {
-				continue
-			}
-			for _, tenant := range tenants {
-				if info, err := k.Show(tenant, id); err == nil && !info.Running {
-					_ = b.Stop(k.ctx, i.ID) // the next server tries again
-				}
-			}
-		}
+		rlm.Sweep(k.ctx, b, kept...)
 	}
 }

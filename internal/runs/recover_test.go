@@ -1,14 +1,19 @@
 package runs
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 
+	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -89,6 +94,151 @@ func TestAWaitingRunThatIsLeftAgainIsNotCounted(t *testing.T) {
 		k.Close()
 	}
 	if info, err := next(t, data, true).Show("acme", id); err != nil || info.Result == nil {
+		t.Errorf("%+v %v", info, err)
+	}
+}
+
+// engineIn is what the command line has: an engine of its own on the same runs, without a keeper.
+func engineIn(t *testing.T, k *Keeper, tenant string, m llm.Model) *rlm.Engine {
+	t.Helper()
+	e, err := rlm.New(rlm.Options{Models: func(int, string) (llm.Model, error) { return m, nil }, Sandboxes: rlm.FromBackend(local.New(local.Options{})), Dir: k.dir(tenant)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
+	for name, labels := range map[string]map[string]string{"now": nil, "by a label, as servers did before": {oldLabel: oldAway}} {
+		t.Run(name, func(t *testing.T) {
+			data := t.TempDir()
+			id := leave(t, data, session.DefaultTenant, Ask{Question: rlm.Question{Labels: labels}})
+			reader, _ := keeperIn(t, Options{DataDir: data})
+			dir := reader.dir(session.DefaultTenant)
+			if labels != nil {
+				if err := os.Remove(filepath.Join(dir, id, askedFile)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			killed, kill := context.WithCancelCause(t.Context())
+			kill(rlm.ErrLeft)
+			e := engineIn(t, reader, session.DefaultTenant, llm.NewScripted("root", llm.Rule{Reply: "no"}))
+			copies := map[string]*rlm.Run{}
+			var err error
+			if copies["replay"], err = e.Replay(killed, id); err != nil {
+				t.Fatal(err)
+			}
+			if copies["fork"], err = e.Fork(killed, id, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range copies {
+				_, _ = r.Wait() // it was left
+			}
+			k := next(t, data, true)
+			if info, err := k.Show(session.DefaultTenant, id); err != nil || info.Result == nil || info.Result.Answer != "yes" {
+				t.Errorf("the run itself did not go on: %+v %v", info, err)
+			}
+			for name, r := range copies {
+				if info, err := k.Show(session.DefaultTenant, r.ID()); err != nil || info.Result != nil {
+					t.Errorf("the %s went on: %+v %v", name, info, err)
+				}
+			}
+		})
+	}
+}
+
+func TestARunGoesOnForWhoAskedLast(t *testing.T) {
+	for name, tt := range map[string]struct{ first, last bool }{
+		"from elsewhere": {false, true},
+		"on the machine": {true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := t.TempDir()
+			id := leave(t, data, "acme", Ask{Away: tt.first})
+			k, _ := keeperIn(t, Options{DataDir: data, Resume: true})
+			if _, err := k.Resume(t.Context(), "acme", id, nil, tt.last); err != nil {
+				t.Fatal(err)
+			}
+			k.Close()
+			tools, err := mcptools.Open([]mcptools.Server{{Name: "none", Command: []string{"/nonexistent/program"}}}, mcptools.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			k, free := keeperIn(t, Options{DataDir: data, Resume: true, MCP: tools})
+			close(free)
+			// Who gets tools notices that their server cannot be started. That may pass: it is tried again until the keeper closes.
+			again := k.goOn("acme", id)
+			if again == tt.last {
+				t.Errorf("it is tried again: %v", again)
+			}
+			k.wg.Wait()
+			if info, err := k.Show("acme", id); err != nil || (info.Result != nil) != tt.last {
+				t.Errorf("%+v %v", info, err)
+			}
+		})
+	}
+}
+
+func TestARunThatCannotGoOnYetDoesLater(t *testing.T) {
+	works := local.New(local.Options{})
+	for name, tt := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"what helps is another try":   {&sandbox.Error{Code: sandbox.CodeDiskFull, Retry: true}, true},
+		"so says the cause":           {&sandbox.Error{Code: sandbox.CodeStartFailed, Err: &sandbox.Error{Code: sandbox.CodeGuestLost, Retry: true}}, true},
+		"no backend works yet":        {&sandbox.Error{Code: sandbox.CodeNoBackend}, true},
+		"nothing helps":               {&sandbox.Error{Code: sandbox.CodeBackendUnknown}, false},
+		"nothing helps, nobody knows": {errors.New("broken"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := t.TempDir()
+			id := leave(t, data, "acme", Ask{})
+			asked := 0 // by one goroutine after the other
+			k, free := keeperIn(t, Options{DataDir: data, Resume: true, Backend: func(context.Context) (sandbox.Backend, error) {
+				if asked++; asked <= 3 {
+					return nil, tt.err
+				}
+				return works, nil
+			}})
+			close(free)
+			k.Recover()
+			k.wg.Wait()
+			info, err := k.Show("acme", id)
+			if err != nil || (info.Result != nil) != tt.want {
+				t.Errorf("%+v %v", info, err)
+			}
+			if !tt.want && asked != 1 {
+				t.Errorf("it was tried %d times", asked)
+			}
+			if n, err := triesOf(filepath.Join(k.dir("acme"), id)); n != 0 || err != nil {
+				t.Errorf("%d tries are counted, %v: the server lives", n, err)
+			}
+		})
+	}
+}
+
+func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
+	data := t.TempDir()
+	id := leave(t, data, "acme", Ask{})
+	k, free := keeperIn(t, Options{DataDir: data, Resume: true})
+	close(free)
+	alive, kill := context.WithCancelCause(t.Context())
+	r, err := engineIn(t, k, "acme", llm.NewScripted("root", llm.Rule{Respond: func(ctx context.Context, _ llm.Request) (string, error) {
+		<-ctx.Done()
+		return "", ctx.Err()
+	}})).Resume(alive, id, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !k.goOn("acme", id) {
+		t.Fatal("it is given up for good")
+	}
+	kill(rlm.ErrLeft)
+	_, _ = r.Wait() // it was left
+	k.Recover()
+	k.wg.Wait()
+	if info, err := k.Show("acme", id); err != nil || info.Result == nil || info.Result.Answer != "yes" {
 		t.Errorf("%+v %v", info, err)
 	}
 }

@@ -38,20 +38,19 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	if len(a.Sub) > 0 {
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
 	}
-	if a.Session == nil && !a.Waited { // what code has left in a session is not in the sandbox that a resumed run gets
-		q.Labels[askedLabel] = askedHere
-		if a.Away {
-			q.Labels[askedLabel] = askedAway
-		}
-	}
-	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub}, a.Away)
+	lasts := a.Session == nil && !a.Waited // what code has left in a session is not in the sandbox that a resumed run gets
+	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub}, a.Away, lasts)
 	if err != nil {
 		return nil, err
 	}
-	if a.Session == nil {
-		return k.beginAs(tenant, q.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+	begin := func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }
+	switch {
+	case a.Session != nil:
+		return k.startIn(ctx, tenant, e, q, a.Session)
+	case lasts:
+		return k.beginAs(tenant, asked{Away: a.Away}, begin)
 	}
-	return k.startIn(ctx, tenant, e, q, a.Session)
+	return k.begin(tenant, begin, nil)
 }
 
 // startIn begins a run in a session. Its variables are those of the questions before.
@@ -80,7 +79,7 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	if len(q.Inputs) == 0 && len(q.History) > 0 {
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
-	r, err := k.beginAs(tenant, q.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
+	r, err := k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != rlm.ReasonAnswered {
@@ -149,38 +148,49 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 
 // Resume goes on with a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, info, err := k.again(ctx, tenant, id, away)
+	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
-	return k.beginAs(tenant, info.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) }, nil)
+	return k.beginAs(tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) })
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, info, err := k.again(ctx, tenant, id, away)
+	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
 	}
-	return k.beginAs(tenant, info.Labels, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) }, nil)
+	return k.beginAs(tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) })
 }
 
 // again is an engine with the models of a kept run.
-func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, *rlm.Info, error) {
+func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, error) {
 	info, err := k.Show(tenant, id)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	e, err := k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away)
-	return e, info, err
+	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away, true)
 }
 
-// beginAs starts a run and keeps it until its end, or until the next server does if its labels are such.
-func (k *Keeper) beginAs(tenant string, labels map[string]string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
-	if k.o.Resume && labels[askedLabel] != "" {
-		return k.beginIn(k.ctx, tenant, start, after)
+// beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
+func (k *Keeper) beginAs(tenant string, who asked, start func(context.Context) (*rlm.Run, error)) (*rlm.Run, error) {
+	ctx := k.brief
+	if k.o.Resume {
+		ctx = k.ctx
 	}
-	return k.begin(tenant, start, after)
+	return k.beginIn(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) {
+		r, err := start(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := who.note(r.Dir()); err != nil {
+			r.Cancel()
+			_, _ = r.Wait() // the reason is told
+			return nil, err
+		}
+		return r, nil
+	}, nil)
 }
 
 // begin starts a run and keeps it until its end. No other server goes on with it.

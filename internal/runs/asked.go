@@ -1,0 +1,48 @@
+package runs
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// askedFile says that servers go on with a run by themselves, and for whom. It lies beside the run's log and not in it: copies of a run, which
+// are somebody else's business, have none.
+const askedFile = "asked.json"
+
+// asked is who wanted the run to work, last.
+type asked struct {
+	Away bool `json:"away"` // from elsewhere
+}
+
+// oldLabel said the same of runs that are older than the file.
+const (
+	oldLabel = "recluse.asked"
+	oldAway  = "away"
+)
+
+// askedFor gives who wanted a run; nil: it is the business of whoever began it.
+func askedFor(dir string, labels map[string]string) (*asked, error) {
+	a := &asked{}
+	err := statefile.Read(filepath.Join(dir, askedFile), a)
+	switch old := labels[oldLabel]; {
+	case err == nil:
+		return a, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	case old != "":
+		return &asked{Away: old == oldAway}, nil
+	}
+	return nil, nil
+}
+
+// note writes it down.
+func (a *asked) note(dir string) error {
+	if err := statefile.Write(filepath.Join(dir, askedFile), a); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Message: "who asked for it cannot be written down", Err: err}
+	}
+	return nil
+}
