@@ -34,10 +34,10 @@ type Backend struct {
 
 	namedGuest func() (bundle.Program, error) // of Options.GuestPath; read once
 
-	sweepOnce sync.Once
-	watchers  sync.WaitGroup
-	ctx       context.Context // of everything that outlives a call
-	cancel    context.CancelFunc
+	sweeping sweeping
+	watchers sync.WaitGroup
+	ctx      context.Context // of everything that outlives a call
+	cancel   context.CancelFunc
 
 	filling chan struct{} // has one place: who has it looks at a guest's volume
 
@@ -190,7 +190,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	if p.volume, err = b.guestVolume(ctx, guest, f, p.image.ID); err != nil {
 		return nil, err
 	}
-	b.sweepOnce.Do(func() { b.sweep(ctx) })
+	b.sweepFirst(ctx)
 	if err := b.markUsed(); err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: b.dir + " cannot be used", Err: err}
 	}

@@ -16,6 +16,9 @@ import (
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h := b.health(ctx)
+	if err := b.unswept(); h.OK && err != nil {
+		h.Reason += "; what programs that died have left could not be ended: " + err.Error()
+	}
 	h.Took = time.Since(began)
 	return h
 }

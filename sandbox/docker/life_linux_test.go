@@ -126,7 +126,9 @@ func TestTwoInstancesDoNotTouchEachOther(t *testing.T) {
 	if _, err := mine.Restore(ctx, snap, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("restore: %v", err)
 	}
-	mine.sweep(ctx)
+	if err := mine.sweep(ctx); err != nil {
+		t.Error(err)
+	}
 	shell(t, sb, "true")
 	if all, err := theirs.Snapshots(ctx); err != nil || len(all) != 1 {
 		t.Errorf("snapshots are %+v, %v", all, err)

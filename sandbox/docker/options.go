@@ -108,6 +108,7 @@ const (
 	newsWait     = 3 * time.Second        // for news about a sandbox whose stream was closed
 	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost
 	enginePause  = 300 * time.Millisecond // between them
+	sweepAgain   = time.Minute            // after a sweep that was not whole
 	removePause  = 20 * time.Millisecond  // between two looks at a container that is being removed
 	oomFreshness = 2 * time.Second        // between a kill for memory and the death that it has caused
 	healthKept   = time.Minute            // how long a sandbox that could be made counts as proof

@@ -1,0 +1,141 @@
+package docker
+
+import (
+	"context"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// through puts something between a backend and the tests' engine: it hears of every request that is to remove a container, and may answer it itself.
+func through(t *testing.T, removal func(http.ResponseWriter, *http.Request) (answered bool)) func(*Options) {
+	t.Helper()
+	engine := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(engineHost, "unix://"))
+		}},
+		FlushInterval: -1, // news are told at once
+		ErrorLog:      log.New(io.Discard, "", 0),
+	}
+	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodDelete || !strings.Contains(r.URL.Path, "/containers/") || !removal(w, r) {
+			engine.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(p.Close)
+	return func(o *Options) { o.Host = "tcp://" + p.Listener.Addr().String() }
+}
+
+// together lets requests pass when as many are under way at once. Where they come one after the other, that is told.
+func together(t *testing.T, n int) func(http.ResponseWriter, *http.Request) bool {
+	var here atomic.Int64
+	all := make(chan struct{})
+	return func(http.ResponseWriter, *http.Request) bool {
+		if here.Add(1) == int64(n) {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-time.After(20 * time.Second):
+			t.Errorf("of %d removals %d were under way at once", n, here.Load())
+		}
+		return false
+	}
+}
+
+// orphans makes sandboxes whose program counts as dead.
+func orphans(t *testing.T, b *Backend, n int) (ids []string) {
+	t.Helper()
+	dead := self()
+	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
+	for range n {
+		sb := open(t, b, sandbox.Spec{})
+		sb.Detach()
+		if err := b.writeNote(sb.ID(), note{Owner: dead}); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sb.ID())
+	}
+	return ids
+}
+
+func TestWhatDeadProgramsLeftIsEndedAtOnce(t *testing.T) {
+	b := newBackend(t, nil)
+	ids := orphans(t, b, 3)
+	pass := through(t, together(t, len(ids)))
+	next := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance; pass(o) })
+	if err := next.sweep(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, ids); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
+	b := newBackend(t, nil)
+	ids := orphans(t, b, 2)
+	var stuck atomic.Bool
+	stuck.Store(true)
+	pass := through(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if stuck.Load() {
+			http.Error(w, `{"message": "device or resource busy"}`, http.StatusInternalServerError)
+		}
+		return stuck.Load()
+	})
+	next := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance; pass(o) })
+	next.sweepFirst(t.Context())
+	err := next.unswept()
+	if err == nil || strings.Count(err.Error(), "resource busy") != len(ids) {
+		t.Fatalf("of %d that could not be ended is told: %v", len(ids), err)
+	}
+	next.mu.Lock()
+	next.proven = time.Now() // so that health makes none
+	next.mu.Unlock()
+	if h := next.Health(t.Context()); !h.OK || !strings.Contains(h.Reason, "resource busy") {
+		t.Errorf("%+v", h)
+	}
+	stuck.Store(false)
+	next.sweepFirst(t.Context())
+	if left := leftovers(t, ids); len(left) != len(ids) {
+		t.Errorf("it was tried again at once, and left are %q", left)
+	}
+	next.sweeping.mu.Lock()
+	next.sweeping.at = time.Now().Add(-sweepAgain)
+	next.sweeping.mu.Unlock()
+	next.sweepFirst(t.Context())
+	if left := leftovers(t, ids); len(left) > 0 || next.unswept() != nil {
+		t.Errorf("left behind: %q, %v", left, next.unswept())
+	}
+}
+
+func TestSessionsAreReleasedAtOnce(t *testing.T) {
+	names := []string{"a", "b", "c"}
+	wait := together(t, len(names))
+	var armed atomic.Bool // carriers come and go before
+	b := newBackend(t, through(t, func(w http.ResponseWriter, r *http.Request) bool { return armed.Load() && wait(w, r) }))
+	m := manager(t, b, session.Options{NoPool: true})
+	for _, name := range names {
+		if _, _, err := m.Open(t.Context(), session.Key{Name: name}, session.OpenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	armed.Store(true)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("left behind: %+v, %v", all, err)
+	}
+}
