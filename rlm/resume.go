@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/trajectory"
@@ -236,10 +235,13 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*
 	return r, nil
 }
 
-// copied are the labels of a copy. Those of ours say what a program does with the run itself.
+// LabelAsked is what servers once noted of a run that they go on with. It is not true of a copy.
+const LabelAsked = ourLabels + "asked"
+
+// copied are the labels of a copy.
 func copied(labels map[string]string) map[string]string {
 	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(name, _ string) bool { return strings.HasPrefix(name, ourLabels) })
+	delete(labels, LabelAsked)
 	return labels
 }
 

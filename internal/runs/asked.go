@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -18,17 +19,14 @@ type asked struct {
 	Away bool `json:"away"` // from elsewhere
 }
 
-// oldLabel said the same of runs that are older than the file.
-const (
-	oldLabel = "recluse.asked"
-	oldAway  = "away"
-)
+// oldAway is what rlm.LabelAsked says of runs that are older than the file and were asked for from elsewhere.
+const oldAway = "away"
 
 // askedFor gives who wanted a run; nil: it is the business of whoever began it.
 func askedFor(dir string, labels map[string]string) (*asked, error) {
 	a := &asked{}
 	err := statefile.Read(filepath.Join(dir, askedFile), a)
-	switch old := labels[oldLabel]; {
+	switch old := labels[rlm.LabelAsked]; {
 	case err == nil:
 		return a, nil
 	case !errors.Is(err, fs.ErrNotExist):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -109,13 +110,16 @@ func engineIn(t *testing.T, k *Keeper, tenant string, m llm.Model) *rlm.Engine {
 }
 
 func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
-	for name, labels := range map[string]map[string]string{"now": nil, "by a label, as servers did before": {oldLabel: oldAway}} {
+	for name, labels := range map[string]map[string]string{
+		"now":                               {"recluse.gate": "block"},
+		"by a label, as servers did before": {"recluse.gate": "block", rlm.LabelAsked: oldAway},
+	} {
 		t.Run(name, func(t *testing.T) {
 			data := t.TempDir()
 			id := leave(t, data, session.DefaultTenant, Ask{Question: rlm.Question{Labels: labels}})
 			reader, _ := keeperIn(t, Options{DataDir: data})
 			dir := reader.dir(session.DefaultTenant)
-			if labels != nil {
+			if labels[rlm.LabelAsked] != "" {
 				if err := os.Remove(filepath.Join(dir, id, askedFile)); err != nil {
 					t.Fatal(err)
 				}
@@ -139,8 +143,13 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 				t.Errorf("the run itself did not go on: %+v %v", info, err)
 			}
 			for name, r := range copies {
-				if info, err := k.Show(session.DefaultTenant, r.ID()); err != nil || info.Result != nil {
+				info, err := k.Show(session.DefaultTenant, r.ID())
+				if err != nil || info.Result != nil {
 					t.Errorf("the %s went on: %+v %v", name, info, err)
+					continue
+				}
+				if want := map[string]string{"recluse.gate": "block"}; !maps.Equal(info.Labels, want) {
+					t.Errorf("the labels of the %s: %v", name, info.Labels)
 				}
 			}
 		})
