@@ -331,7 +331,7 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 
 // remember keeps the machine under a name.
 func (n *node) remember(ctx context.Context, name string) (string, bool, error) {
-	snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{"recluse.run": n.run.id, "recluse.name": name}})
+	snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id, ourLabels + "name": name}})
 	if err != nil {
 		return n.refusedAction(ctx, "the snapshot could not be taken", err)
 	}
@@ -378,16 +378,30 @@ func (n *node) refusedAction(ctx context.Context, what string, err error) (strin
 	return fmt.Sprintf("[%s: %v]\n", what, err), false, nil
 }
 
-// snapshotBeside takes a snapshot while the model is asked, when cells have worked long enough since the last one. The returned function waits for it.
+// putOff bounds how much longer than usual a snapshot waits for a slower model.
+const putOff = 4
+
+// snapshotDue says that cells have worked long enough since the last snapshot, which took some time. Nothing runs in a machine while it is written, so
+// a reply that comes before has to wait: a snapshot that takes longer than the model is put off, but not for ever.
+func snapshotDue(worked, every, took, model time.Duration) bool {
+	if every < 0 || worked < every {
+		return false
+	}
+	return took <= model || worked/putOff >= every
+}
+
+// snapshotBeside takes a snapshot while the model is asked, when one is due. The returned function waits for it: what a cell does must not be in it by half.
 func (n *node) snapshotBeside(ctx context.Context) func() {
-	every := n.run.engine.o.SnapshotEvery
-	if every < 0 || n.cellTime < every || n.depth > 0 || n.borrowed || n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapTook, n.modelTook)
+	if !due || n.depth > 0 || n.borrowed || n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
 		return func() {}
 	}
 	n.cellTime = 0
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{"recluse.run": n.run.id}})
+		begun := time.Now()
+		defer func() { n.snapTook = time.Since(begun) }()
+		snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id}})
 		if err != nil {
 			n.run.engine.o.Logger.Warn("a run goes on without a new snapshot", "run", n.run.id, "error", err)
 			return

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -215,9 +216,11 @@ func (n *node) oneTurn(ctx context.Context) error {
 		return err
 	}
 	wait := n.snapshotBeside(ctx)
+	begun := time.Now()
 	reply, err := n.ask(ctx, modelCall{
 		call: CallTurn, turn: n.turn, depth: n.depth, model: n.model, messages: n.asked(), input: n.tokens, cut: n.run.engine.o.Blocks == FirstBlock,
 	})
+	n.modelTook = time.Since(begun)
 	wait()
 	if err != nil {
 		return err

@@ -235,6 +235,8 @@ type node struct {
 	full     []llm.Message // everything that was said, also what compaction took out of messages
 	tokens   int64         // of messages
 
+	snapTook, modelTook time.Duration // how long the last snapshot took, and the model for the last turn
+
 	cellTime time.Duration // since the last snapshot
 	snapshot string        // the last one
 	named    map[string]string
