@@ -341,7 +341,7 @@ func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error)
 	}
 	e, err := rlm.New(o)
 	if err == nil {
-		g.a.sweepRuns(ctx, e, g.backend)
+		rlm.Sweep(ctx, g.backend, e)
 	}
 	return e, err
 }
@@ -373,30 +373,6 @@ func (g guarded) Attach(ctx context.Context, id string) (rlm.Machine, error) {
 func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, error) {
 	return g.note(g.Sandboxes.Restore(ctx, snapshot))
 }
-
-// orphanKept is how long the sandbox of a run whose program was killed waits for somebody who resumes it. The run itself is kept:
-// it then begins in a new sandbox.
-const orphanKept = 24 * time.Hour
-
-// sweepRuns ends sandboxes of runs that nobody came back for.
-func (a *app) sweepRuns(ctx context.Context, e *rlm.Engine, b sandbox.Backend) {
-	list, err := b.List(ctx)
-	if err != nil {
-		return // whoever needs a sandbox will tell
-	}
-	for _, i := range list {
-		id := i.Labels[runLabel]
-		if id == "" || time.Since(i.Created) < orphanKept {
-			continue
-		}
-		if info, err := e.Show(id); err == nil && !info.Running {
-			_ = b.Stop(ctx, i.ID) // the next one tries again
-		}
-	}
-}
-
-// runLabel is the label of a sandbox that says whose it is.
-const runLabel = "recluse.run"
 
 // answerOut prints an answer.
 func (a *app) answerOut(r *rlm.Result) {
