@@ -61,6 +61,8 @@ type Backend struct {
 	health   sandbox.Health // guarded by healthMu; the last answer
 	healthAt time.Time      // guarded by healthMu
 
+	settleAfter time.Duration // see there; a test dies before
+
 	mu       sync.Mutex
 	machines map[string]*machine // guarded by mu; attached by us
 }
@@ -68,7 +70,7 @@ type Backend struct {
 // New gives the backend. It finds engine and guest, and starts nothing.
 func New(opts Options) (*Backend, error) {
 	ctx := context.Background()
-	b := &Backend{opts: opts, dir: opts.DataDir, machines: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.DataDir, settleAfter: settleAfter, machines: map[string]*machine{}}
 	cache := opts.CacheDir
 	var err error
 	if b.dir == "" {
@@ -405,16 +407,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	if err := places.shown(e, r.ID); err != nil {
 		return nil, err
 	}
-	m, err := b.open(r, e, lock)
-	if err != nil {
-		return nil, err
-	}
-	if group != nil {
-		m.settled, m.hurry = make(chan struct{}), make(chan struct{})
-		m.hasten = sync.OnceFunc(func() { close(m.hurry) })
-		go m.settle(group, guest, r.Spec.Limits.CPUs)
-	}
-	return m, nil
+	return b.open(r, e, lock)
 }
 
 // bundleOf gives the OCI bundle of a record. A restored sandbox must get the same as the one it is a copy of,

@@ -325,10 +325,25 @@ func (g *cgroup) limit(l cgroupLimits) error {
 	return errors.Join(errs...)
 }
 
+// settled reports whether the processors are limited, which is the last that is done about a sandbox's limits. Where that cannot be told, nothing can
+// be done about it either.
+func (g *cgroup) settled() bool {
+	file, none := "cpu.cfs_quota_us", "-1"
+	if g.host.unified {
+		file, none = "cpu.max", "max"
+	}
+	for _, dir := range []string{g.dir("cpu"), g.dir("cpu", cgroupApp)} {
+		if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil && strings.HasPrefix(string(text), none) {
+			return false
+		}
+	}
+	return true
+}
+
 // adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
 // sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
 // answered, because only then is its program mapped, and before much of what it runs is started. It takes about 20 ms on v1
-// (a grace period of the kernel).
+// (a grace period of the kernel). Done once more it changes nothing.
 func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
 	seen := map[int]bool{}
 	for range adoptRounds {

@@ -108,6 +108,16 @@ func TestLimitsAreWritten(t *testing.T) {
 			if !isDir(g.dir("cpu", cgroupEngine)) {
 				t.Error("there is no place for the engine")
 			}
+			if !g.settled() {
+				t.Error("it is not known that the limits were written")
+			}
+			file, none := "cpu.cfs_quota_us", "-1\n"
+			if test.unified {
+				file, none = "cpu.max", "max 100000\n"
+			}
+			if err := writeCgroup(g.dir("cpu", cgroupApp), file, none); err != nil || g.settled() {
+				t.Errorf("%v; without one of them all count as written", err)
+			}
 			if err := os.Remove(filepath.Join(g.dir("pids"), "pids.max")); err != nil {
 				t.Fatal(err)
 			}

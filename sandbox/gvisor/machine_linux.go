@@ -87,16 +87,26 @@ func (b *Backend) open(r *record, e *engine, lock *statefile.Lock) (*machine, er
 		backend: b, record: r, engine: e, stream: s, lock: lock, pid: st.Sandbox.Pid,
 		pidfd: os.NewFile(uintptr(fd), "pidfd"), gone: make(chan struct{}),
 	}
+	var unsettled *cgroup
 	if host, _ := b.limits(); host != nil && r.Cgroup {
-		m.kills, _ = host.open(r.ID).kills() // without them a kill is told as one by a signal
+		group := host.open(r.ID)
+		m.kills, _ = group.kills() // without them a kill is told as one by a signal
 		if m.kills != nil {
 			m.seen, _ = m.kills.count() // those of before tell nothing about a later end
+		}
+		if !group.settled() { // it is new, or whoever started it has died before it was done
+			unsettled = group
+			m.settled, m.hurry = make(chan struct{}), make(chan struct{})
+			m.hasten = sync.OnceFunc(func() { close(m.hurry) })
 		}
 	}
 	b.mu.Lock()
 	b.machines[r.ID] = m
 	b.mu.Unlock()
 	go m.watch()
+	if unsettled != nil {
+		go m.settle(unsettled)
+	}
 	return m, nil
 }
 
@@ -204,10 +214,10 @@ func zombieExit(fd, pid int) (status int, ok bool) {
 
 // settle sees to the limits that would slow a start down, and the first calls as well: it uses more than one processor, and while
 // processes are moved between cgroups nothing on the machine can fork. They hold a moment later. A sandbox that cannot have them is ended.
-func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
+func (m *machine) settle(group *cgroup) {
 	defer close(m.settled)
 	select {
-	case <-time.After(settleAfter):
+	case <-time.After(m.backend.settleAfter):
 	case <-m.hurry:
 	case <-m.gone:
 	}
@@ -216,9 +226,9 @@ func (m *machine) settle(group *cgroup, guest programs.Program, cpus float64) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), bootWait)
 	defer cancel()
-	err := m.separate(ctx, group, guest)
+	err := m.separate(ctx, group)
 	if err == nil {
-		err = group.limit(cgroupLimits{cpus: cpus})
+		err = group.limit(cgroupLimits{cpus: m.record.Spec.Limits.CPUs})
 	}
 	if err == nil {
 		return
@@ -252,8 +262,8 @@ func (m *machine) exited() bool {
 }
 
 // separate puts the processes of commands apart from sentry and guest; see cgroup_linux.go.
-func (m *machine) separate(ctx context.Context, group *cgroup, guest programs.Program) error {
-	name := "/" + filepath.Base(guest.Path)
+func (m *machine) separate(ctx context.Context, group *cgroup) error {
+	const name = "/" + programs.GuestName
 	for {
 		for _, pid := range descendants(m.pid) {
 			if mapsFile(pid, name) {
