@@ -23,14 +23,55 @@ func WithActor(ctx context.Context, a Actor) context.Context {
 	return context.WithValue(ctx, actorKey{}, a)
 }
 
+// Actions of the audit log that are written in one place and looked for in another.
+const (
+	actionStart      = "start"
+	actionBackground = "background"
+)
+
 // detailBytes is how much of the code the audit log keeps; the digest tells the rest apart.
 const detailBytes = 256
 
 // ran notes a cell or command that has ended.
 func (s *Session) ran(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
-	e := Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}
+	s.note(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
+}
+
+// ranBehind notes the end of what ran without a caller. Origin tells who had started what, as far as that is known.
+func (s *Session) ranBehind(ctx context.Context, origin Entry, v *sandbox.Verdict) {
+	e := Entry{Time: v.Started, Action: actionBackground, Actor: origin.Actor, Detail: origin.Detail, Gate: origin.Gate, Duration: v.Wall}
+	if e.Actor == "" {
+		if from, ok := s.started(ctx, v.ID); ok {
+			e.Actor, e.Detail, e.Digest, e.Gate = from.Actor, from.Detail, from.Digest, from.Gate
+		}
+	}
+	s.note(ctx, e, v, nil)
+}
+
+// actor says who acts.
+func actor(ctx context.Context) string {
+	a, _ := ctx.Value(actorKey{}).(Actor)
+	return a.Name
+}
+
+// started finds the line that tells who started a command. A manager before this one may have written it.
+func (s *Session) started(ctx context.Context, op string) (store.Entry, bool) {
+	if s.m.journal.flush(ctx) != nil {
+		return store.Entry{}, false // told there
+	}
+	rows, err := s.m.store.Entries(ctx, store.EntryQuery{Tenant: s.key.Tenant, Session: s.key.Name, Action: actionStart, Op: op})
+	if err != nil || len(rows) == 0 {
+		return store.Entry{}, false // a cell that was found again has none
+	}
+	return rows[len(rows)-1], true
+}
+
+// note counts, writes down and tells the end of a cell or command.
+func (s *Session) note(ctx context.Context, e Entry, v *sandbox.Verdict, err error) {
+	action := e.Action
 	if v != nil {
 		e.Op, e.Verdict, e.Stdout, e.Stderr = v.ID, v.String(), v.Stdout.Produced, v.Stderr.Produced
+		s.m.counts.end(Ends{Kind: action, Ended: v.Ended})
 	}
 	s.audit(ctx, e)
 	s.mu.Lock()
@@ -53,9 +94,7 @@ func (m *Manager) Note(ctx context.Context, e Entry) { m.audit(ctx, e) }
 
 // audit adds a line.
 func (m *Manager) audit(ctx context.Context, e Entry) {
-	if a, ok := ctx.Value(actorKey{}).(Actor); ok {
-		e.Actor = a.Name
-	}
+	e.Actor = first(e.Actor, actor(ctx))
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}

@@ -34,7 +34,10 @@
 // A session lives for its TTL, which does not count time spent hibernated and can be extended a few times. When it is over new calls are refused,
 // and the session expires as soon as nothing runs in it. Apart from that its idle time runs while nobody uses it. Running a cell or a command,
 // moving files, signals and snapshots are use; listing, following, reading variables and events are not. A command in the
-// background is use for as long as it runs. What a command left behind when it ended is not: it sleeps and wakes with the session.
+// background is use for as long as it runs. What a command left behind when it ended is not: it sleeps and wakes with the session, and ends with it.
+//
+// Everything that runs hears of a session's end: it gets SIGTERM, EndGrace, and SIGKILL. Only what is paused hears nothing, and what was left
+// behind by an operation that the guest no longer remembers.
 //
 // # When a sandbox dies
 //

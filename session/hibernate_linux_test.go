@@ -64,7 +64,39 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	used := s.Info().Used
+	for name, look := range map[string]func() error{
+		"operations":   func() error { _, err := s.Operations(t.Context()); return err },
+		"interpreters": func() error { _, err := s.Contexts(t.Context()); return err },
+		"the inside":   func() error { _, err := s.Guest(t.Context()); return err },
+		"output":       func() error { _, err := s.Follow(t.Context(), v.ID, sandbox.FollowOptions{}); return err },
+		"one of its variables": func() error {
+			_, err := s.Var(t.Context(), "none")
+			if sandbox.CodeOf(err) == CodeVarUnknown {
+				return nil
+			}
+			return err
+		},
+		"events": func() error {
+			for _, err := range s.Events(t.Context(), 0, false) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		if err := look(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !s.Info().Used.Equal(used) {
+			t.Fatalf("looking at %s counted as use", name)
+		}
+	}
 	await(t, "hibernated while somebody looks", func() bool {
 		for range k.m.List(t.Context(), ListOptions{}) {
 		}
@@ -76,6 +108,93 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	if !s.Info().Used.Equal(used) {
 		t.Error("looking counted as use")
 	}
+}
+
+// calm looks at lifetimes only when the test does.
+func calm() Options { return Options{NoPool: true, reapEvery: time.Hour} }
+
+// overdue gives what the reaper would do about a session now, and fails if that is nothing.
+func overdue(t *testing.T, s *Session) func() {
+	t.Helper()
+	act := s.due(time.Now())
+	if act == nil {
+		t.Fatal("its time is not up")
+	}
+	return act
+}
+
+func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
+	k := newBench(t, calm())
+	open := func(name string, p Policy) *Session {
+		s, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{Policy: p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	brief := Policy{TTL: time.Nanosecond, Extension: time.Hour}
+	s := open("extended", brief)
+	act := overdue(t, s)
+	if _, err := s.Extend(t.Context(), 0); err != nil {
+		t.Errorf("an extension that came first: %v", err)
+	}
+	act()
+	want(t, "state after an extension", string(s.Info().State), string(Ready))
+
+	s = open("expired", brief)
+	overdue(t, s)()
+	_, err := s.Extend(t.Context(), 0)
+	wantCode(t, "an extension that came second", err, CodeExpired)
+
+	s = open("both", brief)
+	act = overdue(t, s)
+	var wg sync.WaitGroup
+	wg.Go(act)
+	wg.Go(func() { _, err = s.Extend(t.Context(), 0) })
+	wg.Wait()
+	if state := s.Info().State; (err == nil) != state.Live() || err != nil && sandbox.CodeOf(err) != CodeExpired {
+		t.Errorf("told %v, and it is %s", err, state)
+	}
+
+	s = open("used", Policy{Idle: time.Minute, OnIdle: IdleEnd})
+	idle := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
+		s.rec.Policy.TTL = None
+	}
+	idle()
+	act = overdue(t, s)
+	py(t, s, "1")
+	act()
+	want(t, "state after a call", string(s.Info().State), string(Ready))
+	idle()
+	overdue(t, s)()
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a call that came second", err, CodeExpired)
+}
+
+func TestNoneIsForEver(t *testing.T) {
+	k := newBench(t, calm())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: None, Idle: None, Hibernation: None}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ages := time.Now().Add(100 * 365 * 24 * time.Hour)
+	look := func(when string) {
+		t.Helper()
+		if i := s.Info(); i.Expires != nil || i.IdleAt != nil || s.due(ages) != nil {
+			t.Errorf("%s it ends at %v, and is idle at %v", when, i.Expires, i.IdleAt)
+		}
+	}
+	look("new")
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	look("asleep")
+	k.restart()
+	s = k.get("work")
+	look("after a restart")
 }
 
 func TestIdleSessionsEndIfTheyShall(t *testing.T) {

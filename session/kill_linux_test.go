@@ -254,8 +254,8 @@ func child(dir string) int {
 		fmt.Println(err)
 		return 3
 	}
+	choose(m)
 	if os.Getenv(failpointEnv) == "" {
-		fmt.Println("busy")
 		return busy(ctx, m)
 	}
 	if sc.prepare != nil {
@@ -274,8 +274,20 @@ func child(dir string) int {
 	return 3
 }
 
-// busy does everything again and again.
+// bystander is a session that the busy one leaves alone, in which x is 41.
+const bystander = "bystander"
+
+// busy does everything again and again, beside a session with which nothing happens.
 func busy(ctx context.Context, m *Manager) int {
+	s, made, err := m.Open(ctx, Key{Name: bystander}, OpenOptions{})
+	if err == nil && made {
+		_, err = s.Cell(ctx, sandbox.Cell{Code: "x = 41"})
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 3
+	}
+	fmt.Println("busy")
 	for n := 0; ctx.Err() == nil; n++ {
 		_ = prepared(ctx, m) // each of these may fail for another being under way
 		_ = saveOne(ctx, m)
@@ -285,7 +297,7 @@ func busy(ctx context.Context, m *Manager) int {
 		_ = with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err })(ctx, m)
 		_ = m.DeleteSnapshot(ctx, Key{Name: "work"}, "*")
 		for i := range m.List(ctx, ListOptions{}) {
-			if s, err := m.Get(ctx, i.Key); err == nil && i.Key.Name != "work" {
+			if s, err := m.Get(ctx, i.Key); err == nil && i.Key.Name != "work" && i.Key.Name != bystander {
 				_ = s.End(ctx, "")
 			}
 		}
@@ -392,7 +404,14 @@ func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
 			_ = cmd.Wait() // killed, as it should be
 			t.Logf("killed after %s", pause)
 			k := takeOver(t, dir)
+			want(t, "x of the bystander", py(t, k.get(bystander), "x"), "41")
+			if i := k.get(bystander).Info(); i.Restored != 0 || i.State != Ready {
+				t.Errorf("the bystander is %s, and was restored %d times", i.State, i.Restored)
+			}
 			for i := range k.m.List(t.Context(), ListOptions{}) {
+				if i.Key.Name == bystander {
+					continue
+				}
 				s := k.get(i.Key.Name)
 				if got := py(t, s, "globals().get('x', 1)"); got != "1" {
 					t.Errorf("x in %s is %s", i.Key.Name, got)

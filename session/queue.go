@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -194,13 +195,13 @@ func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) 
 	j, err := s.judgeCommand(ctx, c)
 	var id string
 	if err == nil {
-		id, err = s.start(ctx, c)
+		id, err = s.start(ctx, c, Entry{Actor: actor(ctx), Detail: line(c), Gate: j.action})
 	}
-	s.audit(ctx, Entry{Time: begun, Action: "start", Detail: line(c), Op: id, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)})
+	s.audit(ctx, Entry{Time: begun, Action: actionStart, Detail: line(c), Op: id, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)})
 	return id, err
 }
 
-func (s *Session) start(ctx context.Context, c sandbox.Command) (string, error) {
+func (s *Session) start(ctx context.Context, c sandbox.Command, origin Entry) (string, error) {
 	if err := s.made(ctx); err != nil {
 		return "", err
 	}
@@ -217,39 +218,33 @@ func (s *Session) start(ctx context.Context, c sandbox.Command) (string, error) 
 		return "", s.explain(sb, err)
 	}
 	s.mu.Lock()
-	s.track(sb, id)
+	s.track(sb, id, origin)
 	s.mu.Unlock()
 	return id, nil
 }
 
 // running asks which operations run in a sandbox that was just found, woken or restored.
-func (s *Session) running(sb *sandbox.Sandbox) []string {
+func (s *Session) running(sb *sandbox.Sandbox) []sandbox.Operation {
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.pingWait)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
 	if err != nil {
 		return nil // gone again, which its watcher tells
 	}
-	var out []string
-	for _, o := range ops {
-		if o.Running {
-			out = append(out, o.ID)
-		}
-	}
-	return out
+	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running })
 }
 
-// track counts a background command as use until it ends.
+// track counts a background command as use until it ends. Origin tells who has started it.
 //
 // Preconditions: mu is held.
-func (s *Session) track(sb *sandbox.Sandbox, id string) {
+func (s *Session) track(sb *sandbox.Sandbox, id string, origin Entry) {
 	if s.sb != sb || s.background[id] == sb {
 		return
 	}
 	if s.background == nil {
 		s.background = map[string]*sandbox.Sandbox{}
 	}
-	if s.m.begin(func() { s.follow(sb, id) }) {
+	if s.m.begin(func() { s.follow(sb, id, origin) }) {
 		s.background[id] = sb
 	}
 }
@@ -258,7 +253,7 @@ func (s *Session) track(sb *sandbox.Sandbox, id string) {
 const farEnd = math.MaxInt64
 
 // follow waits for the end of a background command. It asks for no output.
-func (s *Session) follow(sb *sandbox.Sandbox, id string) {
+func (s *Session) follow(sb *sandbox.Sandbox, id string, origin Entry) {
 	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
 	s.mu.Lock()
 	if s.background[id] == sb {
@@ -272,7 +267,7 @@ func (s *Session) follow(sb *sandbox.Sandbox, id string) {
 	s.wakeIdle()
 	s.mu.Unlock()
 	if ended {
-		s.ran(s.m.ctx, "background", "", judged{}, v.Started, v, nil)
+		s.ranBehind(context.WithoutCancel(s.m.ctx), origin, v)
 	}
 }
 

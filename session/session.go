@@ -281,7 +281,7 @@ func (s *Session) backend() (sandbox.Backend, error) {
 // adopt makes a sandbox the session's, and in the same moment what else change does. With used set it may have operations that run; they
 // are asked for before anybody else can start one, so that no caller's own is taken for one without a caller.
 func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
-	var running []string
+	var running []sandbox.Operation
 	if used {
 		running = s.running(sb)
 	}
@@ -292,8 +292,8 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	if change != nil {
 		change()
 	}
-	for _, id := range running {
-		s.track(sb, id)
+	for _, o := range running {
+		s.track(sb, o.ID, Entry{Detail: o.Command})
 	}
 	s.wakeWaiters()
 	s.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -66,8 +67,11 @@ func TestAHundredFirstCallsMakeOneSandbox(t *testing.T) {
 
 func TestAnotherSpecIsAConflict(t *testing.T) {
 	k := newBench(t, quick())
-	k.open("work")
-	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}})
+	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Vars: map[string]string{"a": "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}})
 	wantCode(t, "other limits", err, CodeSpecConflict)
 	if err != nil && !strings.Contains(err.Error(), "limits") {
 		t.Errorf("%v does not name what differs", err)
@@ -76,6 +80,30 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 	wantCode(t, "other backend", err, CodeSpecConflict)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{New: true})
 	wantCode(t, "new", err, CodeExists)
+	for name, c := range map[string]struct {
+		o    OpenOptions
+		says string
+	}{
+		"another gate":             {OpenOptions{Gate: "block"}, "gate is as the server is configured, not block"},
+		"another role":             {OpenOptions{Role: "nurse"}, "role"},
+		"another lifetime":         {OpenOptions{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}, "differs in ttl"},
+		"another limit":            {OpenOptions{Policy: Policy{Commands: 3}}, "differs in commands"},
+		"another snapshot":         {OpenOptions{From: "other@one"}, "other@one"},
+		"another variable":         {OpenOptions{Vars: map[string]string{"a": "1", "b": "2"}}, `"b"`},
+		"another value":            {OpenOptions{Vars: map[string]string{"a": "2"}}, `"a"`},
+		"what it has":              {OpenOptions{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: DefaultTTL, OnIdle: IdleHibernate}}, ""},
+		"what it has, by its name": {OpenOptions{Backend: k.b.Name()}, ""},
+	} {
+		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, c.o)
+		if c.says == "" {
+			wantCode(t, name, err, "")
+			continue
+		}
+		wantCode(t, name, err, CodeSpecConflict)
+		if err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v does not say %s", err, c.says)
+		}
+	}
 	_, created, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{}})
 	if err != nil || created {
 		t.Errorf("the same spec: created %v, %v", created, err)

@@ -1,9 +1,11 @@
 package session
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -83,6 +85,15 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	for n := range RestoreAttempts {
 		k.murder(s)
 		await(t, "restored", func() bool { return s.Info().Restored == n+1 })
+		s.mu.Lock()
+		losses := slices.Clone(s.rec.Losses)
+		s.mu.Unlock()
+		if len(losses) != n+1 {
+			t.Fatalf("%d attempts are counted, want %d", len(losses), n+1)
+		}
+		if pause := time.Since(losses[n]); pause < backoff[n] {
+			t.Errorf("attempt %d came after %s, want at least %s", n, pause, backoff[n])
+		}
 	}
 	k.murder(s)
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "times within") })
@@ -99,6 +110,30 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, "x", py(t, s, "x"), "1")
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLossesOutsideTheWindowAreForgotten(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	save(t, s, "one")
+	age := func(by time.Duration) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.rec.Losses = nil
+		for range RestoreAttempts {
+			s.rec.Losses = append(s.rec.Losses, time.Now().Add(-by))
+		}
+	}
+	age(RestoreWindow + time.Second)
+	k.murder(s)
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	age(RestoreWindow / 2)
+	k.murder(s)
+	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "times within") })
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}
@@ -167,26 +202,40 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 		t.Fatal(err)
 	}
 	py(t, s, "order = []; import time, os")
-	done := make(chan int, 3)
-	for i := range 3 {
+	users := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.queues[defaultContext] == nil {
+			return 0
+		}
+		return s.queues[defaultContext].users
+	}
+	// add has cell n wait in the queue, as the last of so many.
+	add := func(n, many int) (gone chan error, cancel context.CancelFunc) {
+		ctx, cancel := context.WithCancel(t.Context())
+		gone = make(chan error, 1)
 		go func() {
-			_, err := s.Cell(t.Context(), sandbox.Cell{Code: "order.append(" + strconv.Itoa(i) + ")\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)"})
-			if err != nil {
-				t.Error(err)
-			}
-			done <- i
+			_, err := s.Cell(ctx, sandbox.Cell{Code: "order.append(" + strconv.Itoa(n) + ")\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)"})
+			gone <- err
 		}()
-		await(t, "it waits", func() bool { return s.Info().Running == i+1 })
-		await(t, "it is in the queue", func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.queues[defaultContext] != nil && s.queues[defaultContext].users == i+1
-		})
+		await(t, "it is in the queue", func() bool { return users() == many && s.Info().Running == many })
+		return gone, cancel
+	}
+	var all []chan error
+	var cancels []context.CancelFunc
+	for i := range 3 {
+		gone, cancel := add(i, i+1)
+		defer cancel()
+		all, cancels = append(all, gone), append(cancels, cancel)
 	}
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
 	wantCode(t, "a fourth", err, CodeQueueFull)
 	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"})
 	wantCode(t, "a command", err, CodeQueueFull)
+	cancels[1]() // while the first one runs: it leaves at once, and makes room
+	wantCode(t, "the one that was cancelled", <-all[1], sandbox.CodeCancelled)
+	late, cancel := add(3, 3)
+	defer cancel()
 	f, release, err := s.Files(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -195,10 +244,12 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	for range 3 {
-		<-done
+	for _, gone := range []chan error{all[0], all[2], late} {
+		if err := <-gone; err != nil {
+			t.Error(err)
+		}
 	}
-	want(t, "order", py(t, s, "order"), "[0, 1, 2]")
+	want(t, "order", py(t, s, "order"), "[0, 2, 3]")
 }
 
 func TestOutputIsLimited(t *testing.T) {
@@ -238,6 +289,22 @@ func TestVarsAndAuditLog(t *testing.T) {
 	if _, err := s.Cell(ctx, sandbox.Cell{Code: "print('hi')"}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := s.Start(ctx, sandbox.Command{Shell: "while [ ! -e /tmp/stop ]; do sleep 0.05; done; echo over; exit 3"}); err != nil {
+		t.Fatal(err)
+	}
+	k.restart() // the line of its end tells who began it, although another manager writes it
+	s = k.get("work")
+	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
+	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaitState(s, Ready)
+	await(t, "its end is noted", func() bool { return k.m.Ended()[Ends{actionBackground, sandbox.EndedExit}] == 1 })
+	if _, err := s.Start(ctx, sandbox.Command{Args: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of another is noted", func() bool { return k.m.Ended()[Ends{actionBackground, sandbox.EndedExit}] == 2 })
+	k.awaitState(s, Ready)
 	if err := s.End(ctx, "done with it"); err != nil {
 		t.Fatal(err)
 	}
@@ -252,6 +319,10 @@ func TestVarsAndAuditLog(t *testing.T) {
 		if e.Action == "cell" && (e.Stdout != 3 || e.Verdict != "exit status 0" || e.Detail != "print('hi')" || e.Op == "" || e.Digest == "" || e.Duration == 0) {
 			t.Errorf("entry %+v", e)
 		}
+		if e.Action == actionBackground && e.Detail != "true" && (!strings.HasPrefix(e.Detail, "while [") || e.Verdict != "exit status 3" || e.Stdout != 5 || e.Op == "" || e.Digest == "") {
+			t.Errorf("entry %+v", e)
+		}
 	}
-	want(t, "actions", strings.Join(got, " "), "open cell ended")
+	slices.Sort(got) // a short command may have ended before it is noted that it has begun
+	want(t, "actions", strings.Join(got, " "), "background background cell ended open start start")
 }

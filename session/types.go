@@ -67,7 +67,8 @@ type OpenOptions struct {
 	Spec *sandbox.Spec
 	// Backend names the one to use; empty: the manager's choice. Another than the live session's is spec_conflict, too.
 	Backend string
-	Policy  Policy // of a new session; a live one keeps its own
+	// Policy of a new session. What is set in it and differs from the live session's is spec_conflict, and so are Gate, Role and Vars.
+	Policy Policy
 	// From makes a new session from a snapshot, "session@name" of the same tenant.
 	From string
 	// Vars are the first context variables.
@@ -141,7 +142,7 @@ type Entry struct {
 	Tenant   string        `json:"tenant"`
 	Session  string        `json:"session"`
 	Actor    string        `json:"actor"`  // name of the API key, or the user of the command line
-	Action   string        `json:"action"` // cell, command, open, end, snapshot, restore, fork, file.write, …
+	Action   string        `json:"action"` // cell, command, start, background (the end of what was started), open, ended, snapshot, restore, fork, …; the server's own: file.write, file.remove, …
 	Detail   string        `json:"detail"` // beginning of the code or command
 	Digest   string        `json:"digest,omitempty"`
 	Op       string        `json:"op,omitempty"`

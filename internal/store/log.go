@@ -124,6 +124,7 @@ func (s *SQLite) Entries(ctx context.Context, q EntryQuery) ([]Entry, error) {
 	w.and(q.Session != "", "session = ?", q.Session)
 	w.and(q.Actor != "", "actor = ?", q.Actor)
 	w.and(q.Action != "", "action = ?", q.Action)
+	w.and(q.Op != "", "op = ?", q.Op)
 	w.and(q.After > 0, "id > ?", q.After)
 	scan := func(rows *sql.Rows) (e Entry, err error) {
 		var at, took int64

@@ -130,9 +130,9 @@ type Batch struct {
 
 // EntryQuery chooses entries. Zero fields choose all.
 type EntryQuery struct {
-	Tenant, Session, Actor, Action string
-	After                          int64 // ids larger than this
-	Limit                          int
+	Tenant, Session, Actor, Action, Op string
+	After                              int64 // ids larger than this
+	Limit                              int
 }
 
 // Log keeps what happened.

@@ -1,0 +1,137 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// gated is a real backend that makes and restores only once it may.
+type gated struct {
+	sandbox.Backend
+	begin func(ctx context.Context) error // asked before each
+}
+
+func (g *gated) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	if err := g.begin(ctx); err != nil {
+		return nil, err
+	}
+	return g.Backend.Start(ctx, spec)
+}
+
+func (g *gated) Restore(ctx context.Context, snap *sandbox.Snapshot, o sandbox.RestoreOptions) (sandbox.Machine, error) {
+	if err := g.begin(ctx); err != nil {
+		return nil, err
+	}
+	return g.Backend.Restore(ctx, snap, o)
+}
+
+// gate has the next manager ask f before a sandbox is made or restored.
+func (k *bench) gate(f func(ctx context.Context) error) {
+	k.t.Helper()
+	if err := k.m.Detach(k.t.Context()); err != nil {
+		k.t.Fatal(err)
+	}
+	k.opts.Backends = []sandbox.Backend{&gated{Backend: k.b, begin: f}}
+	k.start()
+}
+
+func TestEveryStateIsSeenWithItsReason(t *testing.T) {
+	k := newBench(t, quick())
+	// seen wants the list to show a session in a state, and why.
+	seen := func(name string, state State, reason string) {
+		t.Helper()
+		for i, err := range k.m.List(t.Context(), ListOptions{States: []State{state}}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.Key.Name == name {
+				want(t, "reason of "+string(state), i.Reason, reason)
+				return
+			}
+		}
+		t.Errorf("%s is not listed as %s", name, state)
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := k.open("work")
+	seen("work", Ready, "made")
+	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
+	do(err)
+	seen("work", Executing, "a cell or command runs")
+	do(s.Cancel(t.Context(), id))
+	k.awaitState(s, Ready)
+	do(s.Pause(t.Context()))
+	seen("work", Paused, "by hand")
+	do(s.Resume(t.Context()))
+	seen("work", Ready, "resumed")
+	do(s.Hibernate(t.Context()))
+	seen("work", Hibernated, "by hand")
+	do(s.Resume(t.Context()))
+	seen("work", Ready, "woken")
+	k.murder(s)
+	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.Hopeless })
+	seen("work", Lost, s.Info().Reason)
+	if s.Info().Reason == "" {
+		t.Error("it is lost without a reason")
+	}
+	do(s.End(t.Context(), "done with it"))
+	seen("work", Ended, "done with it")
+
+	brief, _, err := k.m.Open(t.Context(), Key{Name: "brief"}, OpenOptions{Policy: Policy{Idle: time.Millisecond, OnIdle: IdleEnd}})
+	do(err)
+	k.awaitState(brief, Expired)
+	<-brief.freed
+	seen("brief", Expired, "nobody used it for 1ms")
+
+	may := make(chan struct{})
+	k.gate(func(context.Context) error { <-may; return nil })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, _, err := k.m.Open(t.Context(), Key{Name: "slow"}, OpenOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	await(t, "it has begun", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.live[Key{DefaultTenant, "slow"}] != nil })
+	seen("slow", Creating, "its sandbox is being made")
+	close(may)
+	wg.Wait()
+}
+
+func TestForksAreMadeAtOnce(t *testing.T) {
+	k := newBench(t, quick())
+	py(t, k.open("work"), "x = 41")
+	const copies = 3
+	var mu sync.Mutex
+	begun, all := 0, make(chan struct{})
+	k.gate(func(ctx context.Context) error {
+		mu.Lock()
+		if begun++; begun == copies {
+			close(all)
+		}
+		mu.Unlock()
+		select { // one after the other they would wait for ever
+		case <-all:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Second):
+			return errors.New("the others have not begun")
+		}
+	})
+	forks, err := k.get("work").Fork(t.Context(), copies, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range forks {
+		want(t, "x + 1", py(t, f, "x + 1"), "42")
+	}
+}
