@@ -74,12 +74,16 @@ func (c *Client) CreateKey(ctx context.Context, o KeyOptions) (Key, error) {
 
 // Keys lists the keys of the tenant; an operator who names none sees all.
 func (c *Client) Keys(ctx context.Context) ([]Key, error) {
-	var list api.Keys
-	if err := c.call(ctx, request{op: "list keys", method: http.MethodGet, path: "/v1/keys", again: true}, &list); err != nil {
+	list, err := pages(func(q url.Values) ([]api.Key, string, error) {
+		var page api.Keys
+		err := c.call(ctx, request{op: "list keys", method: http.MethodGet, path: "/v1/keys", query: q, again: true}, &page)
+		return page.Keys, page.Next, err
+	})
+	if err != nil {
 		return nil, err
 	}
 	var out []Key
-	for _, k := range list.Keys {
+	for _, k := range list {
 		out = append(out, Key(k))
 	}
 	return out, nil
@@ -115,6 +119,23 @@ func (c *Client) Audit(ctx context.Context, o session.AuditOptions) iter.Seq2[se
 			}
 			o.After = page.Next
 		}
+	}
+}
+
+// pages gives a whole list, which read gives page by page.
+func pages[T any](read func(q url.Values) (page []T, next string, err error)) ([]T, error) {
+	var out []T
+	q := url.Values{} // a server of an earlier release gives these lists whole, and knows no page
+	for {
+		page, next, err := read(q)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, page...)
+		if next == "" {
+			return out, nil
+		}
+		q.Set("after", next)
 	}
 }
 

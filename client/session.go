@@ -179,9 +179,11 @@ func (c *Client) Snapshots(ctx context.Context, name string) ([]session.Snapshot
 	if name != "" {
 		path = c.Session(name).path + "/snapshots"
 	}
-	var out api.SnapshotList
-	err := c.call(ctx, request{op: "list snapshots", method: http.MethodGet, path: path, again: true}, &out)
-	return out.Snapshots, err
+	return pages(func(q url.Values) ([]session.Snapshot, string, error) {
+		var out api.SnapshotList
+		err := c.call(ctx, request{op: "list snapshots", method: http.MethodGet, path: path, query: q, again: true}, &out)
+		return out.Snapshots, out.Next, err
+	})
 }
 
 // DeleteSnapshot removes a snapshot of a session; "*": all of them.
@@ -242,9 +244,11 @@ func (s *Session) DeleteVar(ctx context.Context, name string) error {
 
 // Operations lists what runs and what has ended lately, oldest first.
 func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
-	var out api.Operations
-	err := s.get(ctx, "list operations", "/operations", &out)
-	return out.Operations, err
+	return pages(func(q url.Values) ([]sandbox.Operation, string, error) {
+		var out api.Operations
+		err := s.c.call(ctx, request{op: "list operations", method: http.MethodGet, path: s.path + "/operations", query: q, again: true}, &out)
+		return out.Operations, out.Next, err
+	})
 }
 
 // Contexts lists the live interpreters.

@@ -58,6 +58,7 @@ type Started struct {
 // Operations is the list of cells and commands.
 type Operations struct {
 	Operations []sandbox.Operation `json:"operations"`
+	Next       string              `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Contexts is the list of live interpreters.

@@ -93,6 +93,7 @@ type Restore struct {
 // SnapshotList is all snapshots of a session or tenant.
 type SnapshotList struct {
 	Snapshots []session.Snapshot `json:"snapshots"`
+	Next      string             `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Vars are the variables of a session.
@@ -147,7 +148,8 @@ type Key struct {
 
 // Keys is all keys.
 type Keys struct {
-	Keys []Key `json:"keys"`
+	Keys []Key  `json:"keys"`
+	Next string `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Server describes the server and who it takes the caller for.

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -10,9 +11,13 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -22,18 +27,25 @@ var bodies = map[string]string{
 	"POST /cells": `{"code":"1"}`, "POST /commands": `{"args":["true"]}`, "POST /operations/{operation}/signal": `{"signal":"TERM"}`,
 	"POST /files/mkdir": `{"path":"d"}`, "POST /files/move": `{"from":"a","to":"b"}`, "PUT /vars/{name}": `{"value":"v"}`,
 	"POST /snapshots": `{"name":"n"}`, "POST /restore": `{"ref":"n"}`, "POST /keys": `{"name":"n","scope":"read"}`,
+	"POST /approvals/{approval}": `{"grant":true}`, "POST /runs": `{"query":"what?"}`, "POST /runs/{run}/fork": `{"at":0}`,
 	"POST /files/batch": "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\nx\r\n--b--\r\n",
 }
 
 // try asks a route with a request that is right in every other way.
 func try(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name string) answer {
 	t.Helper()
+	return tryWith(t, k, key, r, name, "r-0", "q-0")
+}
+
+// tryWith also names a run and a question.
+func tryWith(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name, run, approval string) answer {
+	t.Helper()
 	short := strings.TrimPrefix(strings.TrimPrefix(r.Path, "/v1/sessions/{session}"), "/v1")
-	path := strings.NewReplacer("{session}", name, "{operation}", "c1", "{context}", "default", "{name}", "v", "{snapshot}", "n", "{key}", "0").Replace(r.Path)
+	path := strings.NewReplacer("{session}", name, "{operation}", "c1", "{context}", "default", "{name}", "v", "{snapshot}", "n", "{key}", "0", "{run}", run, "{approval}", approval).Replace(r.Path)
 	if strings.Contains(r.Path, "/files") && r.Method != http.MethodPost {
 		path += "?path=/tmp/x"
 	}
-	if strings.HasSuffix(r.Path, "/events") {
+	if strings.HasSuffix(r.Path, "{session}/events") {
 		path += "?follow=false"
 	}
 	var header []string
@@ -84,8 +96,44 @@ func TestScopesOfEveryRoute(t *testing.T) {
 // requestIDs differ between answers that are otherwise the same.
 var requestIDs = regexp.MustCompile(`"instance":"[0-9a-f]+"`)
 
+// newQuestionedBench is a server with a run of a tenant that has ended, and a question of its gate that nobody has answered.
+func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, question string) {
+	t.Helper()
+	models, err := llm.Open(llm.Config{Default: "scripted/root"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	models.Add(llm.NewScripted("root", llm.Rule{Reply: "a plain reply"}))
+	keeper := runs.New(runs.Options{
+		Models: models, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
+	})
+	questions := gate.NewApprovals(gate.ApprovalOptions{})
+	rules, err := gate.DefaultRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock, Tries: 1, Approvals: questions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	k = servertest.New(t, server.Options{Runs: keeper, Approvals: questions})
+	t.Cleanup(keeper.Close) // before the server's own end
+	d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: "rm -rf / # secret", Session: "work", Tenant: tenant})
+	if err != nil || d.Approval == "" {
+		t.Fatalf("nobody was asked: %+v %v", d, err)
+	}
+	c := k.Client(k.Key(tenant, "execute"))
+	i, err := c.StartRun(t.Context(), client.RunOptions{Query: "What is the secret?"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, c, i.ID, 0) // to its end
+	return k, i.ID, d.Approval
+}
+
 func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
-	k := servertest.New(t, server.Options{})
+	k, run, question := newQuestionedBench(t, "a")
 	mine := open(t, k, "a", "alpha")
 	if _, err := mine.Save(t.Context(), "n"); err != nil {
 		t.Fatal(err)
@@ -107,11 +155,17 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 		}
 		what := r.Method + " " + r.Path
 		switch {
-		case what == "PUT /v1/sessions/{session}", what == "POST /v1/sessions", what == "POST /v1/keys":
+		case what == "PUT /v1/sessions/{session}", what == "POST /v1/sessions", what == "POST /v1/keys", what == "POST /v1/runs", what == "POST /v1/chat/completions":
 			continue // they make something of one's own; see below
+		case strings.Contains(r.Path, "{run}"), strings.Contains(r.Path, "{approval}"):
+			there, nowhere := tryWith(t, k, foreign, r, "", run, question), try(t, k, foreign, r, "")
+			one := strings.NewReplacer(run, "NAME", question, "NAME").Replace(clean(there, "NAME"))
+			if other := strings.NewReplacer("r-0", "NAME", "q-0", "NAME").Replace(clean(nowhere, "NAME")); there.status != http.StatusNotFound || one != other {
+				t.Errorf("%s differs for another tenant's:\n%s\n%s", what, one, other)
+			}
 		case !strings.Contains(r.Path, "{session}"):
 			a := try(t, k, foreign, r, "")
-			if strings.Contains(a.body, "alpha") || strings.Contains(a.body, "secret") || strings.Contains(a.body, `"a admin"`) {
+			if strings.Contains(a.body, "alpha") || strings.Contains(a.body, "secret") || strings.Contains(a.body, run) || strings.Contains(a.body, question) || strings.Contains(a.body, `"a admin"`) {
 				t.Errorf("%s shows what belongs to another tenant: %s", what, a.body)
 			}
 		default:
@@ -141,7 +195,14 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
 		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
 	}
-	// And nothing happened to the first one.
+	// And nothing happened to what the first one has.
+	owner := k.Client(k.Key("a", "admin"))
+	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
+		t.Errorf("its run: %+v %v", i, err)
+	}
+	if q, err := owner.Approval(t.Context(), question, false); err != nil || q.State != gate.Pending {
+		t.Errorf("its question: %+v %v", q, err)
+	}
 	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
 	if err != nil || string(v.Stdout.Head) != "secret-value\n" || !mine.Info().State.Live() {
 		t.Errorf("the session was changed: %v %v", v, err)
@@ -171,6 +232,14 @@ func TestTokenOfASession(t *testing.T) {
 	var look api.Token
 	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"read"}`).decode(t, &look)
 	check("running with a token that may only look", ask(t, k, look.Token, "POST", "/v1/sessions/one/cells", `{"code":"1"}`), http.StatusForbidden)
+	var brief api.Token
+	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"for":"1ns"}`).decode(t, &brief)
+	if brief.Expires == nil {
+		t.Errorf("got %+v", brief)
+	}
+	for range 2 { // also once it is known
+		check("a token that has expired", ask(t, k, brief.Token, "GET", "/v1/sessions/one", ""), http.StatusUnauthorized)
+	}
 	two, err := k.Manager.Get(t.Context(), session.Key{Tenant: "a", Name: "two"})
 	if err != nil {
 		t.Fatal(err)
@@ -281,6 +350,9 @@ func TestNobodyComesBackWhenTheLastKeyGoes(t *testing.T) {
 			if err := k.Trusted.RevokeKey(t.Context(), made.ID); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusUnauthorized || a.problem(t).Code != api.CodeUnauthorized {
+			t.Errorf("a key that was %s: %d %s", name, a.status, a.body)
 		}
 	}
 	for _, when := range []string{"at once", "after a restart"} {

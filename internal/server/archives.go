@@ -74,8 +74,11 @@ func uploadTar(c *call) error {
 	defer done()
 	stats, err := f.Upload(c.ctx(), dir, c.upload(), o)
 	if err != nil {
-		return uploadError(err)
+		err = uploadError(err)
+		c.changedFile("write", dir, err)
+		return err
 	}
+	c.changedFile("write", sized(dir, stats.Bytes), nil)
 	return c.reply(api.TarStatsOf(stats))
 }
 
@@ -142,12 +145,14 @@ func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, op
 	sum := sha256.New()
 	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(part, sum), opts)
 	if err != nil {
+		c.changedFile("write", string(up.Path), uploadError(err))
 		if c.ctx().Err() != nil || tooMuch(err) {
 			return up, uploadError(err)
 		}
 		return fail(err)
 	}
 	up.Size, up.SHA256 = info.Size, hex.EncodeToString(sum.Sum(nil))
+	c.changedFile("write", sized(string(up.Path), up.Size), nil)
 	return up, nil
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
 // files gives access to the session's files until done is called, confined to the directory the query names as root.
@@ -26,6 +28,16 @@ func (c *call) files() (f *sandbox.Files, done func(), err error) {
 	}
 	return f, done, err
 }
+
+// changedFile notes in the audit log who changed what inside. The sandbox's own programs change files as well; those are told by what was run.
+func (c *call) changedFile(action, detail string, err error) {
+	c.s.manager.Note(c.ctx(), session.Entry{
+		Tenant: c.who.tenant, Session: c.r.PathValue("session"), Action: "file." + action, Detail: detail, Error: string(sandbox.CodeOf(err)),
+	})
+}
+
+// sized tells a file and its size.
+func sized(name string, size int64) string { return fmt.Sprintf("%s (%d bytes)", name, size) }
 
 // path reads a path of the query. Names are bytes, so it is not looked at further.
 func (c *call) path(name string) (string, error) {
@@ -155,8 +167,11 @@ func writeFile(c *call) error {
 	defer done()
 	info, err := f.Write(c.ctx(), name, c.upload(), opts)
 	if err != nil {
-		return uploadError(err)
+		err = uploadError(err)
+		c.changedFile("write", name, err)
+		return err
 	}
+	c.changedFile("write", sized(info.Path, info.Size), nil)
 	return c.reply(api.FileInfoOf(info))
 }
 
@@ -197,7 +212,9 @@ func removeFile(c *call, _ none) (none, error) {
 		return none{}, err
 	}
 	defer done()
-	return none{}, f.Remove(c.ctx(), name, recursive)
+	err = f.Remove(c.ctx(), name, recursive)
+	c.changedFile("remove", name, err)
+	return none{}, err
 }
 
 func statFile(c *call, _ none) (api.FileInfo, error) {
@@ -259,7 +276,10 @@ func makeDirectory(c *call, in api.Mkdir) (none, error) {
 		return none{}, err
 	}
 	defer done()
-	return none{}, f.Mkdir(c.ctx(), c.absolute(string(in.Path)), in.Parents)
+	name := c.absolute(string(in.Path))
+	err = f.Mkdir(c.ctx(), name, in.Parents)
+	c.changedFile("mkdir", name, err)
+	return none{}, err
 }
 
 func moveFile(c *call, in api.Move) (none, error) {
@@ -271,7 +291,10 @@ func moveFile(c *call, in api.Move) (none, error) {
 		return none{}, err
 	}
 	defer done()
-	return none{}, f.Move(c.ctx(), c.absolute(string(in.From)), c.absolute(string(in.To)), !in.Overwrite)
+	from, to := c.absolute(string(in.From)), c.absolute(string(in.To))
+	err = f.Move(c.ctx(), from, to, !in.Overwrite)
+	c.changedFile("move", from+" to "+to, err)
+	return none{}, err
 }
 
 // watchFiles tells of changes. The first event says that it listens.

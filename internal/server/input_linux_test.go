@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"mime/multipart"
 	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +56,9 @@ func TestBadInput(t *testing.T) {
 		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, api.CodeInvalidJSON},
 		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, sandbox.CodeInvalidRequest},
 		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
+		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, session.CodeSpecConflict},
+		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, session.CodeSpecConflict},
+		{"another variable", "PUT", ses, `{"vars":{"a":"1"}}`, 409, session.CodeSpecConflict},
 		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
 		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
 		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, sandbox.CodeInvalidRequest},
@@ -100,6 +107,14 @@ func TestBadInput(t *testing.T) {
 			}
 		})
 	}
+	deep := `{"spec":{"env":` + strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat("}", 100) + `}}`
+	if p := ask(t, k, "", "PUT", "/v1/sessions/x", deep).problem(t); p.Code != api.CodeInvalidJSON || !strings.Contains(p.Detail, "nested deeper than 64") {
+		t.Errorf("deep JSON: %+v", p)
+	}
+	// What curl says of the body that -d sends.
+	if a := ask(t, k, "", "POST", cells, `{"code":"40+2"}`, "Content-Type", "application/x-www-form-urlencoded"); a.status != http.StatusOK || !strings.Contains(a.body, `"text/plain":"42"`) {
+		t.Errorf("as a form: %d %s", a.status, a.body)
+	}
 	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "true"}); err != nil || !v.OK() {
 		t.Errorf("the session did not survive: %v %v", v, err)
 	}
@@ -145,6 +160,109 @@ func TestSessionsComeInPages(t *testing.T) {
 	}
 	if got := strings.Join(names, " "); got != "s0 s1 s2" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// collect reads a list page by page, and gives what of finds in each page.
+func collect[T any](t *testing.T, k *servertest.Bench, key, path string, limit int, of func(T) (names []string, next string)) []string {
+	t.Helper()
+	var all []string
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	for {
+		var page T
+		a := ask(t, k, key, "GET", path+"&"+q.Encode(), "")
+		if a.status != http.StatusOK {
+			t.Fatalf("%s: %d %s", path, a.status, a.body)
+		}
+		a.decode(t, &page)
+		names, next := of(page)
+		if len(names) > limit || next != "" && len(names) < limit {
+			t.Errorf("%s: a page of %d entries, and %q is next", path, len(names), next)
+		}
+		all = append(all, names...)
+		if next == "" {
+			return all
+		}
+		q.Set("after", next)
+	}
+}
+
+// named gives the names of a page's entries.
+func named[T any](list []T, name func(T) string) []string {
+	var out []string
+	for _, x := range list {
+		out = append(out, name(x))
+	}
+	return out
+}
+
+func TestListsComeInPages(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	s := open(t, k, "a", "work")
+	key := k.Key("a", "admin")
+	k.Key("a", "read")
+	k.Key("a", "execute")
+	const ses = "/v1/sessions/work"
+	for _, c := range []struct{ method, path, body string }{
+		{"PUT", ses + "/files?path=d/1&parents=true", "one"},
+		{"PUT", ses + "/files?path=d/2", "1"},
+		{"POST", ses + "/files/move", `{"from":"d/2","to":"d/3"}`},
+		{"POST", ses + "/files/mkdir", `{"path":"d/2"}`},
+		{"DELETE", ses + "/files?path=d/1", ""},
+		{"PUT", ses + "/files?path=d/1", "again"},
+		{"PUT", ses + "/files?path=d/1", "not twice"},
+	} {
+		if a := ask(t, k, key, c.method, c.path, c.body); a.status >= 400 && c.body != "not twice" {
+			t.Fatalf("%s %s: %d %s", c.method, c.path, a.status, a.body)
+		}
+	}
+	var ops []string
+	for range 3 {
+		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, v.ID)
+	}
+	if err := s.Hibernate(t.Context()); err != nil { // then a snapshot is but a name
+		t.Fatal(err)
+	}
+	for _, name := range []string{"z", "y", "x"} {
+		if _, err := s.Save(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, got []string, want ...string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	snapshots := func(p api.SnapshotList) ([]string, string) {
+		return named(p.Snapshots, func(s session.Snapshot) string { return s.Name }), p.Next
+	}
+	// All three are as old as the image that they name.
+	check("snapshots of the session", slices.Sorted(slices.Values(collect(t, k, key, ses+"/snapshots?", 2, snapshots))), "x", "y", "z")
+	check("all snapshots", slices.Sorted(slices.Values(collect(t, k, key, "/v1/snapshots?", 1, snapshots))), "x", "y", "z")
+	check("keys", collect(t, k, key, "/v1/keys?", 2, func(p api.Keys) ([]string, string) {
+		return named(p.Keys, func(k api.Key) string { return k.Name }), p.Next
+	}), "a admin", "a read", "a execute")
+	check("operations", collect(t, k, key, ses+"/operations?", 2, func(p api.Operations) ([]string, string) {
+		return named(p.Operations, func(o sandbox.Operation) string { return o.ID }), p.Next
+	}), ops...)
+	check("files", collect(t, k, key, ses+"/files/list?path=d", 2, func(p api.FileList) ([]string, string) {
+		return named(p.Files, func(i api.FileInfo) string { return path.Base(string(i.Path)) }), string(p.Next)
+	}), "1", "2", "3")
+	check("the audit log", collect(t, k, key, "/v1/audit?actor=a+admin", 3, func(p api.Audit) ([]string, string) {
+		next := ""
+		if p.Next != 0 {
+			next = strconv.FormatInt(p.Next, 10)
+		}
+		return named(p.Entries, func(e session.Entry) string { return strings.TrimSpace(e.Action + " " + e.Detail + " " + e.Error) }), next
+	}), "file.write /home/user/d/1 (3 bytes)", "file.write /home/user/d/2 (1 bytes)", "file.move /home/user/d/2 to /home/user/d/3", "file.mkdir /home/user/d/2",
+		"file.remove /home/user/d/1", "file.write /home/user/d/1 (5 bytes)", "file.write /home/user/d/1 file_exists")
+	if list, err := k.Client(key).Snapshots(t.Context(), "work"); err != nil || len(list) != 3 {
+		t.Errorf("the client has %v: %v", list, err)
 	}
 }
 
@@ -264,6 +382,26 @@ func TestIdempotencyKey(t *testing.T) {
 	good := ask(t, k, "", "POST", "/v1/sessions", `{"name":"y"}`, api.HeaderIdempotency, "k2")
 	if bad.status != 400 || good.status != http.StatusCreated {
 		t.Errorf("behind a failure: %d, then %d %s", bad.status, good.status, good.body)
+	}
+	for i, c := range []struct {
+		name, method, path, body string
+	}{
+		{"a session by its name", "PUT", "/v1/sessions/y-too", `{}`},
+		{"a snapshot", "POST", "/v1/sessions/y/snapshots", `{"name":"one"}`},
+		{"copies", "POST", "/v1/sessions/y/forks", `{"count":1}`},
+	} {
+		key := fmt.Sprint("made-", i)
+		first := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, key)
+		again := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, key)
+		if first.status != http.StatusCreated || first.header.Get("Idempotency-Replayed") != "" || again.status != http.StatusCreated || again.body != first.body ||
+			again.header.Get("Idempotency-Replayed") != "true" {
+			t.Errorf("%s: %d %s\n%d %s", c.name, first.status, first.body, again.status, again.body)
+		}
+	}
+	var made api.Sessions
+	ask(t, k, "", "GET", "/v1/sessions", "").decode(t, &made)
+	if len(made.Sessions) != 4 { // k1, y, y-too and one copy
+		t.Errorf("there are %d sessions", len(made.Sessions))
 	}
 	results := make(chan answer, 5)
 	for range 5 {

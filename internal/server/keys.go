@@ -55,9 +55,13 @@ func listKeys(c *call, _ none) (api.Keys, error) {
 	if err != nil {
 		return api.Keys{}, err
 	}
-	out := api.Keys{Keys: []api.Key{}}
-	for _, k := range keys {
-		out.Keys = append(out.Keys, keyInfo(k))
+	page, next, err := paged(c, keys, func(k store.APIKey) string { return place("", k.Created, k.ID) })
+	if err != nil {
+		return api.Keys{}, err
+	}
+	out := api.Keys{Keys: make([]api.Key, len(page)), Next: next}
+	for i, k := range page {
+		out.Keys[i] = keyInfo(k)
 	}
 	return out, nil
 }

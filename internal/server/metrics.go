@@ -25,7 +25,6 @@ type metrics struct {
 	took     *prometheus.HistogramVec
 	creates  *prometheus.HistogramVec
 	runs     *prometheus.HistogramVec
-	ends     *prometheus.CounterVec
 	failures *prometheus.CounterVec
 }
 
@@ -49,10 +48,9 @@ func newMetrics(m *session.Manager) *metrics {
 		runs: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "recluse_run_seconds", Help: "Time from request to verdict of cells and commands.", Buckets: fastBuckets,
 		}, []string{"kind"}),
-		ends:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_run_ends_total", Help: "Cells and commands, by what ended them."}, []string{"kind", "ended"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_run_failures_total", Help: "Cells and commands without a verdict, by code."}, []string{"kind", "code"}),
 	}
-	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.ends, x.failures, &census{m: m},
+	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.failures, &census{m: m},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return x
 }
@@ -72,7 +70,6 @@ func (x *metrics) ran(kind string, v *sandbox.Verdict, err error, took time.Dura
 		return
 	}
 	x.runs.WithLabelValues(kind).Observe(took.Seconds())
-	x.ends.WithLabelValues(kind, string(v.Ended)).Inc()
 }
 
 func metricsPage(c *call) error {
@@ -87,13 +84,14 @@ var (
 	descSessions = prometheus.NewDesc("recluse_sessions", "Sessions that hold their key, by state and backend.", []string{"state", "backend"}, nil)
 	descRestored = prometheus.NewDesc("recluse_sessions_restored", "Live sessions that were brought back from a snapshot at least once.", nil, nil)
 	descEntered  = prometheus.NewDesc("recluse_session_changes_total", "Sessions that entered a state: hibernated, lost, expired and so on.", []string{"state"}, nil)
+	descEnds     = prometheus.NewDesc("recluse_run_ends_total", "Cells and commands, also those in the background, by what ended them.", []string{"kind", "ended"}, nil)
 	descReady    = prometheus.NewDesc("recluse_pool_ready", "Sandboxes that wait to be taken.", []string{"backend"}, nil)
 	descMaking   = prometheus.NewDesc("recluse_pool_making", "Sandboxes that are being made.", []string{"backend"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (n *census) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSessions, descRestored, descEntered, descReady, descMaking, descTaken, descFailed} {
+	for _, d := range []*prometheus.Desc{descSessions, descRestored, descEntered, descEnds, descReady, descMaking, descTaken, descFailed} {
 		ch <- d
 	}
 }
@@ -124,6 +122,9 @@ func (n *census) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(descRestored, prometheus.GaugeValue, float64(restored))
 	for state, c := range n.m.Entered() {
 		ch <- prometheus.MustNewConstMetric(descEntered, prometheus.CounterValue, float64(c), string(state))
+	}
+	for e, c := range n.m.Ended() {
+		ch <- prometheus.MustNewConstMetric(descEnds, prometheus.CounterValue, float64(c), e.Kind, string(e.Ended))
 	}
 	for backend, p := range n.m.PoolStats() {
 		n.pool(ch, backend, p)

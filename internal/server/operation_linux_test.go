@@ -42,19 +42,30 @@ func TestHealth(t *testing.T) {
 }
 
 func TestFiguresForPrometheus(t *testing.T) {
-	k := servertest.New(t, server.Options{PublicMetrics: true})
+	k := servertest.NewWarm(t, server.Options{PublicMetrics: true})
 	if a := ask(t, k, "", "PUT", "/v1/sessions/private-name", "{}"); a.status != http.StatusCreated {
 		t.Fatal(a.body)
 	}
 	ask(t, k, "", "POST", "/v1/sessions/private-name/cells", `{"code":"1"}`)
 	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms"}`)
+	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms","background":true}`)
+	if a := ask(t, k, "", "POST", "/v1/sessions/private-name/forks", `{"count":1}`); a.status != http.StatusCreated {
+		t.Fatal(a.body)
+	}
+	const behind = `recluse_run_ends_total{ended="timeout",kind="background"} 1`
+	await(t, "the end in the background is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, behind) })
 	ask(t, k, "", "POST", "/v1/sessions/private-name/hibernate", "")
 	ask(t, k, "", "POST", "/v1/sessions/private-name/resume", "")
 	a := ask(t, k, "", "GET", "/metrics", "")
 	for _, want := range []string{
-		`recluse_sessions{backend="gvisor",state="ready"} 1`,
+		`recluse_sessions{backend="gvisor",state="ready"} 2`,
 		`recluse_session_changes_total{state="hibernated"} 1`,
-		`recluse_session_create_seconds_count{backend="gvisor"} 1`,
+		`recluse_session_create_seconds_count{backend="gvisor"} 2`,
+		`recluse_pool_taken_total{backend="gvisor",how="hit"} 1`,
+		`recluse_pool_taken_total{backend="gvisor",how="miss"} 0`,
+		`recluse_pool_failed_total{backend="gvisor",how="died"} 0`,
+		`recluse_pool_ready{backend="gvisor"} `,
+		`recluse_pool_making{backend="gvisor"} `,
 		`recluse_run_seconds_count{kind="cell"} 1`,
 		`recluse_run_ends_total{ended="timeout",kind="command"} 1`,
 		`recluse_http_requests_total{method="POST",route="/v1/sessions/{session}/cells",status="200"} 1`,
@@ -80,6 +91,11 @@ func TestTraceReachesTheGuest(t *testing.T) {
 	a.decode(t, &v)
 	if got := v.Metadata["traceparent"]; !strings.HasPrefix(got, "00-0af7651916cd43dd8448eb211c80319c-") || got == parent || v.Metadata["mine"] != "1" {
 		t.Errorf("the guest was told %v", v.Metadata)
+	}
+	a = ask(t, k, "", "POST", "/v1/sessions/work/commands", `{"shell":"echo $TRACEPARENT; echo $MINE","env":{"MINE":"1"}}`, "traceparent", parent)
+	a.decode(t, &v)
+	if got := string(v.Stdout.Head); !strings.HasPrefix(got, "00-0af7651916cd43dd8448eb211c80319c-") || strings.HasPrefix(got, parent) || !strings.HasSuffix(got, "\n1\n") {
+		t.Errorf("the command was told %q", got)
 	}
 	names := map[string]bool{}
 	for _, s := range spans.GetSpans() {

@@ -19,18 +19,24 @@ func listOperations(c *call, _ none) (api.Operations, error) {
 		return api.Operations{}, err
 	}
 	ops, err := ses.Operations(c.ctx())
-	if ops == nil {
-		ops = []sandbox.Operation{}
+	if err != nil {
+		return api.Operations{}, err
 	}
-	return api.Operations{Operations: ops}, err
+	var out api.Operations
+	out.Operations, out.Next, err = paged(c, ops, func(o sandbox.Operation) string { return place("", o.Started, o.ID) })
+	return out, err
 }
 
 func showOperation(c *call, _ none) (sandbox.Operation, error) {
-	list, err := listOperations(c, none{})
+	ses, err := c.session()
 	if err != nil {
 		return sandbox.Operation{}, err
 	}
-	for _, o := range list.Operations {
+	ops, err := ses.Operations(c.ctx())
+	if err != nil {
+		return sandbox.Operation{}, err
+	}
+	for _, o := range ops {
 		if o.ID == c.r.PathValue("operation") {
 			return o, nil
 		}

@@ -89,6 +89,7 @@ var (
 	qPath  = param{"path", "string", "absolute, or relative to the home directory; percent-encoded bytes"}
 	qRoot  = param{"root", "string", "confine the request to this directory, to which relative paths then belong"}
 	qLimit = param{"limit", "integer", "entries of a page, 1 to 1000; 100 if left out"}
+	qAfter = param{"after", "string", "next of the page before"}
 )
 
 // table is the whole API.
@@ -129,7 +130,7 @@ func (s *Server) table() []route {
 			giving(api.EventStream).lasting().repeating(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, runSocket).lasting().
 			succeeding(http.StatusSwitchingProtocols),
-		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, listOperations),
+		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, listOperations).with(qLimit, qAfter),
 		on("GET", op, "run", "Look at a cell or command", scopeRead, showOperation),
 		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, forgetOperation),
 		raw[none, api.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, followOperation).
@@ -149,7 +150,7 @@ func (s *Server) table() []route {
 		on("GET", files+"/stat", "files", "Describe a file", scopeRead, statFile).with(qPath),
 		on("GET", files+"/list", "files", "List a directory", scopeRead, listFiles).
 			with(qPath, qLimit, param{"recursive", "boolean", "also what is below"}, param{"depth", "integer", "with recursive; 0: all"},
-				param{"after", "string", "next of the page before"}),
+				qAfter),
 		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, makeDirectory),
 		on("POST", files+"/move", "files", "Rename", scopeExecute, moveFile),
 		raw[none, api.Batch]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
@@ -169,13 +170,13 @@ func (s *Server) table() []route {
 		on("PUT", ses+"/vars/{name}", "vars", "Set a variable", scopeExecute, setVar),
 		on("DELETE", ses+"/vars/{name}", "vars", "Remove a variable", scopeExecute, deleteVar),
 
-		on("GET", ses+"/snapshots", "snapshots", "List snapshots of a session, also of one that has ended", scopeRead, listSnapshots),
+		on("GET", ses+"/snapshots", "snapshots", "List snapshots of a session, also of one that has ended", scopeRead, listSnapshots).with(qLimit, qAfter),
 		on("POST", ses+"/snapshots", "snapshots", "Take a snapshot", scopeExecute, saveSnapshot).repeating().succeeding(http.StatusCreated).lasting(),
 		on("DELETE", ses+"/snapshots", "snapshots", "Remove all snapshots of a session", scopeExecute, deleteSnapshots),
 		on("DELETE", ses+"/snapshots/{snapshot}", "snapshots", "Remove a snapshot", scopeExecute, deleteSnapshot),
 		on("POST", ses+"/restore", "snapshots", "Put the session back to a snapshot", scopeExecute, restoreSnapshot).lasting(),
 		on("POST", ses+"/forks", "snapshots", "Make live copies", scopeExecute, forkSession).repeating().succeeding(http.StatusCreated).lasting(),
-		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots),
+		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots).with(qLimit, qAfter),
 
 		on("GET", "/v1/approvals", "gate", "List the gate's questions to people", scopeRead, listApprovals).
 			with(param{"state", "string", "only pending, granted, refused or expired ones"}),
@@ -186,7 +187,7 @@ func (s *Server) table() []route {
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
 			with(qLimit, param{"after", "integer", "id behind which to begin"}, param{"session", "string", "only this one"},
 				param{"actor", "string", "only this one"}, param{"action", "string", "only this one"}),
-		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys),
+		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys).with(qLimit, qAfter),
 		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
 		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),
 	}

@@ -170,7 +170,7 @@ func runCommand(c *call) error {
 	}
 	var stdout, stderr *output
 	t.run = func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cmd.Metadata = meta
+		cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
 		if stdout != nil {
 			cmd.Stdout, cmd.Stderr = stdout, stderr
 		}
@@ -205,7 +205,7 @@ func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) er
 		return invalid("a command in the background reads no input")
 	}
 	ctx, meta, end := c.runSpan(c.ctx(), "start "+t.kind, t.id, t.meta)
-	cmd.Metadata = meta
+	cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
 	id, err := ses.Start(ctx, cmd)
 	end(nil, err)
 	if err != nil {

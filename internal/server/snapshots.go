@@ -3,6 +3,7 @@ package server
 import (
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -23,15 +24,14 @@ func listSnapshots(c *call, _ none) (api.SnapshotList, error) {
 	if err != nil {
 		return api.SnapshotList{}, err
 	}
-	if list == nil {
-		list = []session.Snapshot{}
-	}
 	if len(list) == 0 && c.key().Name != "" { // none, or no such session
 		if _, err := c.session(); err != nil {
 			return api.SnapshotList{}, err
 		}
 	}
-	return api.SnapshotList{Snapshots: list}, nil
+	var out api.SnapshotList
+	out.Snapshots, out.Next, err = paged(c, list, func(s session.Snapshot) string { return place(s.Session, s.Created, s.ID) })
+	return out, err
 }
 
 func saveSnapshot(c *call, in api.Save) (session.Snapshot, error) {
@@ -91,13 +91,17 @@ func forkSession(c *call, in api.Fork) (api.Forked, error) {
 	if err != nil {
 		return api.Forked{}, err
 	}
+	began := time.Now()
 	copies, err := ses.Fork(c.ctx(), n, in.Names)
 	if len(copies) == 0 && err != nil {
 		return api.Forked{}, err
 	}
 	out := api.Forked{Sessions: []session.Info{}}
+	took := time.Since(began)
 	for _, s := range copies {
-		out.Sessions = append(out.Sessions, s.Info())
+		info := s.Info()
+		c.s.metrics.created(info.Backend, took) // all at once
+		out.Sessions = append(out.Sessions, info)
 	}
 	if err != nil {
 		p := api.ProblemOf(err)

@@ -144,7 +144,7 @@ func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) 
 		cmd.Resize = s.resize
 	}
 	t.run = s.killable(func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cmd.Metadata = meta
+		cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
 		return ses.Run(ctx, cmd)
 	})
 	return t, nil

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/http"
 
 	"go.opentelemetry.io/otel"
@@ -50,6 +51,24 @@ func endSpan(span trace.Span, c *call) {
 	if c.w.status >= http.StatusInternalServerError {
 		span.SetStatus(codes.Error, string(c.w.problem.Code))
 	}
+}
+
+// traceEnv are the variables by which programs are handed a trace, and the metadata they come from.
+var traceEnv = map[string]string{"TRACEPARENT": "traceparent", "TRACESTATE": "tracestate"}
+
+// carry puts the trace that metadata holds into a command's environment, so that what runs can go on with it. The caller's own stays.
+func carry(env, metadata map[string]string) map[string]string {
+	out := maps.Clone(env)
+	for name, from := range traceEnv {
+		if _, set := env[name]; set || metadata[from] == "" {
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[name] = metadata[from]
+	}
+	return out
 }
 
 // runSpan is the span of a cell or command. The metadata it gives carries the trace into the guest.

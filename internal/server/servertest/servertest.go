@@ -21,6 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -79,16 +80,34 @@ type Bench struct {
 	stop    context.CancelFunc
 	served  chan error
 	stopped bool
+	warm    bool // one sandbox is kept ready
 }
 
 // New starts a server. Its sessions are ended with the test.
 func New(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
+	return newBench(t, opts, false)
+}
+
+// NewWarm starts a server that has one sandbox ready.
+func NewWarm(t testing.TB, opts server.Options) *Bench {
+	t.Helper()
+	k := newBench(t, opts, true)
+	for end := time.Now().Add(30 * time.Second); k.Manager.PoolStats()[k.Backend.Name()].Ready == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no sandbox is ready")
+		}
+	}
+	return k
+}
+
+func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
+	t.Helper()
 	b, err := backend()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Bench{t: t, dir: t.TempDir(), Backend: b, opts: opts, tcp: "127.0.0.1:0"}
+	k := &Bench{t: t, dir: t.TempDir(), Backend: b, opts: opts, tcp: "127.0.0.1:0", warm: warm}
 	k.Socket = filepath.Join(k.dir, "run", "recluse.sock")
 	if k.opts.Logger == nil {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
@@ -108,7 +127,11 @@ func New(t testing.TB, opts server.Options) *Bench {
 func (k *Bench) Start() {
 	k.t.Helper()
 	k.stopped = false
-	m, err := session.New(context.Background(), session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, NoPool: true, Logger: k.opts.Logger})
+	o := session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, NoPool: !k.warm, Logger: k.opts.Logger}
+	if k.warm {
+		o.Pool, o.Warm = pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
+	}
+	m, err := session.New(context.Background(), o)
 	if err != nil {
 		k.t.Fatal(err)
 	}
