@@ -314,7 +314,13 @@ func TestCommandsInTheBackground(t *testing.T) {
 	if len(ops) != 1 || ops[0].ID != id || ops[0].PID == 0 {
 		t.Fatalf("ps: %+v", ops)
 	}
-	w.must("kill", "work", id[:len(id)-1])
+	number := strconv.Itoa(ops[0].PID)
+	for _, word := range []string{number, id[:len(id)-1]} {
+		if got := w.must("logs", "work", word); got != "one\n" {
+			t.Errorf("logs of %s: %q", word, got)
+		}
+	}
+	w.must("kill", "work", number)
 	if got := status(t, follow.Wait()); got != 0 {
 		t.Errorf("logs --follow: status %d, %s", got, out)
 	}
