@@ -19,13 +19,28 @@ type distant struct {
 	mu       sync.Mutex
 	away     error             // guarded by mu; what everybody who asks hears
 	mute     error             // guarded by mu; what who asks for snapshots hears
+	stalled  chan struct{}     // guarded by mu; who asks waits until it is closed; nil: nobody does
+	kept     map[string]int    // guarded by mu; how many have waited, by what they asked for
 	attached []*distantMachine // guarded by mu
 }
 
-func (d *distant) there() error {
+// there answers who asks for something, or keeps them waiting.
+func (d *distant) there(ctx context.Context, what string) error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.away
+	stalled, away := d.stalled, d.away
+	if stalled != nil {
+		d.kept[what]++
+	}
+	d.mu.Unlock()
+	if stalled == nil {
+		return away
+	}
+	select {
+	case <-stalled:
+		return nil
+	case <-ctx.Done():
+		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: what, Message: "given up", Err: ctx.Err()}
+	}
 }
 
 // say sets what is heard of it from now on; nil: it is back. What is attached is cut off if cut is set.
@@ -40,6 +55,20 @@ func (d *distant) say(away error, cut bool) {
 		m.end(away)
 	}
 	d.attached = nil
+}
+
+// deafen breaks the way to a session's sandbox, which is the only one, and gives it. Nothing is heard of its end.
+func (d *distant) deafen(s *Session) *sandbox.Sandbox {
+	d.mu.Lock()
+	m := d.attached[len(d.attached)-1]
+	d.mu.Unlock()
+	m.mu.Lock()
+	m.over = true
+	m.mu.Unlock()
+	_ = m.Machine.Stream().Close() // that it fails to answer is what is wanted
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sb
 }
 
 func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
@@ -61,28 +90,28 @@ func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
 }
 
 func (d *distant) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
-	if err := d.there(); err != nil {
+	if err := d.there(ctx, "start"); err != nil {
 		return nil, err
 	}
 	return d.wrap(d.Backend.Start(ctx, spec))
 }
 
 func (d *distant) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
-	if err := d.there(); err != nil {
+	if err := d.there(ctx, "attach"); err != nil {
 		return nil, err
 	}
 	return d.wrap(d.Backend.Attach(ctx, id))
 }
 
 func (d *distant) Restore(ctx context.Context, snap *sandbox.Snapshot, o sandbox.RestoreOptions) (sandbox.Machine, error) {
-	if err := d.there(); err != nil {
+	if err := d.there(ctx, "restore"); err != nil {
 		return nil, err
 	}
 	return d.wrap(d.Backend.Restore(ctx, snap, o))
 }
 
 func (d *distant) List(ctx context.Context) ([]sandbox.Info, error) {
-	if err := d.there(); err != nil {
+	if err := d.there(ctx, "list"); err != nil {
 		return nil, err
 	}
 	return d.Backend.List(ctx)
@@ -130,12 +159,17 @@ func (m *distantMachine) end(cause error) {
 // newDistantBench is a bench whose backend can go away.
 func newDistantBench(t *testing.T) (*bench, *distant) {
 	t.Helper()
+	return newDistantBenchWith(t, quick())
+}
+
+func newDistantBenchWith(t *testing.T, o Options) (*bench, *distant) {
+	t.Helper()
 	b, err := newBackend(shared)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &distant{Backend: b}
-	k := &bench{t: t, dir: t.TempDir(), b: d, opts: quick()}
+	k := &bench{t: t, dir: t.TempDir(), b: d, opts: o}
 	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{d}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
@@ -174,20 +208,8 @@ func TestASandboxThatDoesNotAnswerIsKeptWhileItsBackendIsAway(t *testing.T) {
 	k, d := newDistantBench(t)
 	s := k.open("work")
 	py(t, s, "x = 41")
-	s.mu.Lock()
-	sb := s.sb
-	s.mu.Unlock()
-	d.mu.Lock()
-	m := d.attached[0]
-	d.mu.Unlock()
 	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
-	m.mu.Lock()
-	m.over = true // nothing is heard of its end: only the way to it breaks
-	m.mu.Unlock()
-	if err := m.Machine.Stream().Close(); err != nil {
-		t.Fatal(err)
-	}
-	s.suspect(sb)
+	s.suspect(d.deafen(s))
 	want(t, "state", string(s.Info().State), string(Ready))
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
@@ -306,7 +328,15 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 	s = k.get("work")
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
+	if err := s.take(t.Context()); err != nil { // so that nobody looks for it
+		t.Fatal(err)
+	}
 	hush(nil)
+	c, err := k.m.GC(t.Context()) // which does not know either whether it sleeps
+	s.give()
+	if err != nil || c.Snapshots != 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
 	want(t, "x + 1", py(t, s, "x + 1"), "42")
 }
 

@@ -150,12 +150,9 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	if err != nil { // the image is whole, and something of the sandbox is left
 		s.m.log.WarnContext(ctx, "something of a hibernated sandbox is left", "sandbox", sb.ID(), "error", err)
 	}
-	now := time.Now().UTC()
 	s.mu.Lock()
-	s.sb, s.frozen, s.rec.Sandbox = nil, false, ""
-	s.rec.Hibernation, s.rec.Slept = snap, now
-	s.rec.Lived += now.Sub(s.rec.Since)
-	s.rec.Since = time.Time{}
+	s.sb, s.frozen = nil, false
+	s.rec.layDown(snap, time.Now().UTC())
 	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
 	s.become(Hibernated, reason)
 	s.mu.Unlock()

@@ -83,6 +83,15 @@ func (r *record) row() (store.Session, error) {
 // imageRef names an image among those of all backends.
 func imageRef(s *sandbox.Snapshot) string { return s.Backend + "/" + s.ID }
 
+// layDown notes that a session sleeps in an image.
+func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
+	r.Hibernation, r.Slept, r.Sandbox = image, now, ""
+	if !r.Since.IsZero() {
+		r.Lived += now.Sub(r.Since)
+		r.Since = time.Time{}
+	}
+}
+
 // expires gives when it expires; ok is false for never.
 func (r *record) expires() (t time.Time, ok bool) {
 	if r.State == Hibernated {

@@ -202,15 +202,6 @@ func asleep(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 	return nil
 }
 
-// layDown notes that a session sleeps in an image.
-func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
-	r.Hibernation, r.Slept, r.Sandbox = image, now, ""
-	if !r.Since.IsZero() {
-		r.Lived += now.Sub(r.Since)
-		r.Since = time.Time{}
-	}
-}
-
 // findAsleep looks for the image of a session whose backend could not be asked after a restart, and whose sandbox is not there now.
 //
 // Preconditions: the turn is taken.
@@ -285,13 +276,14 @@ func (m *Manager) clean(f *found) {
 	}
 }
 
-// sleptIn says whether a live session sleeps in an image, also if the store does not know yet.
+// sleptIn says whether a live session sleeps in an image, also if the store does not know yet, or may do so as far as is known.
 func (m *Manager) sleptIn(image *sandbox.Snapshot) bool {
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		h := s.rec.Hibernation
+		sleeps := h != nil && imageRef(h) == imageRef(image) || s.unsure && asleep(&s.rec, []*sandbox.Snapshot{image}) != nil
 		s.mu.Unlock()
-		if h != nil && imageRef(h) == imageRef(image) {
+		if sleeps {
 			return true
 		}
 	}
