@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,13 +21,19 @@ func watchful() Options {
 // stall stops the process of a session's sandbox, which neither answers nor dies then.
 func (k *bench) stall(s *Session) {
 	k.t.Helper()
+	k.signal(s, syscall.SIGSTOP)
+}
+
+// signal sends a signal to the process of a session's sandbox.
+func (k *bench) signal(s *Session, sig syscall.Signal) {
+	k.t.Helper()
 	if k.b.Name() != "gvisor" {
 		k.t.Skip("which process to stop is known of gVisor")
 	}
 	id := s.Info().Sandbox
 	for _, i := range list(k.b) {
 		if i.ID == id && i.PID > 0 {
-			if err := syscall.Kill(i.PID, syscall.SIGSTOP); err != nil {
+			if err := syscall.Kill(i.PID, sig); err != nil {
 				k.t.Fatal(err)
 			}
 			return
@@ -109,5 +116,40 @@ func TestABusySandboxIsNotTakenForOneThatHangs(t *testing.T) {
 	}
 	if i := s.Info(); i.Restored != 0 || i.State != Ready {
 		t.Errorf("%+v", i)
+	}
+}
+
+func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
+	o := quick()
+	o.healthEvery, o.pingWait, o.againWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
+	k := newBench(t, o)
+	s := k.open("work")
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 600"}); err != nil { // nobody waits for it
+		t.Fatal(err)
+	}
+	state := func() (sb *sandbox.Sandbox, missed int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sb, s.missed
+	}
+	before, _ := state()
+	k.stall(s)
+	await(t, "it misses as many as it may", func() bool { // it may answer once more before it stands still
+		s.checkHealth()
+		after, missed := state()
+		if after != before {
+			t.Fatalf("it was given up after %d", missed)
+		}
+		return missed == busyMisses-1
+	})
+	k.signal(s, syscall.SIGCONT)
+	if err := s.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.letGo(before, errors.New("the way to it broke"))
+	s.give()
+	await(t, "it is attached again", func() bool { return s.bring(t.Context()) == nil })
+	if after, missed := state(); after == nil || missed != 0 {
+		t.Errorf("attached again it has missed %d pings", missed)
 	}
 }

@@ -245,10 +245,16 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	defer cancel()
+	defer context.AfterFunc(s.m.ctx, cancel)() // an engine that stalls does not keep a manager from closing
 	sb, err := sandbox.Attach(ctx, b, id)
 	if err == nil {
 		s.adopt(sb, true, nil)
 		return nil
+	}
+	if s.m.ctx.Err() != nil {
+		return errClosing
 	}
 	if !gone(err) {
 		return err
@@ -287,7 +293,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	}
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
-	s.sb, s.rec.Sandbox, s.frozen, s.unsure = sb, sb.ID(), false, false
+	s.sb, s.rec.Sandbox, s.frozen, s.unsure, s.missed = sb, sb.ID(), false, false, 0
 	s.dirty = true
 	if change != nil {
 		change()

@@ -101,10 +101,7 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	s.mu.Unlock()
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
-	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.againWait)
-	defer cancel()
-	again, aerr := sandbox.Attach(ctx, sb.Backend(), sb.ID())
-	hangs := errors.Is(aerr, context.DeadlineExceeded)
+	again, hangs, aerr := s.m.attachAgain(sb)
 	switch {
 	case aerr == nil:
 		s.adopt(again, true, nil)
@@ -113,6 +110,33 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	default:
 		s.letGo(sb, aerr)
 	}
+}
+
+// attachAgain makes a new connection to a sandbox that does not answer; hangs says that it is the sandbox which does not. An engine that
+// stalls looks the same, and its sandboxes live on. So it is asked for something else, before and after: whoever answers that has not
+// stalled.
+func (m *Manager) attachAgain(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hangs bool, err error) {
+	if err := m.answers(sb.Backend()); err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, m.opts.againWait)
+	defer cancel()
+	again, err = sandbox.Attach(ctx, sb.Backend(), sb.ID())
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return again, false, err
+	}
+	if away := m.answers(sb.Backend()); away != nil {
+		return nil, false, away
+	}
+	return nil, true, err
+}
+
+// answers says why a backend cannot be asked now, or nil.
+func (m *Manager) answers(b sandbox.Backend) error {
+	ctx, cancel := context.WithTimeout(m.ctx, m.opts.pingWait)
+	defer cancel()
+	_, err := b.List(ctx)
+	return err
 }
 
 // replace gives a sandbox up as lost and has the session restored.
@@ -402,11 +426,15 @@ func (s *Session) checkHealth() {
 	}
 	err := s.m.ping(sb)
 	s.mu.Lock()
+	if s.sb != sb { // another has taken its place, and has missed nothing
+		s.mu.Unlock()
+		return
+	}
 	s.missed++
 	if err == nil {
 		s.missed = 0
 	}
-	patient := s.calls > 0 && s.missed < busyMisses
+	patient := s.calls+len(s.background) > 0 && s.missed < busyMisses
 	s.mu.Unlock()
 	if err != nil && !patient && s.m.ctx.Err() == nil {
 		s.suspect(sb)
