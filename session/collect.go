@@ -141,7 +141,7 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 	return errors.Join(errs...)
 }
 
-// collectStrays ends sandboxes that may be left over and belong to no session. Those of this manager's pool belong to none yet.
+// collectStrays ends sandboxes that may be left over and belong to nobody.
 func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
@@ -150,14 +150,12 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			errs = append(errs, err)
 			continue
 		}
-		known := map[string]bool{}
+		live := map[string]*Session{}
 		for _, s := range m.sessions() {
-			known[s.id] = true
+			live[s.id] = s
 		}
 		for _, i := range list {
-			id := i.Labels[labelSessionID]
-			pooled := id == "" && i.Labels[labelMaker] == m.maker
-			if !may(i.Labels, i.Created) || pooled || known[id] {
+			if !may(i.Labels, i.Created) || m.wanted(i, live[i.Labels[labelSessionID]]) {
 				continue
 			}
 			if m.endStray(ctx, i) {
@@ -166,6 +164,29 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// wanted says whether a sandbox belongs to somebody: to this manager's pool, or to the live session whose id it bears, if there is one.
+func (m *Manager) wanted(i sandbox.Info, s *Session) bool {
+	ours := i.Labels[labelMaker] == m.maker
+	if s == nil {
+		return ours && i.Labels[labelSessionID] == ""
+	}
+	return ours || s.claims(i.ID)
+}
+
+// claims says whether a sandbox that an earlier manager made for the session is its own, or may turn out to be. Otherwise it never will:
+// whatever else the session gets is made by this manager.
+func (s *Session) claims(id string) bool {
+	select {
+	case s.turn <- struct{}{}:
+		defer s.give()
+	default:
+		return true // somebody is changing the sandbox, and the next look tells
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unsure || s.rec.Sandbox == "" || s.rec.Sandbox == id
 }
 
 // collectLog trims what only grows.

@@ -1,0 +1,72 @@
+package session
+
+import (
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestWhatAnEarlierManagerMadeForASessionThatHasAnotherGoes(t *testing.T) {
+	k := newBench(t, quick())
+	py(t, k.open("work"), "x = 41")
+	k.restart()
+	s := k.get("work")
+	id := s.Info().Sandbox
+	// It gets these labels once it is whole, because it is looked for at any moment.
+	sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: map[string]string{labelInstance: "another"}, Persist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb.Detach()
+	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "earlier", labelSessionID: s.id, labelSession: s.key.String()}
+	if err := k.b.(sandbox.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "only the session's own is left", func() bool {
+		_, err := k.m.GC(t.Context())
+		return err == nil && k.sandboxes() == 1
+	})
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	want(t, "sandbox", s.Info().Sandbox, id)
+}
+
+func TestWhoseASandboxIs(t *testing.T) {
+	m := &Manager{maker: "this"}
+	for _, c := range []struct {
+		name    string
+		maker   string
+		record  *record // of the session whose id it bears, nil: that is not there
+		unsure  bool
+		busy    bool
+		pooled  bool
+		belongs bool
+	}{
+		{name: "in the pool", maker: "this", pooled: true, belongs: true},
+		{name: "in a pool of before", maker: "earlier", pooled: true},
+		{name: "of a session that has ended", maker: "this"},
+		{name: "the session's own", maker: "earlier", record: &record{State: Ready, Sandbox: "it"}, belongs: true},
+		{name: "another of before", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}},
+		{name: "another of before while the session's changes", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}, busy: true, belongs: true},
+		{name: "another of before while nothing is known", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}, unsure: true, belongs: true},
+		{name: "another of ours", maker: "this", record: &record{State: Ready, Sandbox: "another"}, belongs: true},
+		{name: "of one that sleeps", maker: "earlier", record: &record{State: Hibernated}, belongs: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			labels := map[string]string{labelMaker: c.maker}
+			if !c.pooled {
+				labels[labelSessionID] = "n1"
+			}
+			var s *Session
+			if c.record != nil {
+				s = m.newSession(*c.record)
+				s.unsure = c.unsure
+				if c.busy {
+					s.turn <- struct{}{}
+				}
+			}
+			if m.wanted(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
+				t.Errorf("belongs to somebody: %t", !c.belongs)
+			}
+		})
+	}
+}
