@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -234,35 +233,68 @@ func TestAPromptBeyondTheWindowIsRefusedByName(t *testing.T) {
 	same(t, "calls", res.Usage.Calls, 2)
 }
 
-func TestACellThatIsInterruptedTakesItsCallsAlong(t *testing.T) {
-	var ended atomic.Int64
-	d := newDesk(t,
-		block("import threading, time\nthreading.Thread(target=lambda: llm_query('slow')).start()\nwhile True: time.sleep(0.01)"),
-		block("print(llm_query('fast'))"), block("FINAL(1)"),
-	)
+func TestACellThatIsOverTakesItsCallsAlong(t *testing.T) {
+	for _, c := range []struct{ name, end, state string }{
+		{"it ends by itself", "pass", "[]"},
+		{"it fails", "1/0", "[]"},
+		{"it is interrupted", "import signal\nsignal.raise_signal(signal.SIGINT)", "[]"},
+		{"its interpreter dies", "import os\nos._exit(1)", "gone"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t,
+				block("import threading\ngot = []\nthreading.Thread(target=lambda: got.append(llm_query('slow')), daemon=True).start()\nasked()\n"+c.end),
+				block("print('heard:', llm_query('fast'), globals().get('got', 'gone'))"), block("FINAL(1)"),
+			)
+			asked, over, fast, late := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+			d.opts.Tools = []Tool{{Name: "asked", Doc: "asked(): waits until the slow model is asked", Call: func(ctx context.Context, _ ToolCall) (any, error) {
+				return nil, await(ctx, asked)
+			}}}
+			d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
+				if req.Messages[0].Content == "fast" {
+					close(fast)
+					return "fast reply", await(ctx, late)
+				}
+				close(asked)
+				if err := await(t.Context(), ctx.Done()); err != nil {
+					t.Error("the call outlived its cell")
+				}
+				close(over)
+				// A provider may answer all the same. That comes when the next cell waits for a reply of its own.
+				defer close(late)
+				return "late reply", await(t.Context(), fast)
+			}
+			res := d.answered(Question{Inputs: []Input{Text("x")}})
+			same(t, "answer", res.Answer, "1")
+			contains(t, "what the next cell has", d.seen(), "heard: fast reply "+c.state+"\n")
+			select {
+			case <-over:
+			default:
+				t.Error("the slow call was not ended")
+			}
+			for e, err := range d.engine().Events(res.Run) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				var end CallEnded
+				if e.Kind != KindCallEnded || e.Decode(&end) != nil || end.Call != CallSub {
+					continue
+				}
+				same(t, "the turn of "+end.Text, e.Turn, map[bool]int{true: 2, false: 1}[end.Text == "fast reply"])
+			}
+		})
+	}
+}
+
+func TestACellThatWorksTooLongIsStoppedButNotOneThatWaits(t *testing.T) {
+	d := newDesk(t, block("kept = llm_query('slow')"), block("while True: pass"), block("FINAL(kept)"))
 	d.opts.CellTimeout = 300 * time.Millisecond
-	begun := make(chan struct{})
-	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
-		if req.Messages[0].Content == "fast" {
-			return "fast reply", nil
-		}
-		close(begun)
-		select {
-		case <-ctx.Done():
-			ended.Add(1)
-			return "", ctx.Err()
-		case <-time.After(2 * time.Second):
-			return "late reply", nil
-		}
+	d.sub.answer = func(_ context.Context, _ int, _ llm.Request) (string, error) {
+		time.Sleep(600 * time.Millisecond) // more than a cell may work
+		return "worth the wait", nil
 	}
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
-	<-begun
-	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "stopped: it worked for more than 300ms")
-	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "fast reply")
-	if strings.Contains(d.root.asked[2].Messages[5].Content, "late") {
-		t.Error("a late reply reached the next cell")
-	}
-	same(t, "answer", res.Answer, "1")
+	same(t, "answer", res.Answer, "worth the wait")
+	contains(t, "turn 2", d.seen(), "stopped: it worked for more than 300ms")
 }
 
 func TestChildrenHaveMachinesOfTheirOwn(t *testing.T) {

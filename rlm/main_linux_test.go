@@ -162,6 +162,18 @@ func (r *rounds) meet(ctx context.Context) error {
 	}
 }
 
+// await waits for something that must happen.
+func await(ctx context.Context, it <-chan struct{}) error {
+	select {
+	case <-it:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(20 * time.Second):
+		return errors.New("waited in vain")
+	}
+}
+
 func block(code string) string { return "```repl\n" + strings.TrimSpace(code) + "\n```\n" }
 
 // desk is an engine with its models for one test.

@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,11 +89,43 @@ func victimDesk(runs, stop, calls string) Options {
 	}
 }
 
+// Which snapshots the victim has when it is killed.
+const (
+	noSnapshots  = ""
+	oneSnapshot  = "one" // behind its first turn
+	allSnapshots = "all" // behind each
+)
+
+// forgetful makes machines that can be written to disk only once.
+type forgetful struct{ Sandboxes }
+
+func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Machine, error) {
+	m, err := f.Sandboxes.Open(ctx, spec)
+	return &forgetfulMachine{Machine: m}, err
+}
+
+type forgetfulMachine struct {
+	Machine
+	taken bool
+}
+
+func (m *forgetfulMachine) Snapshot(ctx context.Context, o sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+	if m.taken {
+		return nil, errors.New("the disk is full")
+	}
+	m.taken = true
+	return m.Machine.Snapshot(ctx, o)
+}
+
 // victim is the program that is killed.
 func victim() int {
 	o := victimDesk(os.Getenv(runsEnv), os.Getenv(stopEnv), os.Getenv(callsEnv))
-	if os.Getenv(stopEnv+"_SNAPSHOTS") == "" {
+	switch os.Getenv(stopEnv + "_SNAPSHOTS") {
+	case noSnapshots:
 		o.SnapshotEvery = -1
+	case oneSnapshot:
+		o.Sandboxes = forgetful{o.Sandboxes}
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	e, err := New(o)
 	if err == nil {
@@ -102,13 +136,10 @@ func victim() int {
 }
 
 // kill runs the victim up to a place and kills it there. It gives the run's id.
-func kill(t *testing.T, runs, stop, calls string, snapshots bool) string {
+func kill(t *testing.T, runs, stop, calls, snapshots string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), stateEnv+"="+boxesAt, runsEnv+"="+runs, stopEnv+"="+stop, callsEnv+"="+calls)
-	if snapshots {
-		cmd.Env = append(cmd.Env, stopEnv+"_SNAPSHOTS=1")
-	}
+	cmd.Env = append(os.Environ(), stateEnv+"="+boxesAt, runsEnv+"="+runs, stopEnv+"="+stop, callsEnv+"="+calls, stopEnv+"_SNAPSHOTS="+snapshots)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.StdoutPipe()
@@ -149,18 +180,18 @@ func notes(t *testing.T, calls string) map[string]int {
 
 func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 	for _, c := range []struct {
-		name, stop string
-		snapshots  bool
-		endBox     bool // the machine is gone too
-		how        string
-		rerun      int
+		name, stop, snapshots string
+		endBox                bool // the machine is gone too
+		how                   string
+		rerun                 int
 	}{
-		{"while the model was asked", "turn:3", false, false, HowAttached, 0},
-		{"while the model was asked, and the machine is gone", "turn:3", false, true, HowRebuilt, 2},
-		{"while a cell ran", "sub:four", false, false, HowRebuilt, 3},
-		{"while a cell ran, with a snapshot", "sub:four", true, false, HowRestored, 0},
-		{"while a child worked", "child:2", true, true, HowRestored, 0},
-		{"before anything", "turn:1", false, true, HowRebuilt, 0},
+		{"while the model was asked", "turn:3", noSnapshots, false, HowAttached, 0},
+		{"while the model was asked, and the machine is gone", "turn:3", noSnapshots, true, HowRebuilt, 2},
+		{"while a cell ran", "sub:four", noSnapshots, false, HowRebuilt, 3},
+		{"while a cell ran, with a snapshot", "sub:four", allSnapshots, false, HowRestored, 0},
+		{"while a cell ran, two turns behind the last snapshot", "sub:four", oneSnapshot, false, HowRestored, 2},
+		{"while a child worked", "child:2", allSnapshots, true, HowRestored, 0},
+		{"before anything", "turn:1", noSnapshots, true, HowRebuilt, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runs, calls := filepath.Join(t.TempDir(), "runs"), filepath.Join(t.TempDir(), "calls")
@@ -393,6 +424,51 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
+	for name, durable := range map[string]bool{"in a machine that still runs": true, "in a new one": false} {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t)
+			d.opts.Durable, d.opts.SnapshotEvery = durable, -1
+			said := map[string]string{
+				"1": block("answer['content'] = 'half'"),
+				"2": block("bought = shop('milk')"),
+				"3": block("try:\n    shop('bread')\nexcept ToolError as e:\n    FINAL(bought + ', ' + e.code + ', ' + answer['content'])"),
+			}
+			// work goes on up to the turn in which its program leaves.
+			work := func(upto string, begin func(ctx context.Context, e *Engine) (*Run, error)) *Run {
+				t.Helper()
+				ctx, leave := context.WithCancelCause(t.Context())
+				d.root.answer = func(call context.Context, _ int, req llm.Request) (string, error) {
+					if req.Tags["turn"] == upto {
+						leave(ErrLeft)
+						return "", call.Err()
+					}
+					return said[req.Tags["turn"]], nil
+				}
+				r, err := begin(ctx, d.engine())
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _ = r.Wait()
+				return r
+			}
+			id := work("2", func(ctx context.Context, e *Engine) (*Run, error) {
+				return e.Start(ctx, Question{Inputs: []Input{Text("x")}})
+			}).ID()
+			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, nil) }
+			d.opts.Tools = []Tool{{Name: "shop", Call: func(context.Context, ToolCall) (any, error) { return "bought", nil }}}
+			work("3", resume)
+			d.opts.Tools = nil
+			res, err := work("", resume).Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, "answer", res.Answer, "bought, tool_missing, half")
+			same(t, "the answer of a replay", d.replayed(id).Answer, res.Answer)
+		})
 	}
 }
 
