@@ -12,7 +12,8 @@ type Kind string
 
 // The kinds of trouble. The sandbox package maps them to its codes.
 const (
-	NotFound    Kind = "not_found"   // no such image, tag, file, or no permission to see it
+	NotFound    Kind = "not_found"   // no such image, tag or file
+	Denied      Kind = "denied"      // the registry does not let this user have it, or does not want to say that it is not there
 	Corrupt     Kind = "corrupt"     // what was read is not what its digest promises, or breaks the rules of the format
 	Arch        Kind = "arch"        // made for another architecture or operating system
 	Unreachable Kind = "unreachable" // the registry does not answer, or not now; a retry may help

@@ -284,7 +284,7 @@ func TestRegistryErrors(t *testing.T) {
 	_, err = s.Get(t.Context(), nobody+"/hello:v1", Options{})
 	wantKind(t, err, Unreachable, nobody)
 
-	for status, kind := range map[int]Kind{401: NotFound, 403: NotFound, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
+	for status, kind := range map[int]Kind{401: Denied, 403: Denied, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, "/manifests/") {
 				return false
@@ -295,6 +295,9 @@ func TestRegistryErrors(t *testing.T) {
 		_, err := s.Get(t.Context(), ref, Options{})
 		if !errors.Is(err, kind) {
 			t.Errorf("status %d: %v, want %s", status, err, kind)
+		}
+		if kind == Denied {
+			wantKind(t, err, Denied, "or does not exist", "docker login "+reg.host)
 		}
 	}
 

@@ -154,11 +154,20 @@ func (r *registry) explain(ctx context.Context, err error) error {
 	case code == http.StatusNotFound:
 		return errorf(NotFound, "check name and tag", "the registry does not have it: %w", err)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return errorf(NotFound, "check the name, or log in with docker login", "it does not exist or is not for this user: %w", err)
+		return errorf(Denied, r.login()+", or check the name", "it is not for this user, or does not exist: %w", err)
 	case code == http.StatusTooManyRequests:
-		return errorf(Unreachable, "wait, or log in with docker login", "the registry limits how often one may ask: %w", err)
+		return errorf(Unreachable, "wait, or "+r.login(), "the registry limits how often one may ask: %w", err)
 	case code >= 500:
 		return errorf(Unreachable, "try again later", "the registry has trouble of its own: %w", err)
 	}
 	return &Error{Kind: Unreachable, Err: fmt.Errorf("the registry refused: %w", err), Remedy: "check that the name belongs to a container registry"}
+}
+
+// login is what to type to be known to the registry.
+func (r *registry) login() string {
+	host := r.repo.RegistryStr()
+	if host == name.DefaultRegistry {
+		host = "docker.io" // as the docker command calls it
+	}
+	return "docker login " + host
 }

@@ -252,6 +252,13 @@ func TestImagesThatCannotBe(t *testing.T) {
 		raw[gzip+20] ^= 0xff
 	})
 	server2 := newImageServer(t)
+	closed := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v2/" {
+			w.WriteHeader(http.StatusForbidden)
+		}
+	}))
+	defer closed.Close()
+	closedHost := closed.Listener.Addr().String()
 	for _, c := range []struct {
 		name, ref string
 		code      sandbox.Code
@@ -265,6 +272,7 @@ func TestImagesThatCannotBe(t *testing.T) {
 		{"for another machine, in an archive", "tar:" + saveImage(t, foreign), sandbox.CodeImageArch, other},
 		{"no such tag", server2.host + "/foreign:2", sandbox.CodeImageNotFound, "foreign:2"},
 		{"a config that is not what its digest says", foreignRef, sandbox.CodeImageCorrupt, ""},
+		{"not for this user", closedHost + "/secret:1", sandbox.CodeImageDenied, "docker login " + closedHost},
 		{"a registry that is not there", "127.0.0.1:1/nobody/here", sandbox.CodeImageUnreachable, "127.0.0.1:1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

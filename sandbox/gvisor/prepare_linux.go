@@ -194,7 +194,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 
 // imageCodes maps the kinds of image failures to ours.
 var imageCodes = map[image.Kind]sandbox.Code{
-	image.NotFound: sandbox.CodeImageNotFound, image.Corrupt: sandbox.CodeImageCorrupt, image.Arch: sandbox.CodeImageArch,
+	image.NotFound: sandbox.CodeImageNotFound, image.Denied: sandbox.CodeImageDenied, image.Corrupt: sandbox.CodeImageCorrupt, image.Arch: sandbox.CodeImageArch,
 	image.Unreachable: sandbox.CodeImageUnreachable, image.TooLarge: sandbox.CodeTooLarge, image.Invalid: sandbox.CodeInvalidSpec,
 	image.NoSpace: sandbox.CodeDiskFull,
 }
