@@ -201,6 +201,7 @@ var endings = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
+	{"a verdict is complete however it ended", completeVerdicts},
 	{"many timeouts at once", func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var runs []<-chan outcome
@@ -218,4 +219,64 @@ var endings = []feature{
 			t.Errorf("%v live on", alive)
 		}
 	}},
+}
+
+// warm uses some processor time, so that there is some to be counted, and says when.
+const warm = `import os, sys, time
+while time.process_time() < 0.1: pass
+print("warm", flush=True)
+`
+
+// completeVerdicts asks for time, processor time and memory on every way to end.
+func completeVerdicts(t *testing.T, s *suite) {
+	s.needPython(t)
+	spec := s.opts.Spec
+	if s.caps.MemoryLimit {
+		spec.Limits.Memory = 256 << 20
+	}
+	sb := s.openSpec(t, s.backend(t), spec)
+	began := time.Now()
+	whole := func(what string, v *sandbox.Verdict, ended sandbox.Ending) {
+		t.Helper()
+		same(t, what+": ended", v.Ended, ended)
+		const off = 5 * time.Second // what a sandbox's clock may be
+		if v.ID == "" || v.Wall <= 0 || v.CPU <= 0 || v.PeakMemory < 1<<20 || v.Started.Before(began.Add(-off)) || v.Started.Add(v.Wall).After(time.Now().Add(off)) {
+			t.Errorf("%s: id %q, started %s, wall %s, CPU %s, peak memory %d", what, v.ID, v.Started, v.Wall, v.CPU, v.PeakMemory)
+		}
+	}
+	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
+	whole("an exit", run(t, sb, python("sys.exit(3)")), sandbox.EndedExit)
+	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), sandbox.EndedSignal)
+	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", Timeout: 500 * time.Millisecond}), sandbox.EndedTimeout)
+	if s.caps.MemoryLimit {
+		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), sandbox.EndedMemory)
+	}
+	// These are ended from here, when they say that they are warm.
+	for _, c := range []struct {
+		id    string
+		ended sandbox.Ending
+		end   func(cancel func())
+	}{
+		{"cancel", sandbox.EndedCancelled, func(cancel func()) { cancel() }},
+		{"kill", sandbox.EndedKilled, func(func()) { noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, true)) }},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var out recorder
+		done := beside(func() (*sandbox.Verdict, error) {
+			command := python("time.sleep(1000)")
+			command.ID, command.Stdout = c.id, &out
+			return sb.Run(ctx, command)
+		})
+		out.await(t, "warm")
+		c.end(cancel)
+		whole(c.id, verdictOf(t, done), c.ended)
+	}
+	// An interpreter has used some before.
+	const spin = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.1: pass\n"
+	whole("a cell", okCell(t, sb, spin), sandbox.EndedExit)
+	whole("an exception", cell(t, sb, spin+"1/0"), sandbox.EndedExit)
+	for name, code := range map[string]string{"a cell's timeout": "while True: pass", "a cell that will not end": "while True:\n  try:\n    while True: pass\n  except BaseException: pass"} {
+		whole(name, runCell(t, sb, sandbox.Cell{Code: code, Timeout: 500 * time.Millisecond, KillGrace: 100 * time.Millisecond}), sandbox.EndedTimeout)
+	}
 }

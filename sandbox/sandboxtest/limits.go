@@ -106,9 +106,14 @@ var limits = []feature{
 	{"code sees the share it has", func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.CPULimit)
 		spec := s.opts.Spec
-		spec.Limits.CPUs = 1
+		spec.Limits.CPUs = 2
 		sb := s.openSpec(t, s.backend(t), spec)
-		same(t, "nproc and threads", shell(t, sb, "nproc; echo $OMP_NUM_THREADS"), "1\n1\n")
+		variables := strings.Fields("OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS GOMAXPROCS RAYON_NUM_THREADS PYTHON_CPU_COUNT")
+		want := "nproc=2\n"
+		for _, v := range variables {
+			want += v + "=2\n"
+		}
+		same(t, "nproc and threads", shell(t, sb, "echo nproc=$(nproc); for v in "+strings.Join(variables, " ")+"; do eval \"echo $v=\\$$v\"; done"), want)
 	}},
 	{"a guest answers while code spins on every core", func(t *testing.T, s *suite) {
 		sb := s.open(t)
