@@ -202,4 +202,6 @@ type Resumed struct {
 	Rerun int    `json:"rerun"` // turns whose cells were run again
 	// Limits are those from now on.
 	Limits *Limits `json:"limits,omitempty"`
+	// Tools are those from now on, when they are not the same as before.
+	Tools []ToolNote `json:"tools,omitempty"`
 }

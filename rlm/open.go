@@ -292,7 +292,7 @@ func (s *staged) each(f func(file, rel string) error) error {
 
 // install runs the bridge's own cells: at the beginning, and again when the interpreter was lost.
 func (n *node) install(ctx context.Context) error {
-	code, err := installCell(map[string]any{"error_strings": n.run.engine.o.ErrorStrings, "tools": bridgeTools(n.run.tools)})
+	code, err := n.installCode()
 	if err != nil {
 		return err
 	}
@@ -331,6 +331,11 @@ func (n *node) install(ctx context.Context) error {
 		return n.setHistory(ctx, h)
 	}
 	return nil
+}
+
+// installCode is the cell that puts in the bridge, with the tools of the run.
+func (n *node) installCode() (string, error) {
+	return installCell(map[string]any{"error_strings": n.run.engine.o.ErrorStrings, "tools": bridgeTools(n.run.tools)})
 }
 
 // setHistory makes a conversation the variable history.

@@ -145,6 +145,9 @@ func (p *past) take(e *Event) error {
 		if again.Limits != nil {
 			p.saved.Limits = *again.Limits
 		}
+		if again.Tools != nil {
+			p.saved.Tools = again.Tools
+		}
 		if p.started.Forked != "" && !p.resumed {
 			p.disown() // here the fork itself begins
 		}

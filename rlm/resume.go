@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/trajectory"
@@ -92,13 +93,13 @@ func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	}
 	if p.answer != nil {
 		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: &r.limits})
+		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: &r.limits, Tools: r.otherTools(p)})
 		r.dropMachine(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
 	if p.lastTurn == 0 && p.box.ID == "" {
 		// Nothing had happened, or the model was asked directly.
-		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: &r.limits})
+		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: &r.limits, Tools: r.otherTools(p)})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
@@ -127,7 +128,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: &n.run.limits})
+	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: &n.run.limits, Tools: n.run.otherTools(p)})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}
@@ -166,7 +167,11 @@ func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, e
 		n.machine, n.inside = m, p.box.Inside
 		m.OnHostCall(n.serve(ctx))
 		// The bridge in it must answer; else it is not what it was.
-		if err := n.own(ctx, "__import__('recluse_rlm').after()"); err != nil {
+		err := n.own(ctx, "__import__('recluse_rlm').after()")
+		if err == nil && n.run.otherTools(p) != nil {
+			err = n.retool(ctx)
+		}
+		if err != nil {
 			_ = m.Close()
 			n.machine = nil
 			return false
@@ -194,6 +199,23 @@ func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, e
 		}
 	}
 	return HowRebuilt, 0, n.open(ctx)
+}
+
+// otherTools are the tools of a run that goes on, if they are not those that it had; else nil.
+func (r *Run) otherTools(p *past) []ToolNote {
+	if tools := bridgeTools(r.tools); !reflect.DeepEqual(tools, p.saved.Tools) {
+		return tools
+	}
+	return nil
+}
+
+// retool makes the tools functions in a machine that has others. What there is of an answer stays.
+func (n *node) retool(ctx context.Context) error {
+	code, err := n.installCode()
+	if err != nil {
+		return err
+	}
+	return n.own(ctx, "__kept = dict(__import__('recluse_rlm').answer)\n"+code+"\ndict.update(__import__('recluse_rlm').answer, __kept)\ndel __kept")
 }
 
 // Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there.

@@ -77,7 +77,7 @@ type saved struct {
 	Limits  Limits            `json:"limits"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	History []llm.Message     `json:"history,omitempty"`
-	Tools   []bridgeTool      `json:"tools,omitempty"`
+	Tools   []ToolNote        `json:"tools,omitempty"`
 }
 
 func (r *Run) writeFile() error {

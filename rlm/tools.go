@@ -126,8 +126,8 @@ func checkTools(tools []Tool) error {
 
 func goodName(name string) bool { return identifier.MatchString(name) && !pythonWords[name] }
 
-// bridgeTool is a tool as the bridge hears of it, and as a run remembers it.
-type bridgeTool struct {
+// ToolNote is a tool as the bridge hears of it, and as a run remembers it.
+type ToolNote struct {
 	Name   string  `json:"name"`
 	Doc    string  `json:"doc,omitempty"`
 	Help   string  `json:"help,omitempty"`
@@ -136,16 +136,16 @@ type bridgeTool struct {
 	Source string  `json:"source,omitempty"`
 }
 
-func bridgeTools(tools []Tool) []bridgeTool {
-	var out []bridgeTool
+func bridgeTools(tools []Tool) []ToolNote {
+	var out []ToolNote
 	for _, t := range tools {
-		out = append(out, bridgeTool{t.Name, t.Doc, t.Help, t.Params, t.More, t.Source})
+		out = append(out, ToolNote{t.Name, t.Doc, t.Help, t.Params, t.More, t.Source})
 	}
 	return out
 }
 
 // toolsOf gives a run that goes on the tools that it had. Those that are not there any more are still functions: what they gave is recorded.
-func toolsOf(had []bridgeTool, have []Tool, code sandbox.Code, remedy string) []Tool {
+func toolsOf(had []ToolNote, have []Tool, code sandbox.Code, remedy string) []Tool {
 	names := map[string]bool{}
 	for _, t := range have {
 		names[t.Name] = true
