@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,19 +19,23 @@ import (
 func TestTheProfileHolds(t *testing.T) {
 	sb := open(t, newBackend(t, nil), sandbox.Spec{})
 	for name, c := range map[string]struct{ script, want string }{
-		"no capabilities":        {"grep -h ^Cap /proc/self/status | tr -d '\\t ' | cut -d: -f2 | sort -u", "0000000000000000\n"},
-		"no new privileges":      {"grep NoNewPrivs /proc/self/status | tr -dc 01", "1"},
-		"seccomp":                {"grep ^Seccomp: /proc/self/status | tr -dc 0-9", "2"},
-		"not root":               {"id -u; id -g", "1000\n1000\n"},
-		"a root that is closed":  {"touch /x 2>/dev/null || echo closed", "closed\n"},
-		"no network":             {"ls /sys/class/net", "lo\n"},
-		"a guest that is closed": {"touch /.recluse/bin/x 2>/dev/null || echo closed", "closed\n"},
-		"programs in the home":   {"cp /bin/true ./t && ./t && echo runs", "runs\n"},
-		"no setuid in the home":  {"grep ' /home/user ' /proc/self/mountinfo | grep -o nosuid | head -1", "nosuid\n"},
-		"no swap":                {"cat /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.swap.max", "536870912\n"},
-		"the CPU's share":        {"cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us 2>/dev/null | xargs || cat /sys/fs/cgroup/cpu.max", "100000 100000\n"},
-		"no devices":             {"ls -l /dev | grep -c '^b' || true", "0\n"},
-		"nothing of the host":    {"ls -a /root /home | grep -c bash_history || true", "0\n"},
+		"no capabilities":   {"grep -h ^Cap /proc/self/status | tr -d '\\t ' | cut -d: -f2 | sort -u", "0000000000000000\n"},
+		"no new privileges": {"grep NoNewPrivs /proc/self/status | tr -dc 01", "1"},
+		"seccomp":           {"grep ^Seccomp: /proc/self/status | tr -dc 0-9", "2"},
+		// The guest has neither of its own, so these are the engine's.
+		"the engine's filter":       {"grep ^Seccomp: /proc/1/status | tr -dc 0-9", "2"},
+		"no privileges for guest":   {"grep NoNewPrivs /proc/1/status | tr -dc 01", "1"},
+		"found by the kernel first": {"cat /proc/self/oom_score_adj", strconv.Itoa(oomScore) + "\n"},
+		"not root":                  {"id -u; id -g", "1000\n1000\n"},
+		"a root that is closed":     {"touch /x 2>/dev/null || echo closed", "closed\n"},
+		"no network":                {"ls /sys/class/net", "lo\n"},
+		"a guest that is closed":    {"touch /.recluse/bin/x 2>/dev/null || echo closed", "closed\n"},
+		"programs in the home":      {"cp /bin/true ./t && ./t && echo runs", "runs\n"},
+		"no setuid in the home":     {"grep ' /home/user ' /proc/self/mountinfo | grep -o nosuid | head -1", "nosuid\n"},
+		"no swap":                   {"cat /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.swap.max", "536870912\n"},
+		"the CPU's share":           {"cd /sys/fs/cgroup; if [ -e cpu.max ]; then cat cpu.max; else cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us | xargs; fi", "100000 100000\n"},
+		"no devices":                {"ls -l /dev | grep -c '^b' || true", "0\n"},
+		"nothing of the host":       {"ls -a /root /home | grep -c bash_history || true", "0\n"},
 	} {
 		got := shell(t, sb, c.script)
 		if name == "no swap" && got == "0\n" { // version 2 counts swap alone
@@ -39,19 +45,62 @@ func TestTheProfileHolds(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+	// The engine counts the guest and its helpers too. They have a reserve, so that code gets its number, and at most what they leave of that.
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
+import os, signal
+all = [os.getpid()]
+try:
+    while len(all) < 1000:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        all.append(pid)
+except BlockingIOError:
+    pass
+print(len(all))
+for pid in all[1:]:
+    os.kill(pid, signal.SIGKILL)
+`}})
+	if err != nil || !v.OK() {
+		t.Fatal(v, err, stderrOf(v))
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(v.Stdout.String())); err != nil || n < sandbox.DefaultProcesses || n > sandbox.DefaultProcesses+processReserve {
+		t.Errorf("code has %d processes, %v", n, err)
+	}
+}
+
+func TestWhatASpecSaysHolds(t *testing.T) {
+	b := newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{Dir: "/var/tmp", Hostname: "mine", Env: map[string]string{"KEY": "of the spec"}})
+	if got := shell(t, sb, "pwd; hostname; echo $KEY"); got != "/var/tmp\nmine\nof the spec\n" {
+		t.Errorf("a command: %q", got)
+	}
+	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "import os; os.getcwd()"}); err != nil || v.Result.Text() != "'/var/tmp'" {
+		t.Errorf("a cell: %v, %v", v, err)
+	}
+	// One command may be elsewhere, and with another shell.
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", "pwd; echo $0 $KEY"}, Dir: "/tmp", Env: map[string]string{"KEY": "of its own"}})
+	if err != nil || v.Stdout.String() != "/tmp\n/bin/sh of its own\n" {
+		t.Errorf("a command of its own: %v, %v", v, err)
+	}
 }
 
 func TestTheEngineIsToldTheProfile(t *testing.T) {
 	sb := open(t, newBackend(t, nil), sandbox.Spec{})
 	text := docker(t, "inspect", containerName(sb.ID()))
 	var got []struct {
+		Config     struct{ User string }
 		HostConfig struct {
 			AutoRemove, Privileged, ReadonlyRootfs bool
 			Init                                   *bool
-			Binds                                  []string
+			Binds, CapAdd, CapDrop, SecurityOpt    []string
 			LogConfig                              struct{ Type string }
 			NetworkMode                            string
 			PidsLimit                              int64
+		}
+		Mounts []struct {
+			Type, Destination string
+			RW                bool
 		}
 	}
 	if err := json.Unmarshal([]byte(text), &got); err != nil {
@@ -60,6 +109,22 @@ func TestTheEngineIsToldTheProfile(t *testing.T) {
 	h := got[0].HostConfig
 	if h.AutoRemove || h.Privileged || !h.ReadonlyRootfs || h.Init == nil || *h.Init || len(h.Binds) > 0 || h.LogConfig.Type != "none" || h.NetworkMode != "none" || h.PidsLimit != 256+processReserve {
 		t.Errorf("the engine was told %+v", h)
+	}
+	if !slices.Equal(h.CapDrop, []string{"ALL"}) || len(h.CapAdd) > 0 || got[0].Config.User != "1000:1000" {
+		t.Errorf("capabilities: all but %q, and %q, for user %s", h.CapDrop, h.CapAdd, got[0].Config.User)
+	}
+	// A word about seccomp would take the engine's own filter away.
+	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}) {
+		t.Errorf("security: %q", h.SecurityOpt)
+	}
+	var volumes []string
+	for _, m := range got[0].Mounts {
+		if m.Type != "tmpfs" {
+			volumes = append(volumes, fmt.Sprintf("%s %s writable=%t", m.Type, m.Destination, m.RW))
+		}
+	}
+	if want := []string{"volume " + guestDir + " writable=false"}; !slices.Equal(volumes, want) {
+		t.Errorf("mounted are %q, want %q", volumes, want)
 	}
 }
 
