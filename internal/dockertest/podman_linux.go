@@ -146,12 +146,22 @@ func (p *podman) stop() error {
 			<-p.end
 		}
 	}
-	// What it has mounted would keep the directory.
+	// What watches a container may still be clearing up after it, and mount the storage once more while we take it away.
+	for end := time.Now().Add(podmanWait); ; time.Sleep(podmanPause) {
+		p.unmount()
+		err := os.RemoveAll(p.dir)
+		if err == nil || time.Now().After(end) {
+			return errors.Join(append(errs, err)...)
+		}
+	}
+}
+
+// unmount takes away what Podman has mounted, which would keep the directory.
+func (p *podman) unmount() {
 	text, _ := os.ReadFile("/proc/self/mountinfo") // without it nothing is unmounted, and the removal says so
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], p.dir+"/") {
 			_ = unix.Unmount(f[4], unix.MNT_DETACH)
 		}
 	}
-	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
