@@ -5,6 +5,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"reflect"
 	"sync"
 	"syscall"
 	"testing"
@@ -97,6 +98,61 @@ func TestNobodyGetsAUsedSandbox(t *testing.T) {
 	if s := p.Stats(); s.Hits == 0 || s.Hits+s.Misses != 12 {
 		t.Errorf("%+v", s)
 	}
+}
+
+func TestSizesByDefault(t *testing.T) {
+	for name, c := range map[string]struct{ given, want Options }{
+		"nothing said":        {Options{}, Options{Min: 2, Target: 4, Max: 10, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
+		"a large least":       {Options{Min: 20}, Options{Min: 20, Target: 20, Max: 20, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
+		"everything but wait": {Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: time.Hour}, Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: time.Hour, Wait: 500 * time.Millisecond}},
+	} {
+		if got := newPool(t, backend(t), c.given).opts; !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// slow is a backend that makes nothing for the pool until it is released; callers, who bear a mark, are served at once.
+type slow struct {
+	sandbox.Backend
+	released chan struct{}
+	asked    chan struct{} // one word for each sandbox that the pool wants
+}
+
+type callersMark struct{}
+
+func (b *slow) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	if ctx.Value(callersMark{}) == nil {
+		b.asked <- struct{}{}
+		<-b.released
+	}
+	return b.Backend.Start(ctx, spec)
+}
+
+func TestWhoeverHasWaitedLongEnoughGetsAColdOne(t *testing.T) {
+	b := &slow{Backend: backend(t), released: make(chan struct{}), asked: make(chan struct{}, DefaultMax)}
+	p := newPool(t, b, Options{})
+	release := sync.OnceFunc(func() { close(b.released) })
+	defer release()
+	began := time.Now()
+	sb, err := p.Get(context.WithValue(t.Context(), callersMark{}, true), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := sb.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if waited := time.Since(began); waited < DefaultWait {
+		t.Errorf("only %s were waited for one that is being made", waited)
+	}
+	<-b.asked
+	if s := p.Stats(); s.Misses != 1 || s.Hits != 0 || s.Ready != 0 || s.Making == 0 {
+		t.Errorf("%+v", s)
+	}
+	release()
+	await(t, "the pool is filled all the same", func() bool { return p.Stats().Ready == DefaultTarget })
 }
 
 func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
