@@ -106,23 +106,13 @@ func (s *Session) dispose(before State) {
 
 // reach gives the sandbox of an ended session to which nobody was attached, or nil: what runs in it shall hear of the end, too.
 func (s *Session) reach(b sandbox.Backend, id string) *sandbox.Sandbox {
-	ctx, cancel := context.WithTimeout(s.m.ctx, EndGrace)
+	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+askWait)
 	defer cancel()
-	for {
-		sb, err := sandbox.Attach(ctx, b, id)
-		if err == nil {
-			return sb
-		}
-		if sandbox.CodeOf(err) != sandbox.CodeBusy {
-			return nil // it has gone, or does not answer: then it is killed
-		}
-		// The attachment before this one may be about to be let go of.
-		select {
-		case <-time.After(goneEvery):
-		case <-ctx.Done():
-			return nil
-		}
+	sb, err := attach(ctx, b, id)
+	if err != nil {
+		return nil // it has gone, or does not answer: then it is killed
 	}
+	return sb
 }
 
 // terminate asks everything that runs to end, and waits for that as long as it may take. A manager that is being closed does not wait.

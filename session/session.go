@@ -248,7 +248,7 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	defer context.AfterFunc(s.m.ctx, cancel)() // an engine that stalls does not keep a manager from closing
-	sb, err := sandbox.Attach(ctx, b, id)
+	sb, err := attach(ctx, b, id)
 	if err == nil {
 		s.adopt(sb, true, nil)
 		return nil
