@@ -81,6 +81,8 @@ func tryCalls(t *testing.T, sb *sandbox.Sandbox, applies func(name string) bool)
 		{"fanotify_init", `call(300, 0, 0)`},
 		{"add_key", `call(248, b'user', b'name', b'payload', 7, -3)`},
 		{"request_key", `call(249, b'user', b'name', None, 0)`},
+		{"keyctl: the session keyring", `call(250, 0, -3, 1)`},
+		{"keyctl: a keyring of its own", `call(250, 1, b'mine')`},
 		{"pidfd_getfd of the guest", `call(438, int(call(434, 1, 0).split()[-1]) if call(434, 1, 0).startswith('ok') else -1, 0, 0)`},
 		{"process_vm_readv of the guest", `call(310, 1, (ctypes.c_ulong * 2)(ctypes.addressof(ctypes.create_string_buffer(64)), 64), 1, (ctypes.c_ulong * 2)(0x400000, 64), 1, 0)`},
 		{"ptrace attach to the guest", `call(101, 16, 1, 0, 0)`},
