@@ -245,6 +245,9 @@ func TestLongInputsCostMore(t *testing.T) {
 }
 
 func TestOllamaAddresses(t *testing.T) {
+	if p, ok, err := (Config{Env: func(string) string { return "" }}).provider("ollama"); err != nil || !ok || p.BaseURL != "http://127.0.0.1:11434" || !p.Local {
+		t.Errorf("where nothing is said: %+v %v", p, err)
+	}
 	for in, want := range map[string]string{
 		"127.0.0.1:11434": "http://127.0.0.1:11434", "0.0.0.0": "http://127.0.0.1:11434", "0.0.0.0:99": "http://127.0.0.1:99", "box": "http://box:11434",
 		":5000": "http://127.0.0.1:5000", "http://box/": "http://box:11434", "https://box": "https://box", "https://box:444/x/": "https://box:444/x", "[::1]:5": "http://[::1]:5", "[::]": "http://127.0.0.1:11434",

@@ -212,17 +212,48 @@ func TestWhatIsNotLimitedIsNotToldAsNothingLeft(t *testing.T) {
 	contains(t, "output", d.seen(), "[] read: still\n[left: all you need, nothing is limited]")
 }
 
-func TestPromptsOfManyMegabytes(t *testing.T) {
+func TestPromptsAndRepliesOfManyMegabytes(t *testing.T) {
 	d := newDesk(t, block(`
 big = "ä" * (3 << 20)
 r = llm_query(big + "!")
-FINAL((len(r), r[-1]))`))
-	d.sub.window = 10 << 20
+FINAL([len(r), r[:10], r.count("ü"), r[-1]])`))
+	d.sub.window, d.sub.output, d.opts.ReplyTokens = 10<<20, 4<<20, 4<<20
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
-		return fmt.Sprint(len(req.Messages[0].Content)) + strings.Repeat("b", 20_000) + "?", nil
+		return fmt.Sprintf("%010d", len(req.Messages[0].Content)) + strings.Repeat("ü", 3<<20) + "?", nil
 	}
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
-	same(t, "answer", res.Answer, `[20008, "?"]`)
+	same(t, "answer", res.Answer, fmt.Sprintf(`[%d, "%010d", %d, "?"]`, 3<<20+11, 6<<20+1, 3<<20))
+	same(t, "tokens that were paid", res.Usage.Tokens(), d.root.total.Add(d.sub.total).Tokens())
+}
+
+func TestCodeChoosesTheModelOfACall(t *testing.T) {
+	d := newDesk(t, block(`
+got = [llm_query("a"), llm_query("a", model="fake/other"), *llm_query_batched(["b", "c"], model="fake/other"), rlm_query("d", model="fake/other")]
+try:
+    llm_query("e", model="fake/nobody")
+except QueryError as e:
+    got.append(e.code)
+FINAL(got)`))
+	other := &fake{name: "fake/other", answer: func(_ context.Context, _ int, req llm.Request) (string, error) {
+		if req.Tags["call"] == CallTurn {
+			return block("FINAL('a run of the other on ' + context)"), nil
+		}
+		return "other: " + req.Messages[0].Content, nil
+	}}
+	usual := d.opts.Models
+	d.opts.Models = func(depth int, name string) (llm.Model, error) {
+		if name == "fake/other" {
+			return other, nil
+		}
+		return usual(depth, name)
+	}
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, `["read: a", "other: a", "other: b", "other: c", "a run of the other on d", "`+string(CodeNoModel)+`"]`)
+	var by []string
+	for _, s := range res.By {
+		by = append(by, fmt.Sprintf("%d %s %d", s.Depth, s.Model, s.Calls))
+	}
+	same(t, "who was paid", strings.Join(by, ", "), "0 fake/root 1, 1 fake/other 4, 1 fake/sub 1")
 }
 
 func TestAPromptBeyondTheWindowIsRefusedByName(t *testing.T) {

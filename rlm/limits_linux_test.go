@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -41,6 +42,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 		{"calls run out", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 2 }, ReasonCalls, "so far"},
 		{"no calls at all", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 0 }, ReasonCalls, ""},
 		{"no turns at all", []string{draft}, func(_ *desk, l *Limits) { l.Turns = 0 }, ReasonTurns, ""},
+		{"no time at all", []string{draft}, func(_ *desk, l *Limits) { l.Time = 0 }, ReasonTime, ""},
 		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *Limits) { l.Time = 3 * time.Second }, ReasonTime, "so far"},
 		{"time runs out in the model", []string{draft}, func(d *desk, l *Limits) {
 			l.Time = 3 * time.Second
@@ -270,12 +272,81 @@ func TestABrokenSandboxEndsTheRunAndInventsNothing(t *testing.T) {
 }
 
 func TestOutputIsCutWithItsTrueLength(t *testing.T) {
-	d := newDesk(t, block("print('é' * 300000)"), block("FINAL(1)"))
+	d := newDesk(t, block("print('the head' + 'é' * 300000 + 'the tail')"), block("print('another head' + 'é' * 3000 + 'another tail')"), block("FINAL(1)"))
 	d.opts.OutputChars = 1000
 	d.answered(Question{Inputs: []Input{Text("x")}})
-	contains(t, "output", d.seen(), "the output had 600001 bytes, only its beginning and end are shown; its first 600001 bytes are in /")
-	if n := len(d.seen()); n > 4000 {
-		t.Errorf("%d bytes are shown", n)
+	for _, c := range []struct {
+		turn             int
+		head, said, tail string
+	}{
+		{1, "the headéé", "the output had 600017 bytes, only its beginning and end are shown; its first 600017 bytes are in /", "ééthe tail\n[left: "},
+		{2, "another headéé", "[… 2025 of 3025 characters cut …]", "ééanother tail\n[left: "},
+	} {
+		seen := d.root.asked[c.turn].Messages[1+2*c.turn].Content
+		if !strings.HasPrefix(seen, c.head) {
+			t.Errorf("turn %d begins with %q", c.turn, firstRunes(seen, 20))
+		}
+		contains(t, "what is said", seen, c.said)
+		contains(t, "the end", seen, c.tail)
+		if n := utf8.RuneCountInString(seen); n < 1000 || n > 1400 {
+			t.Errorf("turn %d: %d characters are shown", c.turn, n)
+		}
+	}
+}
+
+func TestWeakRepliesAreCorrectedAndTheRunGoesOn(t *testing.T) {
+	d := newDesk(t,
+		"", "I would look at the data first.", block("x = 41"), // two in vain, and then the count begins anew
+		"```\nx += 1\n```", "FINAL_VAR(y)", block("x += 1"), "  \n", "FINAL_VAR(x)",
+	)
+	res := d.answered(Question{Inputs: []Input{Text("x")}})
+	same(t, "answer", res.Answer, "42")
+	same(t, "turns", res.Turns, 8)
+	for turn, want := range map[int]string{
+		1: "There was nothing to run in your reply. ", 2: "There was nothing to run in your reply. ", 4: "the block needs the word repl behind its opening fence",
+		5: "there is no variable 'y'", 7: "There was nothing to run in your reply. ",
+	} {
+		m := d.root.asked[turn].Messages
+		contains(t, fmt.Sprintf("what the model hears behind turn %d", turn), m[len(m)-1].Content, want)
+	}
+	same(t, "an empty reply in the conversation", d.root.asked[1].Messages[2].Content, "(empty)")
+}
+
+func TestEveryPromptCanBeReplaced(t *testing.T) {
+	own := Prompts{
+		System: "SYSTEM {{.Output}}", First: "FIRST {{.Query}} {{len .Contexts}}", Nothing: "NOTHING", Last: "LAST {{.Query}}", Summary: "SUMMARY", Plain: "PLAIN {{.Query}}: {{.Text}}",
+	}
+	d := newDesk(t)
+	d.opts.Prompts, d.opts.Limits.Turns, d.root.window = own, 8, 6000
+	d.root.answer = func(_ context.Context, n int, req llm.Request) (string, error) {
+		switch {
+		case n == 1:
+			return "no code", nil
+		case req.Tags["call"] == CallTurn:
+			return block("print('x' * 4000)"), nil
+		}
+		return "something", nil
+	}
+	res, err := d.run(Question{Query: "why?", Inputs: []Input{Text("some text")}})
+	if err == nil || res.Reason != ReasonTurns {
+		t.Fatalf("%+v %v", res, err)
+	}
+	first := d.root.asked[0].Messages
+	same(t, "system", first[0].Content, "SYSTEM 20000")
+	same(t, "first", first[1].Content, "FIRST why? 1")
+	same(t, "nothing", d.root.asked[1].Messages[3].Content, "NOTHING")
+	said := map[string]string{}
+	for _, req := range d.root.asked {
+		said[req.Tags["call"]] = req.Messages[len(req.Messages)-1].Content
+	}
+	same(t, "last", said[CallLast], "LAST why?")
+	same(t, "summary", said[CallSummary], "SUMMARY")
+	d.opts.PlainBelow = 0
+	d.answered(Question{Query: "why?", Inputs: []Input{Text("some text")}})
+	same(t, "plain", d.seen(), "PLAIN why?: some text")
+	d.opts.Prompts.Last = "{{.Nonsense"
+	if _, err := New(d.opts); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+		t.Errorf("a prompt that is no template: %v", err)
 	}
 }
 

@@ -64,6 +64,7 @@ func testMain(m *testing.M) int {
 type fake struct {
 	name   string
 	window int64
+	output int64
 	price  *llm.Price
 	// answer gets the request and which request of this model it is, from 1 on.
 	answer func(ctx context.Context, n int, req llm.Request) (string, error)
@@ -77,7 +78,7 @@ type fake struct {
 }
 
 func (f *fake) Info() llm.Info {
-	return llm.Info{Name: or(f.name, "fake/root"), Window: or(f.window, 200_000), Output: 8192, Price: f.price, Local: f.price == nil}
+	return llm.Info{Name: or(f.name, "fake/root"), Window: or(f.window, 200_000), Output: or(f.output, 8192), Price: f.price, Local: f.price == nil}
 }
 
 func (f *fake) Count(text string) int64 { return int64(len(text)+3) / 4 }

@@ -1,8 +1,12 @@
 package server_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,13 +66,48 @@ func TestOpenAIsClient(t *testing.T) {
 	t.Run("the same as a stream", func(t *testing.T) {
 		p := long
 		p.StreamOptions.IncludeUsage = openai.Bool(true)
-		s := c.Chat.Completions.NewStreaming(ctx, p)
+		var raw bytes.Buffer
+		s := c.Chat.Completions.NewStreaming(ctx, p, option.WithMiddleware(func(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+			res, err := next(r)
+			if err == nil {
+				res.Body = struct {
+					io.Reader
+					io.Closer
+				}{io.TeeReader(res.Body, &raw), res.Body}
+			}
+			return res, err
+		}))
 		var acc openai.ChatCompletionAccumulator
 		for s.Next() {
 			acc.AddChunk(s.Current())
 		}
 		if err := s.Err(); err != nil || acc.Choices[0].Message.Content != "swordfish" || acc.Usage.TotalTokens == 0 || acc.Choices[0].FinishReason != "stop" {
 			t.Errorf("%+v %v", acc.ChatCompletion, err)
+		}
+		// What the official client passes over is the progress of the run, up to its answer.
+		progress, answer, _ := strings.Cut(raw.String(), "data: ")
+		if strings.Contains(answer, "\n: ") {
+			t.Errorf("progress behind the answer: %s", answer)
+		}
+		var told []string
+		for line := range strings.Lines(progress) {
+			text, ok := strings.CutPrefix(line, ":")
+			if text = strings.TrimSpace(text); !ok && text != "" {
+				t.Errorf("no comment: %q", line)
+			}
+			if text != "" { // a slow run has empty ones in between
+				told = append(told, text)
+			}
+		}
+		var want []string
+		for turn := range 3 {
+			for _, kind := range []string{"turn_started", "cell_started", "cell_ended"} {
+				want = append(want, fmt.Sprintf("%s node 0 turn %d", kind, turn+1))
+			}
+		}
+		want = append(slices.Insert(want, 8, "answer node 0 turn 3"), "run_ended node 0 turn 0")
+		if len(told) == 0 || !strings.HasPrefix(told[0], "run ") || !slices.Equal(told[1:], want) {
+			t.Errorf("progress:\n%s\nwanted:\n%s", strings.Join(told, "\n"), strings.Join(want, "\n"))
 		}
 	})
 	t.Run("a short one is handed to the model", func(t *testing.T) {
