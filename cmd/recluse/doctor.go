@@ -209,6 +209,7 @@ func (a *app) printDiagnosis(d *diagnosis) {
 			row(mark, t.Name, reason, t.Remedy)
 			if t.Health.OK {
 				row(p.none, "", "isolation by "+t.Capabilities.Isolation.String()+"; "+able(t.Capabilities), "")
+				row(p.none, "", toExpect(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {
 					row(p.none, "", n, "")
 				}
@@ -249,6 +250,15 @@ func nonEmpty(parts ...string) []string {
 		}
 	}
 	return out
+}
+
+// toExpect says how long a sandbox takes to come, and may stay.
+func toExpect(c sandbox.Capabilities) string {
+	lives := "it lives as long as it is wanted"
+	if c.MaxLifetime > 0 {
+		lives = "it lives " + c.MaxLifetime.String() + " at most"
+	}
+	return "a first sandbox takes about " + c.ColdStart.String() + " to make; " + lives
 }
 
 // able lists what a backend can and cannot do.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // asRecluse makes the test's program be recluse itself, so that statuses and signals are those of a real process.
@@ -125,6 +128,8 @@ func TestExec(t *testing.T) {
 		{"input of a command", "data\n", []string{"--", "wc", "-c"}, 0, "5\n", ""},
 		{"streams apart", "", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
 		{"time-out", "", []string{"--timeout", "1s", "--", "sh", "-c", "echo so far; sleep 60"}, 124, "so far\n", "recluse: timed out after 1."},
+		{"limits of memory and processors", "", []string{"--memory", "128m", "--cpus", "0.5", "--python", "import os, subprocess as s\nprint(os.environ['OMP_NUM_THREADS'], s.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(8 << 20))']).returncode)"}, 0, "1 -9\n", "1 process killed: out of memory (limit 128m)"},
+		{"memory", "", []string{"--memory", "128m", "--", "python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}, 137, "", "recluse: killed: out of memory"},
 		{"signal", "", []string{"--", "sh", "-c", "kill -SEGV $$"}, 139, "", "recluse: ended by SIGSEGV"},
 		{"not found", "", []string{"--", "no-such-program"}, 127, "", "recluse: did not start: no-such-program"},
 		{"not executable", "", []string{"--", "/etc/passwd"}, 126, "", "recluse: did not start: /etc/passwd"},
@@ -240,6 +245,61 @@ func (h *heard) await(t *testing.T, what string) {
 	}
 }
 
+// sandboxOf finds the sandbox that a process has made, by its record.
+func sandboxOf(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := xdg.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := filepath.Glob(filepath.Join(data, "gvisor", "sandboxes", "*", "sandbox.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range records {
+		var r struct {
+			ID    string
+			Owner struct{ PID int }
+		}
+		// Those of other tests come and go.
+		if text, err := os.ReadFile(path); err == nil && json.Unmarshal(text, &r) == nil && r.Owner.PID == pid {
+			return r.ID
+		}
+	}
+	t.Fatalf("none of %d sandboxes belongs to process %d", len(records), pid)
+	return ""
+}
+
+// leftOf names what this machine holds of a sandbox: files, processes, mounts, cgroups.
+func leftOf(t *testing.T, id string) (left []string) {
+	t.Helper()
+	data, err := xdg.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{
+		filepath.Join(data, "gvisor", "sandboxes", id), filepath.Join(data, "gvisor", "engine", "*"+id+"*"),
+		"/sys/fs/cgroup/recluse/" + id, "/sys/fs/cgroup/*/recluse/" + id,
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	texts, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(texts, "/proc/self/mountinfo") {
+		// A process that ends meanwhile is none that is left.
+		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(id)) {
+			left = append(left, path)
+		}
+	}
+	return left
+}
+
 func TestSignals(t *testing.T) {
 	ready(t)
 	for _, tt := range []struct {
@@ -261,11 +321,18 @@ func TestSignals(t *testing.T) {
 				t.Fatal(err)
 			}
 			out.await(t, "up")
+			id := sandboxOf(t, cmd.Process.Pid)
+			if left := leftOf(t, id); len(left) == 0 {
+				t.Error("nothing is found of a sandbox that runs")
+			}
 			if err := cmd.Process.Signal(tt.signal); err != nil {
 				t.Error(err)
 			}
 			if got := status(t, cmd.Wait()); got != tt.status {
 				t.Errorf("status %d, want %d", got, tt.status)
+			}
+			if left := leftOf(t, id); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
 			}
 			if !strings.Contains(errs.String(), tt.stderr) {
 				t.Errorf("stderr %q", errs)
@@ -348,7 +415,8 @@ func TestShell(t *testing.T) {
 		say(t, master, "echo size $(stty size) $((40+2))\r")
 		screen.await(t, "size 33 99 42")
 		say(t, master, "exit 9\r")
-	}, "shell")
+		screen.await(t, `"exit_code": 9`) // the verdict, on stderr
+	}, "shell", "--json")
 }
 
 // watcher tells of everything that reaches it through its terminal.
@@ -399,8 +467,12 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("status %d: %s %s", got.status, got.stdout, got.stderr)
 	}
 	got = run(t, "", "doctor", "--min-isolation", "vm")
-	if got.status != 1 || !strings.Contains(got.stdout, "nothing would be chosen") || !strings.Contains(got.stdout, "virtual machine is required") {
+	if got.status != 1 || !strings.Contains(got.stdout, "nothing would be chosen") || !strings.Contains(got.stdout, "virtual machine is required") ||
+		!strings.Contains(got.stdout, "a first sandbox takes about 250ms to make; it lives as long as it is wanted") {
 		t.Errorf("%+v", got)
+	}
+	if got, want := toExpect(sandbox.Capabilities{ColdStart: time.Second, MaxLifetime: time.Hour}), "a first sandbox takes about 1s to make; it lives 1h0m0s at most"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
@@ -412,9 +484,38 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+func TestDemoJSON(t *testing.T) {
+	ready(t)
+	// Where some steps cannot be shown, which is told.
+	got := run(t, "", "demo", "--json", "--backend", "local", "--allow-no-isolation")
+	var d struct {
+		Backend string
+		OK      bool
+		Took    time.Duration `json:"took_ns"`
+		Steps   []step
+	}
+	if err := json.Unmarshal([]byte(got.stdout), &d); err != nil {
+		t.Fatalf("%v in %q", err, got.stdout)
+	}
+	if got.status != 0 || d.Backend != "local" || !d.OK || d.Took <= 0 || len(d.Steps) != 8 {
+		t.Errorf("status %d: %s%s", got.status, got.stdout, got.stderr)
+	}
+	for i, s := range d.Steps {
+		cannot := i == 1 || i >= 5 // no kernel of its own, no snapshots
+		if s.Title == "" || !s.OK || s.Took <= 0 || cannot != (s.Skipped != "") || !cannot && len(s.Lines) == 0 {
+			t.Errorf("step %d: %+v", i+1, s)
+		}
+	}
+}
+
 func TestVersionAndHelp(t *testing.T) {
 	if got := run(t, "", "version"); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") {
 		t.Errorf("%+v", got)
+	}
+	got := run(t, "", "version", "--json")
+	var b build
+	if err := json.Unmarshal([]byte(got.stdout), &b); err != nil || got.status != 0 || b.Version == "" || b.Go != runtime.Version() || b.Platform != runtime.GOOS+"/"+runtime.GOARCH || b.Engine == nil || b.Guest == nil {
+		t.Errorf("%v, status %d: %s%s", err, got.status, got.stdout, got.stderr)
 	}
 	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "CLI.md"))
 	if err != nil {

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+)
+
+func TestProgressIsDrawnOnATerminal(t *testing.T) {
+	for name, c := range map[string]struct {
+		done, total int64
+		want        string
+	}{
+		"nothing known yet":  {0, 0, "\r\x1b[Kimage box …"},
+		"an unknown end":     {2_500_000, 0, "\r\x1b[Kimage box  2.5 MB"},
+		"at the beginning":   {0, 8_000_000, "\r\x1b[Kimage box  [" + strings.Repeat(" ", 30) + "] 0% of 8.0 MB"},
+		"in the middle":      {4_000_000, 8_000_000, "\r\x1b[Kimage box  [" + strings.Repeat("=", 15) + strings.Repeat(" ", 15) + "] 50% of 8.0 MB"},
+		"gone when finished": {8_000_000, 8_000_000, "\r\x1b[K"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			master, slave, err := pty.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer master.Close()
+			defer slave.Close()
+			(&app{stderr: slave}).progress()("image box", c.done, c.total)
+			if err := master.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, len(c.want))
+			if n, err := io.ReadFull(master, got); err != nil || string(got) != c.want {
+				t.Errorf("drawn %q, %v; want %q", got[:n], err, c.want)
+			}
+		})
+	}
+}
+
+func TestProgressIsNotDrawnElsewhere(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for name, to := range map[string]io.Writer{"a pipe": w, "a buffer": &bytes.Buffer{}} {
+		if (&app{stderr: to}).progress() != nil {
+			t.Errorf("%s gets a bar", name)
+		}
+	}
+}
