@@ -170,3 +170,36 @@ func TestASandboxOutlivesItsServerOnlyIfTheNextGoesOnWithTheRun(t *testing.T) {
 		})
 	}
 }
+
+func TestHowSmallAQuestionNeedsNoRun(t *testing.T) {
+	for below, small := range map[int64]int64{0: rlm.DefaultPlainBelow - 1, 100: 99, -1: -2} {
+		k, _ := keeperIn(t, Options{DataDir: t.TempDir(), PlainBelow: below})
+		if !k.Small(small) || k.Small(small+1) {
+			t.Errorf("%d: %d tokens are not the most", below, small)
+		}
+	}
+}
+
+func TestTenantsShareNoReplies(t *testing.T) {
+	dir := t.TempDir()
+	k, _ := keeperIn(t, Options{DataDir: dir, CacheBytes: 1 << 20})
+	caches := map[*rlm.Cache]bool{}
+	for _, tenant := range []string{session.DefaultTenant, "acme", "acme", "other"} {
+		c, err := k.cache(tenant)
+		if err != nil || c == nil {
+			t.Fatal(c, err)
+		}
+		caches[c] = true
+	}
+	if len(caches) != 3 {
+		t.Errorf("%d caches for three tenants", len(caches))
+	}
+	found, err := filepath.Glob(filepath.Join(dir, "tenants", "*", rlm.CacheDir))
+	if err != nil || len(found) != 2 {
+		t.Error(found, err)
+	}
+	none, _ := keeperIn(t, Options{DataDir: t.TempDir()})
+	if c, err := none.cache("acme"); c != nil || err != nil {
+		t.Errorf("nobody has asked for one: %v %v", c, err)
+	}
+}
