@@ -1,4 +1,3 @@
-// Package scripts holds no code, only what make calls, and tests of it.
 package scripts
 
 import (
@@ -31,7 +30,8 @@ func TestSetupSaysWhatIsMissing(t *testing.T) {
 			map[string]string{"id": user}, "", 1, []string{"not on PATH", "https://go.dev/dl/"},
 		},
 		"as an ordinary user": {
-			map[string]string{"id": user, "go": works, "apt-get": fails}, "", 0,
+			map[string]string{"id": user, "go": works, "apt-get": fails},
+			"", 0,
 			[]string{"these are missing, and installing them takes root", "\n    gcc: go test -race\n", "\n    apt-get install -y --no-install-recommends ", " gcc ", "going on without them"},
 		},
 		"as an ordinary user in CI": {

@@ -1,0 +1,2 @@
+// Package scripts holds what make calls, and tests of it.
+package scripts
