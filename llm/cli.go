@@ -49,7 +49,7 @@ func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome
 	cmd := exec.CommandContext(run, args[0], args[1:]...)
 	cmd.Dir, cmd.WaitDelay = dir, cliGrace
 	cmd.Stdin = strings.NewReader(prompt(q.req.Messages))
-	complaint := &tail{max: maxComplaint}
+	complaint := &procgroup.Tail{Max: maxComplaint}
 	cmd.Stderr = complaint
 	idle, _ := ctx.Value(idleKey{}).(*idleWatch)
 	heard := &runeWriter{write: func(s string) bool {
@@ -138,20 +138,3 @@ func (w *runeWriter) flush() {
 		w.write("�")
 	}
 }
-
-// tail keeps the last bytes that were written.
-type tail struct {
-	max  int
-	data []byte
-}
-
-// Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
-	t.data = append(t.data, p...)
-	if over := len(t.data) - t.max; over > 0 {
-		t.data = append(t.data[:0], t.data[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string { return string(t.data) }

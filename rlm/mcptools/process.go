@@ -1,12 +1,10 @@
 package mcptools
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,7 +31,7 @@ var inherited = []string{
 type process struct {
 	cmd       *exec.Cmd
 	in, out   *os.File
-	complaint *tail
+	complaint *procgroup.Tail
 	kill      func()
 	ended     chan struct{} // closed when it has ended
 	err       error         // how; set before ended is closed
@@ -51,7 +49,7 @@ func start(s *Server) (*process, error) {
 		return nil, errors.Join(err, inRead.Close(), inWrite.Close())
 	}
 	ctx, kill := context.WithCancel(context.Background())
-	p := &process{in: inWrite, out: outRead, complaint: &tail{}, ended: make(chan struct{}), kill: kill}
+	p := &process{in: inWrite, out: outRead, complaint: &procgroup.Tail{Max: maxComplaint}, ended: make(chan struct{}), kill: kill}
 	p.cmd = exec.CommandContext(ctx, s.Command[0], s.Command[1:]...)
 	p.cmd.Dir, p.cmd.Env = s.Dir, environment(s.Env)
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inRead, outWrite, p.complaint
@@ -119,27 +117,4 @@ func (p *process) story() string {
 		text += ": " + said
 	}
 	return text
-}
-
-// tail keeps the last bytes that were written.
-type tail struct {
-	mu   sync.Mutex
-	data []byte // guarded by mu
-}
-
-// Write implements io.Writer.
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.data = append(t.data, b...)
-	if over := len(t.data) - maxComplaint; over > 0 {
-		t.data = append(t.data[:0], t.data[over:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.ToValidUTF8(string(bytes.TrimSpace(t.data)), "\uFFFD")
 }
