@@ -1,15 +1,13 @@
 package rlm
 
 import (
-	"encoding/json"
-	"errors"
-	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -110,29 +108,13 @@ type listNote struct {
 }
 
 func readNote(dir string) *listNote {
-	b, err := os.ReadFile(filepath.Join(dir, noteFile))
 	n := &listNote{}
-	if err != nil || json.Unmarshal(b, n) != nil || n.Info == nil {
+	if statefile.Read(filepath.Join(dir, noteFile), n) != nil || n.Info == nil {
 		return nil // the log has everything
 	}
 	return n
 }
 
-// writeNote writes it whole or not at all. Without it the next list takes longer.
 func writeNote(dir string, n *listNote) {
-	b, err := json.Marshal(n)
-	if err != nil {
-		return
-	}
-	f, err := os.CreateTemp(dir, noteFile+".*")
-	if err != nil {
-		return
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, noteFile))
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		_ = os.Remove(f.Name()) // it is of no use
-	}
+	_ = statefile.Write(filepath.Join(dir, noteFile), n) // without it the next list takes longer
 }
