@@ -38,7 +38,7 @@ func defaultChecker(t testing.TB, opts Options) *Checker {
 
 func TestNoRuleFiresOnHarmlessCode(t *testing.T) {
 	c := defaultChecker(t, Options{})
-	total, notes := 0, 0
+	total := 0
 	for name, lang := range map[string]Language{"python.txt": Python, "bash.txt": Bash} {
 		for i, code := range corpus(t, name) {
 			total++
@@ -46,22 +46,12 @@ func TestNoRuleFiresOnHarmlessCode(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d.Action != Allow {
-				t.Errorf("%s, snippet %d is held up:\n%s\n%s", name, i, d.Reason, code)
-			}
-			for _, f := range d.Findings {
-				notes++
-				if !f.Undecidable {
-					t.Errorf("%s, snippet %d: %s\n%s", name, i, f, code)
-				}
-				if f.Rule == "not-parsed" {
-					t.Errorf("%s, snippet %d: %s\n%s", name, i, f, code)
-				}
+			if d.Action != Allow || len(d.Findings) > 0 { // not even a note about what cannot be decided
+				t.Errorf("%s, snippet %d: %s %v\n%s", name, i, d.Action, d.Findings, code)
 			}
 		}
 	}
 	if total < 500 {
 		t.Errorf("%d snippets, want at least 500", total)
 	}
-	t.Logf("%d snippets, %d undecidable notes", total, notes)
 }

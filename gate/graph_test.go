@@ -227,6 +227,21 @@ func TestConceptsAreConnectedByPath(t *testing.T) {
 	if got := g.Path("vegetable", "accounting"); got != nil {
 		t.Errorf("got %q", got)
 	}
+	th := thesaurus(t, kitchen)
+	edges, err := ParseEdges("g.json", []byte(`[["vegetable", "Cookware"],
+ ["cookware", "accounting"]]`), th)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err = NewGraph(th, GraphOptions{Edges: edges}); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(g.Path("vegetable", "accounting"), " "); got != "vegetable cookware accounting" {
+		t.Errorf("by edges %q", got)
+	}
+	if got := g.Path("vegetable", "language"); got != nil {
+		t.Errorf("by edges %q", got)
+	}
 	if _, err := NewGraph(thesaurus(t, kitchen), GraphOptions{Edges: [][2]string{{"cookware", "car"}}}); !errors.Is(err, ErrGraphInvalid) {
 		t.Errorf("an unknown concept gave %v", err)
 	}

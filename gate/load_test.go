@@ -88,6 +88,55 @@ func TestUsersTestTheirOwnRules(t *testing.T) {
 	}
 }
 
+func TestRulesOnImportsSeeEveryWayToImport(t *testing.T) {
+	const file = `version: 1
+rules:
+  - name: no-foreign-code
+    action: deny
+    message: imports {match}
+    when:
+      - {import: [ctypes, "ctypes.*", cffi]}
+    tests:
+      hit:
+        - python: import ctypes
+        - python: "import json, ctypes as c"
+        - python: from ctypes import CDLL
+        - python: import ctypes.util
+        - python: "def f():\n    from ctypes import util"
+        - python: __import__("ctypes")
+        - python: "import importlib\nimportlib.import_module('c' + 'ffi')"
+        - python: exec("import ctypes")
+        - bash: python3 -c 'import ctypes'
+        - bash: "python3 <<E\nimport ctypes\nE"
+      miss:
+        - python: import ctypeslib
+        - python: import my.ctypes
+        - python: from . import ctypes
+        - python: print("import ctypes")
+        - python: "ctypes = 1"
+        - bash: echo import ctypes
+        - bash: ctypes
+`
+	rules, err := ParseRules("imports.yaml", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := TestRules(t.Context(), rules); err != nil || n != 17 {
+		t.Errorf("%d tests: %v", n, err)
+	}
+	c := defaultChecker(t, Options{Rules: rules})
+	d, err := c.Judge(t.Context(), Request{Language: Python, Code: "x = 1\nfrom ctypes import CDLL"})
+	if err != nil || d.Action != Deny || len(d.Findings) == 0 || !strings.HasPrefix(d.Findings[0].String(), "line 2: imports ctypes") {
+		t.Errorf("%+v %v", d, err)
+	}
+	// Which module it is may not be told; the rules that come along say so.
+	c = defaultChecker(t, Options{})
+	d, err = c.Judge(t.Context(), Request{Language: Python, Code: "import sys\n__import__(sys.argv[1])"})
+	if err != nil || len(d.Findings) != 1 || !d.Findings[0].Undecidable || !strings.Contains(d.Reason, "which module is imported") {
+		t.Errorf("%+v %v", d, err)
+	}
+}
+
 func TestEveryDefaultRuleHasAHitAndANearMiss(t *testing.T) {
 	rules, err := DefaultRules()
 	if err != nil {

@@ -58,6 +58,9 @@ func attrs(d gate.Decision) map[string]string {
 			rules = append(rules, f.Rule)
 		}
 	}
+	if d.Escalated {
+		out["escalated"] = "true"
+	}
 	for name, value := range map[string]string{
 		"rules": strings.Join(rules, ","), "approval": d.Approval, "approved_by": d.ApprovedBy, "refused_by": d.RefusedBy,
 	} {

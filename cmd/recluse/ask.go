@@ -321,7 +321,9 @@ func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error)
 	if err != nil {
 		return nil, err
 	}
-	b, _, err := sandbox.Select(ctx, a.backends(ctx), m.requirements(a))
+	req := m.requirements(a)
+	req.Soon = true
+	b, _, err := sandbox.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return nil, err
 	}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/session"
@@ -57,8 +61,101 @@ func through(r runner) door {
 	}
 }
 
+// pieces is code that every door is asked about.
+var pieces = []struct {
+	name     string
+	language gate.Language
+	code     string
+	runs     bool // in block
+}{
+	{"harmless Python", gate.Python, "print(6*7)", true},
+	{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
+	{"harmless bash", gate.Bash, "echo 'rm -rf /'", true},
+	{"a removal behind a variable", gate.Bash, "exit 0; x=/; rm -rf \"$x\"", false},
+	{"what cannot be decided", gate.Bash, "exit 0; rm -rf \"$1\"", true},
+	{"nothing", gate.Python, "", true},
+}
+
+// newDoors is a world with a model that writes the pieces, one in each turn.
+func newDoors(t *testing.T, env ...string) *world {
+	t.Helper()
+	type rule struct {
+		Tags  map[string]string `json:"tags,omitempty"`
+		Reply string            `json:"reply"`
+	}
+	script := struct {
+		Name  string `json:"name"`
+		Rules []rule `json:"rules"`
+	}{Name: "root"}
+	for i, p := range pieces {
+		fence := map[gate.Language]string{gate.Python: "repl", gate.Bash: "bash"}[p.language]
+		if p.code != "" {
+			script.Rules = append(script.Rules, rule{map[string]string{"turn": strconv.Itoa(i + 1)}, "```" + fence + "\n" + p.code + "\n```\n"})
+		}
+	}
+	script.Rules = append(script.Rules, rule{Reply: "```repl\nFINAL('all of them')\n```\n"})
+	data, err := json.Marshal(script) // which is YAML, too
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "root.yaml")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return newWorld(t, append([]string{untried, "RECLUSE_GATE_TRIES=100", "RECLUSE_MODELS_SCRIPTS=" + file, "RECLUSE_MODELS_DEFAULT=scripted/root"}, env...)...) // nobody is asked
+}
+
+// runDoor has a model write all the pieces in one run, and tells what became of each.
+func (p *parity) runDoor(c *client.Client, mode gate.Mode) door {
+	p.t.Helper()
+	info, err := c.StartRun(p.t.Context(), client.RunOptions{Query: "Write it all.", Contexts: []client.RunContext{{Text: strings.Repeat("nothing here\n", 40_000)}}, Gate: string(mode)})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	heard := map[string]said{"": {Runs: true}} // nothing is no code, and is not run
+	var code string
+	for e, err := range c.RunEvents(p.t.Context(), info.ID, 0) {
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		var (
+			begun rlm.CellStarted
+			told  rlm.Judged
+			ended rlm.CellEnded
+		)
+		switch e.Kind {
+		case rlm.KindCellStarted:
+			err = e.Decode(&begun)
+			code = strings.TrimSpace(begun.Code)
+			heard[code] = said{Runs: true}
+		case rlm.KindGate:
+			err = e.Decode(&told)
+			heard[code] = said{Runs: true, Reason: told.Reason}
+		case rlm.KindCellEnded:
+			err = e.Decode(&ended)
+			if ended.Ended == sandbox.EndedStart {
+				heard[code] = said{Reason: heard[code].Reason}
+			}
+			if ended.Ended == sandbox.EndedStart && ended.Error != heard[code].Reason {
+				p.t.Errorf("the model hears %q, the log %q", ended.Error, heard[code].Reason)
+			}
+		}
+		if err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return func(t *testing.T, req gate.Request) said {
+		t.Helper()
+		s, ok := heard[strings.TrimSpace(req.Code)]
+		if !ok {
+			t.Errorf("the run had no such code: %v", heard)
+		}
+		return s
+	}
+}
+
 func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
-	w := newWorld(t, "RECLUSE_GATE_TRIES=100") // nobody is asked
+	w := newDoors(t)
 	p := newParity(t, w, config.Default().Gate)
 	for _, mode := range []gate.Mode{gate.ModeOff, gate.ModeWarn, gate.ModeBlock} {
 		p.compare(mode, mode)
@@ -75,15 +172,30 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 			denied++
 		}
 	}
-	if denied != 6 { // two pieces of code, through three doors of this server
+	if denied != 8 { // two pieces of code, through four doors of this server
 		t.Errorf("%d denials in the audit log: %s", denied, entries)
+	}
+	// A run is no session, and is in it too: what was denied, what was warned of, and what passed.
+	actions := map[string]int{}
+	for line := range strings.Lines(w.must("audit", "--action", "judge", "--json")) {
+		var e session.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(e.Actor, "run ") || e.Digest == "" {
+			t.Errorf("%+v", e)
+		}
+		actions[e.Gate]++
+	}
+	if want := map[string]int{"deny": 2, "warn": 2, "allow": 14}; !maps.Equal(actions, want) {
+		t.Errorf("in the audit log the gate said of runs %v, want %v", actions, want)
 	}
 }
 
 // Whoever opens a session may ask for less than the operator's floor, and so may the configuration; nobody gets it.
 func TestTheFloorOfTheGateHoldsAtEveryDoor(t *testing.T) {
 	for _, least := range []gate.Mode{gate.ModeWarn, gate.ModeBlock} {
-		w := newWorld(t, "RECLUSE_GATE_TRIES=100", "RECLUSE_GATE_RULES=off", "RECLUSE_GATE_GRAPH=off", "RECLUSE_GATE_LEAST="+string(least))
+		w := newDoors(t, "RECLUSE_GATE_RULES=off", "RECLUSE_GATE_GRAPH=off", "RECLUSE_GATE_LEAST="+string(least))
 		cfg := config.Default().Gate
 		cfg.Rules, cfg.Graph, cfg.Least = string(gate.ModeOff), string(gate.ModeOff), string(least)
 		p := newParity(t, w, cfg)
@@ -147,6 +259,8 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 	doors := map[string]door{
 		"library": through(own), "HTTP": through(remote),
 		"MCP":            w.mcpDoor(string(mode)),
+		"MCP over HTTP":  w.mcpHTTPDoor(string(mode)),
+		"a model's run":  p.runDoor(c, mode),
 		"exec --session": func(_ *testing.T, req gate.Request) said { return w.execDoor(req, "--session", string(mode)) },
 		"gate check": func(t *testing.T, req gate.Request) said {
 			got := w.run(req.Code, "gate", "check", "--json", "--mode", string(mode), "--language", string(req.Language), "-")
@@ -170,19 +284,7 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 func (p *parity) compare(mode, holds gate.Mode) {
 	p.t.Helper()
 	doors := p.of(mode)
-	for _, tt := range []struct {
-		name     string
-		language gate.Language
-		code     string
-		runs     bool // in block
-	}{
-		{"harmless Python", gate.Python, "print(6*7)", true},
-		{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
-		{"harmless bash", gate.Bash, "echo 'rm -rf /'", true},
-		{"a removal behind a variable", gate.Bash, "exit 0; x=/; rm -rf \"$x\"", false},
-		{"what cannot be decided", gate.Bash, "exit 0; rm -rf \"$1\"", true},
-		{"nothing", gate.Python, "", true},
-	} {
+	for _, tt := range pieces {
 		p.t.Run(string(mode)+" at least "+string(holds)+"/"+tt.name, func(t *testing.T) {
 			req := gate.Request{Language: tt.language, Code: tt.code, Attempt: 1, Rules: mode, Graph: mode}
 			d, err := p.checker.Judge(t.Context(), req)
@@ -234,11 +336,46 @@ func (w *world) mcpDoor(name string) door {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { _ = s.Close() })
+	return toolDoor(s, name)
+}
+
+// mcpHTTPDoor does so over HTTP, at the server itself.
+func (w *world) mcpHTTPDoor(name string) door {
+	w.t.Helper()
+	key := strings.TrimSpace(w.must("key", "create", "mcp-"+name))
+	socket := w.server().Socket
+	base := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	w.t.Cleanup(base.CloseIdleConnections)
+	tr := &sdk.StreamableClientTransport{Endpoint: "http://localhost/mcp", HTTPClient: &http.Client{Transport: keyed{key, base}}, DisableStandaloneSSE: true}
+	s, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil).Connect(w.t.Context(), tr, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return toolDoor(s, name)
+}
+
+// keyed sends a key with each request.
+type keyed struct {
+	key  string
+	base http.RoundTripper
+}
+
+func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+k.key)
+	return k.base.RoundTrip(r)
+}
+
+// toolDoor runs code by tools, in a session by name.
+func toolDoor(s *sdk.ClientSession, name string) door {
 	return func(t *testing.T, req gate.Request) said {
 		t.Helper()
-		p := &sdk.CallToolParams{Name: "run_code", Arguments: map[string]any{"code": req.Code}}
+		p := &sdk.CallToolParams{Name: "run_code", Arguments: map[string]any{"code": req.Code, "session": name}}
 		if req.Language == gate.Bash {
-			p = &sdk.CallToolParams{Name: "run_bash", Arguments: map[string]any{"command": req.Code}}
+			p = &sdk.CallToolParams{Name: "run_bash", Arguments: map[string]any{"command": req.Code, "session": name}}
 		}
 		res, err := s.CallTool(t.Context(), p)
 		if err != nil {
@@ -365,6 +502,17 @@ func TestQuestionsAndAnswersOutliveTheServer(t *testing.T) {
 	list := pending()
 	if len(list) != 3 {
 		t.Fatalf("%+v", list)
+	}
+	called := 0
+	for line := range strings.Lines(w.must("session", "events", "s", "--json")) {
+		var e session.Event
+		decodeJSON(t, line, &e)
+		if e.Kind == "gate" && e.Attrs["escalated"] == "true" && e.Attrs["approval"] != "" && e.Attrs["rules"] == "no-root-removal" {
+			called++
+		}
+	}
+	if called != 3 {
+		t.Errorf("the session's events tell of %d calls for a person", called)
 	}
 	w.must("gate", "grant", list[0].ID)
 	w.must("gate", "refuse", list[1].ID, "--note", "not on a Friday")

@@ -40,6 +40,9 @@ func TestIntegrateAndBack(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, ".mcp.json")); err == nil {
 		t.Error("a dry run has made a file")
 	}
+	if integrate(); read(settings) != mine || !strings.Contains(read(filepath.Join(dir, ".mcp.json")), "recluse") {
+		t.Errorf("without --bash: %s and %s", read(settings), read(filepath.Join(dir, ".mcp.json")))
+	}
 	got := integrate("--bash", "--allow")
 	self, err := os.Executable()
 	if err != nil {

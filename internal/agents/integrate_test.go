@@ -121,6 +121,21 @@ notifications = true
 	},
 }
 
+func TestWithoutTheHookThereIsOnlyTheEntry(t *testing.T) {
+	for _, a := range All {
+		t.Run(string(a), func(t *testing.T) {
+			i := bench(t, a)
+			i.Hook = false
+			if n := apply(t, i); n != 1 {
+				t.Errorf("%d changes", n)
+			}
+			if got := string(tree(t, i)); !strings.Contains(got, "mcp") || strings.Contains(strings.ToLower(got), "hook") || strings.Contains(got, "plugins") {
+				t.Errorf("%s", got)
+			}
+		})
+	}
+}
+
 func TestANewProject(t *testing.T) {
 	for _, a := range All {
 		t.Run(string(a), func(t *testing.T) {

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -61,12 +62,121 @@ func TestToolsWorkInOneSession(t *testing.T) {
 		if v, _ := use[contextResult](t, s, "context", args{"action": "list"}); v.Variables["k"] != "" || len(v.Variables) != 1 {
 			t.Fatalf("%+v", v)
 		}
+		if v, res := use[contextResult](t, s, "context", args{"action": "get", "key": "k"}); v.Value == nil || *v.Value != "" || res.IsError {
+			t.Fatalf("%+v %s", v, text(res))
+		}
+		if _, res := use[contextResult](t, s, "context", args{"action": "get", "key": "none"}); !res.IsError {
+			t.Fatal("a key that is not there")
+		}
 		if _, res := use[contextResult](t, s, "context", args{"action": "get"}); !res.IsError {
 			t.Fatal("a get without a key")
 		}
 		st, _ := use[statusResult](t, s, "status", args{"include_history": true})
 		if !st.Exists || st.State != "ready" || len(st.History) < 4 || st.Backend != "gvisor" {
 			t.Fatalf("%+v", st)
+		}
+	})
+}
+
+func TestFilesByEveryAction(t *testing.T) {
+	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+		do := func(action, path string, more args) (filesResult, *sdk.CallToolResult) {
+			t.Helper()
+			all := args{"action": action, "path": path}
+			maps.Copy(all, more)
+			return use[filesResult](t, s, "files", all)
+		}
+		content := func(path, want, encoding string) {
+			t.Helper()
+			if r, res := do("read", path, nil); r.Content != want || r.Encoding != encoding {
+				t.Errorf("%s has %q, %s: %s", path, r.Content, r.Encoding, text(res))
+			}
+		}
+		fails := func(why string, res *sdk.CallToolResult, says string) {
+			t.Helper()
+			if !res.IsError || !strings.Contains(text(res), says) {
+				t.Errorf("%s: %s", why, text(res))
+			}
+		}
+		if _, res := do("mkdir", "a/b", nil); res.IsError {
+			t.Fatal(text(res))
+		}
+		if r, _ := do("stat", "a/b", nil); r.File == nil || r.File.Kind != "dir" || r.Path != "/home/user/a/b" {
+			t.Errorf("%+v", r)
+		}
+		do("write", "a/b/one", args{"content": "one"})
+		do("write", "a/b/one", args{"content": ", two", "append": true})
+		content("a/b/one", "one, two", "text")
+		_, res := do("write", "a/b/one", args{"content": "three", "exclusive": true})
+		fails("writing what is there", res, "exist")
+		content("a/b/one", "one, two", "text")
+		do("write", "bytes", args{"content": "/wD+", "encoding": "base64"})
+		content("bytes", "/wD+", "base64")
+		if r, _ := do("stat", "bytes", nil); r.File == nil || r.File.Kind != "file" || r.File.Size != 3 {
+			t.Errorf("%+v", r)
+		}
+		_, res = do("write", "bytes", args{"content": "no base64!", "encoding": "base64"})
+		fails("what is no base64", res, "base64")
+		_, res = do("move", "a/b/one", args{"to": "bytes", "exclusive": true})
+		fails("moving onto what is there", res, "exist")
+		if _, res := do("move", "a/b/one", args{"to": "moved"}); res.IsError {
+			t.Error(text(res))
+		}
+		content("moved", "one, two", "text")
+		_, res = do("stat", "a/b/one", nil)
+		fails("what was moved away", res, "file_not_found")
+		_, res = do("move", "moved", nil)
+		fails("moving nowhere", res, "to")
+		do("write", "a/two", args{"content": "x"})
+		_, res = do("remove", "a", nil)
+		fails("removing what is not empty", res, "")
+		if _, res := do("remove", "a", args{"recursive": true}); res.IsError {
+			t.Error(text(res))
+		}
+		_, res = do("stat", "a", nil)
+		fails("what was removed", res, "file_not_found")
+	})
+}
+
+func TestToolsSayWhatTheyAre(t *testing.T) {
+	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+		list, err := s.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type hints struct{ reads, destroys, again bool }
+		want := map[string]hints{
+			"run_code": {destroys: true}, "run_bash": {destroys: true}, "query": {}, "context": {destroys: true, again: true}, "snapshot": {destroys: true},
+			"files": {destroys: true}, "status": {reads: true, again: true}, "search_tools": {reads: true, again: true},
+		}
+		for _, tool := range list.Tools {
+			h, known := want[tool.Name]
+			delete(want, tool.Name)
+			a := tool.Annotations
+			if !known || a == nil || a.DestructiveHint == nil || a.OpenWorldHint == nil || *a.OpenWorldHint ||
+				(hints{a.ReadOnlyHint, *a.DestructiveHint, a.IdempotentHint}) != h || a.Title == "" || tool.Title == "" || tool.Description == "" {
+				t.Errorf("%s: %+v, want %+v", tool.Name, a, h)
+			}
+			for which, schema := range map[string]any{"arguments": tool.InputSchema, "results": tool.OutputSchema} {
+				m, _ := schema.(map[string]any)
+				properties, _ := m["properties"].(map[string]any)
+				if m["type"] != "object" || len(properties) == 0 || which == "arguments" && m["additionalProperties"] == nil {
+					t.Errorf("%s, its %s: %v", tool.Name, which, schema)
+				}
+			}
+		}
+		if len(want) > 0 {
+			t.Errorf("there is no %v", want)
+		}
+		found, _ := use[searchResult](t, s, "search_tools", args{"query": "Python interpreter", "limit": 1})
+		if found.Count != 1 || found.Tools[0].Name != "run_code" {
+			t.Errorf("%+v", found)
+		}
+		if found, _ := use[searchResult](t, s, "search_tools", args{"query": "snapshot"}); found.Count == 0 || found.Tools[0].Name != "snapshot" {
+			t.Errorf("%+v", found)
+		}
+		if found, _ := use[searchResult](t, s, "search_tools", args{"query": "zebra"}); found.Count != 0 || found.Tools == nil {
+			t.Errorf("%+v", found)
 		}
 	})
 }
@@ -110,29 +220,46 @@ func TestProgressTellsOutputWhileItComes(t *testing.T) {
 	heard := make(chan string, 100)
 	o := &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { heard <- r.Params.Message }}
 	s := d.overHTTP(t, o)
-	p := &sdk.CallToolParams{Name: "run_bash", Arguments: args{"command": "echo one; read < /home/user/pipe; echo two"}}
-	p.SetProgressToken("p")
 	use[outcome](t, s, "run_bash", args{"command": "mkfifo pipe"})
-	done := make(chan error, 1)
-	go func() { _, err := s.CallTool(t.Context(), p); done <- err }()
-	if m := <-heard; m != "one\n" {
-		t.Fatalf("heard %q", m)
+	for tool, a := range map[string]args{
+		"run_bash": {"command": "echo one; read < /home/user/pipe; echo two"},
+		"run_code": {"code": "print('one')\nopen('/home/user/pipe').read()\nprint('two')"},
+	} {
+		t.Run(tool, func(t *testing.T) {
+			p := &sdk.CallToolParams{Name: tool, Arguments: a}
+			p.SetProgressToken(tool)
+			done := make(chan error, 1)
+			go func() { _, err := s.CallTool(t.Context(), p); done <- err }()
+			awaitLine(t, heard, "one\n")
+			use[outcome](t, s, "run_bash", args{"command": "echo go > pipe"}) // it still runs
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			awaitLine(t, heard, "two\n")
+		})
 	}
-	use[outcome](t, s, "run_bash", args{"command": "echo go > pipe"}) // it still runs
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+}
+
+// awaitLine waits until some output is told. Where it takes long, it is also told that the call goes on.
+func awaitLine(t *testing.T, heard <-chan string, want string) {
+	t.Helper()
 	for m := range heard {
-		if m == "two\n" {
+		if m == want {
 			return
+		}
+		if !strings.HasPrefix(m, "running, ") {
+			t.Fatalf("heard %q, want %q", m, want)
 		}
 	}
 }
 
 func TestASessionEndsWithItsConnection(t *testing.T) {
 	d := open(t, Options{})
-	s := d.overHTTP(t, nil)
-	o, _ := use[outcome](t, s, "run_code", args{"code": "1"})
+	s, other := d.overHTTP(t, nil), d.overHTTP(t, nil)
+	o, _ := use[outcome](t, s, "run_code", args{"code": "x = 1"})
+	if two, _ := use[outcome](t, other, "run_code", args{"code": "'x' in globals()"}); two.Result != "False" || two.Session == o.Session || !two.NewSession {
+		t.Fatalf("two connections share a session: %+v", two)
+	}
 	if o.Session == "" || strings.Contains(o.Session, s.ID()) {
 		t.Fatalf("the session is called %q", o.Session)
 	}
@@ -140,6 +267,9 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitGone(t, d.Trusted, o.Session)
+	if two, res := use[outcome](t, other, "run_code", args{"code": "1"}); two.Result != "1" || two.NewSession {
+		t.Fatalf("the other connection's has ended with it: %s", text(res))
+	}
 
 	kept := d.overStdio(t, StdioOptions{Session: "kept", Keep: true}, nil)
 	use[outcome](t, kept, "run_code", args{"code": "1"})
@@ -190,15 +320,91 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) {
 		t.Fatal(text(res))
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if asked != 2 {
-		t.Fatalf("asked %d times", asked)
+	count := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return asked
+	}
+	if n := count(); n != 2 {
+		t.Fatalf("asked %d times", n)
 	}
 
 	none := d.overStdio(t, StdioOptions{Session: "asking-none"}, nil)
-	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") {
+	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") || !strings.Contains(text(res), "agent's command line") {
 		t.Fatal(text(res))
+	}
+
+	// The later era has no sampling, whatever its client could do.
+	later := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, "")
+	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) || !strings.Contains(text(res), "agent's command line") {
+		t.Fatal(text(res))
+	}
+	if n := count(); n != 2 {
+		t.Fatalf("asked %d times", n)
+	}
+}
+
+// Its user pays for it, and it is only one: four calls at once, and fifty if nobody says otherwise.
+//
+//nolint:staticcheck // sampling is deprecated, and served
+func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
+	d := open(t, Options{})
+	const callers, most, calls = 6, 4, 50
+	var (
+		mu       sync.Mutex
+		at, peak int
+	)
+	arrived, answer := make(chan struct{}, calls), make(chan struct{}, calls)
+	o := &sdk.ClientOptions{CreateMessageHandler: func(ctx context.Context, _ *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
+		mu.Lock()
+		at++
+		if at > peak {
+			peak = at
+		}
+		mu.Unlock()
+		arrived <- struct{}{}
+		select {
+		case <-answer:
+		case <-ctx.Done():
+		}
+		mu.Lock()
+		at--
+		mu.Unlock()
+		return &sdk.CreateMessageResult{Role: "assistant", Model: "m", Content: &sdk.TextContent{Text: "yes"}, StopReason: "endTurn"}, nil
+	}}
+	s := d.overStdio(t, StdioOptions{Session: "many", Options: Options{TerraphimNames: true}}, o)
+	ask := func() (terraphimReply, *sdk.CallToolResult) {
+		return use[terraphimReply](t, s, "rlm_query", args{"prompt": "?"})
+	}
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			if r, res := ask(); r.Response != "yes" {
+				t.Error(text(res))
+			}
+		})
+	}
+	for range most {
+		<-arrived
+	}
+	use[statusResult](t, s, "status", nil) // others are answered meanwhile
+	if len(arrived) > 0 {
+		t.Error("more than four were asked at once")
+	}
+	for range calls {
+		answer <- struct{}{}
+	}
+	wg.Wait()
+	if peak != most {
+		t.Errorf("%d at once", peak)
+	}
+	for range calls - callers {
+		if r, res := ask(); r.Response != "yes" {
+			t.Fatal(text(res))
+		}
+	}
+	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) || !strings.Contains(text(res), "50 times") {
+		t.Errorf("the fifty-first: %s", text(res))
 	}
 }
 

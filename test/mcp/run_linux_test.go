@@ -124,22 +124,31 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	boss.key = strings.TrimSpace(string(key))
 	const shred = "echo x > notes.txt && shred -u notes.txt && echo shredded"
 	for name, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
-		"in the era of sessions": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
-		"in the later one":       func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "") },
-		"over HTTP":              func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reached(t, o, false) },
+		"in the era of sessions":      func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
+		"in the later one":            func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "") },
+		"over HTTP":                   func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reached(t, o, false) },
+		"over HTTP, in the later one": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reachedIn(t, o, false, "") },
 	} {
 		t.Run(name, func(t *testing.T) {
+			run := func(s *sdk.ClientSession, command string) (*sdk.CallToolResult, string) {
+				t.Helper()
+				args := map[string]any{"command": command}
+				if strings.HasSuffix(name, "HTTP, in the later one") { // it has no connection, and so no session of its own
+					args["session"] = "asked"
+				}
+				return call(t, s, "run_bash", args)
+			}
 			var asked []string
 			allow := false
 			s := connect(t, &sdk.ClientOptions{ElicitationHandler: func(_ context.Context, r *sdk.ElicitRequest) (*sdk.ElicitResult, error) {
 				asked = append(asked, r.Params.Message)
 				return &sdk.ElicitResult{Action: "accept", Content: map[string]any{"allow": allow}}, nil
 			}})
-			if _, said := call(t, s, "run_bash", map[string]any{"command": shred}); !strings.Contains(said, "did not allow") {
+			if _, said := run(s, shred); !strings.Contains(said, "did not allow") {
 				t.Fatal(said)
 			}
 			allow = true
-			if res, said := call(t, s, "run_bash", map[string]any{"command": "true; " + shred}); res.IsError || !strings.Contains(said, "shredded") {
+			if res, said := run(s, "true; "+shred); res.IsError || !strings.Contains(said, "shredded") {
 				t.Fatal(said)
 			}
 			if len(asked) != 2 || !strings.Contains(asked[0], shred) {
@@ -183,11 +192,21 @@ func (k withKey) RoundTrip(r *http.Request) (*http.Response, error) {
 // where it waits for an answer, as many agents do.
 func (p *place) reached(t *testing.T, o *sdk.ClientOptions, second bool) *sdk.ClientSession {
 	t.Helper()
+	return p.reachedIn(t, o, second, "2025-11-25")
+}
+
+// reachedIn is one that speaks some version of the protocol; empty: the newest.
+func (p *place) reachedIn(t *testing.T, o *sdk.ClientOptions, second bool, version string) *sdk.ClientSession {
+	t.Helper()
+	var so *sdk.ClientSessionOptions
+	if version != "" {
+		so = &sdk.ClientSessionOptions{ProtocolVersion: version}
+	}
 	tr := &sdk.StreamableClientTransport{Endpoint: p.url + "/mcp", DisableStandaloneSSE: !second}
 	if p.key != "" {
 		tr.HTTPClient = &http.Client{Transport: withKey(p.key)}
 	}
-	s, err := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, o).Connect(t.Context(), tr, &sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
+	s, err := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, o).Connect(t.Context(), tr, so)
 	if err != nil {
 		t.Fatal(err)
 	}
