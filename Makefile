@@ -5,6 +5,7 @@
 #   make test      set-up, linters, cross-compilation, every test
 #   make lint      the linters alone
 #   make bench     the figures, each beside its baseline
+#   make desktop   bin/recluse-* for macOS and Windows, with the guests in them, for Docker Desktop
 #   make install   bin/recluse into PREFIX/bin (default /usr/local)
 #   make clean     remove what was built
 
@@ -37,14 +38,34 @@ WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(
 # One package after the other: several of them attack a sandbox with all the machine has, and watch how fast others answer meanwhile.
 TESTFLAGS ?= -p=1 -timeout=15m
 
+BUNDLE := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle -ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
+
+# What is packed into recluse: on Linux the engine and the guest, elsewhere the guests for the machines that an engine's containers may be on.
+GUESTS := $(OUT)/amd64/recluse-guest $(OUT)/arm64/recluse-guest
+PACKED := $(if $(filter linux,$(shell $(GO) env GOOS)),pack,pack-guests)
+
 .PHONY: build
-build: setup-build $(OUT)/recluse-engine $(OUT)/recluse-guest
-	@echo "==> packing engine and guest"
-	@$(GO) run ./internal/bundle/pack internal/bundle/files "$$($(GO) env GOARCH)" $(OUT)/recluse-engine $(OUT)/recluse-guest
+build: setup-build $(PACKED)
 	@echo "==> building bin/recluse"
-	@CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle \
-		-ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)' -o bin/recluse ./cmd/recluse
+	@$(BUNDLE) -o bin/recluse ./cmd/recluse
 	@ls -l bin/recluse | awk '{ printf "    bin/recluse: %.1f MB\n", $$5 / 1e6 }'
+
+# The programs for macOS and Windows, which drive Docker Desktop.
+.PHONY: desktop
+desktop: setup-build pack-guests
+	@for to in darwin/arm64 darwin/amd64 windows/amd64 windows/arm64; do \
+		os=$${to%/*} arch=$${to#*/} ext=; [ $$os = windows ] && ext=.exe; \
+		echo "==> building bin/recluse-$$os-$$arch$$ext"; \
+		GOOS=$$os GOARCH=$$arch $(BUNDLE) -o bin/recluse-$$os-$$arch$$ext ./cmd/recluse; \
+	done
+
+.PHONY: pack pack-guests
+pack: $(OUT)/recluse-engine $(OUT)/recluse-guest
+	@echo "==> packing engine and guest"
+	@$(GO) run ./internal/bundle/pack internal/bundle/files $^
+pack-guests: $(GUESTS)
+	@echo "==> packing guests"
+	@$(GO) run ./internal/bundle/pack internal/bundle/guests $^
 
 # Only gVisor and a few lines of ours are in the engine, so it changes with go.mod alone.
 $(OUT)/recluse-engine: go.mod go.sum $(wildcard cmd/recluse-engine/*.go)
@@ -52,11 +73,15 @@ $(OUT)/recluse-engine: go.mod go.sum $(wildcard cmd/recluse-engine/*.go)
 	@mkdir -p $(OUT)
 	@$(STATIC_ENGINE) -o $@ ./cmd/recluse-engine
 
-.PHONY: $(OUT)/recluse-guest
+.PHONY: $(OUT)/recluse-guest $(GUESTS)
 $(OUT)/recluse-guest:
 	@echo "==> building the guest"
 	@mkdir -p $(OUT)
 	@$(STATIC) -o $@ ./cmd/recluse-guest
+$(GUESTS): $(OUT)/%/recluse-guest:
+	@echo "==> building the guest for $*"
+	@mkdir -p $(@D)
+	@GOARCH=$* $(STATIC) -o $@ ./cmd/recluse-guest
 
 .PHONY: demo
 demo: build
@@ -74,13 +99,16 @@ lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 	@$(GO) vet ./...
 	@$(TOOLS)/golangci-lint-$(GOLANGCI_LINT) run ./...
 
-# What must compile elsewhere: everything on other systems, and our programs on the other processor.
+# What must compile elsewhere: everything on other systems, with the guests in it, and our programs on the other processor. A Mac is an arm64, and a PC is not.
 .PHONY: cross
-cross: setup-build
-	@for os in darwin windows; do echo "==> compiling for $$os"; GOOS=$$os CGO_ENABLED=0 $(GO) build ./...; done
+cross: setup-build pack-guests
+	@for to in darwin/arm64 windows/amd64; do \
+		echo "==> compiling for $$to"; \
+		export GOOS=$${to%/*} GOARCH=$${to#*/} CGO_ENABLED=0; \
+		$(GO) build -tags bundle ./...; \
+	done
 	@echo "==> compiling for linux/arm64"
 	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/recluse
-	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/recluse-guest
 
 .PHONY: bench
 bench: setup-test $(OUT)/recluse-engine $(OUT)/recluse-guest
@@ -93,7 +121,7 @@ install: build
 
 .PHONY: clean
 clean:
-	rm -rf bin $(OUT) internal/bundle/files/*.zst internal/bundle/files/manifest.json
+	rm -rf bin $(OUT) internal/bundle/{files,guests}/{*.zst,manifest.json}
 
 .PHONY: setup-build setup-test
 setup-build:

@@ -1,8 +1,8 @@
 // Package bundle finds the two programs that recluse starts: the engine and the guest.
 //
 // They are looked for where somebody named them (RECLUSE_ENGINE, RECLUSE_GUEST), then in
-// this program itself (make build embeds both), then beside it, then on PATH. Wherever they
-// come from they are run from a cache that is addressed by content,
+// this program itself (make build embeds both; on macOS and Windows the guests for both kinds
+// of machine that containers may be on), then beside it, then on PATH. Wherever they come from they are run from a cache that is addressed by content,
 //
 //	<cache>/bin/<sha256>/recluse-engine
 //
@@ -60,12 +60,21 @@ func Engine(ctx context.Context) (Program, error) { return fromDefault(ctx, Engi
 // Guest gives the guest from the user's cache.
 func Guest(ctx context.Context) (Program, error) { return fromDefault(ctx, GuestName) }
 
+// GuestFor gives the guest for a Linux machine of another kind, as Go calls it: containers may be on one.
+func GuestFor(ctx context.Context, arch string) (Program, error) {
+	s, err := Default()
+	if err != nil {
+		return Program{}, err
+	}
+	return s.GuestFor(ctx, arch)
+}
+
 func fromDefault(ctx context.Context, name string) (Program, error) {
 	s, err := Default()
 	if err != nil {
 		return Program{}, err
 	}
-	return s.find(ctx, name)
+	return s.find(ctx, name, runtime.GOARCH)
 }
 
 // Default is the store in the user's cache directory.
@@ -86,7 +95,7 @@ type Store struct {
 	beside   func() ([]string, error)
 
 	mu    sync.Mutex
-	found map[string]Program // guarded by mu; by name
+	found map[string]Program // guarded by mu; by the name of its file
 }
 
 var (
@@ -111,17 +120,26 @@ func Open(cache string) (*Store, error) {
 }
 
 // Engine gives the engine that new sandboxes are to be made with.
-func (s *Store) Engine(ctx context.Context) (Program, error) { return s.find(ctx, EngineName) }
+func (s *Store) Engine(ctx context.Context) (Program, error) {
+	return s.find(ctx, EngineName, runtime.GOARCH)
+}
 
 // Guest gives the guest that new sandboxes are to be made with.
-func (s *Store) Guest(ctx context.Context) (Program, error) { return s.find(ctx, GuestName) }
+func (s *Store) Guest(ctx context.Context) (Program, error) {
+	return s.find(ctx, GuestName, runtime.GOARCH)
+}
+
+// GuestFor gives the guest for sandboxes on a machine of another kind.
+func (s *Store) GuestFor(ctx context.Context, arch string) (Program, error) {
+	return s.find(ctx, GuestName, arch)
+}
 
 // Choose gives the program of this name at a path, or without a path the one that is found.
 func (s *Store) Choose(ctx context.Context, path, name string) (Program, error) {
 	if path == "" {
-		return s.find(ctx, name)
+		return s.find(ctx, name, runtime.GOARCH)
 	}
-	p, err := s.adopt(path, name, "chosen")
+	p, err := s.adopt(path, name, runtime.GOARCH, "chosen")
 	if err != nil {
 		return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: path + " is no usable program", Remedy: "correct the path, or leave it out", Err: err}
 	}
@@ -148,32 +166,41 @@ func (s *Store) program(hash, name, origin string) Program {
 }
 
 // find looks in every place, in order, and brings the program into the cache.
-func (s *Store) find(ctx context.Context, name string) (Program, error) {
+func (s *Store) find(ctx context.Context, name, arch string) (Program, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return Program{}, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "find " + name, Message: "given up", Err: err}
 	}
-	if p, ok := s.found[name]; ok && present(p.Path, -1) == nil {
+	file := fileName(name, arch)
+	if p, ok := s.found[file]; ok && present(p.Path, -1) == nil {
 		return p, nil
 	}
-	p, err := s.search(name)
+	p, err := s.search(name, arch)
 	if err != nil {
 		if _, ok := errors.AsType[*sandbox.Error](err); !ok {
-			err = &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: "found, but it cannot be used", Err: err}
+			err = &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: "found, but it cannot be used", Err: err}
 		}
 		return Program{}, err
 	}
-	s.found[name] = p
+	s.found[file] = p
 	return p, nil
 }
 
-func (s *Store) search(name string) (Program, error) {
-	variable := variables[name]
+// fileName is under what name a program is looked for: the one for machines like this is called as it is.
+func fileName(name, arch string) string {
+	if arch == runtime.GOARCH {
+		return name
+	}
+	return name + "-" + arch
+}
+
+func (s *Store) search(name, arch string) (Program, error) {
+	variable, file := variables[name], fileName(name, arch)
 	if path := os.Getenv(variable); path != "" {
-		p, err := s.adopt(path, name, variable)
+		p, err := s.adopt(path, name, arch, variable)
 		if err != nil {
-			return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: variable + " names no usable program", Remedy: "correct or unset it", Err: err}
+			return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: variable + " names no usable program", Remedy: "correct or unset it", Err: err}
 		}
 		return p, nil
 	}
@@ -182,7 +209,7 @@ func (s *Store) search(name string) (Program, error) {
 		return Program{}, err
 	}
 	for _, e := range list {
-		if e.Name == name && e.Arch == runtime.GOARCH {
+		if e.Name == name && e.Arch == arch {
 			return s.extract(e)
 		}
 	}
@@ -191,18 +218,27 @@ func (s *Store) search(name string) (Program, error) {
 		return Program{}, err
 	}
 	for _, dir := range dirs {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(dir, file)
 		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
-			return s.adopt(path, name, "beside this program")
+			return s.adopt(path, name, arch, "beside this program")
 		}
 	}
-	if path, err := exec.LookPath(name); err == nil {
-		return s.adopt(path, name, "PATH")
+	if path, err := exec.LookPath(file); err == nil {
+		return s.adopt(path, name, arch, "PATH")
 	}
 	return Program{}, &sandbox.Error{
-		Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: fmt.Sprintf("neither embedded nor beside this program, on PATH or named by %s", variable),
-		Remedy: fmt.Sprintf("run make build, or CGO_ENABLED=0 go install %s/cmd/%s@%s and put Go's bin directory on PATH", module, name, version()),
+		Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: fmt.Sprintf("neither embedded nor beside this program, on PATH or named by %s", variable), Remedy: remedy(name, arch),
 	}
+}
+
+// remedy says how a program is come by that was not found.
+func remedy(name, arch string) string {
+	source := fmt.Sprintf("%s/cmd/%s@%s", module, name, version())
+	if arch == runtime.GOARCH && runtime.GOOS == "linux" {
+		return fmt.Sprintf("run make build, or CGO_ENABLED=0 go install %s and put Go's bin directory on PATH", source)
+	}
+	// Go puts programs for other machines into a directory of their own, which is on nobody's PATH.
+	return fmt.Sprintf("CGO_ENABLED=0 GOOS=linux GOARCH=%s go install %s, and put it beside this program as %s", arch, source, fileName(name, arch))
 }
 
 // Embedded is a program inside this one.
@@ -240,7 +276,7 @@ type memo struct {
 }
 
 // adopt copies the program at path into the cache, unless that was done before and the file is the same still.
-func (s *Store) adopt(path, name, origin string) (Program, error) {
+func (s *Store) adopt(path, name, arch, origin string) (Program, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return Program{}, err
@@ -260,13 +296,13 @@ func (s *Store) adopt(path, name, origin string) (Program, error) {
 	}
 	now := memo{Path: path, Fingerprint: fingerprint(fi), Size: fi.Size()}
 	key := sha256.Sum256([]byte(path))
-	note := filepath.Join(s.dir, "known", name+"-"+hex.EncodeToString(key[:8])+".json")
+	note := filepath.Join(s.dir, "known", fileName(name, arch)+"-"+hex.EncodeToString(key[:8])+".json")
 	if old, err := readMemo(note); err == nil && old.Path == now.Path && old.Fingerprint == now.Fingerprint && old.Size == now.Size {
 		if p := s.program(old.Hash, name, origin); present(p.Path, old.Size) == nil {
 			return p, nil
 		}
 	}
-	if err := runnable(f); err != nil {
+	if err := runnable(f, arch); err != nil {
 		return Program{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if now.Hash, err = s.put(f, name, "", fi.Size()); err != nil {
@@ -281,13 +317,13 @@ func (s *Store) adopt(path, name, origin string) (Program, error) {
 	return s.program(now.Hash, name, origin), nil
 }
 
-// runnable refuses what the kernel of a Linux machine like this one would not execute.
-func runnable(r io.ReaderAt) error {
+// runnable refuses what the kernel of a Linux machine of this kind would not execute.
+func runnable(r io.ReaderAt, arch string) error {
 	e, err := elf.NewFile(r)
 	if err != nil {
 		return errors.New("not a Linux program")
 	}
-	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]
 	if want != elf.EM_NONE && e.Machine != want {
 		return fmt.Errorf("a program for %s, not for %s", e.Machine, want)
 	}

@@ -71,8 +71,10 @@ func write(t *testing.T, path string, b []byte) {
 	}
 }
 
-func embed(name string, content []byte) Embedded {
-	return Embedded{Name: name, Arch: runtime.GOARCH, Hash: sumOf(content), Size: int64(len(content)), open: func() (io.ReadCloser, error) {
+func carried(name string, content []byte) Embedded { return carriedFor(name, runtime.GOARCH, content) }
+
+func carriedFor(name, arch string, content []byte) Embedded {
+	return Embedded{Name: name, Arch: arch, Hash: sumOf(content), Size: int64(len(content)), open: func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(content)), nil
 	}}
 }
@@ -119,7 +121,7 @@ func TestPlacesInOrder(t *testing.T) {
 	find(program("on path"), "PATH")
 	write(t, filepath.Join(beside, EngineName), program("beside"))
 	find(program("beside"), "beside")
-	s.embedded = func() ([]Embedded, error) { return []Embedded{embed(EngineName, program("embedded"))}, nil }
+	s.embedded = func() ([]Embedded, error) { return []Embedded{carried(EngineName, program("embedded"))}, nil }
 	find(program("embedded"), "embedded")
 	write(t, named, program("named"))
 	t.Setenv("RECLUSE_ENGINE", named)
@@ -158,12 +160,56 @@ func TestNamedButUnusableIsAnErrorAndNoFallback(t *testing.T) {
 	}
 }
 
+func TestTheGuestForAnotherMachine(t *testing.T) {
+	mine, other := runtime.GOARCH, "arm64"
+	machine := elf.EM_AARCH64
+	if mine == other {
+		other, machine = "amd64", elf.EM_X86_64
+	}
+	s, beside := store(t)
+	find := func(arch string, want []byte) {
+		t.Helper()
+		for range 2 { // the second is remembered
+			p, err := s.GuestFor(t.Context(), arch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(t, s, p, GuestName, want)
+		}
+	}
+	if _, err := s.GuestFor(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
+		t.Errorf("none is there: %v", err)
+	}
+	write(t, filepath.Join(beside, GuestName), program("mine"))
+	if p, err := s.GuestFor(t.Context(), other); err == nil {
+		t.Errorf("this machine's was taken for another's: %+v", p)
+	}
+	find(mine, program("mine"))
+	write(t, filepath.Join(beside, GuestName+"-"+other), elfFor(machine, "beside"))
+	find(other, elfFor(machine, "beside"))
+	s = again(s)
+	s.embedded = func() ([]Embedded, error) {
+		return []Embedded{carriedFor(GuestName, mine, program("in it")), carriedFor(GuestName, other, elfFor(machine, "in it"))}, nil
+	}
+	find(other, elfFor(machine, "in it"))
+	find(mine, program("in it"))
+	// What somebody names is for one kind of machine, also when it was used there already.
+	s = again(s)
+	named := filepath.Join(t.TempDir(), "named")
+	write(t, named, program("named"))
+	t.Setenv("RECLUSE_GUEST", named)
+	find(mine, program("named"))
+	if p, err := s.GuestFor(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing {
+		t.Errorf("this machine's was taken for another's: %+v, %v", p, err)
+	}
+}
+
 func TestExtractsOnceAndRepairs(t *testing.T) {
 	s, _ := store(t)
 	content := program("embedded")
 	opened := 0
 	s.embedded = func() ([]Embedded, error) {
-		e := embed(GuestName, content)
+		e := carried(GuestName, content)
 		open := e.open
 		e.open = func() (io.ReadCloser, error) { opened++; return open() }
 		return []Embedded{e}, nil
@@ -200,7 +246,7 @@ func TestDamagedEmbeddedIsRefused(t *testing.T) {
 	for name, damaged := range map[string]string{"other content": "embeddeD", "shorter": "emb", "longer": "embedded and more"} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := store(t)
-			e := embed(GuestName, program("embedded"))
+			e := carried(GuestName, program("embedded"))
 			e.open = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(program(damaged))), nil }
 			s.embedded = func() ([]Embedded, error) { return []Embedded{e}, nil }
 			if p, err := s.Guest(t.Context()); err == nil {

@@ -3,7 +3,6 @@
 package bundle
 
 import (
-	"embed"
 	"encoding/json"
 	"io"
 	"sync"
@@ -11,13 +10,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// files is filled by pack during make build: manifest.json and one compressed file for each program.
-//
-//go:embed files/manifest.json files/*.zst
-var files embed.FS
-
 var embeddedPrograms = sync.OnceValues(func() ([]Embedded, error) {
-	b, err := files.ReadFile("files/manifest.json")
+	b, err := files.ReadFile(filesDir + "/manifest.json")
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +21,7 @@ var embeddedPrograms = sync.OnceValues(func() ([]Embedded, error) {
 	}
 	for i, e := range list {
 		list[i].open = func() (io.ReadCloser, error) {
-			f, err := files.Open("files/" + e.Name + "-" + e.Arch + ".zst")
+			f, err := files.Open(filesDir + "/" + e.Name + "-" + e.Arch + ".zst")
 			if err != nil {
 				return nil, err
 			}

@@ -33,6 +33,23 @@ func guestCopy(t *testing.T) string {
 	return path
 }
 
+func TestTheGuestIsForTheEnginesMachine(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.GuestPath = "" })
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("RECLUSE_GUEST", guestPath)
+	f, err := b.facts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.guestProgram(t.Context(), f.arch); err != nil {
+		t.Errorf("for %s: %v", f.arch, err)
+	}
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[f.arch]
+	if p, err := b.guestProgram(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing || !strings.Contains(err.Error(), "recluse-guest-"+other) {
+		t.Errorf("for %s: %+v, %v", other, p, err)
+	}
+}
+
 func TestAGuestThatWasOnlyHalfBroughtIsBroughtAgain(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) })
 	f, err := b.facts(t.Context())

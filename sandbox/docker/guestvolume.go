@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -30,13 +29,7 @@ func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program
 	if b.opts.GuestPath != "" {
 		return b.namedGuest()
 	}
-	if arch != runtime.GOARCH {
-		return bundle.Program{}, &sandbox.Error{
-			Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: fmt.Sprintf("the engine's machine is %s, and this program brings the guest for %s", arch, runtime.GOARCH),
-			Remedy: "name a guest for that machine, built with GOOS=linux GOARCH=" + arch,
-		}
-	}
-	return bundle.Guest(ctx)
+	return bundle.GuestFor(ctx, arch)
 }
 
 // readGuest reads the guest that the options name.

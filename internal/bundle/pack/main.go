@@ -1,11 +1,14 @@
-// Command pack compresses the engine and the guest into the directory from which package
-// bundle embeds them, with a manifest of their hashes. make build calls it:
+// Command pack compresses the engine and the guest, or guests, into the directory from which package
+// bundle embeds them, with a manifest of their hashes. What else was packed there before goes. The
+// Makefile calls it:
 //
-//	pack DIR ARCH PROGRAM...
+//	pack DIR PROGRAM...
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -18,17 +21,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 4 {
-		fmt.Fprintln(os.Stderr, "usage: pack DIR ARCH PROGRAM...")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: pack DIR PROGRAM...")
 		os.Exit(2)
 	}
-	if err := pack(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
+	if err := pack(os.Args[1], os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
 	}
 }
 
-func pack(dir, arch string, programs []string) error {
+func pack(dir string, programs []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -37,11 +40,24 @@ func pack(dir, arch string, programs []string) error {
 	if err != nil {
 		return err
 	}
+	old, err := filepath.Glob(filepath.Join(dir, "*.zst"))
+	if err != nil {
+		return err
+	}
+	for _, path := range old {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
 	var manifest []bundle.Embedded
 	for _, path := range programs {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return err
+		}
+		arch, err := archOf(raw)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 		sum := sha256.Sum256(raw)
 		e := bundle.Embedded{Name: filepath.Base(path), Arch: arch, Hash: hex.EncodeToString(sum[:]), Size: int64(len(raw))}
@@ -49,7 +65,7 @@ func pack(dir, arch string, programs []string) error {
 		if err := os.WriteFile(filepath.Join(dir, e.Name+"-"+arch+".zst"), small, 0o644); err != nil {
 			return err
 		}
-		fmt.Printf("    %s: %.1f MB, %.1f MB compressed\n", e.Name, float64(len(raw))/1e6, float64(len(small))/1e6)
+		fmt.Printf("    %s for %s: %.1f MB, %.1f MB compressed\n", e.Name, arch, float64(len(raw))/1e6, float64(len(small))/1e6)
 		manifest = append(manifest, e)
 	}
 	b, err := json.MarshalIndent(manifest, "", "  ")
@@ -57,4 +73,19 @@ func pack(dir, arch string, programs []string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "manifest.json"), append(b, '\n'), 0o644)
+}
+
+// archOf gives Go's name for the machine that a program is for.
+func archOf(program []byte) (string, error) {
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return "", err
+	}
+	switch f.Machine {
+	case elf.EM_X86_64:
+		return "amd64", nil
+	case elf.EM_AARCH64:
+		return "arm64", nil
+	}
+	return "", fmt.Errorf("a program for %s", f.Machine)
 }
