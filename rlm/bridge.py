@@ -494,8 +494,9 @@ def _tool(name, params, more):
         kwargs.update(given.get("__more", {}))
         return _use(name, (), kwargs)
 
-    space = {"__name__": "tools", "__left_out": _left_out, "__use": use}
-    exec("def %s(%s):\n    return __use(locals())" % (name, ", ".join(head)), space)
+    # By names that no parameter can have: one may well be called locals.
+    space = {"__name__": "tools", "__left_out": _left_out, "__use": use, "__locals": locals}
+    exec("def %s(%s):\n    return __use(__locals())" % (name, ", ".join(head)), space)
     return space[name]
 
 

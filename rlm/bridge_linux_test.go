@@ -392,7 +392,7 @@ func TestAReplyThatWasCutIsNotKeptForTheNext(t *testing.T) {
 }
 
 func TestTools(t *testing.T) {
-	d := newDesk(t, block("print(weather('Bern', unit='C'), twice(21))\ntry:\n    weather('nowhere')\nexcept Exception as e:\n    print(type(e).__name__, e)"), block("FINAL(1)"))
+	d := newDesk(t, block("print(weather('Bern', unit='C'), twice(21), scope('all', exec=1))\ntry:\n    weather('nowhere')\nexcept Exception as e:\n    print(type(e).__name__, e)"), block("FINAL(1)"))
 	d.opts.Tools = []Tool{
 		{Name: "weather", Doc: "weather(city): how it is", Call: func(_ context.Context, c ToolCall) (any, error) {
 			var city string
@@ -402,9 +402,12 @@ func TestTools(t *testing.T) {
 			return map[string]any{"city": city, "unit": string(c.Kwargs["unit"])}, nil
 		}},
 		{Name: "twice", Doc: "twice(x): 2x", Source: "def twice(x):\n    return 2 * x"},
+		{Name: "scope", Params: []Param{{Name: "locals"}, {Name: "exec", Optional: true}, {Name: "globals", Optional: true}}, Call: func(_ context.Context, c ToolCall) (any, error) {
+			return fmt.Sprintf("%s %s %d", c.Kwargs["locals"], c.Kwargs["exec"], len(c.Kwargs)), nil
+		}},
 	}
 	d.answered(Question{Inputs: []Input{Text("x")}})
-	contains(t, "output", d.seen(), `{'city': 'Bern', 'unit': '"C"'} 42`)
+	contains(t, "output", d.seen(), `{'city': 'Bern', 'unit': '"C"'} 42 "all" 1 2`)
 	contains(t, "output", d.seen(), "ToolError unknown city")
 	contains(t, "the system prompt", d.root.asked[0].Messages[0].Content, "- weather: weather(city): how it is")
 }

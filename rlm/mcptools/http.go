@@ -12,7 +12,7 @@ import (
 // web speaks HTTP with one server: with its headers, and with a bound on what is read.
 type web struct {
 	base    *http.Transport
-	host    string
+	at      url.URL // where the server is
 	headers map[string]string
 	limit   int64 // bytes of an answer
 }
@@ -20,14 +20,14 @@ type web struct {
 func newWeb(s *Server, limit int64) *web {
 	w := &web{base: http.DefaultTransport.(*http.Transport).Clone(), headers: s.Headers, limit: limit}
 	if u, err := url.Parse(s.URL); err == nil { // it was checked
-		w.host = u.Host
+		w.at = *u
 	}
 	return w
 }
 
 // RoundTrip implements http.RoundTripper.
 func (w *web) RoundTrip(r *http.Request) (*http.Response, error) {
-	if len(w.headers) > 0 && r.URL.Host == w.host { // secrets do not follow to where we are sent
+	if len(w.headers) > 0 && r.URL.Host == w.at.Host && r.URL.Scheme == w.at.Scheme { // secrets do not follow to where we are sent, nor in the open
 		r = r.Clone(r.Context())
 		for k, v := range w.headers {
 			r.Header.Set(k, v)

@@ -286,3 +286,29 @@ func TestReadFile(t *testing.T) {
 		}
 	}
 }
+
+func TestSecretsStayWhereTheServerIs(t *testing.T) {
+	var got string
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get("Authorization") }))
+	defer srv.Close()
+	for name, tt := range map[string]struct{ server, want string }{
+		"there":                    {srv.URL + "/mcp", "Bearer key"},
+		"elsewhere":                {"http://elsewhere.example/mcp", ""},
+		"there, but not encrypted": {strings.Replace(srv.URL, "http:", "https:", 1) + "/mcp", ""},
+	} {
+		w := newWeb(&Server{URL: tt.server, Headers: map[string]string{"Authorization": "Bearer key"}}, 1<<10)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/to", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := w.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		w.base.CloseIdleConnections()
+		if got != tt.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
