@@ -104,3 +104,17 @@ func TestAgentsEndWithTheirCall(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(r.Text), err)
 	}
 }
+
+func TestProgramsOfThisMachineAreKnownByAllTheirNames(t *testing.T) {
+	program := Provider{Type: TypeCLI, Commands: map[string][]string{"x": {"true"}, "claude-x": {"true"}}}
+	s := openSet(t, Config{Providers: map[string]Provider{"agent": program, "anthropic": program}})
+	s.Add(NewScripted("root"))
+	for name, want := range map[string]bool{
+		"agent/x": true, "anthropic/x": true, "claude-x": true, " claude-x ": true, "scripted/root, claude-x": true, "scripted/root,agent/x": true,
+		"scripted/root": false, "gpt-6": false, "openai/agent/x": false, "": false, "agent": false,
+	} {
+		if got := s.RunsHere(name); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}

@@ -84,6 +84,19 @@ var bare = []struct {
 	{regexp.MustCompile(`^claude-`), "anthropic"},
 }
 
+// split finds the provider in a name, and what the model is called there. It is empty where there is none.
+func split(name string) (provider, model string) {
+	if provider, model, ok := strings.Cut(name, "/"); ok {
+		return provider, model
+	}
+	for _, b := range bare {
+		if b.name.MatchString(name) {
+			return b.provider, name
+		}
+	}
+	return "", name
+}
+
 // Model gives a model by its name, provider/model. Several with commas between are a fall-back list. It asks nobody whether the model exists:
 // that the first call tells.
 func (s *Set) Model(name string) (Model, error) {
@@ -108,7 +121,7 @@ func (s *Set) RunsHere(name string) bool {
 		if s.added[part] != nil {
 			continue
 		}
-		of, _, _ := strings.Cut(part, "/")
+		of, _ := split(part)
 		if cfg, ok, err := s.cfg.provider(of); err == nil && ok && cfg.Type == TypeCLI {
 			return true
 		}
@@ -136,16 +149,8 @@ func (s *Set) find(name string) (Model, error) {
 	unknown := func(why, remedy string) error {
 		return &sandbox.Error{Code: CodeUnknown, Op: "find model", Message: why, Remedy: remedy}
 	}
-	providerName, model, ok := strings.Cut(name, "/")
-	if !ok {
-		for _, b := range bare {
-			if b.name.MatchString(name) {
-				providerName, model, ok = b.provider, name, true
-				break
-			}
-		}
-	}
-	if !ok || providerName == "" || model == "" {
+	providerName, model := split(name)
+	if providerName == "" || model == "" {
 		return nil, unknown(fmt.Sprintf("%q is no name of a model", name), "write it as provider/model, e.g. openai/gpt-6-sol or ollama/qwen3:8b")
 	}
 	p, err := s.provider(providerName)

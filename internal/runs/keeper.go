@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
@@ -181,7 +182,7 @@ func (k *Keeper) MayChoose(name string) error {
 		return nil
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeMountRefused, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
+		Code: api.CodeForbidden, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
 	}
 }
 

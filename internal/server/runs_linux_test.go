@@ -170,8 +170,8 @@ func TestRunsOverHTTP(t *testing.T) {
 			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
 			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
-			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, sandbox.CodeMountRefused},
-			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, sandbox.CodeMountRefused},
+			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, client.CodeForbidden},
+			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, client.CodeForbidden},
 			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
 			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
 		} {
@@ -335,10 +335,10 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	before := k.uses(t)
 	c := k.Client(k.Key("default", "execute"))
 	for name, id := range begun {
-		if _, err := c.ResumeRun(ctx, id, client.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+		if _, err := c.ResumeRun(ctx, id, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("resume of a run that has it %s: %v", name, err)
 		}
-		if _, err := c.ForkRun(ctx, id, 1, client.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+		if _, err := c.ForkRun(ctx, id, 1, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("fork of a run that has it %s: %v", name, err)
 		}
 	}
