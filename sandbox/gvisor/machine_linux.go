@@ -51,6 +51,7 @@ type machine struct {
 	settled chan struct{} // closed when its limits hold, or never will; nil: they hold
 	hurry   chan struct{} // closed by hasten
 	hasten  func()        // somebody waits for settled
+	letGo   sync.Once     // release
 
 	mu     sync.Mutex
 	ending bool  // guarded by mu; we are ending it ourselves
@@ -293,8 +294,10 @@ func (m *machine) isEnding() bool {
 	return m.ending
 }
 
-// abandon lets go of the sandbox, alive or not.
-func (m *machine) abandon() {
+// abandon lets go of the sandbox, alive or not. Whoever asks has been heard when it returns, whether or not he was the first.
+func (m *machine) abandon() { m.letGo.Do(m.release) }
+
+func (m *machine) release() {
 	if m.ended.Load() || m.exited() {
 		// The other end of the pipes has gone, so the process has ended or is about to: let watch find out why.
 		select {
@@ -303,10 +306,6 @@ func (m *machine) abandon() {
 		}
 	}
 	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return
-	}
 	m.closed = true
 	m.mu.Unlock()
 	if m.settled != nil {
