@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -29,6 +29,9 @@ func OpenCache(dir string, bytes int64) (*Cache, error) {
 	c.disk.trim()
 	return c, nil
 }
+
+// aboutReply is what a file has besides the text, about. Whoever trims looks at the files themselves.
+const aboutReply = 256
 
 // cacheDir keeps replies on disk, each in a file that is named by what was asked. It saves money and is no record: what cannot be read or written
 // is asked for again. A nil one keeps nothing.
@@ -51,40 +54,22 @@ func (d *cacheDir) get(key string) *llm.Reply {
 		return nil
 	}
 	p := d.path(key)
-	data, err := os.ReadFile(p)
-	if err != nil {
-		return nil
-	}
 	r := &llm.Reply{}
-	if json.Unmarshal(data, r) != nil {
-		_ = os.Remove(p) // damaged; the next one is written anew
-		return nil
+	if statefile.Read(p, r) != nil {
+		return nil // not there; one that is damaged is written anew
 	}
 	now := time.Now()
 	_ = os.Chtimes(p, now, now) // else it goes earlier
 	return r
 }
 
-// put keeps a reply. It appears under its name only when it is whole.
+// put keeps a reply.
 func (d *cacheDir) put(key string, r *llm.Reply) {
-	if d == nil {
-		return
-	}
-	data, err := json.Marshal(r)
-	if err != nil || int64(len(data)) > d.limit/4 {
-		return
-	}
-	f, err := os.CreateTemp(d.dir, ".new-*")
-	if err != nil {
-		return
-	}
-	_, err = f.Write(data)
-	if cerr := f.Close(); err != nil || cerr != nil || os.Rename(f.Name(), d.path(key)) != nil {
-		_ = os.Remove(f.Name())
+	if d == nil || int64(len(r.Text)) > d.limit/4 || statefile.Write(d.path(key), r) != nil {
 		return
 	}
 	d.mu.Lock()
-	d.size += int64(len(data))
+	d.size += int64(len(r.Text)) + aboutReply
 	full := d.size > d.limit
 	d.mu.Unlock()
 	if full {

@@ -90,6 +90,7 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 	of := func(why OmittedWhy, files int, bytes int64) string {
 		return fmt.Sprint([]Omitted{{why, files, bytes}})
 	}
+	ofAll := fmt.Sprint([]Omitted{{OmittedPDF, 1, 100}, {OmittedEncoding, 1, 1002}, {OmittedBound, 1, 300}})
 	for _, c := range []struct {
 		name    string
 		files   int
@@ -104,10 +105,7 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 		{"UTF-16", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(utf16)}, 1 << 14, of(OmittedEncoding, 1, 1002)},
 		{"too many files", 1, maxCoverBytes, []Input{File(plain), more, more}, 1 << 14, of(OmittedBound, 2, 600)},
 		{"too many bytes", maxCoverFiles, 1<<14 + 299, []Input{File(plain), more}, 1 << 14, of(OmittedBound, 1, 300)},
-		{
-			"a directory with some of all", 1, maxCoverBytes, []Input{File(dir)}, 1 << 14,
-			fmt.Sprint([]Omitted{{OmittedPDF, 1, 100}, {OmittedEncoding, 1, 1002}, {OmittedBound, 1, 300}}),
-		},
+		{"a directory with some of all", 1, maxCoverBytes, []Input{File(dir)}, 1 << 14, ofAll},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cover := coverageWithin(t, c.files, c.bytes, c.inputs...)
