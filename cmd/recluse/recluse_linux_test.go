@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -242,102 +241,6 @@ func (h *heard) await(t *testing.T, what string) {
 		case <-limit:
 			t.Fatalf("%q did not come: %q", what, h.String())
 		}
-	}
-}
-
-// sandboxOf finds the sandbox that a process has made, by its record.
-func sandboxOf(t *testing.T, pid int) string {
-	t.Helper()
-	data, err := xdg.Data()
-	if err != nil {
-		t.Fatal(err)
-	}
-	records, err := filepath.Glob(filepath.Join(data, "gvisor", "sandboxes", "*", "sandbox.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range records {
-		var r struct {
-			ID    string
-			Owner struct{ PID int }
-		}
-		// Those of other tests come and go.
-		if text, err := os.ReadFile(path); err == nil && json.Unmarshal(text, &r) == nil && r.Owner.PID == pid {
-			return r.ID
-		}
-	}
-	t.Fatalf("none of %d sandboxes belongs to process %d", len(records), pid)
-	return ""
-}
-
-// leftOf names what this machine holds of a sandbox: files, processes, mounts, cgroups.
-func leftOf(t *testing.T, id string) (left []string) {
-	t.Helper()
-	data, err := xdg.Data()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, pattern := range []string{
-		filepath.Join(data, "gvisor", "sandboxes", id), filepath.Join(data, "gvisor", "engine", "*"+id+"*"),
-		"/sys/fs/cgroup/recluse/" + id, "/sys/fs/cgroup/*/recluse/" + id,
-	} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = append(left, found...)
-	}
-	texts, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range append(texts, "/proc/self/mountinfo") {
-		// A process that ends meanwhile is none that is left.
-		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(id)) {
-			left = append(left, path)
-		}
-	}
-	return left
-}
-
-func TestSignals(t *testing.T) {
-	ready(t)
-	for _, tt := range []struct {
-		name   string
-		signal syscall.Signal
-		times  int
-		status int
-		stderr string
-	}{
-		{"Ctrl-C", syscall.SIGINT, 1, 130, "recluse: cancelled by SIGINT"},
-		{"terminate", syscall.SIGTERM, 1, 143, "recluse: cancelled by SIGTERM"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			cmd := command(t, "exec", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
-			out, errs := newHeard(), newHeard()
-			cmd.Stdout, cmd.Stderr = out, errs
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			out.await(t, "up")
-			id := sandboxOf(t, cmd.Process.Pid)
-			if left := leftOf(t, id); len(left) == 0 {
-				t.Error("nothing is found of a sandbox that runs")
-			}
-			if err := cmd.Process.Signal(tt.signal); err != nil {
-				t.Error(err)
-			}
-			if got := status(t, cmd.Wait()); got != tt.status {
-				t.Errorf("status %d, want %d", got, tt.status)
-			}
-			if left := leftOf(t, id); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
-			}
-			if !strings.Contains(errs.String(), tt.stderr) {
-				t.Errorf("stderr %q", errs)
-			}
-		})
 	}
 }
 
