@@ -59,7 +59,9 @@ func TestInstallRuntimeWhereEverybodyHasIt(t *testing.T) {
 		if r := install("--yes"); r.status != 0 || !strings.Contains(r.stdout, says) {
 			t.Fatalf("%+v, want %q", r, says)
 		}
-		var got struct{ Runtimes map[string]struct{ Path string } }
+		var got struct {
+			Runtimes map[string]struct{ Path string }
+		}
 		if text, err := os.ReadFile(file); err != nil || json.Unmarshal(text, &got) != nil || len(got.Runtimes) != 1 || got.Runtimes["runsc"].Path != "/usr/local/bin/recluse-engine" {
 			t.Errorf("the engine's configuration: %s, %v", text, err)
 		}
