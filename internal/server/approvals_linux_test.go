@@ -129,8 +129,11 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 		llm.Rule{Tags: map[string]string{"turn": "1"}, Reply: code},
 		llm.Rule{Tags: map[string]string{"turn": "2"}, Respond: func(ctx context.Context, _ llm.Request) (string, error) {
 			list, err := boss.Approvals(ctx, gate.Pending)
-			if err != nil || len(list) != 1 || list[0].Request.Tenant != "acme" {
-				return "", fmt.Errorf("questions: %+v %v", list, err)
+			if err != nil {
+				return "", err
+			}
+			if len(list) != 1 || list[0].Request.Tenant != "acme" {
+				return "", fmt.Errorf("questions: %+v", list)
 			}
 			_, err = boss.Resolve(ctx, list[0].ID, true, "")
 			return code, err
