@@ -80,9 +80,7 @@ func (c *running) listen() error {
 		}
 		if n == 0 {
 			young = false
-			if c.nanny.RequestPID() != nil {
-				return nil // it has died, and Next says so
-			}
+			_ = c.nanny.RequestPID() // one that has died is heard of like any other end
 		}
 		for i, t := range open {
 			if fds[i+1].Revents != 0 {
