@@ -133,9 +133,10 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 			if how.How != rlm.HowAttached || kinds[rlm.KindResumed] != 1 || kinds[rlm.KindCellStarted] != 3 || kinds[rlm.KindCallStarted] != 5 || info.Result.Usage.Calls != 4 {
 				t.Errorf("%+v %v %+v", how, kinds, info.Result.Usage)
 			}
-			if _, err := os.Stat(filepath.Join(a.data, "recluse", "runs", id, "tries")); !os.IsNotExist(err) {
-				t.Errorf("its tries are still counted: %v", err)
-			}
+			a.await("its tries are no longer counted", func() bool {
+				_, err := os.Stat(filepath.Join(a.data, "recluse", "runs", id, "tries"))
+				return os.IsNotExist(err)
+			})
 		})
 	}
 }
