@@ -114,7 +114,7 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 		s.client = c
 		return s, nil
 	}
-	if ctx.Err() == nil && attachCtx.Err() == nil {
+	if wire.IsClosed(err) && ctx.Err() == nil && attachCtx.Err() == nil {
 		awaitCause(m)
 	}
 	cause := m.Cause()

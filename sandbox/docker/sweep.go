@@ -11,41 +11,66 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// sweeping is what is known of the sweep of this program. Its mutex is held while one goes on.
+// sweeping is what is known of the sweep of this program.
 type sweeping struct {
-	mu   sync.Mutex
-	at   time.Time // guarded by mu; of the last one
-	done bool      // guarded by mu; nothing is left to do
+	first sync.Mutex // held during the first
 
-	errMu sync.Mutex
-	err   error // guarded by errMu; what could not be ended
+	mu    sync.Mutex
+	at    time.Time // guarded by mu; of the last one
+	done  bool      // guarded by mu; nothing is left to do
+	again bool      // guarded by mu; another one is under way
+	err   error     // guarded by mu; what could not be ended
 }
 
-// sweepFirst sweeps once in a program's life, before it makes its first sandbox, and again a while after a sweep that was not whole. Start does not
-// fail for it: Health tells.
-func (b *Backend) sweepFirst(ctx context.Context) {
-	s := &b.sweeping
+func (s *sweeping) note(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.done || !s.at.IsZero() && time.Since(s.at) < sweepAgain {
+	s.at, s.done, s.again, s.err = time.Now(), err == nil, false, err
+}
+
+// sweepFirst sweeps once in a program's life, before it makes its first sandbox. A while after a sweep that was not whole it has another one begun,
+// for which nobody waits. Start does not fail for any of it: Health tells.
+func (b *Backend) sweepFirst(ctx context.Context) {
+	s := &b.sweeping
+	s.first.Lock()
+	defer s.first.Unlock()
+	s.mu.Lock()
+	never, due := s.at.IsZero(), !s.done && !s.again && time.Since(s.at) >= sweepAgain
+	s.mu.Unlock()
+	switch {
+	case !due:
+	case never:
+		whole, cancel := context.WithTimeout(ctx, cleanWait)
+		defer cancel()
+		if err := b.sweep(whole); ctx.Err() == nil { // who gave up has not tried
+			s.note(err)
+		}
+	default:
+		b.sweepAgain()
+	}
+}
+
+func (b *Backend) sweepAgain() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
 		return
 	}
-	whole, cancel := context.WithTimeout(ctx, cleanWait)
-	defer cancel()
-	err := b.sweep(whole)
-	if ctx.Err() != nil {
-		return // who gave up has not tried
-	}
-	s.at, s.done = time.Now(), err == nil
-	s.errMu.Lock()
-	defer s.errMu.Unlock()
-	s.err = err
+	s := &b.sweeping
+	s.mu.Lock()
+	s.again = true
+	s.mu.Unlock()
+	b.watchers.Go(func() {
+		ctx, cancel := context.WithTimeout(b.ctx, cleanWait)
+		defer cancel()
+		s.note(b.sweep(ctx))
+	})
 }
 
 // unswept says what dead programs have left and could not be ended.
 func (b *Backend) unswept() error {
-	b.sweeping.errMu.Lock()
-	defer b.sweeping.errMu.Unlock()
+	b.sweeping.mu.Lock()
+	defer b.sweeping.mu.Unlock()
 	return b.sweeping.err
 }
 

@@ -209,8 +209,8 @@ func zombieExit(fd, pid int) (status int, ok bool) {
 		return 0, false
 	}
 	status, err = strconv.Atoi(fields[len(fields)-1])
-	// As long as it can be signalled its pid is nobody else's, so it was the one we have read about.
-	return status, err == nil && unix.PidfdSendSignal(fd, 0, nil, 0) == nil
+	// As long as it can be signalled its pid is nobody else's, so it was the one we have read about. The kernel says 0 to those who may not know.
+	return status, err == nil && status != 0 && unix.PidfdSendSignal(fd, 0, nil, 0) == nil
 }
 
 // settle sees to the limits that would slow a start down, and the first calls as well: it uses more than one processor, and while

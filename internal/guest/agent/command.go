@@ -299,6 +299,7 @@ func (c *running) supervise() *wire.Verdict {
 		// Somebody had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
 		c.agent.closeNanny(c.nanny)
+		c.agent.endStrays()
 		if v := c.start(); v != nil {
 			o.finish(v)
 			return v

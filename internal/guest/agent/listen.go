@@ -27,7 +27,7 @@ func (c *running) await() (*nanny.Event, error) {
 		e, err := c.nanny.Next()
 		switch {
 		case err != nil && c.pid == 0:
-			return nil, nanny.Started(err)
+			return nil, c.nanny.Started(err)
 		case err != nil || e.Errno != 0 && c.pid == 0:
 			return e, err
 		case e.Exited:
@@ -55,15 +55,17 @@ func (c *running) named(pid int) {
 // disk holds the output up.
 func (c *running) listen() error {
 	young := c.pid == 0
+	grown := time.Now().Add(early)
+	if c.req.TimeoutNs > 0 {
+		grown = time.Now().Add(min(early, time.Duration(c.req.TimeoutNs)))
+	}
 	for !c.nanny.Heard() {
 		fds := []unix.PollFd{{Fd: int32(c.nanny.FD()), Events: unix.POLLIN}}
 		var open []*tap
-		wait := int(early / time.Millisecond)
-		if c.req.TimeoutNs > 0 {
-			wait = min(wait, int(time.Duration(c.req.TimeoutNs)/time.Millisecond))
-		}
-		if !young {
-			wait = -1
+		wait := -1
+		if young {
+			wait = int((max(0, time.Until(grown)) + time.Millisecond - 1) / time.Millisecond)
+		} else {
 			for _, t := range c.taps {
 				if t.fd >= 0 {
 					open = append(open, t)
@@ -82,13 +84,13 @@ func (c *running) listen() error {
 			young = false
 			_ = c.nanny.RequestPID() // one that has died is heard of like any other end
 		}
+		if fds[0].Revents != 0 {
+			return nil
+		}
 		for i, t := range open {
 			if fds[i+1].Revents != 0 {
 				t.read()
 			}
-		}
-		if fds[0].Revents != 0 {
-			return nil
 		}
 	}
 	return nil
@@ -105,11 +107,7 @@ func (c *running) pump() {
 			continue
 		}
 		left = true
-		c.pumps.Go(func() {
-			for t.read() {
-				continue
-			}
-		})
+		c.pumps.Go(t.drain)
 	}
 	if !left {
 		close(c.flown)

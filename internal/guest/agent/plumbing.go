@@ -78,6 +78,15 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
+		if c.quiet {
+			// Who looks after the command must not wait for a pipe that the command can read as well. Writers have a description of their own.
+			if err := unix.SetNonblock(fds[0], true); err != nil {
+				_ = unix.Close(fds[1])
+				p.close()
+				c.closeInput()
+				return nil, err
+			}
+		}
 		c.agent.handOver(fds[1])
 		p.theirs = append(p.theirs, os.NewFile(uintptr(fds[1]), "output"))
 	}
@@ -137,9 +146,17 @@ func (t *tap) rest() {
 	case p&unix.POLLIN == 0:
 		t.end()
 	default:
-		for t.read() {
-			continue
+		for got := true; got && t.fd >= 0; {
+			got = t.read()
 		}
+	}
+}
+
+// drain reads to the end.
+func (t *tap) drain() {
+	_ = unix.SetNonblock(t.fd, false) // it was made so by us
+	for t.fd >= 0 {
+		t.read()
 	}
 }
 
@@ -147,17 +164,20 @@ func (t *tap) rest() {
 // than the bytes in it; the pipe has room for what comes meanwhile.
 const gathering = 400 * time.Microsecond
 
-// read takes what there is, or waits for it, and reports whether more may come.
+// read takes what there is, or waits for it if the pipe blocks, and reports whether there was anything.
 func (t *tap) read() bool {
 	fd := t.fd // nobody else changes it
 	if t.buf == nil {
 		t.buf = make([]byte, 4<<10)
 	}
 	n, err := unix.Read(fd, t.buf)
-	if n <= 0 {
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
-			return true
-		}
+	switch {
+	case n > 0:
+	case errors.Is(err, unix.EINTR):
+		return true
+	case errors.Is(err, unix.EAGAIN):
+		return false // somebody inside has opened the same pipe, and was faster
+	default:
 		t.end() // for a terminal that is EIO
 		return false
 	}

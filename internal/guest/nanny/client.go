@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Nanny is the guest's hold on a nanny process. Start, Wait and List are for the one
-// goroutine that owns it; signals may come from any.
+// Nanny is the guest's hold on a nanny process. What begins, hears and names a tree is for the one
+// goroutine that owns it; signals and requests may come from any.
 type Nanny struct {
 	conn conn
 	cmd  *exec.Cmd
@@ -24,6 +24,7 @@ type Nanny struct {
 
 	sendMu sync.Mutex
 	closed bool // guarded by sendMu
+	more   bool // guarded by sendMu; something was sent behind the last Start
 }
 
 // Spawn starts a nanny from the guest's own binary.
@@ -67,6 +68,7 @@ func (n *Nanny) send(r *request, files []*os.File) error {
 	if n.closed {
 		return os.ErrClosed
 	}
+	n.more = r.Start == nil
 	return n.conn.send(r, files)
 }
 
@@ -106,16 +108,19 @@ func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
 	for err == nil && e.Listed {
 		e, err = n.Next() // what the last user of this nanny had asked for
 	}
-	return e, Started(err)
+	return e, n.Started(err)
 }
 
 // Started says what an error means that Next gave in place of the first word about a process.
-func Started(err error) error {
-	switch {
-	case err == nil:
+func (n *Nanny) Started(err error) error {
+	if err == nil {
 		return nil
-	case errors.Is(err, unix.ECONNRESET):
-		return fmt.Errorf("%w: %w", ErrDead, err) // it left the request unread
+	}
+	n.sendMu.Lock()
+	more := n.more
+	n.sendMu.Unlock()
+	if errors.Is(err, unix.ECONNRESET) && !more {
+		return fmt.Errorf("%w: %w", ErrDead, err) // what it left unread can only be the Start
 	}
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }

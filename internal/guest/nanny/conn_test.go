@@ -3,6 +3,7 @@
 package nanny
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -59,5 +60,43 @@ func TestFilesGoWithTheirOwnMessage(t *testing.T) {
 	}
 	if len(there.fds) > 0 {
 		t.Errorf("%d files belong to nobody", len(there.fds))
+	}
+}
+
+// A nanny that dies may have started what it was asked to, or not; only what certainly did not run may be started again.
+func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
+	for name, c := range map[string]struct {
+		read, tell bool
+		want       error
+	}{
+		"it never read the start":                   {false, false, ErrDead},
+		"it read it":                                {true, false, ErrLost},
+		"it read it, and not what came behind":      {true, true, ErrLost},
+		"it read neither, which nobody can be sure": {false, true, ErrLost},
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, there := &Nanny{conn: conn{fd: pair[0]}}, conn{fd: pair[1]}
+		if err := n.Begin(&Start{Mute: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if c.read {
+			if err := there.receive(&request{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.tell {
+			if err := n.RequestPID(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = unix.Close(there.fd)
+		_, err = n.Next()
+		if err = n.Started(err); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = unix.Close(n.conn.fd)
 	}
 }

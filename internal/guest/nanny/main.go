@@ -42,7 +42,9 @@ func Main(config string) int {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
-	dropHandlers()
+	if os.Getuid() == 0 && cfg.UID > 0 {
+		dropHandlers()
+	}
 	KeepThreads(cfg.Threads)
 	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
 	// What starting up has left is more than a nanny ever needs: 5 MB in each, and in every snapshot.
@@ -115,9 +117,8 @@ type nannyProcess struct {
 	treeMu sync.Mutex
 	tree   int // guarded by treeMu; number of the tree of now, or of the last one; only serve changes it
 
-	mu      sync.Mutex
-	main    int  // guarded by mu; pid of the main process, 0 before and after
-	running bool // guarded by mu; something of the tree is alive
+	mu   sync.Mutex
+	main int // guarded by mu; pid of the main process, 0 before and after
 }
 
 func (n *nannyProcess) send(e *Event) {
@@ -191,7 +192,7 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		return
 	}
 	n.mu.Lock()
-	n.main, n.running = pid, true
+	n.main = pid
 	n.mu.Unlock()
 	if !s.Mute {
 		n.send(&Event{PID: pid})
@@ -233,9 +234,6 @@ func (n *nannyProcess) reap(main int) {
 		empty := n.reapDead(&sofar, &peak)
 		if empty {
 			e.Empty = true
-			n.mu.Lock()
-			n.running = false
-			n.mu.Unlock()
 		} else {
 			e.Survivors, e.Total = survivors()
 		}
@@ -245,9 +243,6 @@ func (n *nannyProcess) reap(main int) {
 			return
 		}
 	}
-	n.mu.Lock()
-	n.running = false
-	n.mu.Unlock()
 	n.send(&Event{Empty: true, Usage: Usage{CPUNanos: sofar, MaxRSS: peak}})
 }
 

@@ -3,6 +3,7 @@
 package nanny
 
 import (
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -118,15 +119,18 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 	if named.PID == 0 || named.Exited {
 		t.Fatalf("%+v", named)
 	}
-	for _, tree := range []int{before, n.Tree()} { // the first is not meant for it
-		if err := n.SignalTree(tree, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		if tree == before {
-			if _, ok := proc.Get(named.PID); !ok {
-				t.Fatal("killed by what was meant for another")
-			}
-		}
+	// What is meant for another is dropped: requests are served in order, and this one lives when the next is.
+	if err := errors.Join(n.SignalTree(before, syscall.SIGTERM), n.RequestPID()); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(t, n); e.PID != named.PID || e.Exited {
+		t.Fatalf("%+v", e)
+	}
+	if p, ok := proc.Get(named.PID); !ok || p.Zombie {
+		t.Fatal("killed by what was meant for another")
+	}
+	if err := n.SignalTree(n.Tree(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
 	}
 	if e := next(t, n); !e.Exited || e.PID != named.PID {
 		t.Fatalf("%+v", e)

@@ -10,8 +10,8 @@ import (
 )
 
 // dropHandlers lets signals do to this process what they do by default. The runtime handles nearly all of them, and sets each one back in
-// every child between fork and exec: sixty system calls, in gVisor half a millisecond of a command that takes five. A nanny
-// needs none of them. What it does not survive by default ends it as well when the runtime handles it.
+// every child between fork and exec: sixty system calls, in gVisor half a millisecond of a command that takes five. It is for nannies that
+// what they start cannot signal: some signals that the runtime shrugs off end a process by default.
 func dropHandlers() {
 	ossignal.Ignore() // all: this is what makes the runtime forget that it handles them
 	const ignored = 1 // SIG_IGN, which children would inherit
