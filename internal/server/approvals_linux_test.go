@@ -151,7 +151,10 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 	for name, start := range map[string]func() (string, error){
 		"with the server's model": func() (string, error) {
 			i, err := k.Client(k.Key("acme", "execute")).StartRun(t.Context(), client.RunOptions{Query: "?", Contexts: []client.RunContext{{Text: haystack}}, Gate: "block"})
-			return i.ID, err
+			if err != nil {
+				return "", err
+			}
+			return i.ID, nil
 		},
 		"with a lent one": func() (string, error) {
 			r, err := keeper.StartLent(t.Context(), "acme", rlm.Question{Query: "?", Inputs: []rlm.Input{rlm.Text(haystack)}, Gate: gate.ModeBlock}, model)
