@@ -37,10 +37,16 @@ func (s *Session) ran(ctx context.Context, action, code string, j judged, begun 
 	s.note(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
 }
 
-// ranBehind notes the end of what ran without a caller. Origin tells who had started what, as far as that is known.
-func (s *Session) ranBehind(ctx context.Context, origin Entry, v *sandbox.Verdict) {
-	e := Entry{Time: v.Started, Action: actionBackground, Actor: origin.Actor, Detail: origin.Detail, Gate: origin.Gate, Duration: v.Wall}
-	if e.Actor == "" {
+// origin tells who has started what runs without a caller.
+type origin struct {
+	actor, detail, gate string
+	found               bool // running in a sandbox that was attached: who started it is in the log, if anywhere
+}
+
+// ranBehind notes the end of what ran without a caller.
+func (s *Session) ranBehind(ctx context.Context, o origin, v *sandbox.Verdict) {
+	e := Entry{Time: v.Started, Action: actionBackground, Actor: o.actor, Detail: o.detail, Gate: o.gate, Duration: v.Wall}
+	if o.found {
 		if from, ok := s.started(ctx, v.ID); ok {
 			e.Actor, e.Detail, e.Digest, e.Gate = from.Actor, from.Detail, from.Digest, from.Gate
 		}
@@ -66,14 +72,16 @@ func (s *Session) started(ctx context.Context, op string) (store.Entry, bool) {
 	return rows[len(rows)-1], true
 }
 
-// note counts, writes down and tells the end of a cell or command.
+// note writes down, counts and tells the end of a cell or command.
 func (s *Session) note(ctx context.Context, e Entry, v *sandbox.Verdict, err error) {
 	action := e.Action
 	if v != nil {
 		e.Op, e.Verdict, e.Stdout, e.Stderr = v.ID, v.String(), v.Stdout.Produced, v.Stderr.Produced
-		s.m.counts.end(Ends{Kind: action, Ended: v.Ended})
 	}
 	s.audit(ctx, e)
+	if v != nil {
+		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // who sees it counted finds its line
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ev := Event{Kind: "operation", Op: e.Op, Reason: e.Verdict, Attrs: map[string]string{"action": action}}

@@ -21,6 +21,8 @@ type distant struct {
 	mute     error             // guarded by mu; what who asks for snapshots hears
 	stalled  chan struct{}     // guarded by mu; who asks waits until it is closed; nil: nobody does
 	kept     map[string]int    // guarded by mu; how many have waited, by what they asked for
+	asked    int               // guarded by mu; how often something was asked for while it was away
+	patient  string            // guarded by mu; what was asked for without a bound while it was away, which an engine that stalls would never answer
 	attached []*distantMachine // guarded by mu
 }
 
@@ -30,6 +32,12 @@ func (d *distant) there(ctx context.Context, what string) error {
 	stalled, away := d.stalled, d.away
 	if stalled != nil {
 		d.kept[what]++
+	}
+	if away != nil {
+		d.asked++
+		if _, bounded := ctx.Deadline(); !bounded {
+			d.patient = what
+		}
 	}
 	d.mu.Unlock()
 	if stalled == nil {
@@ -236,12 +244,22 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 		return sandbox.CodeOf(err) == sandbox.CodeBackendMissing
 	})
+	asked := func() int {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.asked
+	}
+	before := asked()
 	s.mu.Lock()
 	n := len(s.rec.Losses)
 	s.mu.Unlock()
 	if n != 0 {
 		t.Errorf("%d attempts were counted", n)
 	}
+	await(t, "it is asked whether it is back", func() bool { return asked() > before })
+	d.mu.Lock()
+	want(t, "what was asked for without a bound", d.patient, "")
+	d.mu.Unlock()
 	d.say(nil, false)
 	await(t, "it is restored", func() bool { return s.Info().Restored == 1 })
 	want(t, "x + 1", py(t, s, "x + 1"), "42")

@@ -70,10 +70,8 @@ func (s *Session) dispose(before State) {
 	s.sb = nil
 	s.events.ring = nil
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.m.ctx), EndGrace+stopWait)
-	defer cancel()
 	b := s.m.known(name)
-	if sb == nil && id != "" && b != nil && before != Paused {
+	if sb == nil && id != "" && b != nil && before != Paused && before != Lost {
 		sb = s.reach(b, id)
 	}
 	var err error
@@ -85,9 +83,13 @@ func (s *Session) dispose(before State) {
 		failpoint("end.terminated")
 		err = sb.Close()
 	case id != "" && b != nil:
+		ctx, cancel := s.m.parting()
 		err = b.Stop(ctx, id)
+		cancel()
 	}
 	failpoint("end.stopped")
+	ctx, cancel := s.m.parting() // however long that took
+	defer cancel()
 	if err != nil {
 		s.m.log.WarnContext(ctx, "sandbox of an ended session is left for the next look at strays", "session", s.key.String(), "sandbox", id, "error", err)
 		return
@@ -102,6 +104,11 @@ func (s *Session) dispose(before State) {
 	if err := s.m.store.DropTokens(ctx, s.id); err != nil {
 		s.m.log.WarnContext(ctx, "tokens of an ended session are left", "session", s.key.String(), "error", err)
 	}
+}
+
+// parting gives time for a last thing, also to a manager that is being closed.
+func (m *Manager) parting() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(m.ctx), stopWait)
 }
 
 // reach gives the sandbox of an ended session to which nobody was attached, or nil: what runs in it shall hear of the end, too.
@@ -166,6 +173,9 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 		}
 		if t == nil {
 			continue // its interpreter has gone, and all that it had started
+		}
+		if o.Kind == "cell" && o.PID == 0 {
+			continue // it never had an interpreter, and cannot be signalled
 		}
 		if !t.running { // the latest: one before it may have had another interpreter
 			t.op, t.running = o.ID, o.Running

@@ -58,12 +58,9 @@ func TestIdleSessionsHibernate(t *testing.T) {
 	k.awaitState(s, Hibernated)
 }
 
-func TestLookingKeepsNoSessionAwake(t *testing.T) {
-	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond}})
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestLookingIsNotUse(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
 	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
 	if err != nil {
 		t.Fatal(err)
@@ -97,6 +94,15 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 			t.Fatalf("looking at %s counted as use", name)
 		}
 	}
+}
+
+func TestLookingKeepsNoSessionAwake(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
 	await(t, "hibernated while somebody looks", func() bool {
 		for range k.m.List(t.Context(), ListOptions{}) {
 		}

@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/recluse-dev/recluse/gate"
@@ -38,7 +36,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (s *Session,
 		if o.New {
 			return nil, false, &sandbox.Error{Code: CodeExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
 		}
-		live, err := s.matches(ctx, o, w)
+		live, err := s.matches(o, w)
 		if err != nil {
 			return nil, false, err
 		}
@@ -153,8 +151,9 @@ func (s *Session) made(ctx context.Context) error {
 	return s.makeErr
 }
 
-// matches says whether a session is what was asked for, and whether it is still live. What was not asked for matches.
-func (s *Session) matches(ctx context.Context, o OpenOptions, w wish) (live bool, err error) {
+// matches says whether a session is what was asked for, and whether it is still live. What was not asked for matches, and so
+// do variables, which are those of a new session.
+func (s *Session) matches(o OpenOptions, w wish) (live bool, err error) {
 	s.mu.Lock()
 	r := s.rec
 	s.mu.Unlock()
@@ -176,23 +175,11 @@ func (s *Session) matches(ctx context.Context, o OpenOptions, w wish) (live bool
 	case o.From != "" && o.From != r.From:
 		return true, conflict("was not made from snapshot %s", o.From)
 	case o.Policy.or(r.Policy) != r.Policy:
-		return true, conflict("has another policy: it differs in %s", o.Policy.or(r.Policy).differing(r.Policy))
+		return true, conflict("has another policy: it differs in %s", differing(o.Policy.or(r.Policy), r.Policy))
 	case o.Gate != "" && mode(o.Gate) != mode(r.Gate):
 		return true, conflict("its gate is %s, not %s", first(string(mode(r.Gate)), "as the server is configured"), o.Gate)
 	case o.Role != "" && o.Role != r.Role:
 		return true, conflict("its role is %q, not %q", r.Role, o.Role)
-	}
-	if len(o.Vars) == 0 {
-		return true, nil
-	}
-	vars, err := s.m.store.Vars(ctx, s.id)
-	if err != nil {
-		return true, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.Vars)) {
-		if value, ok := vars[name]; !ok || value != o.Vars[name] {
-			return true, conflict("its variable %q has another value, or none", name)
-		}
 	}
 	return true, nil
 }

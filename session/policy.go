@@ -1,12 +1,6 @@
 package session
 
-import (
-	"encoding/json"
-	"maps"
-	"slices"
-	"strings"
-	"time"
-)
+import "time"
 
 // or fills zero fields from another policy.
 func (p Policy) or(d Policy) Policy {
@@ -20,23 +14,6 @@ func (p Policy) or(d Policy) Policy {
 	p.Commands = first(p.Commands, d.Commands)
 	p.Output = first(p.Output, d.Output)
 	return p
-}
-
-// differing names the fields in which two policies differ, as requests write them.
-func (p Policy) differing(o Policy) string {
-	var pm, om map[string]json.RawMessage
-	for policy, fields := range map[*Policy]*map[string]json.RawMessage{&p: &pm, &o: &om} {
-		if raw, err := json.Marshal(policy); err == nil {
-			_ = json.Unmarshal(raw, fields) // its own output
-		}
-	}
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(pm)) {
-		if string(pm[name]) != string(om[name]) {
-			names = append(names, strings.TrimSuffix(name, "_ns"))
-		}
-	}
-	return strings.Join(names, ", ")
 }
 
 func first[T comparable](a, b T) T {

@@ -195,13 +195,13 @@ func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) 
 	j, err := s.judgeCommand(ctx, c)
 	var id string
 	if err == nil {
-		id, err = s.start(ctx, c, Entry{Actor: actor(ctx), Detail: line(c), Gate: j.action})
+		id, err = s.start(ctx, c, origin{actor: actor(ctx), detail: line(c), gate: j.action})
 	}
 	s.audit(ctx, Entry{Time: begun, Action: actionStart, Detail: line(c), Op: id, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)})
 	return id, err
 }
 
-func (s *Session) start(ctx context.Context, c sandbox.Command, origin Entry) (string, error) {
+func (s *Session) start(ctx context.Context, c sandbox.Command, from origin) (string, error) {
 	if err := s.made(ctx); err != nil {
 		return "", err
 	}
@@ -218,7 +218,7 @@ func (s *Session) start(ctx context.Context, c sandbox.Command, origin Entry) (s
 		return "", s.explain(sb, err)
 	}
 	s.mu.Lock()
-	s.track(sb, id, origin)
+	s.track(sb, id, from)
 	s.mu.Unlock()
 	return id, nil
 }
@@ -234,17 +234,17 @@ func (s *Session) running(sb *sandbox.Sandbox) []sandbox.Operation {
 	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running })
 }
 
-// track counts a background command as use until it ends. Origin tells who has started it.
+// track counts a background command as use until it ends.
 //
 // Preconditions: mu is held.
-func (s *Session) track(sb *sandbox.Sandbox, id string, origin Entry) {
+func (s *Session) track(sb *sandbox.Sandbox, id string, from origin) {
 	if s.sb != sb || s.background[id] == sb {
 		return
 	}
 	if s.background == nil {
 		s.background = map[string]*sandbox.Sandbox{}
 	}
-	if s.m.begin(func() { s.follow(sb, id, origin) }) {
+	if s.m.begin(func() { s.follow(sb, id, from) }) {
 		s.background[id] = sb
 	}
 }
@@ -253,7 +253,7 @@ func (s *Session) track(sb *sandbox.Sandbox, id string, origin Entry) {
 const farEnd = math.MaxInt64
 
 // follow waits for the end of a background command. It asks for no output.
-func (s *Session) follow(sb *sandbox.Sandbox, id string, origin Entry) {
+func (s *Session) follow(sb *sandbox.Sandbox, id string, from origin) {
 	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
 	s.mu.Lock()
 	if s.background[id] == sb {
@@ -267,7 +267,7 @@ func (s *Session) follow(sb *sandbox.Sandbox, id string, origin Entry) {
 	s.wakeIdle()
 	s.mu.Unlock()
 	if ended {
-		s.ranBehind(context.WithoutCancel(s.m.ctx), origin, v)
+		s.ranBehind(context.WithoutCancel(s.m.ctx), from, v)
 	}
 }
 

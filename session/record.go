@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,21 +158,27 @@ func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	return spec, hex.EncodeToString(sum[:8]), nil
 }
 
-// differing names the fields in which two specs differ.
-func differing(a, b sandbox.Spec) string {
-	var am, bm map[string]json.RawMessage
-	for s, m := range map[*sandbox.Spec]*map[string]json.RawMessage{&a: &am, &b: &bm} {
-		if raw, err := json.Marshal(s); err == nil {
-			_ = json.Unmarshal(raw, m) // its own output
-		}
-	}
+// differing names the fields in which two specs or policies differ, as requests write them.
+func differing[T sandbox.Spec | Policy](a, b T) string {
+	am, bm := fields(a), fields(b)
+	all := maps.Clone(am)
+	maps.Copy(all, bm) // what is zero is left out
 	var names []string
-	for _, k := range []string{"image", "rootfs", "limits", "mounts", "env", "dir", "hostname", "labels", "cold"} {
-		if string(am[k]) != string(bm[k]) {
-			names = append(names, k)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if string(am[name]) != string(bm[name]) {
+			names = append(names, strings.TrimSuffix(name, "_ns"))
 		}
 	}
 	return strings.Join(names, ", ")
+}
+
+// fields gives the fields of a struct as they are written.
+func fields(v any) map[string]json.RawMessage {
+	out := map[string]json.RawMessage{}
+	if raw, err := json.Marshal(v); err == nil {
+		_ = json.Unmarshal(raw, &out) // its own output
+	}
+	return out
 }
 
 // promise writes what the record will be, before anything is done that cannot be undone.

@@ -299,7 +299,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 		change()
 	}
 	for _, o := range running {
-		s.track(sb, o.ID, Entry{Detail: o.Command})
+		s.track(sb, o.ID, origin{detail: o.Command, found: true})
 	}
 	s.wakeWaiters()
 	s.mu.Unlock()

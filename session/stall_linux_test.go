@@ -31,7 +31,7 @@ func (d *distant) attaching() int {
 
 func TestAnEngineThatStallsIsNotTakenForASandboxThatHangs(t *testing.T) {
 	o := quick()
-	o.pingWait, o.againWait = 100*time.Millisecond, 100*time.Millisecond
+	o.healthEvery, o.pingWait, o.againWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
 	k, d := newDistantBenchWith(t, o)
 	s := k.open("work")
 	py(t, s, "x = 41")

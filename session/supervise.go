@@ -121,7 +121,7 @@ func (m *Manager) attachAgain(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hang
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, m.opts.againWait)
 	defer cancel()
-	again, err = sandbox.Attach(ctx, sb.Backend(), sb.ID())
+	again, err = attach(ctx, sb.Backend(), sb.ID())
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return again, false, err
 	}
@@ -136,6 +136,9 @@ func (m *Manager) answers(b sandbox.Backend) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.opts.pingWait)
 	defer cancel()
 	_, err := b.List(ctx)
+	if err != nil && ctx.Err() != nil && m.ctx.Err() == nil { // it is not the caller who has given up
+		return &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "ask backend", Message: "the " + b.Name() + " backend does not answer", Retry: true, Err: err}
+	}
 	return err
 }
 
@@ -205,7 +208,7 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 		if last = s.reviveFrom(b, row, snap); last == nil || s.m.ctx.Err() != nil {
 			return
 		}
-		if _, err := b.List(s.m.ctx); err != nil && s.m.ctx.Err() == nil {
+		if err := s.m.answers(b); err != nil && s.m.ctx.Err() == nil {
 			s.m.log.WarnContext(s.m.ctx, "session cannot be restored while its backend is away", "session", s.key.String(), "error", last)
 			if !s.awaitBackend(b, err) {
 				return
@@ -237,7 +240,7 @@ func (s *Session) awaitBackend(b sandbox.Backend, away error) bool {
 		case <-s.m.ctx.Done():
 			return false // the next manager goes on
 		}
-		_, away = b.List(s.m.ctx)
+		away = s.m.answers(b)
 	}
 	s.mu.Lock()
 	s.away = nil

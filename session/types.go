@@ -67,11 +67,11 @@ type OpenOptions struct {
 	Spec *sandbox.Spec
 	// Backend names the one to use; empty: the manager's choice. Another than the live session's is spec_conflict, too.
 	Backend string
-	// Policy of a new session. What is set in it and differs from the live session's is spec_conflict, and so are Gate, Role and Vars.
+	// Policy of a new session. What is set in it and differs from the live session's is spec_conflict, and so are Gate and Role.
 	Policy Policy
 	// From makes a new session from a snapshot, "session@name" of the same tenant.
 	From string
-	// Vars are the first context variables.
+	// Vars are the first context variables of a new session. A live one keeps its own, and that is no conflict.
 	Vars map[string]string
 	// Existing refuses to make a session: the error is session_not_found.
 	Existing bool
