@@ -87,7 +87,7 @@ and what it begins with.`,
 	f.Var(&idle, "idle", "how long it may be without use, or none")
 	f.StringVar(&onIdle, "on-idle", "", "what becomes of it then: hibernate, end or keep")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
-	f.Var(&vars, "var", "set a variable of the session, `K=V` (repeatable)")
+	f.Var(&vars, "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
 	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
 	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")

@@ -7,15 +7,15 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Open asks for a session. Of the fields only those of a session that is to be made anew matter, but for spec and backend: another
-// than the live session's is spec_conflict.
+// Open asks for a session. What is set and differs from the live session's is spec_conflict, but for the variables: they are those of a
+// session that is made anew.
 type Open struct {
 	Name     string            `json:"name,omitempty" doc:"of the session; only in POST /v1/sessions, where it may be left out"`
 	Spec     *sandbox.Spec     `json:"spec,omitempty" doc:"of its sandbox; left out: whatever the session has, or the default"`
 	Backend  string            `json:"backend,omitempty"`
 	Policy   Policy            `json:"policy,omitzero"`
 	From     string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name"`
-	Vars     map[string]string `json:"vars,omitempty" doc:"the first variables"`
+	Vars     map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
 	Gate     string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
 	Role     string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
 	Existing bool              `json:"existing,omitempty" doc:"do not make a session"`
