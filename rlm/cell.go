@@ -54,14 +54,24 @@ func (n *node) takeRefusal() string {
 	return "[your answer was not taken: " + why + "]\n"
 }
 
-// runCell runs code and what must happen behind it.
-func (n *node) runCell(ctx context.Context, code string, quiet bool) (*CellEnded, error) {
-	quiet = quiet || n.turn <= n.silentTo
-	if !quiet {
-		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "python", Code: code})
+// admit says whether a model's code may run: what has an end already may not. quiet means that it ran before, and nothing is told of it again.
+func (n *node) admit(ctx context.Context, lang gate.Language, code string) (quiet bool, end *CellEnded, err error) {
+	c := CellStarted{Lang: string(lang), Code: code}
+	if n.turn <= n.silentTo {
+		return true, n.notRunThen(c), nil
 	}
-	if !quiet {
-		if end, err := n.judge(ctx, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
+	n.run.emit(n, n.turn, KindCellStarted, c)
+	end, err = n.judge(ctx, gate.Request{Language: lang, Code: code})
+	return false, end, err
+}
+
+// runCell runs code and what must happen behind it. Nobody is told of our own, and nobody judges it.
+func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, error) {
+	quiet := own
+	if !own {
+		var end *CellEnded
+		var err error
+		if quiet, end, err = n.admit(ctx, gate.Python, code); end != nil || err != nil {
 			return end, err
 		}
 	}
@@ -256,12 +266,9 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
-	quiet := n.turn <= n.silentTo
-	if !quiet {
-		n.run.emit(n, n.turn, KindCellStarted, CellStarted{Lang: "bash", Code: script})
-		if end, err := n.judge(ctx, gate.Request{Language: gate.Bash, Code: script}); end != nil || err != nil {
-			return end, err
-		}
+	quiet, end, err := n.admit(ctx, gate.Bash, script)
+	if end != nil || err != nil {
+		return end, err
 	}
 	cmdCtx, expired, stop := n.watch(ctx)
 	if quiet {
@@ -279,7 +286,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 		return nil, n.lost(ctx, err)
 	}
 	n.run.cells.Add(1)
-	end := n.describe(v, expired())
+	end = n.describe(v, expired())
 	if !quiet {
 		n.run.emit(n, n.turn, KindCellEnded, end)
 	}

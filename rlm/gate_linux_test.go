@@ -117,6 +117,46 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	same(t, "rules", g.judged[0].Rules, gate.ModeBlock)
 }
 
+func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
+	g := &doorman{word: "forbidden"}
+	d := newDesk(t,
+		block("x = [1]"),
+		block("x.append(2)")+block("x.append('forbidden')")+block("x.append('behind it')"),
+		"```bash\necho > /tmp/left.forbidden\n```\n",
+		block("x.append(4)\nimport os\nassert os.environ['LUCK'] == 'good'")+block("x.append('nobody judged this')"),
+		"```bash\necho > /tmp/left.allowed\n```\n"+block("x.append(5)"),
+		"I do not know.",
+		block("import glob\nFINAL([x, glob.glob('/tmp/left.*')])"),
+	)
+	d.opts.Gate, d.opts.Blocks = g, AllBlocks
+	d.opts.Limits.Turns = 5
+	d.opts.Spec.Env = map[string]string{"LUCK": "bad"}
+	first, err := d.run(Question{Inputs: []Input{Text("x")}})
+	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	same(t, "judged", len(g.judged), 7)
+	more := *d.opts.Limits
+	more.Turns = 6
+	// What failed then goes well now, and the block behind it must not run all the same.
+	d.opts.Spec.Env = map[string]string{"LUCK": "good"}
+	e := d.engine()
+	for name, begin := range map[string]func() (*Run, error){
+		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, &more) },
+		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, &more) },
+	} {
+		g.judged = nil
+		r, err := begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := r.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "answer when "+name, res.Answer, `[[1, 2, 4, 5], ["/tmp/left.allowed"]]`)
+		same(t, "judged when "+name, len(g.judged), 1) // only what is new
+	}
+}
+
 func TestAGateThatIsNoneIsRefused(t *testing.T) {
 	_, err := newDesk(t).engine().Start(t.Context(), Question{Inputs: []Input{Text("x")}, Gate: "sometimes"})
 	same(t, "code", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)

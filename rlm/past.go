@@ -23,8 +23,9 @@ type past struct {
 	begun    time.Time
 	worked   time.Duration // without the time between two programs
 	contexts ContextLoaded
-	turns    []TurnEnded // of the root, whole ones
-	lastTurn int         // the last that had begun
+	turns    []TurnEnded        // of the root, whole ones
+	lastTurn int                // the last that had begun
+	cells    map[int][]pastCell // of the root, by turn
 	summary  map[int]string
 	box      SandboxReady
 	snapshot string
@@ -44,7 +45,7 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &past{id: id, dir: dir, summary: map[int]string{}, models: map[int]string{}, tape: &tape{only: only}}
+	p := &past{id: id, dir: dir, summary: map[int]string{}, cells: map[int][]pastCell{}, models: map[int]string{}, tape: &tape{only: only}}
 	data, err := os.ReadFile(filepath.Join(dir, runFile))
 	if err == nil {
 		err = json.Unmarshal(data, &p.saved)
@@ -110,8 +111,9 @@ func (p *past) take(e *Event) error {
 		return e.Decode(&p.box)
 	case KindTurnStarted:
 		p.lastTurn, p.dirty = e.Turn, false
-	case KindCellStarted:
-		p.dirty = true
+		delete(p.cells, e.Turn) // those of a program that died in it
+	case KindCellStarted, KindCellEnded:
+		return p.takeCell(e)
 	case KindTurnEnded:
 		var t TurnEnded
 		if err := e.Decode(&t); err != nil {

@@ -144,6 +144,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 			n.shorten(s)
 		}
 		if i >= from {
+			n.pastCells = p.cells[n.turn]
 			if _, err := n.act(ctx, &llm.Reply{Text: t.Reply, Finish: t.Finish}); err != nil {
 				return err
 			}

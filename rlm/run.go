@@ -247,6 +247,8 @@ type node struct {
 	refused  bool   // a textual answer beside code was refused once
 	silentTo int    // up to this turn cells are run again, and nothing is told
 
+	pastCells []pastCell // of the turn that is run again, those to come
+
 	inCalls atomic.Int64 // calls of the running cell to models
 
 	mu       sync.Mutex
