@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -62,19 +63,22 @@ func (n *node) data() PromptData {
 // tryPlain asks the model directly when everything fits, which costs less and answers better.
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	o := n.run.engine.o
+	below := o.PlainBelow
+	if n.run.tape.strict() {
+		below = -1
+		if n.run.tape.has(n.id, 0, CallPlain) {
+			below = math.MaxInt64 / 6 // it was small enough then, whatever holds now
+		}
+	}
 	// A token is seldom less than three bytes; larger contexts need not be read to know.
-	if o.PlainBelow < 0 || n.staged.bytes > 6*o.PlainBelow {
+	if below < 0 || n.staged.bytes > 6*below {
 		return false, nil
 	}
 	text, err := n.staged.readAll()
 	if err != nil {
 		return false, nil //nolint:nilerr // not plain text: the interpreter will read it
 	}
-	if n.run.tape.strict() {
-		if !n.run.tape.has(n.id, 0, CallPlain) {
-			return false, nil
-		}
-	} else if n.model.Count(text) > o.PlainBelow {
+	if n.model.Count(text) > below {
 		return false, nil
 	}
 	d := n.data()

@@ -129,6 +129,21 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 	})
 }
 
+func TestAReplayAsksDirectlyWhatWasAskedDirectly(t *testing.T) {
+	d := newDesk(t, "one")
+	d.opts.PlainBelow = 0
+	res := d.answered(Question{Inputs: []Input{Text(strings.Repeat("x", 100))}})
+	if !res.Plain {
+		t.Fatal("it was not asked directly")
+	}
+	for name, below := range map[string]int64{"never now": -1, "only for less bytes now": 1, "only for less tokens now": 20} {
+		d.opts.PlainBelow = below
+		again := d.replayed(res.Run)
+		same(t, "answer, "+name, again.Answer, "one")
+		same(t, "asked directly, "+name, again.Plain, true)
+	}
+}
+
 func TestAReplayNeedsNoCacheOfOthers(t *testing.T) {
 	code := block("FINAL([llm_query('same'), llm_query('same')] + llm_query_batched(['same', 'new', 'new']))")
 	d := newDesk(t, code)
