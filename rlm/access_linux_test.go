@@ -96,13 +96,33 @@ func asNobody(t *testing.T, do func()) {
 	do()
 }
 
-func TestAContextThatMayNotBeReadIsRefused(t *testing.T) {
-	at := t.TempDir()
-	for p := at; p != os.TempDir() && len(p) > 1; p = filepath.Dir(p) {
-		if err := os.Chmod(p, 0o755); err != nil {
+// openDir is a directory of the test's own that the user nobody gets at, too. Where temporary files are private, it is made elsewhere: what lies above it is not ours to
+// open.
+func openDir(t *testing.T) string {
+	t.Helper()
+	var tried error
+	for _, under := range []string{os.TempDir(), "/tmp", "/var/tmp", "/dev/shm"} {
+		dir, err := os.MkdirTemp(under, "recluse-open-")
+		if err != nil {
+			tried = errors.Join(tried, err)
+			continue
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
+		asNobody(t, func() { _, err = os.ReadDir(dir) })
+		if err == nil {
+			return dir
+		}
+		tried = errors.Join(tried, err)
 	}
+	t.Fatal("nobody can get at none of them: ", tried)
+	return ""
+}
+
+func TestAContextThatMayNotBeReadIsRefused(t *testing.T) {
+	at := openDir(t)
 	work, tree, closed := filepath.Join(at, "work"), filepath.Join(at, "tree"), filepath.Join(at, "closed")
 	for _, d := range []string{work, tree, closed} {
 		if err := os.Mkdir(d, 0o755); err != nil {
