@@ -30,6 +30,19 @@ func Fallback(first Model, others ...Model) Model {
 	return f
 }
 
+// Names gives the models that may answer for this one, in the order in which they are asked.
+func Names(m Model) []string {
+	f, ok := m.(*fallback)
+	if !ok {
+		return []string{m.Info().Name}
+	}
+	var names []string
+	for _, m := range f.models {
+		names = append(names, Names(m)...)
+	}
+	return names
+}
+
 // Info implements Model.
 func (f *fallback) Info() Info { return f.info }
 

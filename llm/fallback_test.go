@@ -64,6 +64,12 @@ func TestFallback(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+	t.Run("all who may answer are named", func(t *testing.T) {
+		inner := Fallback(NewScripted("b"), NewScripted("c"))
+		if names := strings.Join(Names(Fallback(good, inner)), " "); names != "scripted/good scripted/b scripted/c" {
+			t.Errorf("%s", names)
+		}
+	})
 	t.Run("the smallest window holds", func(t *testing.T) {
 		if w := Fallback(good, NewScripted("small").WithInfo(Info{Window: 100})).Info().Window; w != 100 {
 			t.Errorf("window %d", w)

@@ -49,6 +49,11 @@ func (c *modelCall) key() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
+// place is where a cache keeps the reply. Who falls back may hear another model, which is no answer to those who ask the first alone.
+func (c *modelCall) place(key string) string {
+	return strings.Join(llm.Names(c.model), ",") + "\x00" + key
+}
+
 // ask asks a model within the budget of the whole tree. It is the only place that does.
 func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	key := c.key()
@@ -56,7 +61,7 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	if c.call != CallSub || r.tape.strict() { // the tape also has what a cache answered, which may have been shared with others
 		return n.pay(ctx, &c, key)
 	}
-	place := c.model.Info().Name + "\x00" + key
+	place := c.place(key)
 	if rec := r.tape.take(n.id, c.turn, c.call, key); rec != nil {
 		// The cell has run before, and so has this call: it is not told once more, whoever answered then.
 		return n.heard(&c, rec, place)

@@ -58,6 +58,18 @@ func TestACacheOnDiskIsFoundByTheNextProgram(t *testing.T) {
 	same(t, "a damaged reply is known", known, false)
 }
 
+func TestWhatAFallBackSaidIsNotKeptForWhoAsksTheFirstModelAlone(t *testing.T) {
+	a, b := llm.NewScripted("a"), llm.NewScripted("b")
+	place := func(m llm.Model) string { return (&modelCall{model: m}).place("key") }
+	same(t, "the same model", place(llm.NewScripted("a")), place(a))
+	same(t, "the same list", place(llm.Fallback(a, b)), place(llm.Fallback(a, b)))
+	for name, m := range map[string]llm.Model{"the first": a, "the second": b, "another order": llm.Fallback(b, a), "a longer list": llm.Fallback(a, b, a)} {
+		if place(m) == place(llm.Fallback(a, b)) {
+			t.Errorf("%s hears what the list has said", name)
+		}
+	}
+}
+
 func TestACacheOnDiskStaysWithinItsSize(t *testing.T) {
 	dir := t.TempDir()
 	c, err := OpenCache(dir, 64<<10)
