@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -75,7 +76,9 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 		return nil, err
 	}
 	asked := q.Query
-	q.Machine = m
+	// The session judges its own code. What is run elsewhere, by children or when somebody goes on with the run, is judged in the same way.
+	info := s.Info()
+	q.Machine, q.Gate, q.Role = m, gate.Mode(info.Gate), info.Role
 	if len(q.Inputs) == 0 && len(q.History) > 0 {
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
