@@ -26,7 +26,7 @@ const (
 	saveEvery   = 5 * time.Second        // between writes of when sessions were last used
 	healthEvery = 30 * time.Second       // between pings of sandboxes nobody talks to
 	pingWait    = 10 * time.Second       // for an answer to a ping
-	againWait   = 20 * time.Second       // for one that did not answer to be attached again
+	againWait   = 20 * time.Second       // for one that did not answer to be attached again; longer than heldWait, so that one which is held is not taken for one that hangs
 	stopWait    = 30 * time.Second       // for a backend to end a sandbox
 	makeWait    = 5 * time.Minute        // for a sandbox to be made, an image to be fetched included
 )
