@@ -17,9 +17,9 @@ const LabelRun = ourLabels + "run"
 // it then begins in a new sandbox.
 const orphanKept = 24 * time.Hour
 
-// Sweep ends sandboxes of runs that nobody came back for. Runs that none of the engines keeps are others' business. It only looks at what there
-// is: no backend is tried out for it.
-func Sweep(ctx context.Context, b sandbox.Backend, engines ...*Engine) {
+// Sweep ends sandboxes of runs that nobody came back for. Runs that none of the engines keeps are others' business, and those that spare names are
+// still to go on; nil: none are. It only looks at what there is: no backend is tried out for it.
+func Sweep(ctx context.Context, b sandbox.Backend, spare func(run string) bool, engines ...*Engine) {
 	list, err := b.List(ctx)
 	if err != nil {
 		return // it is away; whoever needs it will tell
@@ -28,6 +28,9 @@ func Sweep(ctx context.Context, b sandbox.Backend, engines ...*Engine) {
 		id := i.Labels[LabelRun]
 		if id == "" || time.Since(i.Created) < orphanKept {
 			continue
+		}
+		if spare != nil && spare(id) {
+			continue // asked first: one that has just gone on is seen to run
 		}
 		for _, e := range engines {
 			if info, err := e.Show(id); err == nil && !info.Running {

@@ -49,7 +49,7 @@ func TestSandboxesThatNobodyCameBackForAreEnded(t *testing.T) {
 		}
 		return e
 	}
-	ours, other := engine("left", "young", "busy"), engine("other")
+	ours, other := engine("left", "young", "busy", "waiting"), engine("other")
 	unlock, err := lockRun(filepath.Join(ours.dir, "busy"))
 	if err != nil {
 		t.Fatal(err)
@@ -60,10 +60,10 @@ func TestSandboxesThatNobodyCameBackForAreEnded(t *testing.T) {
 	for _, b := range []struct {
 		run string
 		at  time.Time
-	}{{"left", old}, {"young", now}, {"busy", old}, {"other", old}, {"unknown", old}, {"", old}} {
+	}{{"left", old}, {"young", now}, {"busy", old}, {"waiting", old}, {"other", old}, {"unknown", old}, {"", old}} {
 		y.boxes = append(y.boxes, sandbox.Info{ID: "box of " + b.run, Created: b.at, Labels: map[string]string{LabelRun: b.run}})
 	}
-	Sweep(t.Context(), y, ours, other)
+	Sweep(t.Context(), y, func(run string) bool { return run == "waiting" }, ours, other)
 	if want := []string{"box of left", "box of other"}; !slices.Equal(y.ended, want) {
 		t.Errorf("ended are %q", y.ended)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -310,6 +311,7 @@ type ground struct {
 	backend sandbox.Backend
 	spec    sandbox.Spec
 	checker *gate.Checker
+	swept   sync.Once
 }
 
 // ground makes it as flags and configuration say. It ends with the program.
@@ -332,7 +334,7 @@ func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error)
 		return nil, err
 	}
 	a.atEnd = append(a.atEnd, checker.Close)
-	return &ground{a, w, b, spec, checker}, nil
+	return &ground{a: a, w: w, backend: b, spec: spec, checker: checker}, nil
 }
 
 // engine makes one of them.
@@ -343,7 +345,7 @@ func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error)
 	}
 	e, err := rlm.New(o)
 	if err == nil {
-		rlm.Sweep(ctx, g.backend, e)
+		g.swept.Do(func() { rlm.Sweep(ctx, g.backend, nil, e) })
 	}
 	return e, err
 }

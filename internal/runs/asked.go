@@ -16,17 +16,20 @@ const askedFile = "asked.json"
 
 // asked is who wanted the run to work, last.
 type asked struct {
-	Away bool `json:"away"` // from elsewhere
+	Away   bool `json:"away"`             // from elsewhere
+	Nobody bool `json:"nobody,omitempty"` // it was cancelled while no server worked on it
 }
 
 // oldAway is what rlm.LabelAsked says of runs that are older than the file and were asked for from elsewhere.
 const oldAway = "away"
 
-// askedFor gives who wanted a run; nil: it is the business of whoever began it.
+// askedFor gives who wants a run; nil: nobody does any more, or it is the business of whoever began it.
 func askedFor(dir string, labels map[string]string) (*asked, error) {
 	a := &asked{}
 	err := statefile.Read(filepath.Join(dir, askedFile), a)
 	switch old := labels[rlm.LabelAsked]; {
+	case err == nil && a.Nobody:
+		return nil, nil
 	case err == nil:
 		return a, nil
 	case !errors.Is(err, fs.ErrNotExist):
@@ -40,7 +43,7 @@ func askedFor(dir string, labels map[string]string) (*asked, error) {
 // note writes it down.
 func (a *asked) note(dir string) error {
 	if err := statefile.Write(filepath.Join(dir, askedFile), a); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Message: "who asked for it cannot be written down", Err: err}
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "note run", Message: "who wants it cannot be written down", Err: err}
 	}
 	return nil
 }

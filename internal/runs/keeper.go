@@ -68,6 +68,7 @@ type Keeper struct {
 	mu     sync.Mutex
 	closed bool                     // guarded by mu
 	live   map[key]*rlm.Run         // guarded by mu
+	late   map[key]*late            // guarded by mu; runs of earlier servers that are still to go on
 	count  map[string]int           // guarded by mu; runs that are under way, by tenant
 	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
 	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
@@ -87,7 +88,7 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}}
+	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[string]*rlm.Cache{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	k.brief, k.end = context.WithCancel(context.Background())
 	return k
@@ -154,16 +155,20 @@ func (k *Keeper) cache(tenant string) (*rlm.Cache, error) {
 		return nil, nil
 	}
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if c := k.caches[tenant]; c != nil {
+	c := k.caches[tenant]
+	k.mu.Unlock()
+	if c != nil {
 		return c, nil
 	}
+	// It looks at each reply that is kept, and nobody is to wait for that who needs none.
 	c, err := rlm.OpenCache(filepath.Join(filepath.Dir(k.dir(tenant)), rlm.CacheDir), k.o.CacheBytes)
 	if err != nil {
 		return nil, err
 	}
-	if k.caches == nil {
-		k.caches = map[string]*rlm.Cache{}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if first := k.caches[tenant]; first != nil {
+		return first, nil
 	}
 	k.caches[tenant] = c
 	return c, nil
@@ -302,18 +307,51 @@ func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64) ite
 	}
 }
 
-// Cancel stops a run that is under way here, and tells how it has ended. One that has ended already is no error.
+// Cancel stops a run that is under way here, and tells how it has ended. One that has ended already is no error. With one that was interrupted
+// no server goes on by itself any more.
 func (k *Keeper) Cancel(ctx context.Context, tenant, id string) (*rlm.Info, error) {
-	k.mu.Lock()
-	r := k.live[key{tenant, id}]
-	k.mu.Unlock()
-	if r != nil {
-		r.Cancel()
-		select {
-		case <-r.Done():
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+	at := key{tenant, id}
+	for {
+		k.mu.Lock()
+		r, l := k.live[at], k.late[at]
+		k.mu.Unlock()
+		if r != nil {
+			r.Cancel()
+			if err := await(ctx, r.Done()); err != nil {
+				return nil, err
+			}
+			return k.Show(tenant, id)
 		}
+		if l != nil {
+			l.stop()
+			if err := await(ctx, l.over); err != nil {
+				return nil, err
+			}
+			continue // it may have begun just then
+		}
+		info, err := k.Show(tenant, id)
+		if err != nil || info.Result != nil || info.Running {
+			return info, err
+		}
+		dir := filepath.Join(k.dir(tenant), id)
+		who, err := askedFor(dir, info.Labels)
+		if err != nil || who == nil {
+			return info, err
+		}
+		who.Nobody = true
+		if err := who.note(dir); err != nil {
+			return nil, err
+		}
+		// Who has read before what stands there now is found above.
 	}
-	return k.Show(tenant, id)
+}
+
+// await waits for something, as long as ctx lasts.
+func await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

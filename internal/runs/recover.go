@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -68,30 +69,58 @@ func (k *Keeper) recover(tenant string) {
 		if err != nil || info.Result != nil {
 			continue // it cannot be read, or has ended
 		}
-		if k.goOn(tenant, info.ID) {
-			k.wg.Go(func() { k.goOnLater(tenant, info.ID) })
+		ctx, done := k.expect(key{tenant, info.ID})
+		if !k.goOn(ctx, tenant, info.ID) {
+			done()
+			continue
 		}
+		k.wg.Go(func() {
+			defer done()
+			k.goOnLater(ctx, tenant, info.ID)
+		})
+	}
+}
+
+// late is a run that is still to go on.
+type late struct {
+	stop context.CancelFunc // it is not any more
+	over chan struct{}      // closed when nobody tries it any more
+}
+
+// expect says that somebody tries to go on with a run, until ctx ends or done is called.
+func (k *Keeper) expect(at key) (ctx context.Context, done func()) {
+	ctx, stop := context.WithCancel(k.ctx)
+	l := &late{stop, make(chan struct{})}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.late[at] = l
+	return ctx, func() {
+		stop()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.late, at)
+		close(l.over)
 	}
 }
 
 // goOnLater tries again until it is of no use any more.
-func (k *Keeper) goOnLater(tenant, id string) {
+func (k *Keeper) goOnLater(ctx context.Context, tenant, id string) {
 	for pause := k.pause; ; pause = min(2*pause, maxPause) {
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
-		case <-k.ctx.Done():
+		case <-ctx.Done():
 			t.Stop()
 			return
 		}
-		if !k.goOn(tenant, id) {
+		if !k.goOn(ctx, tenant, id) {
 			return
 		}
 	}
 }
 
-// goOn resumes a run that was interrupted, and tells whether it is worth another try.
-func (k *Keeper) goOn(tenant, id string) (again bool) {
+// goOn resumes a run that was interrupted, and tells whether it is worth another try. Once it works it does not end with ctx.
+func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
 	log := k.o.Logger.With("run", id, "tenant", tenant)
 	no := func(err error) bool {
 		log.Warn("a run that was interrupted is not resumed; it can be by hand", "error", err)
@@ -107,7 +136,7 @@ func (k *Keeper) goOn(tenant, id string) (again bool) {
 		return no(err)
 	}
 	if who == nil {
-		return false // it is the business of whoever began it
+		return false // it is the business of whoever began it, or was cancelled
 	}
 	tries, err := triesOf(dir)
 	if err != nil {
@@ -120,15 +149,15 @@ func (k *Keeper) goOn(tenant, id string) (again bool) {
 	if err := statefile.Write(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
 		return no(err)
 	}
-	if _, err = k.Resume(k.ctx, tenant, id, nil, who.Away); err == nil {
+	if _, err = k.Resume(ctx, tenant, id, nil, who.Away); err == nil {
 		log.Info("a run that was interrupted goes on", "try", tries+1)
 		return false
 	}
 	if back := setTries(dir, tries); back != nil { // the server did not die of it
 		return no(errors.Join(err, back))
 	}
-	if k.ctx.Err() != nil {
-		return false // it is left to the next server
+	if ctx.Err() != nil {
+		return false // it is left to the next server, or not wanted any more
 	}
 	if !passing(err) {
 		return no(err)
@@ -187,6 +216,18 @@ func (k *Keeper) forget(dir string) {
 	}
 }
 
+// expected says that a run is still to go on, whosever it is.
+func (k *Keeper) expected(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for at := range k.late {
+		if at.id == id {
+			return true
+		}
+	}
+	return false
+}
+
 // sweep ends sandboxes of runs that nobody came back for.
 func (k *Keeper) sweep(tenants []string) {
 	var kept []*rlm.Engine
@@ -196,6 +237,6 @@ func (k *Keeper) sweep(tenants []string) {
 		}
 	}
 	for _, b := range k.o.Known {
-		rlm.Sweep(k.ctx, b, kept...)
+		rlm.Sweep(k.ctx, b, k.expected, kept...)
 	}
 }

@@ -176,7 +176,7 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			k, free := keeperIn(t, Options{DataDir: data, Resume: true, MCP: tools})
 			close(free)
 			// Who gets tools notices that their server cannot be started. That may pass: it is tried again until the keeper closes.
-			again := k.goOn("acme", id)
+			again := k.goOn(t.Context(), "acme", id)
 			if again == tt.last {
 				t.Errorf("it is tried again: %v", again)
 			}
@@ -240,7 +240,7 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !k.goOn("acme", id) {
+	if !k.goOn(t.Context(), "acme", id) {
 		t.Fatal("it is given up for good")
 	}
 	kill(rlm.ErrLeft)

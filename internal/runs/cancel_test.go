@@ -1,0 +1,114 @@
+package runs
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/local"
+)
+
+func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
+	away := &sandbox.Error{Code: sandbox.CodeNoBackend}
+	for name, tt := range map[string]struct {
+		labels  map[string]string // of a run that is older than the file
+		nobody  bool              // tries to go on with it
+		backend func(ctx context.Context) (sandbox.Backend, error)
+		ended   bool // by it
+	}{
+		"between two tries": {backend: func(context.Context) (sandbox.Backend, error) { return nil, away }},
+		"in the midst of one": {backend: func(ctx context.Context) (sandbox.Backend, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}},
+		"when it just begins": {ended: true, backend: func(ctx context.Context) (sandbox.Backend, error) {
+			<-ctx.Done()
+			return local.New(local.Options{}), nil
+		}},
+		"before anybody tries": {nobody: true},
+		"as servers noted it once": {
+			labels: map[string]string{rlm.LabelAsked: oldAway}, backend: func(context.Context) (sandbox.Backend, error) { return nil, away },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := t.TempDir()
+			id := leave(t, data, "acme", Ask{Question: rlm.Question{Labels: tt.labels}})
+			tried := make(chan struct{}, 1)
+			k, _ := keeperIn(t, Options{DataDir: data, Resume: true, Backend: func(ctx context.Context) (sandbox.Backend, error) {
+				select {
+				case tried <- struct{}{}:
+				default:
+				}
+				return tt.backend(ctx)
+			}})
+			if tt.labels != nil {
+				if err := os.Remove(filepath.Join(k.dir("acme"), id, askedFile)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !tt.nobody {
+				k.Recover()
+				<-tried
+			}
+			info, err := k.Cancel(t.Context(), "acme", id)
+			if err != nil || info.Running || (info.Result != nil) != tt.ended {
+				t.Fatalf("%+v %v", info, err)
+			}
+			if tt.ended && info.Result.Reason != rlm.ReasonCancelled {
+				t.Errorf("%+v", info.Result)
+			}
+			k.wg.Wait() // nobody tries it any more
+			k = next(t, data, true)
+			if info, err = k.Show("acme", id); err != nil || (info.Result != nil) != tt.ended || info.Result != nil && info.Result.Reason == rlm.ReasonAnswered {
+				t.Errorf("the next server went on: %+v %v", info, err)
+			}
+			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
+				t.Errorf("once more: %v", err)
+			}
+			r, err := k.Resume(t.Context(), "acme", id, nil, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res, err := r.Wait(); err != nil || res.Answer != "yes" {
+				t.Errorf("by hand: %+v %v", res, err)
+			}
+		})
+	}
+}
+
+// yard is a backend with sandboxes that can only be ended.
+type yard struct {
+	sandbox.Backend
+	boxes []sandbox.Info
+	ended chan string
+}
+
+// List implements sandbox.Backend.
+func (y *yard) List(context.Context) ([]sandbox.Info, error) { return y.boxes, nil }
+
+// Stop implements sandbox.Backend.
+func (y *yard) Stop(_ context.Context, id string) error {
+	y.ended <- id
+	return nil
+}
+
+func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
+	data := t.TempDir()
+	y := &yard{ended: make(chan string, 2)}
+	// In this order: when the second is ended, the first was passed over.
+	for _, a := range []Ask{{}, {Waited: true}} {
+		y.boxes = append(y.boxes, sandbox.Info{ID: "of one that goes on", Created: time.Now().AddDate(0, -1, 0), Labels: map[string]string{rlm.LabelRun: leave(t, data, "acme", a)}})
+	}
+	y.boxes[1].ID = "of one that does not"
+	k, _ := keeperIn(t, Options{DataDir: data, Resume: true, Known: []sandbox.Backend{y}, Backend: func(context.Context) (sandbox.Backend, error) {
+		return nil, &sandbox.Error{Code: sandbox.CodeNoBackend}
+	}})
+	k.Recover()
+	if id := <-y.ended; id != y.boxes[1].ID {
+		t.Errorf("the sandbox %s is ended", id)
+	}
+}
