@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
@@ -67,6 +68,18 @@ func leftOf(t *testing.T, id string) (left []string) {
 	return left
 }
 
+// nothingLeft waits until nothing is left of a sandbox: processes that were killed may take a moment on a busy machine.
+func nothingLeft(t *testing.T, id string) {
+	t.Helper()
+	limit := time.Now().Add(patienceOf)
+	for left := leftOf(t, id); len(left) > 0; left = leftOf(t, id) {
+		if time.Now().After(limit) {
+			t.Fatalf("left behind: %q", left)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 func TestSignals(t *testing.T) {
 	ready(t)
 	for _, tt := range []struct {
@@ -98,9 +111,7 @@ func TestSignals(t *testing.T) {
 			if got := status(t, cmd.Wait()); got != tt.status {
 				t.Errorf("status %d, want %d", got, tt.status)
 			}
-			if left := leftOf(t, id); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
-			}
+			nothingLeft(t, id)
 			if !strings.Contains(errs.String(), tt.stderr) {
 				t.Errorf("stderr %q", errs)
 			}
