@@ -177,6 +177,8 @@ func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.
 }
 
 // beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
+// That is done once it works, since one that cannot begin remains whose it was: if the server is killed in the moment between, no other goes on with a
+// new run by itself, and a resumed one is still for who asked before.
 func (k *Keeper) beginAs(tenant string, who asked, start func(context.Context) (*rlm.Run, error)) (*rlm.Run, error) {
 	ctx := k.brief
 	if k.o.Resume {
