@@ -71,7 +71,7 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *fact
 }
 
 func (b *Backend) fill(ctx context.Context, name string, guest bundle.Program, image string) error {
-	if _, err := b.cli.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: guest.Hash}}); err != nil {
+	if _, err := b.cli.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: guest.Hash}}); err != nil && !madeByAnother(err) {
 		return err
 	}
 	hc := &container.HostConfig{

@@ -64,6 +64,11 @@ func taken(err error) bool {
 	return errdefs.IsConflict(err) || err != nil && strings.Contains(err.Error(), "name is already in use")
 }
 
+// madeByAnother says that a volume could not be made because it is there. Docker gives the one that there is; so does Podman, unless two ask at once.
+func madeByAnother(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "volume already exists")
+}
+
 // noHealthcheck keeps the image's health check from running beside us. Podman would make a timer also for one that says NONE.
 func (p *plan) noHealthcheck() *container.HealthConfig {
 	if p.facts.podman && (p.image.Config == nil || p.image.Config.Healthcheck == nil) {
