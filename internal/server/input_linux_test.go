@@ -58,7 +58,6 @@ func TestBadInput(t *testing.T) {
 		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
 		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, session.CodeSpecConflict},
 		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, session.CodeSpecConflict},
-		{"another variable", "PUT", ses, `{"vars":{"a":"1"}}`, 409, session.CodeSpecConflict},
 		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
 		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
 		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, sandbox.CodeInvalidRequest},
