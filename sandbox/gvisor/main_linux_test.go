@@ -17,10 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 const (
@@ -62,20 +61,11 @@ func testMain(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(rootsDir) }()
 	code := m.Run()
-	if err := leaks(); err != nil && code == 0 {
+	if err := sandboxtest.Leaks(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
-}
-
-// leaks finds goroutines that do not end, also on a busy machine.
-func leaks() (err error) {
-	for end := time.Now().Add(answerWait); ; {
-		if err = goleak.Find(); err == nil || time.Now().After(end) {
-			return err
-		}
-	}
 }
 
 // TestAsOrdinaryUser runs the tests named Engine, Stream and HostRoot again as an ordinary user.

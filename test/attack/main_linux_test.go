@@ -11,11 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 const (
@@ -25,8 +24,6 @@ const (
 	pingPause = 50 * time.Millisecond
 	// openWait bounds the making of a sandbox, its template included.
 	openWait = 60 * time.Second
-	// leakWait is how long goroutines may take to end.
-	leakWait = 20 * time.Second
 	// hostSecretEnv is set in the environment of the test, which stands for the host's.
 	hostSecretEnv = "RECLUSE_ATTACK_HOST_SECRET"
 	// memory is the limit of the sandboxes under attack: small, so that bombs fill it quickly.
@@ -83,20 +80,11 @@ func testMain(m *testing.M) int {
 			_ = c.Close() // nothing is left to lose
 		}
 	}
-	if err := leaks(); err != nil && code == 0 {
+	if err := sandboxtest.Leaks(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
-}
-
-// leaks finds goroutines that do not end, also on a busy machine.
-func leaks() (err error) {
-	for end := time.Now().Add(leakWait); ; {
-		if err = goleak.Find(); err == nil || time.Now().After(end) {
-			return err
-		}
-	}
 }
 
 func prepare() error {

@@ -26,14 +26,20 @@ const (
 // plain is an FS without the user switch, as in the local backend.
 func plain() *FS { return New(Options{}) }
 
+// missing ends a test that cannot be run here. In CI that is a failure.
+func missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("CI") != "" {
+		t.Fatal(what)
+	}
+	t.Skip("SKIPPED: " + what)
+}
+
 // switched is an FS that acts for uid 1000.
 func switched(t testing.TB) *FS {
 	t.Helper()
 	if os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("the user switch needs root")
-		}
-		t.Skip("SKIPPED: the user switch needs root")
+		missing(t, "the user switch needs root")
 	}
 	return New(Options{UID: testUID, GID: testGID, SwitchUser: true})
 }

@@ -102,7 +102,7 @@ func TestMoveAcrossFileSystems(t *testing.T) {
 	f, d, ctx := switched(t), dir(t), context.Background()
 	other, err := os.MkdirTemp("/dev/shm", "recluse-test-")
 	if err != nil {
-		t.Skip("SKIPPED: no second file system: ", err)
+		missing(t, "no second file system: "+err.Error())
 	}
 	defer func() { _ = os.RemoveAll(other) }()
 	must(t, os.Chown(other, testUID, testGID))

@@ -141,7 +141,7 @@ func (n *Nanny) RequestPID() error { return n.send(&request{Tell: true}, nil) }
 func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
 
 // Signal sends to the main process of a tree, and to its process group if asked. It does nothing once the
-// nanny looks after another one.
+// nanny looks after another one. An error says that the nanny has died, which whoever waits for its next word hears as well.
 func (n *Nanny) Signal(tree int, s syscall.Signal, group bool) error {
 	return n.send(&request{Signal: int(s), Of: tree, Group: group}, nil)
 }
