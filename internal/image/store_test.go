@@ -1,0 +1,189 @@
+package image
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestConcurrentGets(t *testing.T) {
+	s, reg := newStore(t), newRegistry(t)
+	ref := reg.push(t, "hello:v1", hello(t, ""))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			own := &Store{Dir: s.Dir, NoSync: true} // as another process would have
+			img, err := own.Get(t.Context(), ref, Options{Pull: PullAlways})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if tr := tree(t, img.RootFS); tr != helloTree {
+				t.Errorf("unpacked:\n%s", tr)
+			}
+		})
+	}
+	wg.Wait()
+	if n := reg.blobs.Load(); n != 3 {
+		t.Errorf("%d blobs were fetched, want each once", n)
+	}
+}
+
+func TestConcurrentProcesses(t *testing.T) {
+	s, reg := newStore(t), newRegistry(t)
+	ref := reg.push(t, "hello:v1", hello(t, ""))
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			out, err := child(s.Dir, ref).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+				return
+			}
+			if tr := tree(t, strings.TrimSpace(string(out))); tr != helloTree {
+				t.Errorf("unpacked:\n%s", tr)
+			}
+		})
+	}
+	wg.Wait()
+	if n := reg.blobs.Load(); n != 3 {
+		t.Errorf("%d blobs were fetched, want each once", n)
+	}
+}
+
+// TestCrashInTheMiddle kills a process while it unpacks; the next one clears up and succeeds.
+func TestCrashInTheMiddle(t *testing.T) {
+	s, reg := newStore(t), newRegistry(t)
+	img := hello(t, "")
+	ref := reg.push(t, "hello:v1", img)
+	layers, _ := img.Layers()
+	last, _ := layers[1].Digest()
+	reached, once := make(chan struct{}), sync.Once{}
+	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, last.String()) {
+			return false
+		}
+		once.Do(func() { close(reached) })
+		<-r.Context().Done()
+		return true
+	})
+	cmd := child(s.Dir, ref)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	<-reached
+	if left := tree(t, filepath.Join(s.Dir, "tmp")); !strings.Contains(left, "usr/bin/sh") {
+		t.Errorf("the child had not begun:\n%s", left)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	reg.intercept(func(http.ResponseWriter, *http.Request) bool { return false })
+	if left := tree(t, filepath.Join(s.Dir, "images")); left != "" {
+		t.Errorf("half an image is shown:\n%s", left)
+	}
+	// Another image's Get clears up too.
+	if _, err := s.Get(t.Context(), reg.push(t, "other:v1", makeImage(t, "", makeLayer(t, file("x", "")))), Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if left := tree(t, filepath.Join(s.Dir, "tmp")); left != "" {
+		t.Errorf("left in tmp:\n%s", left)
+	}
+	if _, err := s.Get(t.Context(), ref, Options{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamagedCacheIsMadeAnew(t *testing.T) {
+	s := newStore(t)
+	lay := writeLayout(t, hello(t, ""), "v1")
+	img, err := s.Get(t.Context(), lay, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, damage := range []func() error{
+		func() error { return os.WriteFile(filepath.Join(img.dir, "config.json"), []byte("{}"), 0o600) },
+		func() error { return os.WriteFile(filepath.Join(img.dir, "manifest.json"), nil, 0o600) },
+		func() error { return os.RemoveAll(img.RootFS) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Get(t.Context(), lay, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if tr := tree(t, img.RootFS); tr != helloTree {
+			t.Errorf("unpacked:\n%s", tr)
+		}
+	}
+}
+
+func TestListHoldRemovePrune(t *testing.T) {
+	s, reg := newStore(t), newRegistry(t)
+	if infos, err := s.List(t.Context()); err != nil || len(infos) != 0 {
+		t.Errorf("an empty cache: %v, %v", infos, err)
+	}
+	ref := reg.push(t, "hello:v1", hello(t, ""))
+	lay := writeLayout(t, makeImage(t, "", makeLayer(t, file("x", "123"))), "v1")
+	img, err := s.Get(t.Context(), ref, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, err := s.Get(t.Context(), lay, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	infos, err := s.List(t.Context())
+	if err != nil || len(infos) != 2 || infos[0].Digest != small.Digest || infos[0].Bytes != 3 || infos[0].Entries != 1 || infos[0].Refs[0] != "file:"+lay {
+		t.Errorf("list %+v, %v", infos, err)
+	}
+
+	held, err := img.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, s.Remove(t.Context(), ref), InUse)
+	removed, err := s.Prune(t.Context(), PruneOptions{UnusedFor: time.Hour})
+	if err != nil || len(removed) != 0 {
+		t.Errorf("prune removed what was just used: %v, %v", removed, err)
+	}
+	removed, err = s.Prune(t.Context(), PruneOptions{Keep: func(d string) bool { return d == small.Digest }})
+	if err != nil || len(removed) != 0 {
+		t.Errorf("prune removed what is kept or held: %v, %v", removed, err)
+	}
+	removed, err = s.Prune(t.Context(), PruneOptions{})
+	if err != nil || len(removed) != 1 || removed[0].Digest != small.Digest {
+		t.Errorf("prune: %v, %v", removed, err)
+	}
+	held.Close()
+	if err := s.Remove(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, s.Remove(t.Context(), ref), NotFound)
+	wantKind(t, s.Remove(t.Context(), "sha256:../../x"), NotFound)
+	if _, err := img.Hold(); !errors.Is(err, NotFound) {
+		t.Errorf("holding a removed image: %v", err)
+	}
+	for _, dir := range []string{"images", "refs", "locks", "tmp"} {
+		if left := tree(t, filepath.Join(s.Dir, dir)); left != "" {
+			t.Errorf("left in %s:\n%s", dir, left)
+		}
+	}
+}
+
+func TestCacheNotUsable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"", file, file + "/below"} {
+		_, err := (&Store{Dir: dir}).Get(t.Context(), writeLayout(t, hello(t, ""), "v1"), Options{})
+		if !errors.Is(err, Cache) {
+			t.Errorf("cache in %q: %v", dir, err)
+		}
+	}
+}
