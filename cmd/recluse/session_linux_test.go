@@ -495,9 +495,14 @@ func TestShellInASession(t *testing.T) {
 	w := newWorld(t)
 	w.must("exec", "--session", "work", "--", "sh", "-c", "echo kept > f")
 	talkInTerminal(t, w.command("shell", "--session", "work"), 9, func(master *os.File, screen *heard) {
+		// The prompts are counted: what is typed while a shell hears an interrupt may lose letters.
+		say(t, master, "PS1='at $((n+=1))> '\r")
+		screen.await(t, "at 1> ")
 		say(t, master, "echo size $(stty size) $(cat f) $((40+2))\r")
 		screen.await(t, "size 33 99 kept 42")
+		screen.await(t, "at 2> ")
 		say(t, master, "\x03")
+		screen.await(t, "at 3> ")
 		say(t, master, "echo more > g; exit 9\r")
 	})
 	w.expect("more\n", "exec", "--session", "work", "--", "cat", "g")
