@@ -66,6 +66,9 @@ type record struct {
 	Losses    []time.Time `json:"losses,omitempty"`   // restores within the window
 	Hopeless  bool        `json:"hopeless,omitempty"` // lost for good: no more attempts
 	Output    int64       `json:"output"`
+
+	// Incident is the last of its sandbox of now.
+	Incident *sandbox.Incident `json:"incident,omitempty"`
 }
 
 // row gives the record as the store takes it.

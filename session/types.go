@@ -109,6 +109,8 @@ type Info struct {
 	Output    int64      `json:"output"`  // bytes so far
 	Snapshots int        `json:"snapshots"`
 	Ended     *time.Time `json:"ended,omitempty"`
+	// Incident is what others did to its sandbox last, and it has outlived, such as docker rename; nil: nothing.
+	Incident *sandbox.Incident `json:"incident,omitempty"`
 }
 
 // Snapshot is a named snapshot of a session.
@@ -128,7 +130,7 @@ type Event struct {
 	Seq     int64             `json:"seq"`
 	Time    time.Time         `json:"time"`
 	Session string            `json:"session"`
-	Kind    string            `json:"kind"` // state, operation, snapshot, restored, extended, var, gate
+	Kind    string            `json:"kind"` // state, operation, snapshot, restored, extended, var, gate, incident
 	State   State             `json:"state,omitempty"`
 	Reason  string            `json:"reason,omitempty"`
 	Op      string            `json:"op,omitempty"`

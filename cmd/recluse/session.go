@@ -220,6 +220,9 @@ func (a *app) printSession(i session.Info) error {
 	if i.StateFrom != nil {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
+	if n := i.Incident; n != nil {
+		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
+	}
 	return nil
 }
 

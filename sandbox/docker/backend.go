@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -201,7 +202,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
 		defer cancel()
-		return nil, errors.Join(failed(ctx, op, "the container could not be started", err), b.remove(clean, containerName(p.ID)))
+		return nil, errors.Join(failed(ctx, op, "the container could not be started", err), b.remove(clean, cmp.Or(p.Container, containerName(p.ID))))
 	}
 	b.mu.Lock()
 	b.proven = time.Now()
@@ -261,7 +262,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.shown(ctx, p.record); err != nil {
 		return nil, undo(err)
 	}
-	m, err := b.attach(ctx, p.record, token, l)
+	m, err := b.attach(ctx, p.record, containerName(p.ID), token, l)
 	if err != nil {
 		return nil, undo(err)
 	}
@@ -345,7 +346,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err := b.writeNote(id, note); err != nil {
 		return nil, undo(&sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be noted that this program answers for it", Err: err})
 	}
-	m, err := b.attach(ctx, r, token, l)
+	m, err := b.attach(ctx, r, res.Container.Name, token, l)
 	if err != nil {
 		return nil, undo(err)
 	}

@@ -20,6 +20,8 @@ const (
 	CodeRuntimeMissing sandbox.Code = "runtime_missing"
 	// CodePaused says that somebody has paused the container.
 	CodePaused sandbox.Code = "sandbox_paused"
+	// CodeRenamed is the incident that somebody has given the container another name; AttrOldName and AttrNewName say which.
+	CodeRenamed sandbox.Code = "sandbox_renamed"
 )
 
 // failed says what could not be done, with a code that tells an engine that is not there from one that refuses.

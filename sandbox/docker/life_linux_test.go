@@ -179,20 +179,10 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		}
 	})
 	t.Run("renamed", func(t *testing.T) {
-		sb := open(t, b, sandbox.Spec{})
-		docker(t, "rename", containerName(sb.ID()), "somebody-else-"+sb.ID())
-		shell(t, sb, "true")
-		sb.Detach()
-		again, err := sandbox.Attach(t.Context(), b, sb.ID())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := again.Close(); err != nil {
-			t.Error(err)
-		}
-		if left := leftovers(t, []string{sb.ID()}); len(left) > 0 {
-			t.Errorf("left behind: %q", left)
-		}
+		testRename(t, b)
+	})
+	t.Run("renamed, on gVisor", func(t *testing.T) {
+		testRename(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }))
 	})
 	t.Run("killed for memory", func(t *testing.T) {
 		sb := open(t, b, sandbox.Spec{})

@@ -26,6 +26,8 @@ type machine struct {
 	cut     atomic.Bool        // the stream has ended by itself
 	gone    chan struct{}
 
+	incidents incidents
+
 	mu      sync.Mutex
 	over    bool      // guarded by mu; gone is closed
 	stopped bool      // guarded by mu; its end is what was asked for
@@ -172,6 +174,7 @@ func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	case !st.Running:
 		m.end(m.obituary(st, time.Now()))
 	default:
+		m.called(res.Container.Name)
 		return false, true
 	}
 	return true, true
@@ -198,6 +201,8 @@ func (m *machine) hear(ctx context.Context, n news, e events.Message) (gone bool
 		}
 		m.end(paused())
 		return true
+	case events.ActionRename:
+		m.renamed(ctx)
 	case events.ActionDestroy, eventRemove:
 		m.end(removed())
 		return true
@@ -299,9 +304,9 @@ func (b *Backend) attachment(id string) *machine {
 	return b.attached[id]
 }
 
-// attach starts a bridge and begins to watch. The sandbox is reserved.
-func (b *Backend) attach(ctx context.Context, r record, token []byte, l lookout) (*machine, error) {
-	m := &machine{record: r, backend: b, token: token, forget: l.forget, gone: make(chan struct{})}
+// attach starts a bridge and begins to watch. The sandbox is reserved, and name is what the engine calls its container.
+func (b *Backend) attach(ctx context.Context, r record, name string, token []byte, l lookout) (*machine, error) {
+	m := &machine{record: r, backend: b, token: token, forget: l.forget, gone: make(chan struct{}), incidents: incidents{name: containerName(r.ID)}}
 	s, err := b.bridge(ctx, r, func(closed bool) {
 		b.release(r.ID, m)
 		switch {
@@ -320,6 +325,7 @@ func (b *Backend) attach(ctx context.Context, r record, token []byte, l lookout)
 		return nil, err
 	}
 	m.stream = s
+	m.called(name) // which somebody may have changed while nobody was attached
 	b.mu.Lock()
 	b.attached[r.ID] = m
 	b.mu.Unlock()

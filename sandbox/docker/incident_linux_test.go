@@ -1,0 +1,64 @@
+package docker
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// testRename renames a container as somebody behind our back would, with us attached and without. It costs no sandbox, and is told each time.
+func testRename(t *testing.T, b *Backend) {
+	t.Helper()
+	sb := open(t, b, sandbox.Spec{})
+	first, second, third := containerName(sb.ID()), "somebody-else-"+sb.ID(), "nobody-"+sb.ID()
+	told := func(sb *sandbox.Sandbox) <-chan sandbox.Incident {
+		c := make(chan sandbox.Incident, maxUntold)
+		sb.OnIncident(func(i sandbox.Incident) { c <- i })
+		return c
+	}
+	heard := func(c <-chan sandbox.Incident, from, to string) {
+		t.Helper()
+		var got sandbox.Incident
+		eventually(t, "the incident", func() bool {
+			select {
+			case got = <-c:
+				return true
+			default:
+				return false
+			}
+		})
+		if got.Code != CodeRenamed || got.Attrs[AttrOldName] != from || got.Attrs[AttrNewName] != to || got.Time.IsZero() || !strings.Contains(got.Message, from+" to "+to) {
+			t.Errorf("%s renamed to %s is told as %+v", from, to, got)
+		}
+	}
+	docker(t, "rename", first, second)
+	c := told(sb) // also what happened before somebody listened
+	heard(c, first, second)
+	shell(t, sb, "true")
+	sb.Detach()
+	docker(t, "rename", second, third)
+	again, err := sandbox.Attach(t.Context(), b, sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = told(again)
+	heard(c, first, third) // which is all that one who was away can know
+	docker(t, "rename", third, first)
+	heard(c, third, first)
+	select {
+	case <-again.Gone():
+		t.Error("it counts as gone")
+	default:
+	}
+	if v, err := again.Cell(t.Context(), sandbox.Cell{Code: "6 * 7"}); err != nil || v.Result.Text() != "42" {
+		t.Errorf("afterwards: %v, %v", v, err)
+	}
+	docker(t, "rename", first, second)
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, []string{sb.ID()}); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
