@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -380,27 +381,29 @@ func TestCallsAreGivenUpAtOnce(t *testing.T) {
 
 func TestTimeLimits(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
-		silent := func(_ int, rw http.ResponseWriter, r *http.Request) {
-			io.WriteString(rw, w.cut("half"))
-			flush(rw)
-			<-r.Context().Done()
-		}
-		m, h := serve(t, w, silent, func(_ *Config, p *Provider) { p.Idle = 20 * time.Millisecond })
-		r, err := m.Complete(t.Context(), ask("hi"))
-		if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "silent") || r == nil || r.Text != "half" || h.count() != 2 {
-			t.Errorf("%d times, %+v, %v", h.count(), r, err)
-		}
-		m, h = serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
-			for r.Context().Err() == nil {
-				io.WriteString(rw, "\n") // life, but no reply
+		synctest.Test(t, func(t *testing.T) {
+			silent := func(_ int, rw http.ResponseWriter, r *http.Request) {
+				io.WriteString(rw, w.cut("half"))
 				flush(rw)
-				wait(r.Context(), time.Millisecond)
+				<-r.Context().Done()
 			}
-		}, func(_ *Config, p *Provider) { p.Timeout = 50 * time.Millisecond })
-		_, err = m.Complete(t.Context(), ask("hi"))
-		if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "50ms") || h.count() != 1 {
-			t.Errorf("%d times, %v", h.count(), err)
-		}
+			m, h := serveInside(t, w, silent, func(_ *Config, p *Provider) { p.Idle = 20 * time.Second })
+			r, err := m.Complete(t.Context(), ask("hi"))
+			if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "silent for 20s") || r == nil || r.Text != "half" || h.count() != 2 {
+				t.Errorf("%d times, %+v, %v", h.count(), r, err)
+			}
+			m, h = serveInside(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
+				for r.Context().Err() == nil {
+					io.WriteString(rw, "\n") // life, but no reply
+					flush(rw)
+					wait(r.Context(), time.Second)
+				}
+			}, func(_ *Config, p *Provider) { p.Idle, p.Timeout = 20*time.Second, 50*time.Second })
+			_, err = m.Complete(t.Context(), ask("hi"))
+			if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "50s") || h.count() != 1 {
+				t.Errorf("%d times, %v", h.count(), err)
+			}
+		})
 	})
 }
 

@@ -1,9 +1,11 @@
 package llm
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -132,6 +134,18 @@ func (h *hits) count() int {
 // serve starts a server that answers the nth request, from 1, and gives the model there.
 func serve(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
 	t.Helper()
+	return serveOn(t, nil, w, answer, change...)
+}
+
+// serveInside is serve without a network, for a bubble of synctest: its time stands still while anybody has something to do.
+func serveInside(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
+	t.Helper()
+	return serveOn(t, &inside{conns: make(chan net.Conn), closed: make(chan struct{})}, w, answer, change...)
+}
+
+// serveOn starts the server on a listener; nil: one of this machine's network.
+func serveOn(t *testing.T, in *inside, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
+	t.Helper()
 	h := &hits{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+w.path, func(rw http.ResponseWriter, r *http.Request) {
@@ -139,7 +153,11 @@ func serve(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *h
 		rw.Header().Set("Content-Type", w.kind)
 		answer(n, rw, r)
 	})
-	srv := httptest.NewServer(mux)
+	srv := &httptest.Server{Listener: in, Config: &http.Server{Handler: mux}}
+	if in == nil {
+		srv = httptest.NewUnstartedServer(mux)
+	}
+	srv.Start()
 	t.Cleanup(srv.Close)
 	base := srv.URL
 	if w.typ == TypeOpenAI {
@@ -160,11 +178,49 @@ func serve(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *h
 		t.Fatal(err)
 	}
 	t.Cleanup(set.Close)
+	if in != nil {
+		set.http.DialContext = in.dial
+	}
 	m, err := set.Model("here/m")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m, h
+}
+
+// inside is a listener whose connections are pipes in this program.
+type inside struct {
+	conns  chan net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (l *inside) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *inside) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *inside) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (l *inside) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	mine, theirs := net.Pipe()
+	select {
+	case l.conns <- theirs:
+		return mine, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // say answers with a text.
