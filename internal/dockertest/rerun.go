@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +27,8 @@ type Suite struct {
 	Runsc   string                                       // the program of the runtime runsc
 	Runtime string                                       // to test with; empty: the engine's own
 	Prepare func(ctx context.Context, host string) error // builds the image; nil: the program does
-	Tests   []string                                     // names of tests
+	Tests   []string                                     // names of tests; empty: all of this program's
+	Left    map[string]string                            // those of them that are left out, each with its reason
 	Skip    string                                       // a pattern of tests below them that are left out
 	Podman  bool                                         // on Podman's service instead
 }
@@ -37,8 +40,14 @@ func (s Suite) engine(ctx context.Context) (*Engine, error) {
 	return Start(ctx, s.Runsc)
 }
 
-// Rerun starts this test program once more, with an engine, for the tests of a suite. Where there is no engine it skips, and in CI fails.
-func Rerun(t *testing.T, s Suite) {
+// Share starts a suite's engine and prepares it for every Rerun below this test. Where there is no engine it skips, and in CI fails.
+func Share(t *testing.T, s Suite) {
+	t.Helper()
+	t.Setenv(Variable, start(t, s).Host)
+}
+
+// start gives an engine that is ready, and ends with the test.
+func start(t *testing.T, s Suite) *Engine {
 	t.Helper()
 	if Chosen() {
 		t.Skip("this is the program that was started for it")
@@ -63,11 +72,45 @@ func Rerun(t *testing.T, s Suite) {
 			t.Fatal(err)
 		}
 	}
+	return e
+}
+
+// names gives the tests that a suite is to run. Only what is written down with a reason is left out, so a new test joins by itself.
+func (s Suite) names(ctx context.Context, self, caller string) ([]string, error) {
+	all := s.Tests
+	if len(all) == 0 {
+		text, err := exec.CommandContext(ctx, self, "-test.list=^Test").Output()
+		if err != nil {
+			return nil, fmt.Errorf("list the tests: %w", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if name := strings.TrimSpace(line); strings.HasPrefix(name, "Test") && name != caller {
+				all = append(all, name)
+			}
+		}
+	}
+	for name, reason := range s.Left {
+		if reason == "" || !slices.Contains(all, name) {
+			return nil, fmt.Errorf("%s is left out for the reason %q, and has to be one of the tests", name, reason)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { _, left := s.Left[name]; return left }), nil
+}
+
+// Rerun starts this test program once more, with an engine, for the tests of a suite. Where there is no engine it skips, and in CI fails.
+func Rerun(t *testing.T, s Suite) {
+	t.Helper()
+	e := start(t, s)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"-test.v", "-test.run=^(" + strings.Join(s.Tests, "|") + ")$"}
+	caller, _, _ := strings.Cut(t.Name(), "/")
+	tests, err := s.names(t.Context(), self, caller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-test.v", "-test.run=^(" + strings.Join(tests, "|") + ")$"}
 	if s.Skip != "" {
 		args = append(args, "-test.skip="+s.Skip)
 	}
@@ -86,7 +129,7 @@ func Rerun(t *testing.T, s Suite) {
 	if err != nil {
 		t.Error(err)
 	}
-	for _, name := range s.Tests {
+	for _, name := range tests {
 		if !strings.Contains(text, "--- PASS: "+name+" (") && !strings.Contains(text, "--- FAIL: "+name+" (") {
 			t.Errorf("%s was not run, or skipped", name)
 		}
