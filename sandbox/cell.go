@@ -39,7 +39,8 @@ type Cell struct {
 
 	InlineBytes, SpoolBytes int64
 	ID                      string
-	Metadata                map[string]string
+	// Metadata comes back in the verdict. The trace of ctx is added to it; while the cell runs, os.environ has it as TRACEPARENT.
+	Metadata map[string]string
 }
 
 // Cell runs code to its end. A failure of the code is in the verdict; err is not nil
@@ -52,6 +53,7 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 	if len(c.Code) > MaxCode {
 		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), MaxCode>>20), Remedy: "write it to a file and import that"}
 	}
+	c.Metadata = traced(ctx, c.Metadata)
 	if err := checkSize("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
 		return nil, err
 	}

@@ -41,7 +41,8 @@ type Command struct {
 	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
 	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
 
-	ID       string // names the operation; empty: chosen for you
+	ID string // names the operation; empty: chosen for you
+	// Metadata comes back in the verdict. The trace of ctx is added to it, and to the command's environment as TRACEPARENT.
 	Metadata map[string]string
 }
 
@@ -81,7 +82,7 @@ func checkSize(op string, args []string, env, metadata map[string]string, others
 // everything it started, and the verdict says so; err is not nil only when there is
 // no verdict to give.
 func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
-	req, err := s.exec(c)
+	req, err := s.exec(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Timeout == 0 {
 		c.Timeout = NoTimeout
 	}
-	req, err := s.exec(c)
+	req, err := s.exec(ctx, c)
 	if err != nil {
 		return "", err
 	}
@@ -115,10 +116,12 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	return req.Id, nil
 }
 
-func (s *Sandbox) exec(c Command) (*wire.Exec, error) {
+func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if len(c.Args) > 0 == (c.Shell != "") {
 		return nil, &Error{Code: CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
 	}
+	c.Metadata = traced(ctx, c.Metadata)
+	c.Env = carried(c.Env, c.Metadata)
 	if err := checkSize("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}

@@ -22,5 +22,5 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	if err != nil {
 		return nil, err
 	}
-	return k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+	return k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
 }

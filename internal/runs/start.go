@@ -49,9 +49,9 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	case a.Session != nil:
 		return k.startIn(ctx, tenant, e, q, a.Session)
 	case lasts:
-		return k.beginAs(tenant, asked{Away: a.Away}, begin)
+		return k.beginAs(ctx, tenant, asked{Away: a.Away}, begin)
 	}
-	return k.begin(tenant, begin, nil)
+	return k.begin(ctx, tenant, begin, nil)
 }
 
 // startIn begins a run in a session. Its variables are those of the questions before.
@@ -82,7 +82,7 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	if len(q.Inputs) == 0 && len(q.History) > 0 {
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
-	r, err := k.begin(tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
+	r, err := k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != rlm.ReasonAnswered {
@@ -155,7 +155,7 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limi
 	if err != nil {
 		return nil, err
 	}
-	return k.beginAs(tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) })
+	return k.beginAs(ctx, tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) })
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
@@ -164,7 +164,7 @@ func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rl
 	if err != nil {
 		return nil, err
 	}
-	return k.beginAs(tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) })
+	return k.beginAs(ctx, tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) })
 }
 
 // again is an engine with the models of a kept run.
@@ -179,12 +179,12 @@ func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.
 // beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
 // That is done once it works, since one that cannot begin remains whose it was: if the server is killed in the moment between, no other goes on with a
 // new run by itself, and a resumed one is still for who asked before.
-func (k *Keeper) beginAs(tenant string, who asked, start func(context.Context) (*rlm.Run, error)) (*rlm.Run, error) {
-	ctx := k.brief
+func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start func(context.Context) (*rlm.Run, error)) (*rlm.Run, error) {
+	base := k.brief
 	if k.o.Resume {
-		ctx = k.ctx
+		base = k.ctx
 	}
-	return k.beginIn(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) {
+	return k.beginIn(ctx, base, tenant, func(ctx context.Context) (*rlm.Run, error) {
 		r, err := start(ctx)
 		if err != nil {
 			return nil, err
@@ -199,16 +199,19 @@ func (k *Keeper) beginAs(tenant string, who asked, start func(context.Context) (
 }
 
 // begin starts a run and keeps it until its end. No other server goes on with it.
-func (k *Keeper) begin(tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
-	return k.beginIn(k.brief, tenant, start, after)
+func (k *Keeper) begin(ctx context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+	return k.beginIn(ctx, k.brief, tenant, start, after)
 }
 
-func (k *Keeper) beginIn(ctx context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+// beginIn starts a run that ends with base, and keeps it until its end. Of ctx it has the trace alone.
+func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
 	if err := k.admit(tenant); err != nil {
 		return nil, err
 	}
-	r, err := start(ctx)
+	work, end := spanned(base, ctx)
+	r, err := start(work)
 	if err != nil {
+		end(nil, err)
 		k.leave(tenant)
 		return nil, err
 	}
@@ -219,6 +222,7 @@ func (k *Keeper) beginIn(ctx context.Context, tenant string, start func(context.
 	go func() {
 		defer k.leave(tenant)
 		res, err := r.Wait()
+		end(r, err)
 		k.forget(r.Dir())
 		k.mu.Lock()
 		delete(k.live, at)

@@ -19,8 +19,7 @@ type task struct {
 	kind string // cell or command
 	id   string
 	keep bool // it goes on when the caller goes away
-	run  func(ctx context.Context, metadata map[string]string) (*sandbox.Verdict, error)
-	meta map[string]string
+	run  func(ctx context.Context) (*sandbox.Verdict, error)
 }
 
 // check refuses what cannot be, and names what has no name: whoever loses the connection finds it again by that.
@@ -41,7 +40,7 @@ func (t *task) check(r *api.Run) error {
 	if len(r.ID) > 128 || strings.ContainsAny(r.ID, "/\r\n") {
 		return invalid("an operation's id has at most 128 bytes, no slash and no line break")
 	}
-	t.id, t.meta = r.ID, r.Metadata
+	t.id = r.ID
 	return nil
 }
 
@@ -56,9 +55,9 @@ func (c *call) do(t *task) (*sandbox.Verdict, error) {
 		}
 	})
 	defer stop()
-	ctx, meta, end := c.runSpan(ctx, t.kind, t.id, t.meta)
+	ctx, end := c.runSpan(ctx, t.kind, t.id)
 	began := time.Now()
-	v, err := t.run(ctx, meta)
+	v, err := t.run(ctx)
 	if err != nil && c.s.draining() {
 		err = &sandbox.Error{
 			Code: api.CodeUnavailable, Op: "run " + t.kind, Message: "the server was stopped before it ended", Retry: true, Err: err,
@@ -121,8 +120,7 @@ func runCell(c *call) error {
 		cell.Stdin = strings.NewReader(string(*in.Stdin))
 	}
 	var stdout, stderr *output
-	t.run = func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cell.Metadata = meta
+	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
 		if stdout != nil {
 			cell.Stdout, cell.Stderr = stdout, stderr
 		}
@@ -169,8 +167,7 @@ func runCommand(c *call) error {
 		return c.background(ses, t, cmd)
 	}
 	var stdout, stderr *output
-	t.run = func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
+	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
 		if stdout != nil {
 			cmd.Stdout, cmd.Stderr = stdout, stderr
 		}
@@ -204,8 +201,7 @@ func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) er
 	if cmd.Stdin != nil {
 		return invalid("a command in the background reads no input")
 	}
-	ctx, meta, end := c.runSpan(c.ctx(), "start "+t.kind, t.id, t.meta)
-	cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
+	ctx, end := c.runSpan(c.ctx(), "start "+t.kind, t.id)
 	id, err := ses.Start(ctx, cmd)
 	end(nil, err)
 	if err != nil {

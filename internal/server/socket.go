@@ -119,8 +119,7 @@ func (s *socket) cell(ses *session.Session, in api.Cell, stdin io.Reader) (*task
 	cell.Detach, cell.Stdin = true, given(stdin, in.Stdin)
 	cell.Stdout, cell.Stderr = s.writer(api.FrameStdout), s.writer(api.FrameStderr)
 	cell.Display = func(b sandbox.Bundle) { s.send(api.Control{Display: &b}) }
-	t.run = s.killable(func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cell.Metadata = meta
+	t.run = s.killable(func(ctx context.Context) (*sandbox.Verdict, error) {
 		return ses.Cell(ctx, cell)
 	})
 	return t, nil
@@ -143,8 +142,7 @@ func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) 
 	if cmd.PTY != nil {
 		cmd.Resize = s.resize
 	}
-	t.run = s.killable(func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
-		cmd.Metadata, cmd.Env = meta, carry(cmd.Env, meta)
+	t.run = s.killable(func(ctx context.Context) (*sandbox.Verdict, error) {
 		return ses.Run(ctx, cmd)
 	})
 	return t, nil
@@ -159,16 +157,16 @@ func given(follows io.Reader, whole *api.Text) io.Reader {
 }
 
 // killable lets the caller end a task and still hear its verdict.
-func (s *socket) killable(run func(context.Context, map[string]string) (*sandbox.Verdict, error)) func(context.Context, map[string]string) (*sandbox.Verdict, error) {
+func (s *socket) killable(run func(context.Context) (*sandbox.Verdict, error)) func(context.Context) (*sandbox.Verdict, error) {
 	killed, kill := context.WithCancel(context.Background())
 	s.kill = kill
-	return func(ctx context.Context, meta map[string]string) (*sandbox.Verdict, error) {
+	return func(ctx context.Context) (*sandbox.Verdict, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer kill()
 		defer context.AfterFunc(killed, cancel)()
 		defer s.dropInput()
-		return run(ctx, meta)
+		return run(ctx)
 	}
 }
 

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"net/http"
 
 	"go.opentelemetry.io/otel"
@@ -18,7 +17,7 @@ import (
 // levelRequests is the level of the line that each request writes.
 const levelRequests = slog.LevelInfo
 
-// traces reads and writes the traceparent header, which is also the name of the metadata that carries it into the guest.
+// traces reads the traceparent header. Package sandbox hands the trace on into the guest.
 var traces = propagation.TraceContext{}
 
 func tracer(p trace.TracerProvider) trace.Tracer {
@@ -53,39 +52,13 @@ func endSpan(span trace.Span, c *call) {
 	}
 }
 
-// traceEnv are the variables by which programs are handed a trace, and the metadata they come from.
-var traceEnv = map[string]string{"TRACEPARENT": "traceparent", "TRACESTATE": "tracestate"}
-
-// carry puts the trace that metadata holds into a command's environment, so that what runs can go on with it. The caller's own stays.
-func carry(env, metadata map[string]string) map[string]string {
-	out := maps.Clone(env)
-	for name, from := range traceEnv {
-		if _, set := env[name]; set || metadata[from] == "" {
-			continue
-		}
-		if out == nil {
-			out = map[string]string{}
-		}
-		out[name] = metadata[from]
-	}
-	return out
-}
-
-// runSpan is the span of a cell or command. The metadata it gives carries the trace into the guest.
-func (c *call) runSpan(ctx context.Context, kind, id string, metadata map[string]string) (context.Context, map[string]string, func(*sandbox.Verdict, error)) {
+// runSpan is the span of a cell or command. The context it gives carries the trace into the guest.
+func (c *call) runSpan(ctx context.Context, kind, id string) (context.Context, func(*sandbox.Verdict, error)) {
 	ctx, span := c.s.tracer.Start(ctx, kind)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("recluse.operation", id))
 	}
-	if span.SpanContext().IsValid() {
-		carried := propagation.MapCarrier{}
-		for k, v := range metadata {
-			carried[k] = v
-		}
-		traces.Inject(ctx, carried)
-		metadata = carried
-	}
-	return ctx, metadata, func(v *sandbox.Verdict, err error) {
+	return ctx, func(v *sandbox.Verdict, err error) {
 		defer span.End()
 		if !span.IsRecording() {
 			return

@@ -80,11 +80,11 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		features []feature
 		serial   bool // it measures, or needs the machine for itself
 	}{
-		{"commands", commands, false},
+		{"commands", slices.Concat(commands, commandTraces), false},
 		{"endings", endings, false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
-		{"cells", slices.Concat(cells, cellOutputs, cellCalls, interpreters), false},
+		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters), false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},

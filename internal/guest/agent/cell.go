@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -213,6 +214,9 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	if len(r.req.Env) > 0 {
 		header["env"] = r.req.Env
 	}
+	if t := traceOf(r.req); t != nil {
+		header["trace"] = t
+	}
 	if r.req.Stdin {
 		if r.fifo.path == "" {
 			path, done, err := r.stdin()
@@ -247,6 +251,28 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	i.emitMu.Unlock()
 	r.bury(i)
 	return nil, nil
+}
+
+// traceVariables are the metadata in which a trace comes, and the variables by which programs are handed one.
+var traceVariables = [...][2]string{{"traceparent", "TRACEPARENT"}, {"tracestate", "TRACESTATE"}}
+
+// traceOf gives the variables of the trace to which a cell belongs; nil: to none. One that the caller has set itself stays.
+func traceOf(req *wire.Cell) map[string]string {
+	if req.Metadata["traceparent"] == "" || req.Env["TRACEPARENT"] != "" {
+		return nil
+	}
+	t := map[string]string{}
+	for _, v := range traceVariables {
+		if s := req.Metadata[v[0]]; s != "" && visible(s) {
+			t[v[1]] = s
+		}
+	}
+	return t
+}
+
+// visible says that a text has nothing in it that an environment cannot hold.
+func visible(s string) bool {
+	return strings.IndexFunc(s, func(c rune) bool { return c < ' ' || c > '~' }) < 0
 }
 
 // errKilled says that the interpreter was ended for not listening.

@@ -36,7 +36,7 @@ exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__", "__bu
 const (
 	// To the interpreter.
 	TypeSource      = 'K' // the kernel's source
-	TypeExecute     = 'X' // header: id, stdin, argv, env; body: the code
+	TypeExecute     = 'X' // header: id, stdin, argv, env, trace; body: the code
 	TypeReply       = 'R' // header: call, ok, error; body: the reply to a call
 	TypePersonalise = 'P' // header: env, unset, reseed, entropy
 

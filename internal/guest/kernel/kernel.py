@@ -900,6 +900,32 @@ def _follow():
     _restore()
 
 
+def _join_trace(trace):
+    """Sets the variables of the trace to which a cell belongs, and gives what they were before."""
+    before = {}
+    try:
+        for name, value in trace.items():
+            before[name] = _environ.get(name)
+            _environ[name] = value
+    except Exception:  # code has made something else of os.environ, and does without
+        pass
+    return before
+
+
+def _leave_trace(trace, before):
+    """Sets them back, but not what code has made of them itself."""
+    try:
+        for name, value in before.items():
+            if _environ.get(name) != trace[name]:
+                continue
+            if value is None:
+                del _environ[name]
+            else:
+                _environ[name] = value
+    except Exception:
+        pass
+
+
 def _cell(header, body):
     S.cell = header["id"]
     S.spawned = 0
@@ -908,6 +934,8 @@ def _cell(header, body):
         sys.argv = [str(a) for a in header["argv"]]
     if header.get("env"):
         _environ.update(header["env"])
+    trace = header.get("trace")
+    untraced = _join_trace(trace) if trace else None
     stdin = header.get("stdin")
     before = _rusage(_SELF) if _rusage else None
     end = {"id": S.cell, "status": "ok", "exit_code": None, "error": None, "cpu_ns": 0, "maxrss": 0, "result": False, "spawned": 0}
@@ -951,6 +979,8 @@ def _cell(header, body):
     _restore()
     if S.hook is not None and end["status"] != "interrupted":
         _follow()
+    if trace:
+        _leave_trace(trace, untraced)
     if stdin:
         _close_input()
     if before is not None:
