@@ -17,7 +17,7 @@ var Preference = []string{"firecracker", "gvisor", "docker", "local"}
 // probeHeadStart is how long a backend is waited for before the next one is asked as well.
 const probeHeadStart = 500 * time.Millisecond
 
-// undoWait is how long a backend may take to undo a trial that was given up.
+// undoWait is how long a backend may take to undo a trial that was given up, and to say so.
 const undoWait = 5 * time.Second
 
 // Requirements says what a chosen backend must offer.
@@ -55,8 +55,9 @@ type Tried struct {
 
 // Select probes the backends and gives the first in order that is healthy and
 // meets the requirements, with a report on each. Each probe has at most ProbeTimeout,
-// and one that is slow does not keep the next from being asked. When none fits, the
-// error is ErrNoBackend and names every reason.
+// and one that is slow does not keep the next from being asked. When no other fits, a late
+// answer counts as well: the machine may be busy. When none fits, the error is
+// ErrNoBackend and names every reason.
 func Select(ctx context.Context, backends []Backend, req Requirements) (Backend, []Tried, error) {
 	order := req.Order
 	explicit := len(order) > 0
@@ -138,15 +139,20 @@ func probeInOrder(ctx context.Context, backends []Backend, health asking, fits f
 	defer cancel()
 	tried = make([]Tried, len(backends))
 	type answer struct {
-		i int
-		t Tried
+		i    int
+		t    Tried
+		late <-chan Tried
 	}
 	answers := make(chan answer, len(backends))
+	late := make([]<-chan Tried, len(backends))
 	asked, decided := 0, 0
 	next := func() {
 		i := asked
 		asked++
-		go func() { answers <- answer{i, probe(ctx, backends[i], health)} }()
+		go func() {
+			t, late := probe(ctx, backends[i], health)
+			answers <- answer{i, t, late}
+		}()
 	}
 	first = -1
 	for decided < len(backends) {
@@ -154,14 +160,14 @@ func probeInOrder(ctx context.Context, backends []Backend, health asking, fits f
 			next()
 			continue
 		}
-		var late <-chan time.Time
+		var slow <-chan time.Time
 		if asked < len(backends) {
-			late = time.After(probeHeadStart)
+			slow = time.After(probeHeadStart)
 		}
 		select {
 		case a := <-answers:
-			tried[a.i] = a.t
-		case <-late:
+			tried[a.i], late[a.i] = a.t, a.late
+		case <-slow:
 			next()
 		}
 		for decided < asked && tried[decided].Name != "" {
@@ -174,7 +180,37 @@ func probeInOrder(ctx context.Context, backends []Backend, health asking, fits f
 			return tried, first
 		}
 	}
+	if first < 0 {
+		first = hearLate(tried, late, fits)
+	}
 	return tried, first
+}
+
+// hearLate waits for those that did not answer in time, when no other fits. At worst the program ends after it, and what they have begun is
+// undone by then.
+func hearLate(tried []Tried, late []<-chan Tried, fits func(*Tried) bool) (first int) {
+	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
+	defer cancel()
+	first = -1
+	for i, l := range late {
+		if l == nil {
+			continue
+		}
+		var t Tried
+		select {
+		case t = <-l:
+		default:
+			select {
+			case t = <-l:
+			case <-ctx.Done():
+				continue // another may have answered
+			}
+		}
+		if first < 0 && fits(&t) {
+			first, tried[i] = i, t
+		}
+	}
+	return first
 }
 
 // asking is how a backend is asked for its health.
@@ -190,34 +226,34 @@ func quickly(ctx context.Context, b Backend) Health {
 	return b.Health(ctx)
 }
 
-func probe(parent context.Context, b Backend, health asking) Tried {
+// probe gives a backend's answer, or says that there was none in time and where it will come.
+func probe(parent context.Context, b Backend, health asking) (t Tried, late <-chan Tried) {
 	ctx, cancel := context.WithTimeout(parent, ProbeTimeout)
-	defer cancel()
-	t := Tried{Name: b.Name()}
-	type answer struct {
-		h Health
-		c Capabilities
-	}
-	got := make(chan answer, 1)
-	go func() { got <- answer{health(ctx, b), b.Capabilities(ctx)} }()
-	select {
-	case a := <-got:
-		t.Health, t.Capabilities = a.h, a.c
-		t.Reason, t.Remedy = a.h.Reason, a.h.Remedy
-	case <-ctx.Done():
-		if parent.Err() != nil { // nobody waits for the answer any more, but what was begun is undone before the program may end
-			select {
-			case <-got:
-			case <-time.After(undoWait):
-			}
+	got := make(chan Tried, 1)
+	go func() {
+		defer cancel()
+		h := health(ctx, b)
+		t := Tried{Name: b.Name(), Health: h, Capabilities: b.Capabilities(ctx), Reason: h.Reason, Remedy: h.Remedy}
+		if !h.OK && t.Reason == "" {
+			t.Reason = "not available"
 		}
-		t.Health = Health{Reason: fmt.Sprintf("did not answer within %s", ProbeTimeout), Took: ProbeTimeout}
-		t.Reason = t.Health.Reason
+		got <- t
+	}()
+	select {
+	case t := <-got:
+		return t, nil
+	case <-ctx.Done():
 	}
-	if !t.Health.OK && t.Reason == "" {
-		t.Reason = "not available"
+	t = Tried{Name: b.Name(), Health: Health{Reason: fmt.Sprintf("did not answer within %s", ProbeTimeout), Took: ProbeTimeout}}
+	t.Reason = t.Health.Reason
+	if parent.Err() == nil {
+		return t, got
 	}
-	return t
+	select { // nobody waits for the answer any more, but what was begun is undone before the program may end
+	case <-got:
+	case <-time.After(undoWait):
+	}
+	return t, nil
 }
 
 // unfit says why a healthy backend does not meet the requirements, or "".

@@ -261,6 +261,38 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
+func TestALateAnswerCountsWhenNoOtherFits(t *testing.T) {
+	for name, c := range map[string]struct {
+		undo time.Duration
+		more []Backend
+		took time.Duration
+		code Code
+	}{
+		"it comes":                     {undo: time.Second, took: ProbeTimeout + time.Second},
+		"it comes beside one unfit":    {undo: time.Second, more: []Backend{healthy("local", IsolationNone)}, took: ProbeTimeout + time.Second},
+		"it does not come soon enough": {undo: 2 * undoWait, took: ProbeTimeout + undoWait, code: CodeNoBackend},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				busy := healthy("gvisor", IsolationKernel)
+				busy.hang, busy.undo = true, c.undo
+				began := time.Now()
+				b, tried, err := Select(t.Context(), append([]Backend{busy}, c.more...), Requirements{Logger: quiet()})
+				if took := time.Since(began); CodeOf(err) != c.code || took != c.took {
+					t.Errorf("%v after %s", err, took)
+				}
+				if err == nil && (b != Backend(busy) || !tried[0].Chosen || !busy.undone.Load()) {
+					t.Errorf("chosen is %v: %+v", b, tried)
+				}
+				if err != nil && !strings.Contains(tried[0].Reason, "did not answer within 2s") {
+					t.Errorf("the report says %+v", tried[0])
+				}
+				time.Sleep(c.undo) // until it has ended
+			})
+		})
+	}
+}
+
 func TestSelectThatIsGivenUpLeavesNoTrialBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := healthy("gvisor", IsolationKernel)

@@ -94,10 +94,10 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	}
 	if err == nil {
 		tryCtx, cancel := reserved(ctx)
-		err = b.tryOut(tryCtx)
+		err = b.tryOut(tryCtx, ctx)
 		cancel()
 	}
-	slow := errors.Is(err, errSlow) && ctx.Err() == nil
+	slow := errors.Is(err, errSlow)
 	h.OK, h.Took = err == nil || slow, time.Since(began)
 	switch {
 	case slow:
@@ -134,8 +134,8 @@ func (b *Backend) unhealthy(err error) (reason, remedy string) {
 }
 
 // tryOut runs a sandbox that holds the guest and nothing else, to its end. The error is errSlow only if the sandbox itself was too slow, and not what had
-// to be cleared away after it.
-func (b *Backend) tryOut(ctx context.Context) error {
+// to be cleared away after it. The caller waits for that only if its own patience has ended as well: the program may end next.
+func (b *Backend) tryOut(ctx, caller context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return errNoTime
 	}
@@ -170,8 +170,12 @@ func (b *Backend) tryOut(ctx context.Context) error {
 		defer cancel()
 		return b.remove(clean, id, false, e)
 	}
-	if errors.Is(err, context.DeadlineExceeded) { // the caller has no time for it
-		b.sweeping.Go(func() { _ = remove() }) // what stays a sweep finds
+	if errors.Is(err, context.DeadlineExceeded) {
+		if caller.Err() == nil {
+			b.sweeping.Go(func() { _ = remove() }) // the caller has no time for it; what stays a sweep finds
+		} else {
+			_ = remove() // likewise
+		}
 		return fmt.Errorf("a sandbox to try: %w: %w", errSlow, err)
 	}
 	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, remove()))

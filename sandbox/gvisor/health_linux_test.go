@@ -4,6 +4,7 @@ package gvisor
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -129,6 +130,23 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 		}
 		if _, err := os.Stat(filepath.Join(b.dir, trialFile)); err == nil {
 			t.Error("that was remembered as a trial that went well")
+		}
+	})
+	t.Run("a slow trial is cleared away before a caller goes who waits no more", func(t *testing.T) {
+		b := backendIn(t, t.TempDir())
+		b.engine.Path = filepath.Join(t.TempDir(), "engine")
+		if err := os.WriteFile(b.engine.Path, []byte("#!/bin/sh\nfor a; do [ \"$a\" = run ] && exec sleep 1000; done\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		if err := b.tryOut(ctx, gone); !errors.Is(err, errSlow) {
+			t.Errorf("%v", err)
+		}
+		if left := entriesOf(filepath.Join(b.dir, "sandboxes")); len(left) != 0 {
+			t.Errorf("left: %v", left)
 		}
 	})
 	t.Run("a caller without time for a trial hears nothing good, and that is not remembered", func(t *testing.T) {
