@@ -112,6 +112,9 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 	c, err := host.Attach(attachCtx, m.Stream(), host.Options{Token: m.Token(), Identity: identity(m), Handler: s.hostHandler})
 	if err == nil {
 		s.client = c
+		if err = s.checkShell(attachCtx, ours); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 		return s, nil
 	}
 	if wire.IsClosed(err) && ctx.Err() == nil && attachCtx.Err() == nil {
@@ -134,9 +137,22 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 	return nil, &Error{Code: CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
 }
 
+// checkShell makes sure that a new sandbox has the shell that was asked for, so that it is told before anything runs.
+func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
+	shell := s.Spec().Shell
+	if shell == "" || !made {
+		return nil
+	}
+	g, err := s.Guest(ctx)
+	if err != nil || g.Shell != "" {
+		return err
+	}
+	return &Error{Code: CodeNoShell, Op: "start sandbox", Message: fmt.Sprintf("there is no shell %q inside", shell), Remedy: "name one that the image has, or none: bash is used then, or sh"}
+}
+
 func identity(m Machine) *wire.Identity {
 	spec := m.Spec()
-	id := &wire.Identity{SandboxId: m.ID(), Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation()}
+	id := &wire.Identity{SandboxId: m.ID(), Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation(), Shell: spec.Shell}
 	if id.Hostname == "" {
 		id.Hostname = m.ID()
 	}

@@ -28,6 +28,14 @@ type Spec struct {
 	Env map[string]string `json:"env,omitempty"`
 	// Dir is where commands start; empty: the home directory, or the image's own.
 	Dir string `json:"dir,omitempty"`
+	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH. It has to be there,
+	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
+	Shell string `json:"shell,omitempty"`
+	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
+	User string `json:"user,omitempty"`
+	// OOMScoreAdj is added to the badness of commands, from 0 to 1000, where the host's kernel chooses whom to kill when memory is short. The higher,
+	// the sooner; at 0 the guest itself is as likely to be chosen. Interpreters, which have state to lose, never have more. Nil: the backend's choice.
+	OOMScoreAdj *int `json:"oom_score_adj,omitempty"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string `json:"hostname,omitempty"`
 	// Labels are kept with the sandbox and given back by List.
@@ -105,6 +113,10 @@ func (s Spec) WithDefaults() Spec {
 	s.Mounts = slices.Clone(s.Mounts)
 	s.Env = maps.Clone(s.Env)
 	s.Labels = maps.Clone(s.Labels)
+	if s.OOMScoreAdj != nil {
+		score := *s.OOMScoreAdj
+		s.OOMScoreAdj = &score
+	}
 	return s
 }
 
@@ -126,6 +138,15 @@ func (s Spec) Check() error {
 	}
 	if s.Dir != "" && (!path.IsAbs(s.Dir) || strings.ContainsRune(s.Dir, 0)) {
 		return bad("working directory %q is not absolute", s.Dir)
+	}
+	if strings.ContainsRune(s.Shell, 0) || strings.ContainsRune(s.Shell, '/') && !path.IsAbs(s.Shell) {
+		return bad("shell %q is neither an absolute path nor a name", s.Shell)
+	}
+	if _, err := ParseUser(s.User); err != nil {
+		return err
+	}
+	if s.OOMScoreAdj != nil && (*s.OOMScoreAdj < 0 || *s.OOMScoreAdj > 1000) {
+		return bad("oom_score_adj %d is not from 0 to 1000", *s.OOMScoreAdj)
 	}
 	if len(s.Hostname) > 63 || strings.ContainsAny(s.Hostname, "/\x00 \n\t") {
 		return bad("hostname %q is not one", s.Hostname)

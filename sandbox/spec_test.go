@@ -51,12 +51,27 @@ func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
 }
 
 func TestSpec(t *testing.T) {
+	low, high := -1, 1001
 	for _, c := range []struct {
 		name string
 		spec Spec
 		bad  string
 	}{
 		{"nothing", Spec{}, ""},
+		{"a shell by name", Spec{Shell: "zsh"}, ""},
+		{"a shell by path", Spec{Shell: "/bin/zsh"}, ""},
+		{"a shell somewhere below", Spec{Shell: "bin/zsh"}, "shell"},
+		{"a user by number", Spec{User: "2000"}, ""},
+		{"a user and a group", Spec{User: "2000:100"}, ""},
+		{"a user by name", Spec{User: "www-data"}, ""},
+		{"a user that is no number", Spec{User: "-1"}, "user"},
+		{"a user with a leading zero", Spec{User: "0100"}, "user"},
+		{"a user beyond all", Spec{User: "4294967295"}, "user"},
+		{"a user with half a group", Spec{User: "1000:"}, "user"},
+		{"a user by name with a group", Spec{User: "www-data:100"}, "user"},
+		{"a score", Spec{OOMScoreAdj: new(int)}, ""},
+		{"a score that protects", Spec{OOMScoreAdj: &low}, "oom_score_adj"},
+		{"a score beyond all", Spec{OOMScoreAdj: &high}, "oom_score_adj"},
 		{"everything", Spec{Image: "alpine:3", Env: map[string]string{"A": "=\n"}, Dir: "/work", Hostname: "box", Mounts: []Mount{{Host: "/data", Path: "/data"}, {Host: "/x", Path: "/mnt/x"}}}, ""},
 		{"image and root file system", Spec{Image: "a", RootFS: "/b"}, "exclude"},
 		{"NUL in the image", Spec{Image: "a\x00"}, "NUL"},
@@ -93,10 +108,10 @@ func checkSpec(t *testing.T, err error, bad string) {
 }
 
 func TestSpecWithDefaultsSharesNothing(t *testing.T) {
-	s := Spec{Env: map[string]string{"A": "1"}, Labels: map[string]string{"l": "1"}, Mounts: []Mount{{Path: "/a"}}}
+	s := Spec{Env: map[string]string{"A": "1"}, Labels: map[string]string{"l": "1"}, Mounts: []Mount{{Path: "/a"}}, OOMScoreAdj: new(int)}
 	d := s.WithDefaults()
-	d.Env["A"], d.Labels["l"], d.Mounts[0].Path = "2", "2", "/b"
-	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" {
+	d.Env["A"], d.Labels["l"], d.Mounts[0].Path, *d.OOMScoreAdj = "2", "2", "/b", 2
+	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" || *s.OOMScoreAdj != 0 {
 		t.Error("the original has changed")
 	}
 }

@@ -85,6 +85,9 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		says string
 	}{
 		"another gate":             {OpenOptions{Gate: "block"}, "gate is as the server is configured, not block"},
+		"another shell":            {OpenOptions{Spec: &sandbox.Spec{Shell: "dash"}}, "shell"},
+		"another user":             {OpenOptions{Spec: &sandbox.Spec{User: "2000"}}, "user"},
+		"another score":            {OpenOptions{Spec: &sandbox.Spec{OOMScoreAdj: new(int)}}, "oom_score_adj"},
 		"another role":             {OpenOptions{Role: "nurse"}, "role"},
 		"another lifetime":         {OpenOptions{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}, "differs in ttl"},
 		"another limit":            {OpenOptions{Policy: Policy{Commands: 3}}, "differs in commands"},

@@ -59,6 +59,11 @@ func TestDocker(t *testing.T) {
 	if got := must(kernel...); strings.TrimSpace(got) != hostKernel() {
 		t.Errorf("runc's kernel is %q", got)
 	}
+	const whoami = "id -u; cat /proc/self/oom_score_adj; basename $SHELL"
+	if got := must("exec", "--backend", "docker", "--user", "nobody", "--oom-score-adj", "700", "--shell", "dash", "--", "sh", "-c", whoami); got != "65534\n700\ndash\n" {
+		t.Errorf("the flags of the sandbox made %q", got)
+	}
+	refused("docker.unsafe_root", "exec", "--backend", "docker", "--user", "root", "true")
 	began := strconv.FormatInt(time.Now().UnixNano(), 10)
 	must("exec", "--backend", "docker", "true")
 	if got := containersSince(t, e.Host, began); len(got) != 1 {

@@ -54,6 +54,8 @@ type machine struct {
 	mounts        []string
 	env           environment
 	dir           string
+	shell, user   string
+	oomScore      score
 	cold          bool
 }
 
@@ -69,12 +71,15 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&m.mounts, "mount", nil, "show a host directory inside, `host:path[:rw]`; read-only unless rw (repeatable)")
 	f.VarP(&m.env, "env", "e", "set an environment variable, `K=V`; K alone copies ours (repeatable)")
 	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
+	f.StringVar(&m.shell, "shell", "", "`program` that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)")
+	f.StringVar(&m.user, "user", "", "`user` that code runs as: a number, user:group, or a name of the image; docker only (default "+strconv.Itoa(sandbox.DefaultUID)+")")
+	f.Var(&m.oomScore, "oom-score-adj", "how soon the kernel ends code when memory is short, 0 to 1000; docker with runc only")
 	f.BoolVar(&m.cold, "cold", false, "boot the sandbox instead of restoring a warm template")
 }
 
 func (m *machine) spec() (sandbox.Spec, error) {
 	s := sandbox.Spec{
-		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Cold: m.cold,
+		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Cold: m.cold, Shell: m.shell, User: m.user, OOMScoreAdj: m.oomScore.value,
 		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk)},
 	}
 	for _, arg := range m.mounts {
@@ -89,7 +94,7 @@ func (m *machine) spec() (sandbox.Spec, error) {
 }
 
 // sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.
-var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold"}
+var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold", "shell", "user", "oom-score-adj"}
 
 // said reports whether the user said anything about the sandbox itself.
 func (m *machine) said() bool { return slices.ContainsFunc(sandboxFlags, m.flags.Changed) }
@@ -127,6 +132,29 @@ func parseMount(s string) (sandbox.Mount, error) {
 		}
 	}
 	return sandbox.Mount{}, usage("--mount %s: want host:path, or host:path:rw", s)
+}
+
+// score is a flag for a number that may be zero, or not given at all.
+type score struct{ value *int }
+
+func (s *score) String() string {
+	if s.value == nil {
+		return ""
+	}
+	return strconv.Itoa(*s.value)
+}
+
+// Type names the flag's value in help texts.
+func (s *score) Type() string { return "number" }
+
+// Set reads it; whether it can be is judged with the spec.
+func (s *score) Set(arg string) error {
+	n, err := strconv.Atoi(arg)
+	if err != nil {
+		return fmt.Errorf("%q is not a number", arg)
+	}
+	s.value = &n
+	return nil
 }
 
 // size is a flag for a number of bytes.

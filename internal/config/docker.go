@@ -17,6 +17,7 @@ type Docker struct {
 	Runtime           string   `key:"runtime" doc:"the engine's name of a runtime; auto: one with a kernel of its own where the engine has it, else its default"`
 	Network           string   `key:"network" doc:"network of sandboxes, e.g. bridge; empty: none at all"`
 	UnsafeHostNetwork bool     `key:"unsafe_host_network" doc:"allow the network host, which shows everything that listens on the engine's machine; never in production"`
+	UnsafeRoot        bool     `key:"unsafe_root" doc:"allow code that is root inside, where somebody asks for that user; the isolation is then reported a level lower; never in production"`
 	Volumes           []string `key:"volumes" doc:"named volumes of the engine to show inside, name:path, or name:path:rw"`
 	HostConfig        string   `key:"host_config" doc:"JSON of the engine's API (HostConfig) that is laid over the profile; the isolation is then reported a level lower"`
 	Instance          string   `key:"instance" doc:"sets the sandboxes of several servers on one engine apart; empty: this user's on this machine"`
@@ -26,7 +27,7 @@ type Docker struct {
 func (d Docker) Options() (docker.Options, error) {
 	o := docker.Options{
 		Host: d.Host, Context: d.Context, Image: d.Image, Pull: docker.Pull(d.Pull), Runtime: d.Runtime, Network: d.Network,
-		UnsafeHostNetwork: d.UnsafeHostNetwork, Instance: d.Instance, HostConfig: json.RawMessage(d.HostConfig),
+		UnsafeHostNetwork: d.UnsafeHostNetwork, UnsafeRoot: d.UnsafeRoot, Instance: d.Instance, HostConfig: json.RawMessage(d.HostConfig),
 	}
 	for _, text := range d.Volumes {
 		parts := strings.Split(text, ":")

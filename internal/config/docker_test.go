@@ -17,6 +17,7 @@ func TestDockerOptions(t *testing.T) {
   runtime: runsc
   network: host
   unsafe_host_network: true
+  unsafe_root: true
   volumes: [data:/data, cache:/cache:rw]
   host_config: '{"CpuShares": 7}'
   instance: one
@@ -26,7 +27,7 @@ func TestDockerOptions(t *testing.T) {
 	}
 	got, err := c.Docker.Options()
 	want := docker.Options{
-		Host: "unix:///run/x.sock", Context: "far", Image: "mine:1", Pull: docker.PullNever, Runtime: "runsc", Network: "host", UnsafeHostNetwork: true,
+		Host: "unix:///run/x.sock", Context: "far", Image: "mine:1", Pull: docker.PullNever, Runtime: "runsc", Network: "host", UnsafeHostNetwork: true, UnsafeRoot: true,
 		Volumes: []docker.Volume{{Name: "data", Path: "/data"}, {Name: "cache", Path: "/cache", Writable: true}}, HostConfig: []byte(`{"CpuShares": 7}`), Instance: "one",
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {

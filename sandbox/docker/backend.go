@@ -43,11 +43,12 @@ type Backend struct {
 	filling chan struct{} // has one place: who has it looks at a guest's volume
 
 	mu       sync.Mutex
-	filled   map[string]bool     // guarded by mu; guests' volumes that were seen to be whole
-	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
-	closed   bool                // guarded by mu
-	proven   time.Time           // guarded by mu; when a sandbox could be made last
-	trying   *trial              // guarded by mu; the last attempt to make one, for Health
+	filled   map[string]bool         // guarded by mu; guests' volumes that were seen to be whole
+	users    map[string]sandbox.User // guarded by mu; who a name is, by image and name
+	attached map[string]*machine     // guarded by mu; by sandbox, nil while an attachment is being made
+	closed   bool                    // guarded by mu
+	proven   time.Time               // guarded by mu; when a sandbox could be made last
+	trying   *trial                  // guarded by mu; the last attempt to make one, for Health
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -63,7 +64,7 @@ func New(opts Options) (*Backend, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
-	b := &Backend{opts: opts, dir: opts.Dir, instance: opts.Instance, filling: make(chan struct{}, 1), filled: map[string]bool{}, attached: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.Dir, instance: opts.Instance, filling: make(chan struct{}, 1), filled: map[string]bool{}, users: map[string]sandbox.User{}, attached: map[string]*machine{}}
 	if b.dir == "" {
 		data, err := xdg.Data()
 		if err != nil {
@@ -135,6 +136,9 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	if f.podman {
 		c.Notes = append(c.Notes, "Podman does not limit the number of files, only what they take together; it does not tell a stop, or a guest that was killed for memory, from a kill")
 	}
+	if b.opts.UnsafeRoot {
+		c.Notes = append(c.Notes, "code may be root inside, where a spec asks for it")
+	}
 	if len(b.opts.HostConfig) > 0 {
 		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
 	}
@@ -182,6 +186,12 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeImageArch, Op: op, Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.arch), Remedy: "use an image for " + f.arch,
 		}
+	}
+	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
+		return nil, err
+	}
+	if p.oomScore, err = b.oomScore(f, spec); err != nil {
+		return nil, err
 	}
 	guest, err := b.guestProgram(ctx, f.arch)
 	if err != nil {
@@ -398,6 +408,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 
 // remove ends a container and waits until nothing of it is left. One that is not there is no error.
 func (b *Backend) remove(ctx context.Context, container string) error {
+	defer b.insist(container)()
 	for {
 		_, err := b.cli.ContainerRemove(ctx, container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		if err == nil || missing(err) {

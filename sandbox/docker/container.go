@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/moby/moby/api/types/container"
@@ -28,6 +29,8 @@ type plan struct {
 	image  client.ImageInspectResult
 	volume string // with the guest
 	token  string
+
+	oomScore int // of what is run
 }
 
 // userSpace says that processes inside are not the host kernel's own: its limits then hit the sandbox and not the offender, and the guest
@@ -39,7 +42,7 @@ func (p *plan) guestConfig() agent.Config {
 	l := p.Spec.Limits
 	c := agent.Config{
 		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
-		Socket: socketName(p.ID), Peer: bridgeUID,
+		Socket: socketName(p.ID), Peer: p.bridge().UID,
 		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)), Filter: true,
 	}
 	if p.Restored != "" {
@@ -48,17 +51,23 @@ func (p *plan) guestConfig() agent.Config {
 	if p.facts.userSpace() {
 		// Users are counted for each sandbox alone there.
 		c.Processes, c.Memory = l.Processes, l.Memory
+		if p.facts.ownGuest() {
+			c.UID, c.GID = p.User.UID, p.User.GID
+		}
 	} else {
-		c.Threads, c.OOMScore = guestThreads, oomScore
+		c.Threads, c.OOMScore = guestThreads, p.oomScore
 	}
 	if ic := p.image.Config; ic != nil {
-		c.Env = ic.Env
+		c.Env = slices.Clone(ic.Env)
 		if ic.WorkingDir != "" && ic.WorkingDir != "/" {
 			c.Dir = ic.WorkingDir
 		}
 	}
 	if p.Spec.Dir != "" {
 		c.Dir = p.Spec.Dir
+	}
+	if p.User.Name != "" {
+		c.Env = append(c.Env, "USER="+p.User.Name, "LOGNAME="+p.User.Name)
 	}
 	return c
 }
@@ -78,7 +87,7 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 	}
 	return &container.Config{
 		Hostname: hostname, Image: p.image.ID, Labels: labels, WorkingDir: "/",
-		User:       strconv.Itoa(sandbox.DefaultUID) + ":" + strconv.Itoa(sandbox.DefaultUID),
+		User:       p.guestUser(),
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
 		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
 		Healthcheck: p.noHealthcheck(),
@@ -112,7 +121,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Memory: memory, MemorySwap: memory, // together: no swap
 			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
 		},
-		Tmpfs: tmpfs(l, p.facts.podman),
+		Tmpfs: tmpfs(l, p.facts, p.User),
 		Mounts: []mount.Mount{{
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
@@ -129,29 +138,37 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	return hc, b.layOver(hc)
+	if err := b.layOver(hc); err != nil {
+		return nil, err
+	}
+	hc.CapAdd = p.facts.grant(hc.CapAdd)
+	return hc, nil
 }
 
 func (b *Backend) network() string { return b.opts.network() }
 
 // tmpfs shares the disk out among the file systems in memory. Each file costs memory that no size counts, so their number is
 // bounded by what it may take.
-func tmpfs(l sandbox.Limits, podman bool) map[string]string {
+func tmpfs(l sandbox.Limits, f *facts, user sandbox.User) map[string]string {
 	const perFile = 2 << 10
 	inodes := max(1024, l.Memory/8/perFile)
 	// Owned by the user: runtimes give a mount the mode of the directory below it, whatever is asked for.
-	mount := func(share int64, mode, flags string) string {
-		if podman { // which knows neither the number of files nor users by number; U is the container's own
+	mount := func(share int64, mode, flags string, u sandbox.User) string {
+		if f.podman { // which knows neither the number of files nor users by number; U is the container's own
 			return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,mode=%s,U", flags, l.Disk/share, mode)
 		}
-		return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, l.Disk/share, inodes/share, mode, sandbox.DefaultUID, sandbox.DefaultUID)
+		return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, l.Disk/share, inodes/share, mode, u.UID, u.GID)
+	}
+	guest := user
+	if f.ownGuest() {
+		guest = sandbox.User{}
 	}
 	return map[string]string{
-		sandbox.DefaultHome: mount(2, "0750", "exec"), // compiled parts of packages are loaded from there
-		"/tmp":              mount(4, "1777", "exec"),
-		"/var/tmp":          mount(16, "1777", "exec"),
-		"/dev/shm":          mount(16, "1777", "noexec"),
-		stateDir:            mount(8, "0755", "noexec"),
+		sandbox.DefaultHome: mount(2, "0750", "exec", user), // compiled parts of packages are loaded from there
+		"/tmp":              mount(4, "1777", "exec", user),
+		"/var/tmp":          mount(16, "1777", "exec", user),
+		"/dev/shm":          mount(16, "1777", "noexec", user),
+		stateDir:            mount(8, "0755", "noexec", guest),
 	}
 }
 

@@ -24,6 +24,7 @@ const (
 	labelGuest      = "dev.recluse.guest"
 	labelGeneration = "dev.recluse.generation"
 	labelSnapshot   = "dev.recluse.snapshot"
+	labelUser       = "dev.recluse.user"     // whose processes run inside, by number
 	labelRestored   = "dev.recluse.restored" // the snapshot that a sandbox was made from
 	labelParent     = "dev.recluse.parent"
 	labelSize       = "dev.recluse.size"
@@ -41,6 +42,7 @@ type record struct {
 	Guest      string
 	Generation string
 	Restored   string // the snapshot it was made from, or ""
+	User       sandbox.User
 }
 
 func (r *record) labels(instance string) (map[string]string, error) {
@@ -57,6 +59,7 @@ func (r *record) labels(instance string) (map[string]string, error) {
 		labelSpecHash: hash(spec), labelOwner: string(own), labelGuest: r.Guest, labelGeneration: r.Generation,
 		// A sandbox from a pool was nobody's when it was made: whose it has become is noted (notes.go).
 		labelSession:  r.Spec.Labels[sandbox.LabelSession],
+		labelUser:     ids(r.User),
 		labelRestored: r.Restored, labelCarrier: "", labelSnapshot: "", // which it would have of a snapshot's image
 	}
 	return l, nil
@@ -70,6 +73,10 @@ func readRecord(container string, l map[string]string) (r record, ok bool) {
 	}
 	// Without an owner nobody answers for it; without a time it is of the year one.
 	_ = json.Unmarshal([]byte(l[labelOwner]), &r.Owner)
+	// Without a user it is from before there was a choice.
+	if u, err := sandbox.ParseUser(l[labelUser]); err == nil {
+		r.User = u
+	}
 	r.Created, _ = time.Parse(time.RFC3339Nano, l[labelCreated])
 	return r, true
 }

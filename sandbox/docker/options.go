@@ -48,6 +48,9 @@ type Options struct {
 	Network string
 	// UnsafeHostNetwork allows the network "host", which shows everything that listens on the engine's machine. Never in production.
 	UnsafeHostNetwork bool
+	// UnsafeRoot allows specs whose user is root, or in root's group, which is then root on the engine's machine if it gets out. The isolation of
+	// all sandboxes is reported a level lower. Never in production.
+	UnsafeRoot bool
 	// Volumes are named volumes of the engine to show inside.
 	Volumes []Volume
 	// HostConfig is laid over what the engine is told about the container, as JSON of the engine's API; its mounts are added to ours. Whatever it
@@ -83,7 +86,7 @@ const (
 	archivePath = ownDir + "/" + archiveName
 )
 
-// bridgeUID is the user of bridges. It owns nothing, and code in the sandbox cannot become it.
+// bridgeUID is the user of bridges, unless code is that one. It owns nothing, and code in the sandbox cannot become it.
 const bridgeUID = sandbox.DefaultUID + 1
 
 const (
@@ -91,8 +94,8 @@ const (
 	guestThreads = 24
 	// processReserve is what guest, nannies and bridges need above the limit of processes.
 	processReserve = 96
-	// oomScore makes the kernel choose what code has started, before the guest.
-	oomScore = 500
+	// defaultOOMScore makes the kernel choose what code has started, before the guest.
+	defaultOOMScore = 500
 	// sweepers is how many sandboxes of dead programs are ended at once.
 	sweepers = 8
 	// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.

@@ -25,7 +25,7 @@ func TestTheProfileHolds(t *testing.T) {
 		// The guest has neither of its own, so these are the engine's.
 		"the engine's filter":       {"grep ^Seccomp: /proc/1/status | tr -dc 0-9", "2"},
 		"no privileges for guest":   {"grep NoNewPrivs /proc/1/status | tr -dc 01", "1"},
-		"found by the kernel first": {"cat /proc/self/oom_score_adj", strconv.Itoa(oomScore) + "\n"},
+		"found by the kernel first": {"cat /proc/self/oom_score_adj", strconv.Itoa(defaultOOMScore) + "\n"},
 		"not root":                  {"id -u; id -g", "1000\n1000\n"},
 		"a root that is closed":     {"touch /x 2>/dev/null || echo closed", "closed\n"},
 		"no network":                {"ls /sys/class/net", "lo\n"},

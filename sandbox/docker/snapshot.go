@@ -113,7 +113,7 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 
 // pack fetches the files in memory into a file of this machine, because an archive must say how long they are. The file has no name.
 func (b *Backend) pack(ctx context.Context, r record) (f *os.File, err error) {
-	conn, err := b.exec(ctx, r.Container, strconv.Itoa(sandbox.DefaultUID), false, append([]string{agent.PackArg}, kept...)...)
+	conn, err := b.exec(ctx, r.Container, r.User, false, append([]string{agent.PackArg}, kept...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,13 +5,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The engine puts a header of eight bytes before each piece of output: whose it is, and how long.
@@ -36,7 +36,7 @@ type stream struct {
 
 // bridge starts a bridge in a sandbox.
 func (b *Backend) bridge(ctx context.Context, r record, onEnd func(closed bool)) (*stream, error) {
-	conn, err := b.exec(ctx, r.Container, strconv.Itoa(bridgeUID), true, agent.BridgeArg, socketName(r.ID))
+	conn, err := b.exec(ctx, r.Container, r.bridge(), true, agent.BridgeArg, socketName(r.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -45,9 +45,9 @@ func (b *Backend) bridge(ctx context.Context, r record, onEnd func(closed bool))
 
 // exec runs the guest's binary beside the guest. Its environment lacks the configuration, which holds the token: code inside may be able to
 // read it.
-func (b *Backend) exec(ctx context.Context, container, user string, stdin bool, args ...string) (client.HijackedResponse, error) {
+func (b *Backend) exec(ctx context.Context, container string, user sandbox.User, stdin bool, args ...string) (client.HijackedResponse, error) {
 	res, err := b.cli.ExecCreate(ctx, container, client.ExecCreateOptions{
-		User: user + ":" + user, AttachStdin: stdin, AttachStdout: true, AttachStderr: true, WorkingDir: "/",
+		User: ids(user), AttachStdin: stdin, AttachStdout: true, AttachStderr: true, WorkingDir: "/",
 		Env: []string{agent.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
 	})
 	if err != nil {

@@ -232,6 +232,12 @@ type plan struct {
 
 // prepare finds the root file system and judges the mounts.
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
+	switch {
+	case spec.User != "":
+		return nil, sandbox.NotSupported(Name, "run code as another user", "leave the user out: nobody inside has rights on the host anyway; or use docker")
+	case spec.OOMScoreAdj != nil:
+		return nil, sandbox.NotSupported(Name, "set oom_score_adj, because the guest chooses whom to end for memory", "leave it out, or use docker with the runtime runc")
+	}
 	p := &plan{spec: spec}
 	roots := filepath.Join(b.dir, "roots")
 	switch {

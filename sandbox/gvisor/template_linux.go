@@ -79,7 +79,7 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 	ctx, cancel := context.WithTimeout(ctx, templateWait)
 	defer cancel()
 	neutral := *p
-	neutral.spec.Env, neutral.spec.Labels, neutral.spec.Hostname, neutral.spec.Persist = nil, nil, "", false
+	neutral.spec.Env, neutral.spec.Labels, neutral.spec.Hostname, neutral.spec.Shell, neutral.spec.Persist = nil, nil, "", "", false
 	mach, err := b.boot(ctx, &neutral)
 	if err != nil {
 		return nil, err

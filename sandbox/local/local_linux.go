@@ -198,6 +198,10 @@ func refuseSpec(spec sandbox.Spec) error {
 		what = "mount directories"
 	case spec.Hostname != "":
 		what = "set a host name"
+	case spec.User != "":
+		what = "run code as another user"
+	case spec.OOMScoreAdj != nil:
+		what = "set oom_score_adj"
 	default:
 		return refuseLimits(spec.Limits)
 	}

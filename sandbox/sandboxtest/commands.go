@@ -25,6 +25,49 @@ var commands = []feature{
 		}
 		same(t, "stdout", shell(t, s.open(t), `a=(1 2 3); echo "${a[@]}" | tr 1 x; [[ -n $BASH_VERSION ]]`), "x 2 3\n")
 	}},
+	{"a shell script runs in the shell of the spec", func(t *testing.T, s *suite) {
+		s.needPython(t)
+		spec := s.opts.Spec
+		spec.Shell = "python3" // no shell at all, so that no other can stand in for it
+		sb := s.openSpec(t, s.backend(t), spec)
+		same(t, "stdout", shell(t, sb, "import os; print(6 * 7, os.path.basename(os.environ['SHELL']))"), "42 python3\n")
+	}},
+	{"a sandbox whose spec names a shell that is not there is not made", func(t *testing.T, s *suite) {
+		s.needLibrary(t)
+		spec := s.opts.Spec
+		for _, name := range []string{"a-shell-that-is-not-there", "/etc/passwd"} {
+			spec.Shell = name
+			_, err := sandbox.Open(t.Context(), s.backend(t), spec)
+			if sandbox.CodeOf(err) != sandbox.CodeNoShell || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}},
+	{"code is the user of the spec and has its score, or that is refused", func(t *testing.T, s *suite) {
+		s.needLibrary(t)
+		user, score := s.opts.Spec, s.opts.Spec
+		user.User, score.OOMScoreAdj = "2000", new(int)
+		*score.OOMScoreAdj = 600
+		for _, c := range []struct {
+			spec         sandbox.Spec
+			script, want string
+		}{
+			{user, "id -u; touch f && stat -c %u f", "2000\n2000\n"},
+			{score, "cat /proc/self/oom_score_adj", "600\n"},
+		} {
+			sb, err := sandbox.Open(t.Context(), s.backend(t), c.spec)
+			if sandbox.CodeOf(err) == sandbox.CodeNotSupported {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, c.script, shell(t, sb, c.script), c.want)
+			if err := sb.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}},
 	{"the environment is the sandbox's with the command's on top", func(t *testing.T, s *suite) {
 		spec := s.opts.Spec
 		spec.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"}

@@ -70,11 +70,16 @@ func (s *suite) libraryPython(t *testing.T) *sandbox.Sandbox {
 	return s.library(t)
 }
 
-func (s *suite) librarySpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
+func (s *suite) needLibrary(t *testing.T) {
 	t.Helper()
 	if s.opts.Open != nil {
 		t.Skip("SKIPPED: this is about the library alone")
 	}
+}
+
+func (s *suite) librarySpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
+	t.Helper()
+	s.needLibrary(t)
 	sb, err := sandbox.Open(t.Context(), b, spec)
 	if err != nil {
 		t.Fatalf("open a sandbox: %v", err)

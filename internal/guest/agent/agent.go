@@ -273,8 +273,29 @@ func (a *Agent) lookPython() string {
 	return ""
 }
 
-// lookShell finds bash, or sh, or "".
-func lookShell() string {
+// shell finds the program that runs scripts, or "".
+func (a *Agent) shell() string {
+	a.mu.Lock()
+	id := a.identity
+	a.mu.Unlock()
+	if id.GetShell() == "" {
+		return lookShell("", "")
+	}
+	return lookShell(id.Shell, a.envMap(id)["PATH"])
+}
+
+// lookShell finds the shell of a name, and no other then; without a name bash, or sh. "": there is none.
+func lookShell(name, path string) string {
+	if name != "" {
+		p, err := lookPath(name, "/", [][]byte{[]byte("PATH=" + path)})
+		if err != nil {
+			return ""
+		}
+		if fi, err := os.Stat(p); err != nil || !fi.Mode().IsRegular() || fi.Mode()&0o111 == 0 {
+			return ""
+		}
+		return p
+	}
 	for _, p := range []string{"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh"} {
 		if unix.Access(p, unix.X_OK) == nil {
 			return p

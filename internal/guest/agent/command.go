@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,9 +38,9 @@ func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
 	argv := req.Argv
 	if len(req.Shell) > 0 {
-		sh := lookShell()
+		sh := a.shell()
 		if sh == "" {
-			return answer(st, failure("no_shell", "this sandbox has neither bash nor sh"))
+			return answer(st, failure("no_shell", "%s", a.shellMissing()))
 		}
 		argv = [][]byte{[]byte(sh), []byte("-c"), req.Shell}
 	}
@@ -87,6 +88,16 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	v := c.supervise()
 	o.hush(heard)
 	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
+}
+
+// shellMissing says that scripts cannot be run.
+func (a *Agent) shellMissing() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if name := a.identity.GetShell(); name != "" {
+		return "there is no shell " + strconv.Quote(name) + " inside, and scripts are to be run by no other"
+	}
+	return "this sandbox has neither bash nor sh"
 }
 
 // running is a command under way.

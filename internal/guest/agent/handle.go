@@ -72,7 +72,7 @@ func answer(st *wire.Stream, bad *wire.Error) bool {
 
 func (a *Agent) info(epoch uint64) *wire.Guest {
 	g := &wire.Guest{
-		Protocol: wire.Protocol, Version: Version, Python: a.lookPython(), Shell: lookShell(),
+		Protocol: wire.Protocol, Version: Version, Python: a.lookPython(), Shell: a.shell(),
 		Uid: uint32(max(a.cfg.UID, 0)), Gid: uint32(max(a.cfg.GID, 0)), Home: a.cfg.Home, Epoch: epoch,
 		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()),
 	}

@@ -61,7 +61,7 @@ func (a *Agent) environment(extra [][]byte) [][]byte {
 func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	env := map[string]string{
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user", "SHELL": lookShell(),
+		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user",
 		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
 		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
 	}
@@ -87,6 +87,10 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	}
 	if id != nil {
 		maps.Copy(env, id.Env)
+	}
+	// What the caller says of it counts more than what the image does.
+	if shell := id.GetShell(); env["SHELL"] == "" || shell != "" && id.GetEnv()["SHELL"] == "" {
+		env["SHELL"] = lookShell(shell, env["PATH"])
 	}
 	return env
 }

@@ -1,0 +1,146 @@
+package docker
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func withRuntime(name string) func(*Options) { return func(o *Options) { o.Runtime = name } }
+
+func TestCodeRunsAsTheUserOfItsSpec(t *testing.T) {
+	for _, c := range []struct{ runtime, user, want string }{
+		{"runc", "1001", "1001 1001"}, // that of bridges, unless it is taken
+		{"runc", "2000:3000", "2000 3000"},
+		{"runc", "nobody", "65534 65534"},
+		{"runsc", "1001:3000", "1001 3000"},
+		{"runsc", "nobody", "65534 65534"},
+	} {
+		t.Run(c.user+" with "+c.runtime, func(t *testing.T) {
+			sb := open(t, newBackend(t, withRuntime(c.runtime)), sandbox.Spec{User: c.user})
+			const script = "echo $(id -u) $(id -g); cd; echo mine > f; stat -c '%u %g' f ~; touch /tmp/f /var/tmp/f; [ $USER != nobody ] || echo named"
+			want := strings.Repeat(c.want+"\n", 3)
+			if c.user == "nobody" {
+				want += "named\n"
+			}
+			if got := shell(t, sb, script); got != want {
+				t.Errorf("a command: %q", got)
+			}
+			if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "import os; f'{os.getuid()} {os.getgid()} {os.getgroups()}'"}); err != nil || !strings.HasPrefix(v.Result.Text(), "'"+c.want+" ") {
+				t.Errorf("a cell: %v, %v", v, err)
+			}
+			if data, err := sb.Files().ReadAll(t.Context(), sandbox.DefaultHome+"/f"); err != nil || string(data) != "mine\n" {
+				t.Errorf("the file is read as %q, %v", data, err)
+			}
+		})
+	}
+}
+
+func TestTheUserStaysWithSnapshotsAndAttachments(t *testing.T) {
+	b := newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{User: "nobody"})
+	shell(t, sb, "echo kept > /home/user/f")
+	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.DeleteSnapshot(context.WithoutCancel(t.Context()), snap.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	sb.Detach()
+	again, err := sandbox.Attach(t.Context(), b, sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shell(t, again, "id -u"); got != "65534\n" {
+		t.Errorf("after an attachment code is user %q", got)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	restored, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shell(t, restored, "id -u; stat -c %u /home/user/f; cat /home/user/f"); got != "65534\n65534\nkept\n" {
+		t.Errorf("restored: %q", got)
+	}
+	if err := restored.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRootNeedsConsent(t *testing.T) {
+	careful := newBackend(t, nil)
+	for _, user := range []string{"0", "root", "1000:0"} {
+		if _, err := sandbox.Open(t.Context(), careful, sandbox.Spec{User: user}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing || !strings.Contains(err.Error(), "unsafe_root") {
+			t.Errorf("user %s without consent: %v", user, err)
+		}
+	}
+	b := newBackend(t, func(o *Options) { o.UnsafeRoot = true })
+	f, err := b.facts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := b.Capabilities(t.Context()); c.Isolation != f.level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "code may be root") {
+		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
+	}
+	sb := open(t, b, sandbox.Spec{User: "root"})
+	// Root by name and number, and no more: no capabilities, and a guest that cannot be read.
+	const script = "id -u; touch /home/user/f && stat -c %u /home/user/f; grep -h ^CapEff /proc/self/status | tr -d '\\t' | cut -d: -f2; cat /proc/1/environ 2>/dev/null || echo closed; touch /x 2>/dev/null || echo closed"
+	if got := shell(t, sb, script); got != "0\n0\n0000000000000000\nclosed\nclosed\n" {
+		t.Errorf("root: %q", got)
+	}
+	t.Setenv("RECLUSE_ENV", "production")
+	if err := b.consentRoot(sandbox.User{}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
+		t.Errorf("in production: %v", err)
+	}
+}
+
+func TestRootOnGVisorIsNotSupported(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.Runtime, o.UnsafeRoot = "runsc", true })
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "root"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+		t.Errorf("told as %v", err)
+	}
+}
+
+func TestAUserThatTheImageDoesNotKnowIsNamed(t *testing.T) {
+	b := newBackend(t, nil)
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "martha"}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec || !strings.Contains(err.Error(), `no user "martha"`) {
+		t.Errorf("told as %v", err)
+	}
+	if left := docker(t, "ps", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestTheOOMScoreOfASpecHolds(t *testing.T) {
+	b := newBackend(t, nil)
+	for _, score := range []int{0, 900} {
+		sb := open(t, b, sandbox.Spec{OOMScoreAdj: &score})
+		if got := shell(t, sb, "cat /proc/self/oom_score_adj"); got != strconv.Itoa(score)+"\n" {
+			t.Errorf("a command has %q, want %d", got, score)
+		}
+		// An interpreter has more to lose than a command, and may have less.
+		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "int(open('/proc/self/oom_score_adj').read())"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := strconv.Atoi(v.Result.Text()); err != nil || n > score {
+			t.Errorf("a cell has %s, %v", v.Result.Text(), err)
+		}
+	}
+	score := 900
+	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), sandbox.Spec{OOMScoreAdj: &score}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+		t.Errorf("on gVisor it is told as %v", err)
+	}
+	loose := newBackend(t, func(o *Options) { o.HostConfig = []byte(`{"OomScoreAdj": 950}`) })
+	if _, err := sandbox.Open(t.Context(), loose, sandbox.Spec{OOMScoreAdj: &score}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+		t.Errorf("below that of the host config it is told as %v", err)
+	}
+}
