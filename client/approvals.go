@@ -11,11 +11,12 @@ import (
 
 // Approvals lists the gate's questions to people, oldest first; an empty state lists all.
 func (c *Client) Approvals(ctx context.Context, state gate.ApprovalState) ([]gate.Approval, error) {
-	q := url.Values{}
-	set(q, "state", string(state))
-	var out api.Approvals
-	err := c.call(ctx, request{op: "list approvals", method: http.MethodGet, path: "/v1/approvals", query: q, again: true}, &out)
-	return out.Approvals, err
+	return pages(func(q url.Values) ([]gate.Approval, string, error) {
+		set(q, "state", string(state))
+		var page api.Approvals
+		err := c.call(ctx, request{op: "list approvals", method: http.MethodGet, path: "/v1/approvals", query: q, again: true}, &page)
+		return page.Approvals, page.Next, err
+	})
 }
 
 // Approval gives one question. With wait it gives it once it is answered or has expired.

@@ -124,7 +124,7 @@ func (c *Client) Audit(ctx context.Context, o session.AuditOptions) iter.Seq2[se
 
 // pages gives a whole list, which read gives page by page.
 func pages[T any](read func(q url.Values) (page []T, next string, err error)) ([]T, error) {
-	var out []T
+	out := []T{}      // in JSON an empty list is one
 	q := url.Values{} // a server of an earlier release gives these lists whole, and knows no page
 	for {
 		page, next, err := read(q)

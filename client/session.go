@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -220,9 +221,17 @@ func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, 
 
 // Vars gives the variables of the session.
 func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
-	var out api.Vars
-	err := s.get(ctx, "list variables", "/vars", &out)
-	return out.Vars, err
+	out := map[string]string{}
+	_, err := pages(func(q url.Values) ([]string, string, error) {
+		var page api.Vars
+		err := s.c.call(ctx, request{op: "list variables", method: http.MethodGet, path: s.path + "/vars", query: q, again: true}, &page)
+		maps.Copy(out, page.Vars)
+		return nil, page.Next, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 // Var gives one.
@@ -253,9 +262,11 @@ func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
 
 // Contexts lists the live interpreters.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
-	var out api.Contexts
-	err := s.get(ctx, "list contexts", "/contexts", &out)
-	return out.Contexts, err
+	return pages(func(q url.Values) ([]sandbox.Context, string, error) {
+		var page api.Contexts
+		err := s.c.call(ctx, request{op: "list contexts", method: http.MethodGet, path: s.path + "/contexts", query: q, again: true}, &page)
+		return page.Contexts, page.Next, err
+	})
 }
 
 // CloseContext ends an interpreter and everything its cells left running.

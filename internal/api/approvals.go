@@ -5,6 +5,7 @@ import "github.com/recluse-dev/recluse/gate"
 // Approvals is the answer to GET /v1/approvals.
 type Approvals struct {
 	Approvals []gate.Approval `json:"approvals"`
+	Next      string          `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Resolve answers a question of the gate.

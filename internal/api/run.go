@@ -64,6 +64,7 @@ type Operations struct {
 // Contexts is the list of live interpreters.
 type Contexts struct {
 	Contexts []sandbox.Context `json:"contexts"`
+	Next     string            `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Signal asks for a signal, by name or number.

@@ -96,9 +96,10 @@ type SnapshotList struct {
 	Next      string             `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
-// Vars are the variables of a session.
+// Vars are variables of a session, in the order of their names.
 type Vars struct {
 	Vars map[string]string `json:"vars"`
+	Next string            `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Var is the value of one.

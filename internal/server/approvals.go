@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
@@ -58,22 +59,21 @@ func (q questions) Load(ctx context.Context) ([]gate.Kept, error) {
 
 // listApprovals gives the tenant's questions, oldest first.
 func listApprovals(c *call, _ none) (api.Approvals, error) {
-	out := api.Approvals{Approvals: []gate.Approval{}}
+	var out api.Approvals
 	state := gate.ApprovalState(c.query.Get("state"))
 	switch state {
 	case "", gate.Pending, gate.Granted, gate.Refused, gate.Expired:
 	default:
 		return out, &sandbox.Error{Code: api.CodeInvalidQuery, Op: "list approvals", Message: fmt.Sprintf("%.20q is no state of a question", state), Remedy: "say pending, granted, refused or expired"}
 	}
-	if c.s.opts.Approvals == nil {
-		return out, nil
+	var list []gate.Approval
+	if c.s.opts.Approvals != nil {
+		list = c.s.opts.Approvals.List(c.who.tenant)
 	}
-	for _, q := range c.s.opts.Approvals.List(c.who.tenant) {
-		if state == "" || q.State == state {
-			out.Approvals = append(out.Approvals, q)
-		}
-	}
-	return out, nil
+	list = slices.DeleteFunc(list, func(q gate.Approval) bool { return state != "" && q.State != state })
+	var err error
+	out.Approvals, out.Next, err = paged(c, list, func(q gate.Approval) string { return place("", q.Created, q.ID) })
+	return out, err
 }
 
 // approval finds the question that the path names. One of another tenant is not there.

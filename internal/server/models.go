@@ -18,7 +18,7 @@ type modelNote struct {
 	OwnedBy string `json:"owned_by"`
 }
 
-// listModels lists the models that are configured, under "recluse" the default one. Others can be asked for by provider/model, too.
+// listModels lists the models that are configured, in one page as OpenAI's clients expect it: there are as many as the configuration names. Under "recluse" is the default one. Others can be asked for by provider/model, too.
 func listModels(c *call, _ none) (modelList, error) {
 	k, err := c.keeper()
 	if err != nil {

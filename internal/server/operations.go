@@ -154,10 +154,12 @@ func listContexts(c *call, _ none) (api.Contexts, error) {
 		return api.Contexts{}, err
 	}
 	list, err := ses.Contexts(c.ctx())
-	if list == nil {
-		list = []sandbox.Context{}
+	if err != nil {
+		return api.Contexts{}, err
 	}
-	return api.Contexts{Contexts: list}, err
+	var out api.Contexts
+	out.Contexts, out.Next, err = paged(c, list, func(x sandbox.Context) string { return x.Name })
+	return out, err
 }
 
 func closeContext(c *call, _ none) (none, error) {

@@ -138,7 +138,7 @@ func (s *Server) table() []route {
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, awaitOperation).lasting(),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, signalOperation),
 		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, cancelOperation),
-		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, listContexts),
+		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, listContexts).with(qLimit, qAfter),
 		on("DELETE", ses+"/contexts/{context}", "run", "End an interpreter", scopeExecute, closeContext),
 
 		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, readFile).
@@ -165,7 +165,7 @@ func (s *Server) table() []route {
 		raw[none, api.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, watchFiles).
 			with(qPath, param{"recursive", "boolean", "also what is below"}).giving(api.EventStream).lasting(),
 
-		on("GET", ses+"/vars", "vars", "All variables", scopeRead, listVars),
+		on("GET", ses+"/vars", "vars", "List variables", scopeRead, listVars).with(qLimit, qAfter),
 		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, getVar),
 		on("PUT", ses+"/vars/{name}", "vars", "Set a variable", scopeExecute, setVar),
 		on("DELETE", ses+"/vars/{name}", "vars", "Remove a variable", scopeExecute, deleteVar),
@@ -179,7 +179,7 @@ func (s *Server) table() []route {
 		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots).with(qLimit, qAfter),
 
 		on("GET", "/v1/approvals", "gate", "List the gate's questions to people", scopeRead, listApprovals).
-			with(param{"state", "string", "only pending, granted, refused or expired ones"}),
+			with(qLimit, qAfter, param{"state", "string", "only pending, granted, refused or expired ones"}),
 		on("GET", "/v1/approvals/{approval}", "gate", "Look at a question, or wait for its answer", scopeRead, showApproval).
 			with(param{"wait", "boolean", "answer once the question is no longer pending"}).lasting(),
 		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),

@@ -1,8 +1,14 @@
 package server
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/recluse-dev/recluse/internal/api"
 )
+
+// maxVarsPage is how much a page of variables may hold besides its first one: each may be as long as session.MaxVarLength.
+const maxVarsPage = 8 << 20
 
 func listVars(c *call, _ none) (api.Vars, error) {
 	ses, err := c.session()
@@ -10,10 +16,20 @@ func listVars(c *call, _ none) (api.Vars, error) {
 		return api.Vars{}, err
 	}
 	vars, err := ses.Vars(c.ctx())
-	if vars == nil {
-		vars = map[string]string{}
+	if err != nil {
+		return api.Vars{}, err
 	}
-	return api.Vars{Vars: vars}, err
+	names, next, err := paged(c, slices.Collect(maps.Keys(vars)), func(name string) string { return name })
+	out := api.Vars{Vars: map[string]string{}, Next: next}
+	size := 0
+	for i, name := range names {
+		if size += len(vars[name]); i > 0 && size > maxVarsPage {
+			out.Next = names[i-1]
+			break
+		}
+		out.Vars[name] = vars[name]
+	}
+	return out, err
 }
 
 func getVar(c *call, _ none) (api.Var, error) {
