@@ -187,7 +187,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 	i.frames = bufio.NewReaderSize(blockingReader(i.out), 32<<10)
 	n, e, err := a.launch(nil, &nanny.Start{
 		Path: []byte(python), Argv: [][]byte{[]byte(python), []byte("-c"), []byte(kernel.Bootstrap)},
-		Env: a.environment(nil), Dir: []byte(a.cfg.Dir),
+		Env: a.environment(nil), Dir: []byte(a.cfg.Dir), Spared: true,
 	}, theirs)
 	i.nanny = n
 	switch {

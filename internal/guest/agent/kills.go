@@ -68,3 +68,13 @@ func (o *op) judge(ws syscall.WaitStatus) {
 	o.kills = max(o.kills, n)
 	o.oom = o.oom || killed && o.asked != int32(syscall.SIGKILL)
 }
+
+// ownKills is how many processes the kernel has killed for memory while no other operation ran, as far as it is known: they were this one's. With
+// others beside it nobody can tell whose they were, but by the main process's end. Nor is told apart who only rested, such as an interpreter
+// between two cells; the kernel is made to choose commands first.
+func (o *op) ownKills() int64 {
+	if o.beside.Load() {
+		return 0
+	}
+	return max(kernelKills()-o.before, 0)
+}

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -27,8 +28,9 @@ type op struct {
 	epoch   uint64
 	began   time.Time
 	meta    map[string]string
-	out     [2]*sink // stdout, stderr
-	before  int64    // processes that the kernel had killed for memory when it began
+	out     [2]*sink    // stdout, stderr
+	before  int64       // processes that the kernel had killed for memory when it began
+	beside  atomic.Bool // another operation ran for a part of its time
 
 	mu      sync.Mutex
 	pid     int                            // guarded by mu
@@ -170,9 +172,10 @@ func (o *op) finish(v *wire.Verdict) {
 	v.StartedUnixNs = o.began.UnixNano()
 	v.WallNs = time.Since(o.began).Nanoseconds()
 	v.Stdout, v.Stderr = o.out[0].kept(), o.out[1].kept()
+	own := o.ownKills()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	v.MemoryKills = o.kills
+	v.MemoryKills = max(o.kills, own)
 	o.verdict = v
 	o.live = nil
 	close(o.done)
@@ -249,6 +252,12 @@ func (t *table) add(n newOp) (*op, *wire.Error) {
 	}
 	for i, name := range []string{"stdout", "stderr"} {
 		o.out[i] = newSink(n.inline, n.spool, filepath.Join(t.dir, n.id+"."+name))
+	}
+	for _, x := range t.order {
+		if !x.finished() {
+			x.beside.Store(true)
+			o.beside.Store(true)
+		}
 	}
 	t.ops[n.id] = o
 	select {

@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,7 +37,11 @@ func Main(config string) int {
 	// A process whose only work is to wait needs no second thread for the collector.
 	debug.SetGCPercent(400)
 	runtime.GOMAXPROCS(2)
-	if err := secure(cfg); err != nil {
+	score, err := openBadness(cfg.OOMScore)
+	if err == nil {
+		err = secure(cfg)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
@@ -46,7 +49,7 @@ func Main(config string) int {
 		dropHandlers()
 	}
 	KeepThreads(cfg.Threads)
-	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}}
+	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, badness: score}
 	// What starting up has left is more than a nanny ever needs: 5 MB in each, and in every snapshot.
 	debug.FreeOSMemory()
 	n.serve()
@@ -59,12 +62,6 @@ func secure(cfg Config) error {
 	unix.CloseOnExec(socketFD)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
-	}
-	if cfg.OOMScore != 0 {
-		// Raising is allowed to everybody, and inherited. Once we are unreadable the file is no longer ours.
-		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(cfg.OOMScore)), 0); err != nil {
-			return fmt.Errorf("offer ourselves to the out-of-memory killer: %w", err)
-		}
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
@@ -108,8 +105,9 @@ func secure(cfg Config) error {
 }
 
 type nannyProcess struct {
-	cfg  Config
-	conn conn
+	cfg     Config
+	conn    conn
+	badness *badness // of what it starts; nil: left alone
 
 	sendMu sync.Mutex
 
@@ -181,7 +179,9 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	}
 	n.treeMu.Lock()
 	n.tree++
+	n.badness.offer(s.Spared)
 	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
+	n.badness.withdraw()
 	n.treeMu.Unlock()
 	if err != nil {
 		e := &Event{Error: err.Error(), Errno: int(syscall.EINVAL)}

@@ -41,6 +41,8 @@ type Start struct {
 	TTY bool `json:"tty,omitempty"`
 	// Mute: that it runs is not told, only how it ended, or that it could not be started; see Nanny.Begin.
 	Mute bool `json:"mute,omitempty"`
+	// Spared: there is more to lose than with others, so others are offered first where the kernel kills for memory.
+	Spared bool `json:"spared,omitempty"`
 	// Files is how many files go with it; Nanny.Begin fills it in.
 	Files int `json:"files"`
 }
@@ -52,7 +54,7 @@ type Config struct {
 	Processes int  `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
 	OpenFiles int  `json:"open_files,omitempty"`
 	Threads   int  `json:"threads,omitempty"`   // to have from the start; see KeepThreads
-	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of it and what it starts, 0: leave
+	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of what it starts, 0: leave
 	Filter    bool `json:"filter,omitempty"`    // of system calls, also where what it starts is its own user
 }
 
