@@ -173,7 +173,10 @@ func measure(ctx context.Context, quick bool, chosen []string) (_ []row, err err
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	defer func() {
+		b.forget()
+		err = errors.Join(err, os.RemoveAll(b.dir))
+	}()
 	var rows []row
 	var errs []error
 	for _, p := range parts {
@@ -208,7 +211,7 @@ func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
 		}
 	}()
 	b := &bench{quick: quick, dir: dir, log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
-	for name, variable := range map[string]string{"cmd/" + programs.EngineName: "RECLUSE_ENGINE", "cmd/" + programs.GuestName: "RECLUSE_GUEST", "bench/floor": ""} {
+	for name, variable := range map[string]string{module + "cmd/" + programs.EngineName: "RECLUSE_ENGINE", module + "cmd/" + programs.GuestName: "RECLUSE_GUEST", module + "bench/floor": ""} {
 		if variable != "" && os.Getenv(variable) != "" {
 			continue
 		}
@@ -238,10 +241,12 @@ func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
 	return b, err
 }
 
-// build builds a program of this module, each into a directory of its own.
+const module = "github.com/recluse-dev/recluse/"
+
+// build builds a program of this module or of one that it is made of, each into a directory of its own.
 func build(ctx context.Context, dir, name string) (string, error) {
 	path := filepath.Join(dir, filepath.Base(name), filepath.Base(name))
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "github.com/recluse-dev/recluse/"+name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)

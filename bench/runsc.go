@@ -1,0 +1,133 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// bare is a program that runs a bundle without anything of ours around it.
+type bare struct {
+	path  string
+	flags []string
+	env   []string
+}
+
+// runsc is gVisor's own program as one builds it, of the version that the engine is made of. Its only flags say where it keeps its state
+// and, as for us, that there is no network.
+func (b *bench) runsc(ctx context.Context) (bare, error) {
+	path, err := build(ctx, filepath.Join(b.dir, "bin"), "gvisor.dev/gvisor/runsc")
+	return bare{path: path, flags: []string{"--network=none"}}, err
+}
+
+// tuned is our engine with the flags that the backend gives it. It has no limits to set up, and so no cgroups.
+func (b *bench) tuned() bare {
+	return bare{
+		path:  b.engine.Path,
+		flags: []string{"--platform=systrap", "--network=none", "--overlay2=none", "--host-settings=ignore", "--gofer-network-namespace=new", "--ignore-cgroups"},
+		env:   []string{"GOMAXPROCS=1"},
+	}
+}
+
+// run times one run of a command.
+func (b *bench) run(ctx context.Context, with bare, argv ...string) (time.Duration, error) {
+	cmd, clean, err := b.bundle(ctx, with, argv...)
+	if err != nil {
+		return 0, err
+	}
+	defer clean()
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	began := time.Now()
+	if err := cmd.Run(); err != nil {
+		return 0, fmt.Errorf("%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
+	}
+	return time.Since(began), nil
+}
+
+// piped times a run of a command into cat.
+func (b *bench) piped(ctx context.Context, with bare, argv ...string) (time.Duration, error) {
+	run, clean, err := b.bundle(ctx, with, argv...)
+	if err != nil {
+		return 0, err
+	}
+	defer clean()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	var said bytes.Buffer
+	run.Stdout, run.Stderr = w, &said
+	cat := exec.CommandContext(ctx, "cat")
+	cat.Stdin = r // its output, nil, is /dev/null
+	began := time.Now()
+	if err := cat.Start(); err != nil {
+		_ = w.Close()
+		return 0, err
+	}
+	err = run.Run()
+	_ = w.Close()
+	if err = errors.Join(err, cat.Wait()); err != nil {
+		return 0, fmt.Errorf("%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
+	}
+	return time.Since(began), nil
+}
+
+// state is where they keep theirs.
+func (b *bench) state() string { return filepath.Join(b.dir, "engine") }
+
+// forget removes what runsc keeps from one run for the next: a network without anything in it.
+func (b *bench) forget() {
+	_ = unix.Unmount(filepath.Join(b.state(), "null-netns"), unix.MNT_DETACH) // it may never have run
+}
+
+var bundles int
+
+// bundle prepares one run in a bundle of its own, with the root file system that the backend has made from the host.
+func (b *bench) bundle(ctx context.Context, with bare, argv ...string) (*exec.Cmd, func(), error) {
+	roots, err := filepath.Glob(filepath.Join(b.dir, "data/gvisor/roots/host-*"))
+	if err != nil || len(roots) == 0 {
+		return nil, nil, errors.Join(errors.New("the backend has built no root file system"), err)
+	}
+	bundles++
+	id := "bare" + strconv.Itoa(bundles)
+	dir := filepath.Join(b.dir, "bundles", id)
+	state := b.state()
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(state, 0o700)); err != nil {
+		return nil, nil, err
+	}
+	spec := specs.Spec{
+		Version: specs.Version, Hostname: "bare", Root: &specs.Root{Path: roots[0], Readonly: true},
+		Process: &specs.Process{Args: argv, Env: []string{"PATH=/usr/bin:/bin"}, Cwd: "/"},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/usr", Type: "bind", Source: "/usr", Options: []string{"rbind", "ro", "nosuid", "nodev"}},
+		},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+		}},
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600); err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.CommandContext(ctx, with.path, append(append([]string{"--root=" + state}, with.flags...), "run", "--bundle="+dir, id)...)
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, with.env...)
+	return cmd, func() { _ = os.RemoveAll(dir) }, nil
+}
