@@ -47,6 +47,8 @@ func Main(config string) int {
 	}
 	if os.Getuid() == 0 && cfg.UID > 0 {
 		dropHandlers()
+	} else {
+		heedIgnored()
 	}
 	KeepThreads(cfg.Threads)
 	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, badness: score}

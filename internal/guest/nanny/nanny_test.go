@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	ossignal "os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -176,6 +177,19 @@ func TestSignalsDoToCommandsWhatTheyDoByDefault(t *testing.T) {
 	}
 }
 
+// A shell starts what is to run in the background like this.
+func TestWhatThisProgramIgnoresItsCommandsHear(t *testing.T) {
+	ossignal.Ignore(syscall.SIGINT, syscall.SIGHUP)
+	n := spawn(t)
+	ossignal.Reset(syscall.SIGINT, syscall.SIGHUP)
+	for _, s := range []string{"INT", "HUP"} {
+		shell(t, n, "kill -"+s+" $$; exit 0")
+		if e := next(t, n); !e.Exited || !syscall.WaitStatus(e.Status).Signaled() {
+			t.Errorf("%s: %+v", s, e)
+		}
+	}
+}
+
 func TestNothingEscapes(t *testing.T) {
 	n := spawn(t)
 	_, out := shell(t, n, `
@@ -253,7 +267,7 @@ func TestANannysEndTakesItsTreeAlong(t *testing.T) {
 	n := spawn(t)
 	pid, _ := shell(t, n, "exec sleep 1005")
 	n.Close()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		p, ok := proc.Get(pid)
 		if !ok || p.Zombie || p.Name != "sleep" {
 			return

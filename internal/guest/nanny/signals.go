@@ -3,6 +3,7 @@
 package nanny
 
 import (
+	"os"
 	ossignal "os/signal"
 	"unsafe"
 
@@ -22,5 +23,16 @@ func dropHandlers() {
 		}
 		act.handler, act.flags, act.restorer, act.mask = 0, 0, 0, 0
 		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, s, uintptr(unsafe.Pointer(&act)), 0, unsafe.Sizeof(act.mask), 0, 0) // it was readable, so it can be set
+	}
+}
+
+// heedIgnored is for the nannies of our own user, who keep the runtime's handlers: what they start begins with signals that do what they do by
+// default, also where this program is to ignore some. A shell tells that to what it starts in the background, and nohup to all, and Ctrl-C in a
+// terminal would reach nobody. Children inherit what is ignored, and not what is caught.
+func heedIgnored() {
+	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} { // the runtime handles all others that may be told so
+		if ossignal.Ignored(s) {
+			ossignal.Notify(make(chan os.Signal, 1), s) // nobody listens
+		}
 	}
 }
