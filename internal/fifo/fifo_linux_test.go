@@ -80,7 +80,7 @@ func TestStreamCloseUnblocks(t *testing.T) {
 			if !errors.Is(err, os.ErrClosed) {
 				t.Errorf("after Close: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Fatal("Close did not unblock")
 		}
 	}

@@ -235,12 +235,10 @@ func TestSandboxProcessKilled(t *testing.T) {
 	if err := syscall.Kill(st.Sandbox.Pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	ctx, cancel := context.WithTimeout(t.Context(), answerWait)
+	defer cancel()
+	_, err = sb.Cell(ctx, sandbox.Cell{Code: "x"})
 	wantCode(t, err, sandbox.CodeSandboxLost)
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("it took %s to say so", took)
-	}
 	if !strings.Contains(err.Error(), "the sandbox's process "+strconv.Itoa(st.Sandbox.Pid)) || !endUntold(t) && !strings.Contains(err.Error(), "killed by SIGKILL") {
 		t.Errorf("it does not say which, or how: %v", err)
 	}
@@ -567,13 +565,11 @@ func TestRootsThatCannotBe(t *testing.T) {
 		{Limits: sandbox.Limits{Processes: 1}}:                   sandbox.CodeInvalidSpec,
 		{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}: sandbox.CodeInvalidSpec,
 	} {
-		began := time.Now()
-		_, err := sandbox.Open(t.Context(), b, *spec)
+		ctx, cancel := context.WithTimeout(t.Context(), answerWait)
+		_, err := sandbox.Open(ctx, b, *spec)
+		cancel()
 		if sandbox.CodeOf(err) != code {
 			t.Errorf("%+v: got %v (%s), want %s", spec, err, sandbox.CodeOf(err), code)
-		}
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("%+v: it took %s to say so", spec, took)
 		}
 	}
 }

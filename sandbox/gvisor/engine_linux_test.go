@@ -100,7 +100,6 @@ func TestEngineDeathIsSeen(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = unix.Close(fd) }()
-			began := time.Now()
 			if how == "guest exits" {
 				_, err = x.stream.Write([]byte("exit 3\n"))
 			} else {
@@ -115,9 +114,6 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			}
 			if err := waitPidfd(t.Context(), fd, answerWait); err != nil {
 				t.Error(err)
-			}
-			if took := time.Since(began); took > time.Second {
-				t.Errorf("noticed after %v", took)
 			}
 			if st.alive() {
 				t.Error("still called alive")

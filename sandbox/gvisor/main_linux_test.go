@@ -144,7 +144,7 @@ func newBench(t testing.TB) *bench {
 func (b *bench) checkEmpty() {
 	b.t.Helper()
 	var left []string
-	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(answerWait); ; time.Sleep(10 * time.Millisecond) {
 		if left = b.leftovers(); len(left) == 0 {
 			return
 		}

@@ -199,7 +199,7 @@ func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	err := p.Warm(ctx, sandbox.Spec{Dir: "/"})
 	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeBusy || !e.Retry || e.Remedy == "" {
@@ -276,14 +276,11 @@ func TestADeadSandboxIsNotGivenOut(t *testing.T) {
 }
 
 func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
-	p := newPool(t, backend(t), Options{Wait: 5 * time.Second})
-	began := time.Now()
-	_, err := p.Get(t.Context(), sandbox.Spec{Image: "none"})
-	if sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	p := newPool(t, backend(t), Options{Wait: time.Hour})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much less than it would wait for one that can come
+	defer cancel()
+	if _, err := p.Get(ctx, sandbox.Spec{Image: "none"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
 		t.Fatalf("%v", err)
-	}
-	if time.Since(began) > 4*time.Second {
-		t.Error("it waited for a sandbox that could not come")
 	}
 	if err := p.Warm(t.Context(), sandbox.Spec{Image: "none"}); err == nil {
 		t.Error("warmed")

@@ -125,11 +125,7 @@ func TestThreadThatCannotComeBackIsDiscarded(t *testing.T) {
 	if failed.Load() != 20 {
 		t.Fatal("resume was not called")
 	}
-	for range 1000 {
-		if len(foreignThreads(t)) == 0 {
-			break
-		}
-		time.Sleep(time.Millisecond) // threads end on their own time
+	for end := time.Now().Add(20 * time.Second); len(foreignThreads(t)) > 1 && time.Now().Before(end); time.Sleep(time.Millisecond) { // threads end on their own time
 	}
 	// The process's first thread can't end before the process; the runtime parks it for good.
 	if left := foreignThreads(t); len(left) > 1 {

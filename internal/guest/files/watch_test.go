@@ -29,7 +29,7 @@ func watching(t *testing.T, f *FS, root, path string, opts WatchOptions) (expect
 	})
 	expect = func(want Event) {
 		t.Helper()
-		timeout := time.After(10 * time.Second)
+		timeout := time.After(20 * time.Second)
 		var passed []Event
 		for {
 			select {

@@ -305,7 +305,7 @@ func TestOutputIsStreamed(t *testing.T) {
 		if typ != TypeOutput {
 			t.Fatalf("frame %q", typ)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("nothing came while the cell ran")
 	}
 }

@@ -271,7 +271,7 @@ func TestWhatASessionDoesNotBear(t *testing.T) {
 			}()
 			select {
 			case <-s.Done():
-			case <-time.After(10 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Fatal("it goes on")
 			}
 		})
