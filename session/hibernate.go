@@ -174,7 +174,7 @@ func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.San
 		return nil, err
 	}
 	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
-		return nil, sandbox.NotSupported(b.Name(), "hibernate", "use a backend whose snapshots hold memory, or let the session end when it is idle")
+		return nil, sandbox.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "use a backend whose snapshots hold memory, or let the session end when it is idle")
 	}
 	s.mu.Lock()
 	state, id := s.rec.State, s.rec.Sandbox

@@ -67,8 +67,8 @@ type record struct {
 	Hopeless  bool        `json:"hopeless,omitempty"` // lost for good: no more attempts
 	Output    int64       `json:"output"`
 
-	// Incident is the last of its sandbox of now.
-	Incident *sandbox.Incident `json:"incident,omitempty"`
+	// Incidents are those of its sandbox of now, the last of each kind. The list is never changed, only replaced.
+	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
 
 // row gives the record as the store takes it.

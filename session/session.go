@@ -84,7 +84,7 @@ func (s *Session) Info() Info {
 func (r *record) info() Info {
 	i := Info{
 		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate, Role: r.Role,
-		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Output: r.Output, Incident: r.Incident,
+		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Output: r.Output, Incidents: r.Incidents,
 	}
 	if !r.State.Live() {
 		ended := r.Ended
@@ -294,7 +294,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
 	if s.rec.Sandbox != sb.ID() {
-		s.rec.Incident = nil // it was another one's
+		s.rec.Incidents = nil // they were another one's
 	}
 	s.sb, s.rec.Sandbox, s.frozen, s.unsure, s.missed = sb, sb.ID(), false, false, 0
 	s.dirty = true

@@ -76,6 +76,7 @@ func (s *Session) letGo(sb *sandbox.Sandbox, cause error) {
 	s.m.log.WarnContext(s.m.ctx, "sandbox cannot be reached", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.befall(incidentOf(cause))
 	s.sb, s.parted = nil, time.Now()
 	s.wakeWaiters()
 }

@@ -109,8 +109,8 @@ type Info struct {
 	Output    int64      `json:"output"`  // bytes so far
 	Snapshots int        `json:"snapshots"`
 	Ended     *time.Time `json:"ended,omitempty"`
-	// Incident is what others did to its sandbox last, and it has outlived, such as docker rename; nil: nothing.
-	Incident *sandbox.Incident `json:"incident,omitempty"`
+	// Incidents are what others did to its sandbox, and it has outlived, such as docker rename or docker pause: the last of each kind.
+	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
 
 // Snapshot is a named snapshot of a session.

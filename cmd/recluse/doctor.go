@@ -268,6 +268,7 @@ func able(c sandbox.Capabilities) string {
 		name string
 		ok   bool
 	}{
+		{"snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory},
 		{"snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory},
 		{"network off", c.NetworkOff},
 		{"network policy", c.NetworkPolicy},

@@ -201,6 +201,12 @@ func (a *app) printSession(i session.Info) error {
 	case i.Spec.RootFS != "":
 		line("rootfs", "%s", i.Spec.RootFS)
 	}
+	if i.Spec.User != "" {
+		line("user", "%s", i.Spec.User)
+	}
+	if i.Spec.Shell != "" {
+		line("shell", "%s", i.Spec.Shell)
+	}
 	for _, m := range i.Spec.Mounts {
 		line("mount", "%s on %s", m.Host, m.Path)
 	}
@@ -220,7 +226,7 @@ func (a *app) printSession(i session.Info) error {
 	if i.StateFrom != nil {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
-	if n := i.Incident; n != nil {
+	for _, n := range i.Incidents {
 		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
 	}
 	return nil

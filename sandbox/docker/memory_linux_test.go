@@ -1,0 +1,31 @@
+package docker
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// TestMemoryIsRefusedWithItsReason holds with every runtime: an engine that can write memory to disk reads it back only into the same container.
+func TestMemoryIsRefusedWithItsReason(t *testing.T) {
+	for _, runtime := range []string{"runc", "runsc"} {
+		t.Run(runtime, func(t *testing.T) {
+			b := newBackend(t, withRuntime(runtime))
+			if c := b.Capabilities(t.Context()); c.Snapshots != sandbox.SnapshotsFiles || !strings.Contains(strings.Join(c.Notes, "\n"), noMemory) {
+				t.Errorf("the capabilities say %s, %q", c.Snapshots, c.Notes)
+			}
+			copies, err := open(t, b, sandbox.Spec{}).Fork(t.Context(), 1)
+			if len(copies) > 0 || sandbox.CodeOf(err) != sandbox.CodeNotSupported || !strings.Contains(err.Error(), noMemory) {
+				t.Errorf("a fork: %v, %v", copies, err)
+			}
+			_, _, err = sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory})
+			if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots") {
+				t.Errorf("one that must hold memory: %v", err)
+			}
+			if snaps, err := b.Snapshots(t.Context()); err != nil || len(snaps) > 0 {
+				t.Errorf("left behind: %v, %v", snaps, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,78 @@
+package session
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/docker"
+)
+
+// incident gives what a session says about one kind of them, or nil.
+func incident(s *Session, code sandbox.Code) *sandbox.Incident {
+	for _, i := range s.Info().Incidents {
+		if i.Code == code {
+			return &i
+		}
+	}
+	return nil
+}
+
+func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	id := s.Info().Sandbox
+	old, renamed := "recluse-"+id, "somebody-else-"+id
+	if out, err := exec.CommandContext(t.Context(), "docker", "-H", os.Getenv(dockertest.Variable), "rename", old, renamed).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	await(t, "it is noticed", func() bool { return incident(s, docker.CodeRenamed) != nil })
+	named := func(s *Session) {
+		t.Helper()
+		i := s.Info()
+		if n := incident(s, docker.CodeRenamed); n == nil || n.Attrs[docker.AttrOldName] != old || n.Attrs[docker.AttrNewName] != renamed {
+			t.Errorf("the session says %+v", n)
+		}
+		var told int
+		for e, err := range s.Events(t.Context(), 0, false) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Kind == "incident" && e.Attrs["code"] == string(docker.CodeRenamed) && strings.Contains(e.Reason, renamed) {
+				told++
+			}
+		}
+		if i.State != Ready || i.Sandbox != id || told != 1 {
+			t.Errorf("it is %s in %s, and was told %d times", i.State, i.Sandbox, told)
+		}
+		want(t, "x + 1", py(t, s, "x + 1"), "42")
+	}
+	named(s)
+	k.restart()
+	named(k.get("work"))
+}
+
+func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
+	k := dockerBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	engine := func(verb string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), "docker", "-H", os.Getenv(dockertest.Variable), verb, "recluse-"+s.Info().Sandbox).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	engine("pause")
+	await(t, "it is noticed", func() bool { return incident(s, docker.CodePaused) != nil })
+	if n := incident(s, docker.CodePaused); !strings.Contains(n.Message, "paused") {
+		t.Errorf("the session says %+v", n)
+	}
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell meanwhile", err, docker.CodePaused)
+	engine("unpause")
+	want(t, "x + 1 afterwards", py(t, s, "x + 1"), "42")
+}
