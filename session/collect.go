@@ -118,7 +118,7 @@ func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
-		list, err := b.Snapshots(ctx)
+		list, err := asked(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil {
 			if !errors.Is(err, sandbox.ErrNotSupported) {
 				errs = append(errs, err)
@@ -145,7 +145,7 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
-		list, err := b.List(ctx)
+		list, err := asked(ctx, b, m.opts.searchWait, b.List)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -158,8 +158,13 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			if !may(i.Labels, i.Created) || m.wanted(i, live[i.Labels[labelSessionID]]) {
 				continue
 			}
-			if m.endStray(ctx, i) {
+			err := m.endStray(ctx, i)
+			if err == nil {
 				c.Strays++
+			}
+			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+				errs = append(errs, err)
+				break // it would be the same with the others
 			}
 		}
 	}

@@ -27,7 +27,8 @@ const (
 	healthEvery = 30 * time.Second       // between pings of sandboxes nobody talks to
 	pingWait    = 10 * time.Second       // for an answer to a ping
 	againWait   = 20 * time.Second       // for one that did not answer to be attached again; longer than heldWait, so that one which is held is not taken for one that hangs
-	stopWait    = 30 * time.Second       // for a backend to end a sandbox
+	searchWait  = 10 * time.Second       // for a backend to tell what it holds
+	stopWait    = 30 * time.Second       // for a backend to end a sandbox, or to remove an image
 	makeWait    = 5 * time.Minute        // for a sandbox to be made, an image to be fetched included
 )
 
@@ -54,8 +55,8 @@ type Options struct {
 	Logger      *slog.Logger
 
 	// For tests; 0: the constants of these names.
-	reapEvery, healthEvery, pingWait, againWait time.Duration
-	journalRoom                                 int
+	reapEvery, healthEvery, pingWait, againWait, searchWait, stopWait time.Duration
+	journalRoom                                                       int
 }
 
 // Manager opens sessions and looks after them.
@@ -123,6 +124,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m.opts.reapEvery, m.opts.healthEvery = first(opts.reapEvery, reapEvery), first(opts.healthEvery, healthEvery)
 	m.opts.pingWait, m.opts.againWait = first(opts.pingWait, pingWait), first(opts.againWait, againWait)
+	m.opts.searchWait, m.opts.stopWait = first(opts.searchWait, searchWait), first(opts.stopWait, stopWait)
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.journal.open(ctx, m); err != nil {
 		m.cancel()

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/store"
@@ -47,13 +48,13 @@ type found struct {
 func (m *Manager) search(ctx context.Context) *found {
 	f := &found{running: map[string][]sandbox.Info{}, images: map[string][]*sandbox.Snapshot{}, silent: map[string]bool{}}
 	for _, b := range m.opts.Backends {
-		list, err := b.List(ctx)
+		list, err := asked(ctx, b, m.opts.searchWait, b.List)
 		if err != nil {
 			m.log.WarnContext(ctx, "backend cannot tell what runs", "backend", b.Name(), "error", err)
 			f.silent[b.Name()] = true
 			continue
 		}
-		images, err := b.Snapshots(ctx)
+		images, err := asked(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
 			// What does not run may be asleep, so half an answer is none.
 			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
@@ -212,7 +213,7 @@ func (s *Session) findAsleep(ctx context.Context, b sandbox.Backend) (bool, erro
 	if !unsure {
 		return false, nil
 	}
-	images, err := b.Snapshots(ctx)
+	images, err := asked(ctx, b, s.m.opts.searchWait, b.Snapshots)
 	if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
 		return false, err
 	}
@@ -263,8 +264,11 @@ func (s *Session) resumeAfterRestart() {
 
 // clean ends strays and removes images that nobody needs. All of it was found before this manager made anything.
 func (m *Manager) clean(f *found) {
+	silent := map[string]bool{} // backends that stall; lookAgain comes back to what they hold
 	for _, i := range f.strays {
-		m.endStray(m.ctx, i)
+		if !silent[i.Backend] {
+			silent[i.Backend] = sandbox.CodeOf(m.endStray(m.ctx, i)) == sandbox.CodeBackendMissing
+		}
 	}
 	for _, image := range f.all {
 		if m.ctx.Err() != nil {
@@ -291,15 +295,18 @@ func (m *Manager) sleptIn(image *sandbox.Snapshot) bool {
 }
 
 // endStray ends a sandbox of ours that belongs to no session.
-func (m *Manager) endStray(ctx context.Context, i sandbox.Info) bool {
+func (m *Manager) endStray(ctx context.Context, i sandbox.Info) error {
 	b := m.known(i.Backend)
-	if b == nil || ctx.Err() != nil {
-		return false
+	if b == nil {
+		return &sandbox.Error{Code: sandbox.CodeNoBackend, Op: "end stray sandbox", Message: fmt.Sprintf("there is no backend %q", i.Backend)}
 	}
-	if err := b.Stop(ctx, i.ID); err != nil {
+	if ctx.Err() != nil {
+		return cancelled("end stray sandbox", ctx.Err())
+	}
+	if err := told(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.Stop(ctx, i.ID) }); err != nil {
 		m.log.WarnContext(ctx, "stray sandbox could not be ended", "sandbox", i.ID, "error", err)
-		return false
+		return err
 	}
 	m.log.InfoContext(ctx, "stray sandbox ended", "sandbox", i.ID, "session", i.Labels[labelSession])
-	return true
+	return nil
 }

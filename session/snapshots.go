@@ -180,7 +180,7 @@ func (m *Manager) dropImage(ctx context.Context, image *sandbox.Snapshot) {
 		return
 	}
 	if b := m.known(image.Backend); err == nil && b != nil {
-		err = b.DeleteSnapshot(ctx, image.ID)
+		err = told(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.DeleteSnapshot(ctx, image.ID) })
 	}
 	if err != nil {
 		m.log.WarnContext(ctx, "image of a snapshot is left for the next collection", "image", ref, "error", err)

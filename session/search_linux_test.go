@@ -1,0 +1,187 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// stuck is a real backend of which some requests can be made to stall: they end when whoever asked gives up. The others take the time they
+// need, which on a busy machine may be longer than a manager of these tests waits.
+type stuck struct {
+	sandbox.Backend
+
+	mu     sync.Mutex
+	stalls []string // guarded by mu; what stalls
+}
+
+// set says what stalls from now on.
+func (b *stuck) set(stalls ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stalls = stalls
+}
+
+func (b *stuck) wait(ctx context.Context, what string) error {
+	b.mu.Lock()
+	stalls := slices.Contains(b.stalls, what)
+	b.mu.Unlock()
+	if !stalls {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (b *stuck) List(ctx context.Context) ([]sandbox.Info, error) {
+	if err := b.wait(ctx, "list"); err != nil {
+		return nil, err
+	}
+	return b.Backend.List(context.WithoutCancel(ctx))
+}
+
+func (b *stuck) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
+	if err := b.wait(ctx, "snapshots"); err != nil {
+		return nil, err
+	}
+	return b.Backend.Snapshots(context.WithoutCancel(ctx))
+}
+
+func (b *stuck) Stop(ctx context.Context, id string) error {
+	if err := b.wait(ctx, "stop"); err != nil {
+		return err
+	}
+	return b.Backend.Stop(context.WithoutCancel(ctx), id)
+}
+
+func (b *stuck) DeleteSnapshot(ctx context.Context, id string) error {
+	if err := b.wait(ctx, "delete"); err != nil {
+		return err
+	}
+	return b.Backend.DeleteSnapshot(context.WithoutCancel(ctx), id)
+}
+
+// lines is a log that can be read while it is written.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// newStuckBench is a bench whose manager waits only a moment for its backend.
+func newStuckBench(t *testing.T) (*bench, *stuck, *lines) {
+	t.Helper()
+	o := quick()
+	o.searchWait, o.stopWait = 100*time.Millisecond, 100*time.Millisecond
+	k := newBench(t, o)
+	b, log := &stuck{Backend: k.b}, &lines{}
+	if err := k.m.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.b, k.opts.Backends, k.opts.Logger = b, []sandbox.Backend{b}, slog.New(slog.NewJSONHandler(log, nil))
+	k.start()
+	return k, b, log
+}
+
+// soon fails the test if f waits for ever.
+func soon(t *testing.T, what string, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s waits for a backend that stalls", what)
+		return nil
+	}
+}
+
+func TestACollectionDoesNotWaitForABackendThatStalls(t *testing.T) {
+	k, b, _ := newStuckBench(t)
+	for _, what := range []string{"list", "snapshots"} {
+		b.set(what)
+		err := soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
+		e, ok := errors.AsType[*sandbox.Error](err)
+		if !ok || e.Code != sandbox.CodeBackendMissing || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, b.Name()) {
+			t.Errorf("%s stalls: %v", what, err)
+		}
+	}
+	b.set("list")
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := k.m.GC(given); sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+		t.Errorf("who gives up himself hears that the backend does not answer: %v", err)
+	}
+	b.set()
+	if _, err := k.m.GC(t.Context()); err != nil {
+		t.Errorf("once it answers: %v", err)
+	}
+}
+
+func TestAManagerStartsThoughItsBackendStalls(t *testing.T) {
+	k, b, log := newStuckBench(t)
+	s := k.open("work")
+	py(t, s, "x = 41")
+	id := s.Info().Sandbox
+	for _, what := range []string{"list", "snapshots"} {
+		if err := k.m.Detach(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.set(what)
+		err := soon(t, "a start", func() (err error) { k.m, err = New(t.Context(), k.opts); return err })
+		b.set()
+		if err != nil {
+			t.Fatal(err)
+		}
+		choose(k.m)
+		s = k.get("work")
+		want(t, "x + 1, when "+what+" had stalled", py(t, s, "x + 1"), "42")
+		want(t, "sandbox", s.Info().Sandbox, id)
+	}
+	for _, line := range []string{"backend cannot tell what runs", "backend cannot tell its snapshots", "does not answer"} {
+		if !strings.Contains(log.String(), line) {
+			t.Errorf("the log lacks %q: %s", line, log)
+		}
+	}
+}
+
+func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
+	k, b, log := newStuckBench(t)
+	b.set("stop")
+	spec := sandbox.Spec{Persist: true, Labels: map[string]string{labelInstance: k.m.instance, labelMaker: "an earlier one"}}
+	sb, err := sandbox.Open(t.Context(), b, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb.Detach()
+	err = soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
+	wantCode(t, "a collection", err, sandbox.CodeBackendMissing)
+	if !strings.Contains(log.String(), "stray sandbox could not be ended") {
+		t.Errorf("nothing was told: %s", log)
+	}
+	b.set()
+	if _, err := k.m.GC(t.Context()); err != nil {
+		t.Error(err)
+	}
+	await(t, "it is ended", func() bool { return k.sandboxes() == 0 }) // by us, or by the look that a new manager takes
+}
