@@ -15,13 +15,49 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// TestOnDocker runs the sessions' tests on containers: those that need no memory in a snapshot, and those below, which are about that.
+// notOnContainers are the tests that TestOnDocker leaves out.
+var notOnContainers = left(map[string][]string{
+	"a snapshot of a container holds no memory, so its session cannot be hibernated": {
+		"TestABusySessionIsNotHibernated", "TestAChangedHostFileBehindASleeper", "TestAHibernatedSessionSurvivesARestart", "TestAHibernatedSessionWakesWithItsState",
+		"TestASleeperIsFoundOnceItsBackendTellsItsSnapshots", "TestASleeperWhoseImageHasGoneIsLost", "TestAnImageStaysWhileSomethingNeedsIt",
+		"TestBackgroundCommandsSleepAndWakeWithTheSession", "TestCallsRaceTheReaper", "TestIdleSessionsHibernate",
+	},
+	"a snapshot of a container holds no memory, so its session cannot be forked": {"TestForksAreLiveCopies", "TestForksAreMadeAtOnce"},
+	"it is about the local backend":                                              {"TestABackendWithoutSnapshots"},
+	"it needs neither sandbox nor manager":                                       {"TestASpoolThatCannotBeOpenedSaysWhy", "TestSpool", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs"},
+})
+
+// onRunsc are the tests that run with gVisor's runtime too: those in which a container is made, found again, snapshot, paused, ended or taken away in
+// another way. The others do with a container only what these do, and what they are about, the manager, does not know of runtimes; all of them would take
+// some minutes more.
+var onRunsc = []string{
+	"TestStateStaysBetweenCallsAndManagers", "TestManyOpensAndEndsOfOneKey", "TestAPoolServesSessions", "TestWhatRunsIsNotReaped", "TestVarsAndAuditLog",
+	"TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne", "TestPauseAndResume", "TestEndFreesTheKeyAtOnce", "TestEndIsHeardByEverythingThatRuns",
+	"TestAKillAtAnyMomentLosesNothing", "TestWhatComesLateFromAKilledManagerGoes", "TestWhatIsNotOursIsLeftAlone",
+	"TestALostSandboxIsRestoredAndTheCallerTold", "TestASandboxLostWhileNobodyLooked", "TestASessionWithoutASnapshotIsLostAtOnce",
+	"TestASandboxThatHangsIsReplaced", "TestACallInASandboxThatHangsIsToldSo", "TestASandboxInWhichACommandRunsMayMissPings",
+	"TestDockerSessionsSleepNotAndEndWhenIdle", "TestDockerSnapshotsHoldFiles", "TestDockerTwoManagersOnOneEngine", "TestDockerSessionsWhoseContainerWasTaken",
+	"TestDockerSessionsWhoseContainerWasRenamed",
+}
+
+// left gives each test its reason.
+func left(reasons map[string][]string) map[string]string {
+	out := map[string]string{}
+	for reason, tests := range reasons {
+		for _, name := range tests {
+			out[name] = reason
+		}
+	}
+	return out
+}
+
+// TestOnDocker runs the package's tests on containers, with the engine's own runtime and with gVisor's. A new test joins by itself.
 func TestOnDocker(t *testing.T) {
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dockertest.Rerun(t, dockertest.Suite{
+	dockertest.Share(t, dockertest.Suite{
 		Runsc: engine.Path,
 		Prepare: func(ctx context.Context, host string) error {
 			b, err := docker.New(docker.Options{Host: host, Dir: t.TempDir(), GuestPath: guest.Path})
@@ -31,14 +67,9 @@ func TestOnDocker(t *testing.T) {
 			defer b.Close()
 			return b.ImportHost(ctx, dockertest.Image)
 		},
-		Tests: []string{
-			"TestStateStaysBetweenCallsAndManagers", "TestAHundredFirstCallsMakeOneSandbox", "TestAnotherSpecIsAConflict", "TestTenantsDoNotSeeEachOther", "TestEndFreesTheKeyAtOnce",
-			"TestIdleSessionsEndIfTheyShall", "TestWhatRunsIsNotReaped", "TestExtensions", "TestManyOpensAndEndsOfOneKey", "TestEventsAreFollowedAcrossARestart", "TestGCForgetsWhatIsOld",
-			"TestWhatIsNotOursIsLeftAlone", "TestWhatComesLateFromAKilledManagerGoes", "TestTwoManagersCannotShareADataDirectory", "TestSnapshotLimit", "TestAKillAtAnyMomentLosesNothing",
-			"TestQueueIsBoundedAndCancellable", "TestOutputIsLimited", "TestVarsAndAuditLog",
-			"TestDockerSessionsSleepNotAndEndWhenIdle", "TestDockerSnapshotsHoldFiles", "TestDockerTwoManagersOnOneEngine", "TestDockerSessionsWhoseContainerWasTaken", "TestDockerPauseSurvivesARestart",
-		},
 	})
+	t.Run("runc", func(t *testing.T) { dockertest.Rerun(t, dockertest.Suite{Left: notOnContainers}) })
+	t.Run("runsc", func(t *testing.T) { dockertest.Rerun(t, dockertest.Suite{Runtime: "runsc", Tests: onRunsc}) })
 }
 
 var dockerBackends struct {
@@ -176,22 +207,4 @@ func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func TestDockerPauseSurvivesARestart(t *testing.T) {
-	k := dockerBench(t, quick())
-	s := k.open("work")
-	py(t, s, "x = 41")
-	if err := s.Pause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell while paused", err, CodePaused)
-	k.restart()
-	s = k.get("work")
-	want(t, "state after a restart", string(s.Info().State), string(Paused))
-	if err := s.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	want(t, "x + 1", py(t, s, "x + 1"), "42")
 }

@@ -27,31 +27,30 @@ func (k *bench) stall(s *Session) {
 // signal sends a signal to the process of a session's sandbox.
 func (k *bench) signal(s *Session, sig syscall.Signal) {
 	k.t.Helper()
-	if k.b.Name() != "gvisor" {
-		k.t.Skip("which process to stop is known of gVisor")
+	if err := syscall.Kill(k.process(s), sig); err != nil {
+		k.t.Fatal(err)
 	}
-	id := s.Info().Sandbox
-	for _, i := range list(k.b) {
-		if i.ID == id && i.PID > 0 {
-			if err := syscall.Kill(i.PID, sig); err != nil {
-				k.t.Fatal(err)
-			}
-			return
-		}
+}
+
+func (k *bench) process(s *Session) int {
+	k.t.Helper()
+	pid, err := process(k.t.Context(), k.b, s.Info().Sandbox)
+	if err != nil {
+		k.t.Fatal(err)
 	}
-	k.t.Fatalf("sandbox %s is not there", id)
+	return pid
 }
 
 func TestASandboxThatHangsIsReplaced(t *testing.T) {
 	k := newBench(t, watchful())
 	s := k.open("work")
-	py(t, s, "x = 1")
+	py(t, s, note(1))
 	save(t, s, "one")
-	py(t, s, "x = 2")
+	py(t, s, note(2))
 	hung := s.Info().Sandbox
 	k.stall(s)
 	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
-	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || v.Result.Text() != "1" || v.Metadata[MetaStateFrom] == "" {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -78,7 +77,7 @@ func TestASandboxThatHangsWithoutASnapshotIsLost(t *testing.T) {
 func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 	k := newBench(t, watchful())
 	s := k.open("work")
-	py(t, s, "x = 1")
+	py(t, s, note(1))
 	save(t, s, "one")
 	failed := make(chan error, 1)
 	go func() {
@@ -99,7 +98,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 		t.Fatal("the caller waits for ever")
 	}
 	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
-	want(t, "x", py(t, s, "x"), "1")
+	want(t, "x", py(t, s, noted(k.b)), "1")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}

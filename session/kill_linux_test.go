@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -28,6 +30,7 @@ const (
 // scenario is something that changes a session. What prepare does is safe; a kill may come at any point of act.
 type scenario struct {
 	pool    bool
+	sleeps  bool // needs a backend whose sessions can be hibernated or forked
 	points  []string
 	prepare func(ctx context.Context, m *Manager) error
 	act     func(ctx context.Context, m *Manager) error
@@ -40,7 +43,7 @@ func prepared(ctx context.Context, m *Manager) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.Cell(ctx, sandbox.Cell{Code: "x = 1"})
+	_, err = s.Cell(ctx, sandbox.Cell{Code: note(1)})
 	return err
 }
 
@@ -69,7 +72,7 @@ func then(fs ...func(context.Context, *Manager) error) func(context.Context, *Ma
 var (
 	saveOne = with(func(ctx context.Context, s *Session) error { _, err := s.Save(ctx, "one"); return err })
 	setTwo  = with(func(ctx context.Context, s *Session) error {
-		_, err := s.Cell(ctx, sandbox.Cell{Code: "x = 2"})
+		_, err := s.Cell(ctx, sandbox.Cell{Code: note(2)})
 		return err
 	})
 	doze  = with(func(ctx context.Context, s *Session) error { return s.Hibernate(ctx) })
@@ -82,7 +85,7 @@ var (
 // checkAlive wants "work" to be there with x = 1.
 func checkAlive(t *testing.T, k *bench) {
 	t.Helper()
-	want(t, "x", py(t, k.get("work"), "x"), "1")
+	want(t, "x", py(t, k.get("work"), noted(k.b)), "1")
 }
 
 // checkOldOrNew wants no session, or one that works.
@@ -103,13 +106,13 @@ func checkSnapshots(t *testing.T, k *bench) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "images are those of the named snapshots", func() bool { return k.images() == len(all) })
+	await(t, "images are those of the named snapshots", func() bool { k.collect(); return k.images() == len(all) })
 	for _, s := range all {
 		n, _, err := k.m.Open(t.Context(), Key{Name: "from-" + s.Name}, OpenOptions{From: s.Session + "@" + s.Name})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want(t, "x in the snapshot", py(t, n, "x"), "1")
+		want(t, "x in the snapshot", py(t, n, noted(k.b)), "1")
 	}
 }
 
@@ -135,15 +138,15 @@ var scenarios = map[string]scenario{
 		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots),
 	},
 	"snapshot of a sleeper": {
-		points:  []string{"snapshot.written", "snapshot.named"},
+		sleeps: true, points: []string{"snapshot.written", "snapshot.named"},
 		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots),
 	},
 	"hibernate": {
-		points:  []string{"hibernate.begun", "hibernate.stopped", "hibernate.saved"},
+		sleeps: true, points: []string{"hibernate.begun", "hibernate.stopped", "hibernate.saved"},
 		prepare: prepared, act: doze, check: checkEach(checkAlive, checkSnapshots),
 	},
 	"wake": {
-		points:  []string{"wake.made", "wake.saved"},
+		sleeps: true, points: []string{"wake.made", "wake.saved"},
 		prepare: then(prepared, doze), act: touch, check: checkEach(checkAlive, checkSnapshots),
 	},
 	"restore": {
@@ -151,17 +154,17 @@ var scenarios = map[string]scenario{
 		prepare: then(prepared, saveOne, setTwo),
 		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
 		check: checkEach(func(t *testing.T, k *bench) {
-			if got := py(t, k.get("work"), "x"); got != "1" && got != "2" {
+			if got := py(t, k.get("work"), noted(k.b)); got != "1" && got != "2" {
 				t.Errorf("x is %s", got)
 			}
 		}, checkSnapshots),
 	},
 	"restore a sleeper": {
-		points:  []string{"restore.made", "restore.saved"},
+		sleeps: true, points: []string{"restore.made", "restore.saved"},
 		prepare: then(prepared, saveOne, setTwo, doze),
 		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
 		check: checkEach(func(t *testing.T, k *bench) {
-			if got := py(t, k.get("work"), "x"); got != "1" && got != "2" {
+			if got := py(t, k.get("work"), noted(k.b)); got != "1" && got != "2" {
 				t.Errorf("x is %s", got)
 			}
 		}, checkSnapshots),
@@ -175,7 +178,7 @@ var scenarios = map[string]scenario{
 		check: checkEach(checkAlive, checkSnapshots),
 	},
 	"fork": {
-		points:  []string{"fork.written", "create.registered", "create.made", "create.saved"},
+		sleeps: true, points: []string{"fork.written", "create.registered", "create.made", "create.saved"},
 		prepare: prepared,
 		act:     with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err }),
 		check: checkEach(checkAlive, func(t *testing.T, k *bench) {
@@ -210,7 +213,7 @@ var scenarios = map[string]scenario{
 				}
 				got = append(got, e.Action+" "+e.Detail)
 			}
-			if want := "cell x = 1,cell x"; len(got) != 3 || !strings.HasPrefix(got[0], "open ") || strings.Join(got[1:], ",") != want {
+			if want := "cell " + note(1) + ",cell x"; len(got) != 3 || !strings.HasPrefix(got[0], "open ") || strings.Join(got[1:], ",") != want {
 				t.Errorf("the audit log has %q", got)
 			}
 		},
@@ -219,14 +222,14 @@ var scenarios = map[string]scenario{
 		points:  []string{"revive.made"},
 		prepare: then(prepared, saveOne, setTwo),
 		act: with(func(ctx context.Context, s *Session) error {
-			all, err := s.m.known("gvisor").List(ctx)
-			for _, i := range all {
-				if i.ID == s.Info().Sandbox {
-					_ = syscall.Kill(i.PID, syscall.SIGKILL)
-				}
+			i := s.Info()
+			pid, err := process(ctx, s.m.known(i.Backend), i.Sandbox)
+			if err != nil {
+				return err
 			}
+			_ = syscall.Kill(pid, syscall.SIGKILL) // what comes of it is waited for
 			<-ctx.Done()
-			return err
+			return ctx.Err()
 		}),
 		check: checkEach(checkAlive, checkSnapshots),
 	},
@@ -239,7 +242,7 @@ func child(dir string) int {
 		fmt.Println(err)
 		return 3
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	var armed atomic.Bool
 	failpoint = func(name string) {
@@ -323,17 +326,19 @@ func takeOver(t *testing.T, dir string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &bench{t: t, dir: dir, b: b, opts: quick()}
+	k := &bench{t: t, dir: dir, b: b, opts: quick(), tookOver: true}
 	k.opts.Backends, k.opts.DataDir, k.opts.Logger = []sandbox.Backend{b}, dir, slog.New(slog.DiscardHandler)
 	k.opts.Require.AllowContainer = true
 	k.start()
+	tookOver.Store(k.m.instance, true)
 	t.Cleanup(func() {
 		_ = k.m.DeleteSnapshot(context.Background(), Key{Name: "work"}, "*")
 		k.close()
-		// An engine may finish only now what the killed manager has asked it for; whoever comes next finds it.
-		await(t, "no image is left", func() bool { return k.images() == 0 || k.nextManagerCollects() && k.images() == 0 })
+		nothing := func() bool { return k.images() == 0 && k.sandboxes() == 0 }
+		await(t, "nothing is left", func() bool { return nothing() || k.nextManagerCollects() && nothing() })
 	})
 	await(t, "every sandbox belongs to a session", func() bool {
+		k.collect()
 		awake := 0
 		for i, err := range k.m.List(t.Context(), ListOptions{}) {
 			if err != nil {
@@ -346,6 +351,27 @@ func takeOver(t *testing.T, dir string) *bench {
 		return k.sandboxes() == awake
 	})
 	return k
+}
+
+// tookOver has the instances whose manager was killed.
+var tookOver sync.Map
+
+// late says of a sandbox that an engine has made it only now: it finishes what a killed manager has asked it for at its own pace, and whoever comes
+// next finds it.
+func (k *bench) late(i sandbox.Info) bool {
+	return dockertest.Chosen() && k.tookOver && i.Labels[labelMaker] != k.m.maker
+}
+
+// collect has the manager look for what came late, because on a busy machine its own looks may be over by then. Everything is there at once on gVisor,
+// where the manager's first look must do.
+func (k *bench) collect() {
+	k.t.Helper()
+	if !dockertest.Chosen() {
+		return
+	}
+	if _, err := k.m.GC(k.t.Context()); err != nil {
+		k.t.Error(err)
+	}
 }
 
 // nextManagerCollects lets a further manager remove what is left over, also when the test is over.
@@ -364,7 +390,14 @@ func (k *bench) nextManagerCollects() bool {
 }
 
 func TestAKillAtEveryStepLeavesTheOldOrTheNewState(t *testing.T) {
+	b, err := newBackend(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, sc := range scenarios {
+		if sc.sleeps && !sleeps(b) {
+			continue
+		}
 		for _, point := range sc.points {
 			t.Run(name+" "+point, func(t *testing.T) {
 				t.Parallel()
@@ -382,7 +415,7 @@ func TestAKillAtEveryStepLeavesTheOldOrTheNewState(t *testing.T) {
 
 func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
 	dir := t.TempDir()
-	for n := range 6 {
+	for n := range number(6, 3) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			cmd := spawn(dir, "", "")
 			out, err := cmd.StdoutPipe()
@@ -421,7 +454,7 @@ func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			await(t, "images are those of the named snapshots", func() bool { return k.images() == len(all) })
+			await(t, "images are those of the named snapshots", func() bool { k.collect(); return k.images() == len(all) })
 		})
 	}
 }

@@ -61,10 +61,10 @@ func TestAPoolServesSessions(t *testing.T) {
 	o := quick()
 	o.NoPool, o.Pool, o.Warm = false, pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
 	k := newBench(t, o)
-	await(t, "a sandbox is ready", func() bool { return k.m.PoolStats()["gvisor"].Ready == 1 })
+	await(t, "a sandbox is ready", func() bool { return k.m.PoolStats()[k.b.Name()].Ready == 1 })
 	s := k.open("work")
 	py(t, s, "x = 41")
-	if st := k.m.PoolStats()["gvisor"]; st.Hits != 1 {
+	if st := k.m.PoolStats()[k.b.Name()]; st.Hits != 1 {
 		t.Errorf("pool %+v", st)
 	}
 	k.restart()

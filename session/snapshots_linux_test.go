@@ -19,18 +19,18 @@ func save(t *testing.T, s *Session, name string) Snapshot {
 func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")
-	py(t, s, "x = 1")
+	py(t, s, note(1))
 	first := save(t, s, "one")
-	if first.Size == 0 || !first.Memory || first.Parent != "" || first.Session != "work" {
+	if first.Size == 0 || first.Memory != sleeps(k.b) || first.Parent != "" || first.Session != "work" {
 		t.Errorf("snapshot %+v", first)
 	}
-	py(t, s, "x = 2")
+	py(t, s, note(2))
 	want(t, "parent of the second", save(t, s, "two").Parent, "one")
-	py(t, s, "x = 3")
+	py(t, s, note(3))
 	if err := s.Restore(t.Context(), "one"); err != nil {
 		t.Fatal(err)
 	}
-	want(t, "x", py(t, s, "x"), "1")
+	want(t, "x", py(t, s, noted(k.b)), "1")
 	want(t, "parent after a restore", save(t, s, "three").Parent, "one")
 	if n := k.sandboxes(); n != 1 {
 		t.Errorf("%d sandboxes after a restore", n)
@@ -38,14 +38,14 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	if err := s.Restore(t.Context(), "work@two"); err != nil {
 		t.Fatal(err)
 	}
-	want(t, "x", py(t, s, "x"), "2")
+	want(t, "x", py(t, s, noted(k.b)), "2")
 	other, created, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{From: "work@one"})
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}
-	want(t, "x in a new session", py(t, other, "x"), "1")
-	py(t, other, "x = 10")
-	want(t, "x in the old one", py(t, s, "x"), "2")
+	want(t, "x in a new session", py(t, other, noted(k.b)), "1")
+	py(t, other, note(10))
+	want(t, "x in the old one", py(t, s, noted(k.b)), "2")
 	wantCode(t, "no such snapshot", s.Restore(t.Context(), "none"), CodeSnapshotName)
 	_, err = s.Save(t.Context(), "one")
 	wantCode(t, "the same name again", err, CodeSnapshotExists)
@@ -61,7 +61,7 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, "x after the session has ended", py(t, again, "x"), "2")
+	want(t, "x after the session has ended", py(t, again, noted(k.b)), "2")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}

@@ -66,13 +66,13 @@ func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
 		close(names)
 		wg.Wait()
 		await(t, "the pool is full again", func() bool {
-			st := k.m.PoolStats()["gvisor"]
+			st := k.m.PoolStats()[k.b.Name()]
 			return st.Ready == 1 && st.Making == 0 && k.sandboxes() == 1
 		})
 	}
 	round(4, 2)
 	before := k.held()
-	round(40, 8)
+	round(number(40, 10), number(8, 4))
 	// Descriptors and goroutines of what just ended go a moment later.
 	await(t, fmt.Sprintf("no more than %+v is held, but %+v", before, k.held()), func() bool {
 		now := k.held()

@@ -19,26 +19,18 @@ import (
 func (k *bench) murder(s *Session) {
 	k.t.Helper()
 	id := s.Info().Sandbox
-	for _, i := range list(k.b) {
-		if i.ID == id && i.PID > 0 {
-			if err := syscall.Kill(i.PID, syscall.SIGKILL); err != nil {
-				k.t.Fatal(err)
-			}
-			await(k.t, "the sandbox is gone", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
-			return
-		}
-	}
-	k.t.Fatalf("sandbox %s is not there", id)
+	k.signal(s, syscall.SIGKILL)
+	await(k.t, "the sandbox is gone", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
 }
 
 func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")
-	py(t, s, "x = 1")
+	py(t, s, note(1))
 	snap := save(t, s, "one")
-	py(t, s, "x = 2")
+	py(t, s, note(2))
 	k.murder(s)
-	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +39,7 @@ func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 	if err != nil || !from.Equal(snap.Created) {
 		t.Errorf("told that the state is from %q, it is from %s", v.Metadata[MetaStateFrom], snap.Created)
 	}
-	v, err = s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	v, err = s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || len(v.Metadata) != 0 {
 		t.Errorf("told twice: %v, %v", v, err)
 	}
@@ -80,7 +72,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	o.Webhook = hook.URL
 	k := newBench(t, o)
 	s := k.open("work")
-	py(t, s, "x = 1")
+	py(t, s, note(1))
 	save(t, s, "one")
 	for n := range RestoreAttempts {
 		k.murder(s)
@@ -109,7 +101,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	if err := s.Restore(t.Context(), "one"); err != nil { // by hand it may be tried again
 		t.Fatal(err)
 	}
-	want(t, "x", py(t, s, "x"), "1")
+	want(t, "x", py(t, s, noted(k.b)), "1")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +110,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 func TestLossesOutsideTheWindowAreForgotten(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")
-	py(t, s, "x = 41")
+	py(t, s, note(41))
 	save(t, s, "one")
 	age := func(by time.Duration) {
 		s.mu.Lock()
@@ -130,7 +122,7 @@ func TestLossesOutsideTheWindowAreForgotten(t *testing.T) {
 	}
 	age(RestoreWindow + time.Second)
 	k.murder(s)
-	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	want(t, "x", py(t, s, noted(k.b)), "41")
 	age(RestoreWindow / 2)
 	k.murder(s)
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "times within") })
@@ -158,19 +150,18 @@ func TestASessionWithoutASnapshotIsLostAtOnce(t *testing.T) {
 func TestASandboxLostWhileNobodyLooked(t *testing.T) {
 	k := newBench(t, quick())
 	with, without := k.open("with"), k.open("without")
-	py(t, with, "x = 1")
+	py(t, with, note(1))
 	save(t, with, "one")
-	py(t, with, "x = 2")
+	py(t, with, note(2))
 	pids := map[string]int{}
-	for _, i := range list(k.b) {
-		pids[i.ID] = i.PID
+	for _, s := range []*Session{with, without} {
+		pids[s.Info().Sandbox] = k.process(s)
 	}
-	ids := []string{with.Info().Sandbox, without.Info().Sandbox}
 	if err := k.m.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range ids {
-		if err := syscall.Kill(pids[id], syscall.SIGKILL); err != nil {
+	for id, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "dead", func() bool {
@@ -183,7 +174,7 @@ func TestASandboxLostWhileNobodyLooked(t *testing.T) {
 		})
 	}
 	k.start()
-	v, err := k.get("with").Cell(t.Context(), sandbox.Cell{Code: "x"})
+	v, err := k.get("with").Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || v.Result.Text() != "1" || v.Metadata[MetaStateFrom] == "" {
 		t.Errorf("%v, %v", v, err)
 	}

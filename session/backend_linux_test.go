@@ -1,0 +1,76 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+)
+
+// The tests run on gVisor, and once more on containers: what differs between the two is asked here, so that a test need not know on which it runs.
+
+// newBackend gives the backend that is tested. Those with the same directory have the same sandboxes.
+func newBackend(dir string) (sandbox.Backend, error) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		return nil, err
+	}
+	if dockertest.Chosen() {
+		return newDockerBackend(dir, guest.Path)
+	}
+	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
+}
+
+// number is how many of something a test does: on containers, each of which takes a good part of a second, not as many as on gVisor.
+func number(gvisor, containers int) int {
+	if dockertest.Chosen() {
+		return containers
+	}
+	return gvisor
+}
+
+// sleeps says whether sessions of a backend can be hibernated and forked: where a snapshot holds memory.
+func sleeps(b sandbox.Backend) bool {
+	return b.Capabilities(context.Background()).Snapshots == sandbox.SnapshotsMemory
+}
+
+// note is code that leaves x in the interpreter and in a file, for a snapshot to hold.
+func note(x int) string { return fmt.Sprintf("x = %d; _ = open('x', 'w').write('%d')", x, x) }
+
+// noted is code that gives x as a snapshot of a backend has held it: from the interpreter, or from the file where it holds files alone.
+func noted(b sandbox.Backend) string {
+	if sleeps(b) {
+		return "x"
+	}
+	return "int(open('x').read())"
+}
+
+// process gives the process of the host that holds a sandbox and ends with it.
+func process(ctx context.Context, b sandbox.Backend, id string) (int, error) {
+	if dockertest.Chosen() {
+		text, err := exec.CommandContext(ctx, "docker", "-H", os.Getenv(dockertest.Variable), "inspect", "--format", "{{.State.Pid}}", "recluse-"+id).Output()
+		if err != nil {
+			return 0, fmt.Errorf("inspect the container: %w", err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err == nil && pid <= 0 {
+			err = fmt.Errorf("container of sandbox %s does not run", id)
+		}
+		return pid, err
+	}
+	all, err := b.List(ctx)
+	for _, i := range all {
+		if i.ID == id && i.PID > 0 {
+			return i.PID, nil
+		}
+	}
+	return 0, fmt.Errorf("sandbox %s is not there: %w", id, err)
+}
