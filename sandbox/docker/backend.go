@@ -139,6 +139,9 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	if b.opts.UnsafeRoot {
 		c.Notes = append(c.Notes, "code may be root inside, where a spec asks for it")
 	}
+	if b.opts.UnsafeHostConfig {
+		c.Notes = append(c.Notes, "a spec may loosen the walls with a host config of its own")
+	}
 	if len(b.opts.HostConfig) > 0 {
 		c.Notes = append(c.Notes, "a host config of the caller's has loosened the walls")
 	}
@@ -163,6 +166,9 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot string) (sandbox.Machine, error) {
 	const op = "start sandbox"
 	if err := b.judgeMounts(&spec); err != nil {
+		return nil, err
+	}
+	if err := b.judgeHostConfig(spec); err != nil {
 		return nil, err
 	}
 	f, err := b.facts(ctx)
@@ -240,11 +246,11 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := p.containerConfig(labels)
+	hc, err := b.profile(p)
 	if err != nil {
 		return nil, err
 	}
-	hc, err := b.profile(p)
+	config, err := p.containerConfig(labels)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,7 +31,8 @@ type plan struct {
 	volume string // with the guest
 	token  string
 
-	oomScore int // of what is run
+	oomScore int           // of what is run
+	counted  []agent.Tmpfs // file systems in memory that the guest mounts
 }
 
 // userSpace says that processes inside are not the host kernel's own: its limits then hit the sandbox and not the offender, and the guest
@@ -52,7 +54,7 @@ func (p *plan) guestConfig() agent.Config {
 		// Users are counted for each sandbox alone there.
 		c.Processes, c.Memory = l.Processes, l.Memory
 		if p.facts.ownGuest() {
-			c.UID, c.GID = p.User.UID, p.User.GID
+			c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.counted
 		}
 	} else {
 		c.Threads, c.OOMScore = guestThreads, p.oomScore
@@ -75,7 +77,7 @@ func (p *plan) guestConfig() agent.Config {
 // socketName is the guest's socket. It has no file; sandboxes that are made to share a network have the names in common too, hence the id.
 func socketName(id string) string { return "@recluse-" + id }
 
-// containerConfig is the container as such.
+// containerConfig is the container as such. The profile comes before it.
 func (p *plan) containerConfig(labels map[string]string) (*container.Config, error) {
 	guest, err := json.Marshal(p.guestConfig())
 	if err != nil {
@@ -126,11 +128,15 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
-	if b.network() == "none" {
+	patch, err := b.patch(p.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if cmp.Or(string(patch.NetworkMode), b.network()) == "none" {
 		// The engine would tell the names of the host's servers, which are of no use and nobody's business.
 		hc.DNS, hc.DNSSearch = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, []string{"."}
 	}
-	for _, v := range b.opts.Volumes {
+	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
 		hc.Mounts = append(hc.Mounts, mount.Mount{Type: mount.TypeVolume, Source: v.Name, Target: v.Path, ReadOnly: !v.Writable})
 	}
 	for _, m := range p.Spec.Mounts {
@@ -138,42 +144,66 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	if err := b.layOver(hc); err != nil {
+	if err := b.layOver(hc, p.Spec); err != nil {
 		return nil, err
 	}
 	hc.CapAdd = p.facts.grant(hc.CapAdd)
+	p.counted = p.count(hc)
 	return hc, nil
 }
 
 func (b *Backend) network() string { return b.opts.network() }
 
-// tmpfs shares the disk out among the file systems in memory. Each file costs memory that no size counts, so their number is
-// bounded by what it may take.
-func tmpfs(l sandbox.Limits, f *facts, user sandbox.User) map[string]string {
+// inMemory are file systems in memory: who has which part of the disk, and the files it may have.
+type inMemory struct {
+	path        string
+	share       int64 // one in how many
+	mode, flags string
+	guest       bool // it is the guest's own
+}
+
+var filesInMemory = []inMemory{
+	{path: sandbox.DefaultHome, share: 2, mode: "0750", flags: "exec"}, // compiled parts of packages are loaded from there
+	{path: "/tmp", share: 4, mode: "1777", flags: "exec"},
+	{path: "/var/tmp", share: 16, mode: "1777", flags: "exec"},
+	{path: "/dev/shm", share: 16, mode: "1777", flags: "noexec"},
+	{path: stateDir, share: 8, mode: "0755", flags: "noexec", guest: true},
+}
+
+// inodes is how many files there may be in all of them: each costs memory that no size counts, so their number is bounded by what it may take.
+func inodes(l sandbox.Limits) int64 {
 	const perFile = 2 << 10
-	inodes := max(1024, l.Memory/8/perFile)
-	// Owned by the user: runtimes give a mount the mode of the directory below it, whatever is asked for.
-	mount := func(share int64, mode, flags string, u sandbox.User) string {
+	return max(1024, l.Memory/8/perFile)
+}
+
+// owner is whose a file system is. Runtimes give a mount the mode of the directory below it, whatever is asked for, so the user has to own it.
+func (m inMemory) owner(f *facts, user sandbox.User) sandbox.User {
+	if m.guest && f.ownGuest() {
+		return sandbox.User{}
+	}
+	return user
+}
+
+// tmpfs shares the disk out among the file systems in memory.
+func tmpfs(l sandbox.Limits, f *facts, user sandbox.User) map[string]string {
+	all := map[string]string{}
+	for _, m := range filesInMemory {
+		u := m.owner(f, user)
+		all[m.path] = fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", m.flags, l.Disk/m.share, inodes(l)/m.share, m.mode, u.UID, u.GID)
 		if f.podman { // which knows neither the number of files nor users by number; U is the container's own
-			return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,mode=%s,U", flags, l.Disk/share, mode)
+			all[m.path] = fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,mode=%s,U", m.flags, l.Disk/m.share, m.mode)
 		}
-		return fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, l.Disk/share, inodes/share, mode, u.UID, u.GID)
 	}
-	guest := user
-	if f.ownGuest() {
-		guest = sandbox.User{}
-	}
-	return map[string]string{
-		sandbox.DefaultHome: mount(2, "0750", "exec", user), // compiled parts of packages are loaded from there
-		"/tmp":              mount(4, "1777", "exec", user),
-		"/var/tmp":          mount(16, "1777", "exec", user),
-		"/dev/shm":          mount(16, "1777", "noexec", user),
-		stateDir:            mount(8, "0755", "noexec", guest),
-	}
+	return all
 }
 
 // judgeMounts resolves this machine's directories that are to be seen inside, and refuses those that must not be.
 func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
+	var both sandbox.Spec
+	both.Mounts, both.Volumes = spec.Mounts, slices.Concat(b.opts.Volumes, spec.Volumes)
+	if err := both.WithDefaults().Check(); err != nil { // two at one place
+		return err
+	}
 	if len(spec.Mounts) == 0 {
 		return nil
 	}

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
@@ -32,19 +34,7 @@ func checkHostConfig(hc container.HostConfig) error {
 	if hc.Runtime != "" {
 		return bad("it names the runtime %q, which is an option of its own", hc.Runtime)
 	}
-	var targets []string
-	for _, m := range hc.Mounts {
-		targets = append(targets, m.Target)
-	}
-	for _, text := range hc.Binds {
-		if parts := strings.Split(text, ":"); len(parts) > 1 {
-			targets = append(targets, parts[1])
-		}
-	}
-	for target := range hc.Tmpfs {
-		targets = append(targets, target)
-	}
-	for _, target := range targets {
+	for _, target := range append(targets(hc), slices.Collect(maps.Keys(hc.Tmpfs))...) {
 		if p := path.Clean("/" + target); p == "/" || p == ownDir || strings.HasPrefix(p, ownDir+"/") {
 			return bad("a mount at %q would hide the guest", target)
 		}
@@ -52,17 +42,52 @@ func checkHostConfig(hc container.HostConfig) error {
 	return nil
 }
 
-// layOver puts the host config over the profile: what it names replaces what we say, and mounts are added to ours, among which is the guest.
-func (b *Backend) layOver(hc *container.HostConfig) error {
-	if len(b.opts.HostConfig) == 0 {
+// judgeHostConfig refuses the host config of a spec, unless the options allow it, and what would leave no isolation at all: that is for the options
+// to say, which are what the isolation is told by.
+func (b *Backend) judgeHostConfig(spec sandbox.Spec) error {
+	if len(spec.HostConfig) == 0 {
 		return nil
 	}
-	ours := hc.Mounts
-	hc.Mounts = nil // also because elements that are there would lend what they hold to those that are read
-	if err := json.Unmarshal(b.opts.HostConfig, hc); err != nil {
+	if !b.opts.UnsafeHostConfig {
+		return &sandbox.Error{
+			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec could loosen the walls", Remedy: "leave it out, or allow it explicitly with docker.unsafe_host_config",
+		}
+	}
+	hc, err := Options{HostConfig: spec.HostConfig}.hostConfig()
+	if err == nil {
+		err = checkHostConfig(hc)
+	}
+	if err != nil {
 		return err
 	}
-	hc.Mounts = append(ours, hc.Mounts...)
+	if sharesHost(hc) || hc.NetworkMode.IsHost() {
+		return &sandbox.Error{
+			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec makes the container privileged, or gives it a namespace of the host's", Remedy: "only docker.host_config of the configuration may do that",
+		}
+	}
+	return nil
+}
+
+// patch gives both host configs, that of the spec over that of the options.
+func (b *Backend) patch(spec sandbox.Spec) (container.HostConfig, error) {
+	var hc container.HostConfig
+	err := b.layOver(&hc, spec)
+	return hc, err
+}
+
+// layOver puts the host configs over the profile: what they name replaces what we say, and mounts are added to ours, among which is the guest.
+func (b *Backend) layOver(hc *container.HostConfig, spec sandbox.Spec) error {
+	for _, over := range []json.RawMessage{b.opts.HostConfig, spec.HostConfig} {
+		if len(over) == 0 {
+			continue
+		}
+		ours := hc.Mounts
+		hc.Mounts = nil // also because elements that are there would lend what they hold to those that are read
+		if err := json.Unmarshal(over, hc); err != nil {
+			return err
+		}
+		hc.Mounts = append(ours, hc.Mounts...)
+	}
 	return nil
 }
 
@@ -70,4 +95,18 @@ func (b *Backend) layOver(hc *container.HostConfig) error {
 func (o Options) network() string {
 	hc, _ := o.hostConfig() // judged by check
 	return cmp.Or(string(hc.NetworkMode), o.Network, "none")
+}
+
+// targets are where something is mounted, file systems in memory aside.
+func targets(hc container.HostConfig) []string {
+	var all []string
+	for _, m := range hc.Mounts {
+		all = append(all, m.Target)
+	}
+	for _, text := range hc.Binds {
+		if parts := strings.Split(text, ":"); len(parts) > 1 {
+			all = append(all, parts[1])
+		}
+	}
+	return all
 }
