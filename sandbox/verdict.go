@@ -39,7 +39,8 @@ type Verdict struct {
 	// PeakMemory is the largest resident set seen of one process. For a cell it is
 	// the interpreter's since it started.
 	PeakMemory int64 `json:"peak_memory"`
-	// MemoryKills counts processes of it that were killed for memory, its main one or not.
+	// MemoryKills counts processes of it that were killed for memory, its main one or not. Where the host's kernel kills, as in containers on runc, and
+	// several operations run at once, only the main one's end tells whose they were.
 	MemoryKills int `json:"memory_kills,omitempty"`
 	// Survivors are processes the cell or command left alive; those with Killed set
 	// were ended by us. At most 64 are listed, SurvivorsTotal counts them all.
