@@ -81,7 +81,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		serial   bool // it measures, or needs the machine for itself
 	}{
 		{"commands", slices.Concat(commands, commandTraces), false},
-		{"endings", endings, false},
+		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
 		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters), false},

@@ -194,9 +194,11 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 	r.mu.Unlock()
 	r.agent.own(i.nanny, o)
 	defer r.agent.disown(i.nanny)
+	i.latest.Store(o)
 	o.mu.Lock()
 	o.pid = i.pid
 	o.signal = r.signal
+	o.left = func() bool { return i.latest.Load() == o && !i.discarded() }
 	o.oom = false // what came over the interpreter of before
 	o.mu.Unlock()
 	o.armed(r.interrupt) // from now on there is something to interrupt; code may have stopped it, and then even freshen would wait for ever

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -410,7 +411,12 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 		c.agent.giveNanny(n)
 	} else {
 		// Its tree lives on; it comes back when the last of them has gone.
+		var over atomic.Bool
+		o.mu.Lock()
+		o.left = func() bool { return !over.Load() }
+		o.mu.Unlock()
 		go func() {
+			defer over.Store(true)
 			for {
 				e, err := n.Next()
 				if err != nil {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -56,6 +57,8 @@ type interpreter struct {
 	cells  int64                  // finished; used by the holder of the turn
 	known  map[nanny.Process]bool // left by earlier cells; used by the holder of the turn
 	events chan *nanny.Event      // from the nanny
+
+	latest atomic.Pointer[op] // the last cell that had the turn, through which the interpreter can be signalled when it is over
 
 	refused chan int      // calls to the host that there is no room for; see refuse
 	gone    chan struct{} // closed when it is discarded
@@ -411,6 +414,16 @@ func (i *interpreter) alive() bool {
 	default:
 	}
 	return polled(i.out)&(unix.POLLHUP|unix.POLLERR) == 0
+}
+
+// discarded says that nothing is left of it.
+func (i *interpreter) discarded() bool {
+	select {
+	case <-i.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // unread is how much of what it was sent it has not read.

@@ -44,6 +44,7 @@ type op struct {
 	fell    int                            // guarded by mu; the last of its processes that was, while the main one was not known
 	kills   int64                          // guarded by mu; processes of it that were
 	live    *listener                      // guarded by mu; who hears output while it comes
+	left    func() bool                    // guarded by mu; whether processes that can be signalled through it live though it has ended; nil: none do
 	ended   chan struct{}                  // closed when why is set
 	done    chan struct{}
 
@@ -224,8 +225,13 @@ type table struct {
 	order []*op          // guarded by mu; oldest first
 }
 
-// keepFinished is how many ended operations are remembered.
-const keepFinished = 64
+const (
+	// keepFinished is how many ended operations are remembered.
+	keepFinished = 64
+	// keepLeft is how many older ones are, because something that they have left behind lives, which nobody could ask to end any more without
+	// them. There are not more processes than this unless the limits were raised.
+	keepLeft = 256
+)
 
 var goodID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
@@ -273,16 +279,29 @@ func (t *table) add(n newOp) (*op, *wire.Error) {
 //
 // Preconditions: mu is held.
 func (t *table) evict() {
-	finished := 0
+	finished, left := 0, 0
 	for i := len(t.order) - 1; i >= 0; i-- {
 		o := t.order[i]
 		if !o.finished() {
 			continue
 		}
-		if finished++; finished > keepFinished {
-			t.drop(o)
+		if finished++; finished <= keepFinished {
+			continue
 		}
+		if left < keepLeft && o.hasLeft() {
+			left++
+			continue
+		}
+		t.drop(o)
 	}
+}
+
+// hasLeft says whether something lives that an ended operation has left behind.
+func (o *op) hasLeft() bool {
+	o.mu.Lock()
+	left := o.left
+	o.mu.Unlock()
+	return left != nil && left()
 }
 
 func (o *op) finished() bool {

@@ -1,0 +1,40 @@
+package sandboxtest
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// manyLater is more operations than a guest remembers of those that have left nothing behind.
+const manyLater = 66
+
+// leftBehind are about what lives on when its command or cell has ended.
+var leftBehind = []feature{
+	{"what an old command or cell left behind can still be asked to end", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		// Each says that it is there, and what it hears.
+		waits := func(name string) string {
+			return fmt.Sprintf("trap 'echo TERM > heard-%[1]s; exit' TERM; touch ready-%[1]s; while :; do sleep 0.02; done", name)
+		}
+		c := run(t, sb, sandbox.Command{Shell: "(" + waits("command") + ") > /dev/null 2>&1 &"})
+		x := okCell(t, sb, fmt.Sprintf("import subprocess\np = subprocess.Popen(['sh', '-c', %q], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)", waits("cell")))
+		eventually(t, "both are ready", func() bool { return run(t, sb, sandbox.Command{Shell: "test -e ready-command -a -e ready-cell"}).OK() })
+		for range manyLater {
+			runCell(t, sb, sandbox.Cell{Code: "1", Context: "another"})
+		}
+		for name, v := range map[string]*sandbox.Verdict{"command": c, "cell": x} {
+			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, true); err != nil {
+				t.Fatalf("what the %s left behind: %v", name, err)
+			}
+			eventually(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
+		}
+		eventually(t, "it is forgotten once nothing is left", func() bool {
+			run(t, sb, sandbox.Command{Args: []string{"true"}})
+			_, err := sb.Follow(t.Context(), c.ID, sandbox.FollowOptions{NoWait: true})
+			return sandbox.CodeOf(err) == sandbox.CodeNotFound
+		})
+	}},
+}
