@@ -1,10 +1,12 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -24,6 +26,12 @@ type Spec struct {
 	Limits Limits `json:"limits"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty"`
+	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
+	// limit, and is in no snapshot.
+	Volumes []Volume `json:"volumes,omitempty"`
+	// HostConfig is laid over what a container engine is told about the sandbox, as JSON of its API. What it loosens nobody can promise any more,
+	// so a backend takes it only where its options allow that, and then reports less isolation.
+	HostConfig json.RawMessage `json:"host_config,omitempty"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty"`
 	// Dir is where commands start; empty: the home directory, or the image's own.
@@ -63,6 +71,15 @@ type Mount struct {
 	Path     string `json:"path"`               // absolute, inside
 	Writable bool   `json:"writable,omitempty"` // read-only otherwise
 }
+
+// Volume shows a named volume of a container engine inside the sandbox.
+type Volume struct {
+	Name     string `json:"name"`
+	Path     string `json:"path"`               // absolute, inside
+	Writable bool   `json:"writable,omitempty"` // read-only otherwise
+}
+
+var goodVolume = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
 // WithDefaults fills what is zero.
 func (l Limits) WithDefaults() Limits {
@@ -111,6 +128,8 @@ func (l Limits) Check() error {
 func (s Spec) WithDefaults() Spec {
 	s.Limits = s.Limits.WithDefaults()
 	s.Mounts = slices.Clone(s.Mounts)
+	s.Volumes = slices.Clone(s.Volumes)
+	s.HostConfig = slices.Clone(s.HostConfig)
 	s.Env = maps.Clone(s.Env)
 	s.Labels = maps.Clone(s.Labels)
 	if s.OOMScoreAdj != nil {
@@ -151,20 +170,41 @@ func (s Spec) Check() error {
 	if len(s.Hostname) > 63 || strings.ContainsAny(s.Hostname, "/\x00 \n\t") {
 		return bad("hostname %q is not one", s.Hostname)
 	}
-	seen := map[string]bool{}
+	if len(s.HostConfig) > 0 && !json.Valid(s.HostConfig) {
+		return bad("the host config is not JSON")
+	}
+	var paths []string
 	for _, m := range s.Mounts {
-		p := path.Clean(m.Path)
+		paths = append(paths, m.Path)
+	}
+	for _, v := range s.Volumes {
+		if !goodVolume.MatchString(v.Name) {
+			return bad("volume %q is not a name; directories of the host are mounts", v.Name)
+		}
+		paths = append(paths, v.Path)
+	}
+	if why := badPath(paths); why != "" {
+		return bad("%s", why)
+	}
+	return s.Limits.Check()
+}
+
+// badPath says what is wrong with the places inside where something is to be shown, or "".
+func badPath(paths []string) string {
+	seen := map[string]bool{}
+	for _, at := range paths {
+		p := path.Clean(at)
 		switch {
-		case !path.IsAbs(m.Path) || strings.ContainsRune(m.Path, 0):
-			return bad("mount path %q is not absolute", m.Path)
+		case !path.IsAbs(at) || strings.ContainsRune(at, 0):
+			return fmt.Sprintf("mount path %q is not absolute", at)
 		case p == "/" || reserved(p):
-			return bad("mount path %q would hide the sandbox's own", m.Path)
+			return fmt.Sprintf("mount path %q would hide the sandbox's own", at)
 		case seen[p]:
-			return bad("two mounts at %q", p)
+			return fmt.Sprintf("two mounts at %q", p)
 		}
 		seen[p] = true
 	}
-	return s.Limits.Check()
+	return ""
 }
 
 // checkEnv refuses an environment that no sandbox could have.

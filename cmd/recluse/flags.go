@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -52,6 +53,8 @@ type machine struct {
 	processes     count
 	image, rootfs string
 	mounts        []string
+	volumes       []string
+	hostConfig    string
 	env           environment
 	dir           string
 	shell, user   string
@@ -69,6 +72,8 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringVar(&m.image, "image", "", "root file system from an OCI `image`: a registry reference, oci:DIR or tar:FILE")
 	f.StringVar(&m.rootfs, "rootfs", "", "root file system from a `directory`, read-only")
 	f.StringArrayVar(&m.mounts, "mount", nil, "show a host directory inside, `host:path[:rw]`; read-only unless rw (repeatable)")
+	f.StringArrayVar(&m.volumes, "volume", nil, "show a named volume of docker inside, `name:path[:rw]`; read-only unless rw (repeatable)")
+	f.StringVar(&m.hostConfig, "host-config", "", "`JSON` of docker's API (HostConfig) to lay over what its engine is told; docker.unsafe_host_config allows it")
 	f.VarP(&m.env, "env", "e", "set an environment variable, `K=V`; K alone copies ours (repeatable)")
 	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
 	f.StringVar(&m.shell, "shell", "", "`program` that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)")
@@ -89,12 +94,20 @@ func (m *machine) spec() (sandbox.Spec, error) {
 		}
 		s.Mounts = append(s.Mounts, mount)
 	}
+	for _, arg := range m.volumes {
+		v, err := parseMount(arg)
+		if err != nil {
+			return s, usage("--volume %s: want name:path, or name:path:rw", arg)
+		}
+		s.Volumes = append(s.Volumes, sandbox.Volume{Name: v.Host, Path: v.Path, Writable: v.Writable})
+	}
+	s.HostConfig = json.RawMessage(m.hostConfig)
 	s.Env = m.env.values
 	return s, nil
 }
 
 // sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.
-var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold", "shell", "user", "oom-score-adj"}
+var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold", "shell", "user", "oom-score-adj", "volume", "host-config"}
 
 // said reports whether the user said anything about the sandbox itself.
 func (m *machine) said() bool { return slices.ContainsFunc(sandboxFlags, m.flags.Changed) }

@@ -210,6 +210,9 @@ func (a *app) printSession(i session.Info) error {
 	for _, m := range i.Spec.Mounts {
 		line("mount", "%s on %s", m.Host, m.Path)
 	}
+	for _, v := range i.Spec.Volumes {
+		line("volume", "%s on %s", v.Name, v.Path)
+	}
 	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), ago(i.Created))
 	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), ago(i.Used))
 	if i.Ended != nil {

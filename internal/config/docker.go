@@ -19,6 +19,7 @@ type Docker struct {
 	UnsafeHostNetwork bool     `key:"unsafe_host_network" doc:"allow the network host, which shows everything that listens on the engine's machine; never in production"`
 	UnsafeRoot        bool     `key:"unsafe_root" doc:"allow code that is root inside, where somebody asks for that user; the isolation is then reported a level lower; never in production"`
 	Volumes           []string `key:"volumes" doc:"named volumes of the engine to show inside, name:path, or name:path:rw"`
+	UnsafeHostConfig  bool     `key:"unsafe_host_config" doc:"allow callers on this machine to give a sandbox a host config of its own; the isolation is then reported a level lower; never in production"`
 	HostConfig        string   `key:"host_config" doc:"JSON of the engine's API (HostConfig) that is laid over the profile; the isolation is then reported a level lower"`
 	Instance          string   `key:"instance" doc:"sets the sandboxes of several servers on one engine apart; empty: this user's on this machine"`
 }
@@ -27,7 +28,7 @@ type Docker struct {
 func (d Docker) Options() (docker.Options, error) {
 	o := docker.Options{
 		Host: d.Host, Context: d.Context, Image: d.Image, Pull: docker.Pull(d.Pull), Runtime: d.Runtime, Network: d.Network,
-		UnsafeHostNetwork: d.UnsafeHostNetwork, UnsafeRoot: d.UnsafeRoot, Instance: d.Instance, HostConfig: json.RawMessage(d.HostConfig),
+		UnsafeHostNetwork: d.UnsafeHostNetwork, UnsafeRoot: d.UnsafeRoot, UnsafeHostConfig: d.UnsafeHostConfig, Instance: d.Instance, HostConfig: json.RawMessage(d.HostConfig),
 	}
 	for _, text := range d.Volumes {
 		parts := strings.Split(text, ":")

@@ -18,6 +18,7 @@ func TestDockerOptions(t *testing.T) {
   network: host
   unsafe_host_network: true
   unsafe_root: true
+  unsafe_host_config: true
   volumes: [data:/data, cache:/cache:rw]
   host_config: '{"CpuShares": 7}'
   instance: one
@@ -27,7 +28,7 @@ func TestDockerOptions(t *testing.T) {
 	}
 	got, err := c.Docker.Options()
 	want := docker.Options{
-		Host: "unix:///run/x.sock", Context: "far", Image: "mine:1", Pull: docker.PullNever, Runtime: "runsc", Network: "host", UnsafeHostNetwork: true, UnsafeRoot: true,
+		Host: "unix:///run/x.sock", Context: "far", Image: "mine:1", Pull: docker.PullNever, Runtime: "runsc", Network: "host", UnsafeHostNetwork: true, UnsafeRoot: true, UnsafeHostConfig: true,
 		Volumes: []docker.Volume{{Name: "data", Path: "/data"}, {Name: "cache", Path: "/cache", Writable: true}}, HostConfig: []byte(`{"CpuShares": 7}`), Instance: "one",
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {

@@ -160,6 +160,12 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 			t.Errorf("no schema %s", name)
 		}
 	}
+	fields, _ := doc.Components.Schemas["SandboxSpec"]["properties"].(map[string]any)
+	for _, name := range []string{"image", "shell", "user", "oom_score_adj", "volumes", "host_config"} {
+		if fields[name] == nil {
+			t.Errorf("a spec has no %s", name)
+		}
+	}
 	for _, ref := range strings.Split(a.body, `"#/components/schemas/`)[1:] {
 		name, _, _ := strings.Cut(ref, `"`)
 		if doc.Components.Schemas[name] == nil {

@@ -113,9 +113,9 @@ func (c *call) checkSpec(in api.Open) error {
 	if c.who.host {
 		return nil
 	}
-	if len(in.Spec.Mounts) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) {
+	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || len(in.Spec.HostConfig) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) {
 		return &sandbox.Error{
-			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files and directories of the host are not shown to callers over the network",
+			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files, directories and volumes of the host are not shown to callers over the network",
 			Remedy: "use the server's UNIX socket as its user, or upload the files",
 		}
 	}

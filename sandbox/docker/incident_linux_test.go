@@ -62,3 +62,5 @@ func testRename(t *testing.T, b *Backend) {
 		t.Errorf("left behind: %q", left)
 	}
 }
+
+func TestARenameOnGVisorIsNamed(t *testing.T) { testRename(t, newBackend(t, withRuntime("runsc"))) }

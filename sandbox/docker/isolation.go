@@ -16,7 +16,7 @@ func (b *Backend) level(f *facts) sandbox.Isolation {
 	if err != nil || container.NetworkMode(b.network()).IsHost() || sharesHost(hc) {
 		return sandbox.IsolationNone
 	}
-	if len(b.opts.HostConfig) == 0 && !b.opts.UnsafeRoot {
+	if len(b.opts.HostConfig) == 0 && !b.opts.UnsafeRoot && !b.opts.UnsafeHostConfig {
 		return f.level
 	}
 	return max(f.level-1, sandbox.IsolationNone)

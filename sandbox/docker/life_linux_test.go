@@ -181,9 +181,6 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 	t.Run("renamed", func(t *testing.T) {
 		testRename(t, b)
 	})
-	t.Run("renamed, on gVisor", func(t *testing.T) {
-		testRename(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }))
-	})
 	t.Run("killed for memory", func(t *testing.T) {
 		sb := open(t, b, sandbox.Spec{})
 		// The guest itself is what the kernel finds when the limit falls below what it has.

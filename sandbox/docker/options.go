@@ -57,6 +57,9 @@ type Options struct {
 	// loosens is no longer ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or
 	// gets a namespace of the host. It may not name the runtime, nor hide the guest.
 	HostConfig json.RawMessage
+	// UnsafeHostConfig allows specs to have such a host config of their own, laid over this one. The isolation of all sandboxes is reported a level
+	// lower for it, so a spec may not ask for what would leave none. Never in production.
+	UnsafeHostConfig bool
 	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
 	// above them, such as /root.
 	AllowMounts []string
@@ -71,11 +74,7 @@ type Options struct {
 }
 
 // Volume shows a named volume of the engine inside.
-type Volume struct {
-	Name     string
-	Path     string // absolute, inside
-	Writable bool   // read-only otherwise
-}
+type Volume = sandbox.Volume
 
 // Where things are inside, beside sandbox.DefaultHome.
 const (

@@ -16,7 +16,7 @@ func TestOnPodman(t *testing.T) {
 		Tests: []string{
 			"TestFeatures", "TestPodmanRunsItsOwnRuntimeAlone", "TestTheProfileHolds", "TestCodeCannotReachTheGuest", "TestSnapshotsOfRestoredSandboxes", "TestTwoInstancesDoNotTouchEachOther",
 			"TestANewProgramAdoptsWhatRuns", "TestManyBringOneGuestAtOnce", "TestCarriersOfDeadProgramsAreSwept", "TestWhatHappensBehindOurBackIsNamed", "TestPauseAndResume", "TestMountsAndVolumes",
-			"TestWhatWorkedForOneProgramIsNotTriedByTheNext",
+			"TestWhatWorkedForOneProgramIsNotTriedByTheNext", "TestTheUserStaysWithSnapshotsAndAttachments", "TestTheHostConfigOfASpecNeedsConsent",
 		},
 		Skip: strings.Join([]string{
 			"TestFeatures/(commands|endings|output|files|cells)", "TestFeatures/life/(many|a_flood)", "TestFeatures/limits/the_CPU",

@@ -386,9 +386,47 @@ func TestMountsAndVolumes(t *testing.T) {
 	if err := sb.Close(); err != nil {
 		t.Fatal(err)
 	}
-	closed := newBackend(t, func(o *Options) { o.Volumes = []Volume{{Name: volume, Path: "/data"}} })
-	if got := shell(t, open(t, closed, sandbox.Spec{}), "cat /data/file; touch /data/x 2>/dev/null || echo closed"); got != "kept\nclosed\n" {
+	// As a spec says it, alike.
+	closed := newBackend(t, nil)
+	if got := shell(t, open(t, closed, sandbox.Spec{Volumes: []Volume{{Name: volume, Path: "/data"}}}), "cat /data/file; touch /data/x 2>/dev/null || echo closed"); got != "kept\nclosed\n" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
+	spec := sandbox.Spec{HostConfig: json.RawMessage(`{"Mounts": [{"Type": "tmpfs", "Target": "/mine", "TmpfsOptions": {"Mode": 511}}]}`)}
+	if _, err := sandbox.Open(t.Context(), newBackend(t, nil), spec); sandbox.CodeOf(err) != sandbox.CodeConsentMissing || !strings.Contains(err.Error(), "docker.unsafe_host_config") {
+		t.Errorf("without consent: %v", err)
+	}
+	b := newBackend(t, func(o *Options) {
+		o.UnsafeHostConfig, o.Volumes = true, []Volume{{Name: "v", Path: "/data"}}
+		o.HostConfig = json.RawMessage(`{"ReadonlyRootfs": true}`)
+	})
+	f, err := b.facts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := b.Capabilities(t.Context()); c.Isolation != f.level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may loosen") {
+		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
+	}
+	for name, c := range map[string]struct {
+		spec sandbox.Spec
+		code sandbox.Code
+	}{
+		"privileged":              {sandbox.Spec{HostConfig: json.RawMessage(`{"Privileged": true}`)}, sandbox.CodeConsentMissing},
+		"processes of the host":   {sandbox.Spec{HostConfig: json.RawMessage(`{"PidMode": "host"}`)}, sandbox.CodeConsentMissing},
+		"network of the host":     {sandbox.Spec{HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
+		"another runtime":         {sandbox.Spec{HostConfig: json.RawMessage(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
+		"a mount over the guest":  {sandbox.Spec{HostConfig: json.RawMessage(`{"Binds": ["/opt:/.recluse"]}`)}, sandbox.CodeInvalidSpec},
+		"two volumes at one path": {sandbox.Spec{Volumes: []Volume{{Name: "w", Path: "/data"}}}, sandbox.CodeInvalidSpec},
+	} {
+		if _, err := sandbox.Open(t.Context(), b, c.spec); sandbox.CodeOf(err) != c.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	allowed := newBackend(t, func(o *Options) { o.UnsafeHostConfig = true })
+	if got := shell(t, open(t, allowed, spec), "touch /mine/x && ls /mine; touch /x 2>/dev/null || echo closed"); got != "x\nclosed\n" {
+		t.Errorf("with consent: %q", got)
 	}
 }
 

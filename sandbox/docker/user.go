@@ -71,7 +71,7 @@ func (b *Backend) oomScore(f *facts, spec sandbox.Spec) (int, error) {
 	case spec.OOMScoreAdj == nil:
 		return defaultOOMScore, nil
 	}
-	hc, err := b.opts.hostConfig()
+	hc, err := b.patch(spec)
 	if err == nil && *spec.OOMScoreAdj < hc.OomScoreAdj {
 		err = &sandbox.Error{
 			Code: sandbox.CodeInvalidSpec, Op: "start sandbox", Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *spec.OOMScoreAdj, hc.OomScoreAdj),

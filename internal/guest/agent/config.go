@@ -53,4 +53,5 @@ type Tmpfs struct {
 	Inodes int64  `json:"inodes"`
 	Mode   string `json:"mode"` // octal
 	UID    int    `json:"uid"`
+	GID    int    `json:"gid,omitempty"` // 0: the user's own, of the same number
 }

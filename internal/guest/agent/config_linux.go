@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 )
 
 func (t Tmpfs) mount() error {
-	opts := fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", t.Size, t.Inodes, t.Mode, t.UID, t.UID)
+	opts := fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", t.Size, t.Inodes, t.Mode, t.UID, cmp.Or(t.GID, t.UID))
 	if err := unix.Mount("tmpfs", t.Path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
 		return fmt.Errorf("mount %s: %w", t.Path, err)
 	}
