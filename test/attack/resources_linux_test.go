@@ -162,7 +162,7 @@ except OSError as e: print(e, len(keep))`},
 //   - Descriptors that were in flight between sockets are freed late, and an innocent interpreter may be held to account for them.
 //   - A fork bomb of interpreters copies pages in the kernel faster than the guest can read its table of processes.
 var openBombs = []bomb{
-	{name: "descriptors in flight", python: `
+	{name: "descriptors in flight", timeout: 10 * time.Second, python: `
 import os, socket
 f = os.open('/usr/bin/env', os.O_RDONLY)
 n = 0
@@ -176,7 +176,7 @@ try:
         except BlockingIOError: pass
 except OSError as e: print(e)
 print(n, 'descriptors in flight')`},
-	{name: "read of an endless file", memory: true, python: `open('/dev/zero','rb').read(6 << 30)`},
+	{name: "read of an endless file", timeout: 10 * time.Second, python: `open('/dev/zero','rb').read(6 << 30)`},
 	{name: "fork bomb that detaches", timeout: 4 * time.Second, python: `
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -192,7 +192,6 @@ func TestOpenBombs(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			sb := fresh(t, small())
 			underSiege(t, nil, func() {
-				b.timeout = 10 * time.Second
 				v, err := sb.Run(t.Context(), b.command())
 				if err == nil {
 					t.Logf("the sandbox lived through it: %s", v)
