@@ -114,6 +114,9 @@ func (m *machine) configure(a *app) error {
 	if m.disk == 0 {
 		m.disk = size(l.Disk)
 	}
+	if m.openFiles == 0 {
+		m.openFiles = count(l.OpenFiles)
+	}
 	return nil
 }
 
@@ -131,6 +134,9 @@ func limitsOf(c *config.Config) sandbox.Limits {
 	}
 	if _, ok := c.Set("limits.disk"); ok {
 		l.Disk = int64(c.Limits.Disk)
+	}
+	if _, ok := c.Set("limits.open_files"); ok {
+		l.OpenFiles = c.Limits.OpenFiles
 	}
 	return l
 }

@@ -59,8 +59,8 @@ func TestDocker(t *testing.T) {
 	if got := must(kernel...); strings.TrimSpace(got) != hostKernel() {
 		t.Errorf("runc's kernel is %q", got)
 	}
-	const whoami = "id -u; cat /proc/self/oom_score_adj; basename $SHELL"
-	if got := must("exec", "--backend", "docker", "--user", "nobody", "--oom-score-adj", "700", "--shell", "dash", "--", "sh", "-c", whoami); got != "65534\n700\ndash\n" {
+	const whoami = "id -u; cat /proc/self/oom_score_adj; basename $SHELL; ulimit -n; hostname"
+	if got := must("exec", "--backend", "docker", "--user", "nobody", "--oom-score-adj", "700", "--shell", "dash", "--open-files", "99", "--hostname", "mine", "--", "sh", "-c", whoami); got != "65534\n700\ndash\n99\nmine\n" {
 		t.Errorf("the flags of the sandbox made %q", got)
 	}
 	refused("docker.unsafe_root", "exec", "--backend", "docker", "--user", "root", "true")

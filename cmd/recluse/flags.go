@@ -51,12 +51,13 @@ type machine struct {
 	memory, disk  size
 	cpus          cpus
 	processes     count
+	openFiles     count
 	image, rootfs string
 	mounts        []string
 	volumes       []string
 	hostConfig    string
 	env           environment
-	dir           string
+	dir, hostname string
 	shell, user   string
 	oomScore      score
 	cold          bool
@@ -69,6 +70,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.Var(&m.cpus, "cpus", fmt.Sprintf("processor time, in `cores`, e.g. 0.5 (default %v)", l.CPUs))
 	f.Var(&m.processes, "processes", fmt.Sprintf("`number` of processes and threads (default %d)", l.Processes))
 	f.Var(&m.disk, "disk", "`limit` for files in the sandbox (default half of the memory)")
+	f.Var(&m.openFiles, "open-files", fmt.Sprintf("`number` of files that one process may have open (default %d)", l.OpenFiles))
 	f.StringVar(&m.image, "image", "", "root file system from an OCI `image`: a registry reference, oci:DIR or tar:FILE")
 	f.StringVar(&m.rootfs, "rootfs", "", "root file system from a `directory`, read-only")
 	f.StringArrayVar(&m.mounts, "mount", nil, "show a host directory inside, `host:path[:rw]`; read-only unless rw (repeatable)")
@@ -76,6 +78,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringVar(&m.hostConfig, "host-config", "", "`JSON` of docker's API (HostConfig) to lay over what its engine is told; docker.unsafe_host_config allows it")
 	f.VarP(&m.env, "env", "e", "set an environment variable, `K=V`; K alone copies ours (repeatable)")
 	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
+	f.StringVar(&m.hostname, "hostname", "", "`name` of the machine inside (default the sandbox's id)")
 	f.StringVar(&m.shell, "shell", "", "`program` that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)")
 	f.StringVar(&m.user, "user", "", "`user` that code runs as: a number, user:group, or a name of the image; docker only (default "+strconv.Itoa(sandbox.DefaultUID)+")")
 	f.Var(&m.oomScore, "oom-score-adj", "how soon the kernel ends code when memory is short, 0 to 1000; docker with runc only")
@@ -84,8 +87,8 @@ func (m *machine) register(f *pflag.FlagSet) {
 
 func (m *machine) spec() (sandbox.Spec, error) {
 	s := sandbox.Spec{
-		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Cold: m.cold, Shell: m.shell, User: m.user, OOMScoreAdj: m.oomScore.value,
-		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk)},
+		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Hostname: m.hostname, Cold: m.cold, Shell: m.shell, User: m.user, OOMScoreAdj: m.oomScore.value,
+		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk), OpenFiles: int(m.openFiles)},
 	}
 	for _, arg := range m.mounts {
 		mount, err := parseMount(arg)
@@ -107,7 +110,7 @@ func (m *machine) spec() (sandbox.Spec, error) {
 }
 
 // sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.
-var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "image", "rootfs", "mount", "cold", "shell", "user", "oom-score-adj", "volume", "host-config"}
+var sandboxFlags = []string{"memory", "cpus", "processes", "disk", "open-files", "hostname", "image", "rootfs", "mount", "cold", "shell", "user", "oom-score-adj", "volume", "host-config"}
 
 // said reports whether the user said anything about the sandbox itself.
 func (m *machine) said() bool { return slices.ContainsFunc(sandboxFlags, m.flags.Changed) }

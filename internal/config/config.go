@@ -104,6 +104,7 @@ type Limits struct {
 	CPUs      float64 `key:"cpus" min:"0" doc:"processor time, in cores"`
 	Processes int     `key:"processes" min:"0" doc:"processes and threads"`
 	Disk      Size    `key:"disk" doc:"files in the sandbox; 0: half of the memory"`
+	OpenFiles int     `key:"open_files" min:"0" doc:"files that one process may have open"`
 }
 
 // Models configures which language models there are, and what a run may take.
@@ -168,7 +169,7 @@ func Default() *Config {
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Docker:  defaultDocker(),
-		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes},
+		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes, OpenFiles: l.OpenFiles},
 		Gate: Gate{
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
 			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
