@@ -15,7 +15,15 @@ import (
 )
 
 // machine is a session over HTTP, as the feature suite sees it.
-type machine struct{ *client.Session }
+type machine struct {
+	*client.Session
+	c       *client.Client
+	sandbox string
+}
+
+func (m machine) ID() string { return m.sandbox }
+
+func (m machine) Close() error { return m.End(context.Background(), "") }
 
 func (m machine) Ping(ctx context.Context) error {
 	_, err := m.Guest(ctx)
@@ -29,6 +37,39 @@ func (m machine) FilesBelow(root string) sandboxtest.Files {
 	return m.Files().Below(root)
 }
 
+// Save implements sandboxtest.Copier.
+func (m machine) Save(ctx context.Context) (restore func(context.Context) (sandboxtest.Owned, error), forget func(context.Context) error, err error) {
+	if _, err := m.Session.Save(ctx, "kept"); err != nil {
+		return nil, nil, err
+	}
+	restore = func(ctx context.Context) (sandboxtest.Owned, error) {
+		return openMachine(ctx, m.c, m.Name()+"-again", session.OpenOptions{From: m.Name() + "@kept"})
+	}
+	return restore, func(ctx context.Context) error { return m.c.DeleteSnapshot(ctx, m.Name(), "kept") }, nil
+}
+
+// Copies implements sandboxtest.Copier.
+func (m machine) Copies(ctx context.Context, n int) ([]sandboxtest.Owned, error) {
+	made, err := m.Fork(ctx, n, nil)
+	var out []sandboxtest.Owned
+	for _, s := range made {
+		out = append(out, machine{Session: s, c: m.c})
+	}
+	return out, err
+}
+
+func openMachine(ctx context.Context, c *client.Client, name string, o session.OpenOptions) (sandboxtest.Owned, error) {
+	s, _, err := c.Open(ctx, name, o)
+	if err != nil {
+		return nil, err
+	}
+	i, err := s.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return machine{s, c, i.Sandbox}, nil
+}
+
 // TestFeaturesOverHTTP runs the suite of the backends through client and server.
 func TestFeaturesOverHTTP(t *testing.T) {
 	if testing.Short() {
@@ -37,23 +78,21 @@ func TestFeaturesOverHTTP(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("features", "execute"))
 	var n atomic.Int64
-	open := func(t *testing.T, spec sandbox.Spec) sandboxtest.Machine {
-		t.Helper()
-		s, _, err := c.Open(t.Context(), fmt.Sprintf("f%d", n.Add(1)), session.OpenOptions{Spec: &spec})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := s.End(context.Background(), ""); err != nil {
-				t.Error(err)
-			}
-		})
-		return machine{s}
-	}
-	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return k.Backend }, sandboxtest.Options{
-		Open: open, Without: map[string]string{
-			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
+	o := sandboxtest.Options{
+		Open: func(ctx context.Context, spec sandbox.Spec) (sandboxtest.Owned, error) {
+			return openMachine(ctx, c, fmt.Sprintf("f%d", n.Add(1)), session.OpenOptions{Spec: &spec})
 		},
-		Only: []string{"commands", "endings", "output", "files", "cells", "limits"},
-	})
+		Without: map[string]string{
+			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
+			"a flood of 50 MB leaves this program small":                    "client and server are one program here, and its memory is measured",
+		},
+		Only: []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
+		Many: 8,
+	}
+	backend := func(*testing.T) sandbox.Backend { return k.Backend }
+	sandboxtest.Run(t, backend, o)
+	// A server that is stopped and started must not have other tests beside it.
+	o.Only, o.Serial = []string{"attachments", "life"}, true
+	o.Restart = func(*testing.T) { k.Stop(); k.Start() }
+	sandboxtest.Run(t, backend, o)
 }

@@ -11,25 +11,14 @@ import (
 
 var attachments = []feature{
 	{"state and detached commands go on while nobody is attached", func(t *testing.T, s *suite) {
-		b := s.backend(t)
-		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
-		noError(t, err)
-		id := sb.ID()
-		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		sb := s.lasting(t)
 		if s.caps.Python {
 			okCell(t, sb, "x = {'kept': 42}")
 		}
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in $(seq 1 2000); do echo line $i; done; until [ -e go ]; do sleep 0.02; done; for i in $(seq 2001 4000); do echo line $i; done"})
 		noError(t, err)
 		eventually(t, "the first half", func() bool { return operation(t, sb, op).Stdout >= 18893 })
-		sb.Detach()
-		_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
-		fails(t, "after a detach", err, sandbox.CodeSandboxLost)
-
-		again, err := sandbox.Attach(t.Context(), b, id)
-		noError(t, err)
-		defer again.Detach()
-		same(t, "id", again.ID(), id)
+		again := s.again(t, sb)
 		if s.caps.Python {
 			same(t, "state", okCell(t, again, "x['kept']").Result.Text(), "42")
 		}
@@ -47,6 +36,7 @@ var attachments = []feature{
 		}
 	}},
 	{"a detached command that floods is not held up by a host that has gone", func(t *testing.T, s *suite) {
+		s.needLibrary(t, ": elsewhere whoever waits for it waits on, until the host is back")
 		b := s.backend(t)
 		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
 		noError(t, err)
@@ -73,6 +63,7 @@ var attachments = []feature{
 		noError(t, again.Cancel(t.Context(), "flood"))
 	}},
 	{"a command that is not detached ends with its host", func(t *testing.T, s *suite) {
+		s.needLibrary(t, ": a server that ends leaves what runs to the next one")
 		b := s.backend(t)
 		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
 		noError(t, err)
@@ -95,11 +86,7 @@ var attachments = []feature{
 		same(t, "stdout", v.Stdout.String(), "ready\n")
 	}},
 	{"attaching again and again loses nothing", func(t *testing.T, s *suite) {
-		b := s.backend(t)
-		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
-		noError(t, err)
-		id := sb.ID()
-		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		sb := s.lasting(t)
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "until [ -e go ]; do echo tick; sleep 0.01; done; echo end"})
 		noError(t, err)
 		var out recorder
@@ -108,11 +95,8 @@ var attachments = []feature{
 			_, err := sb.Follow(t.Context(), op, sandbox.FollowOptions{StdoutOffset: int64(len(out.String())), Stdout: &out, NoWait: true})
 			noError(t, err)
 			same(t, "a command", shell(t, sb, fmt.Sprintf("echo %d", i)), fmt.Sprintln(i))
-			sb.Detach()
-			sb, err = sandbox.Attach(t.Context(), b, id)
-			noError(t, err)
+			sb = s.again(t, sb)
 		}
-		defer sb.Detach()
 		shell(t, sb, "touch go")
 		_, err = sb.Follow(t.Context(), op, sandbox.FollowOptions{StdoutOffset: int64(len(out.String())), Stdout: &out})
 		noError(t, err)
@@ -121,6 +105,7 @@ var attachments = []feature{
 		}
 	}},
 	{"one that is attached to is busy", func(t *testing.T, s *suite) {
+		s.needLibrary(t, ": elsewhere it is the host's alone, and any number may use it")
 		b := s.backend(t)
 		sb := s.librarySpec(t, b, s.opts.Spec)
 		_, err := sandbox.Attach(t.Context(), b, sb.ID())
@@ -128,6 +113,7 @@ var attachments = []feature{
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 	{"what is not there cannot be attached to", func(t *testing.T, s *suite) {
+		s.needLibrary(t, ": elsewhere it has other names, and other rules for them")
 		b := s.backend(t)
 		for _, id := range []string{"nothing", "", "../..", "a/b", "x\x00"} {
 			_, err := sandbox.Attach(t.Context(), b, id)
@@ -136,6 +122,7 @@ var attachments = []feature{
 		}
 	}},
 	{"a guest that is killed is a typed error within a second", func(t *testing.T, s *suite) {
+		s.needLibrary(t, ": a session is restored instead, which its own tests are about")
 		if s.opts.KillGuest == nil {
 			t.Skip("SKIPPED: nothing here can kill a guest")
 		}

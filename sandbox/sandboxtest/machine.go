@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"iter"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -24,6 +25,23 @@ type Machine interface {
 	Contexts(ctx context.Context) ([]sandbox.Context, error)
 	CloseContext(ctx context.Context, name string) error
 	Ping(ctx context.Context) error
+}
+
+// Owned is a Machine with its life. *sandbox.Sandbox is one.
+type Owned interface {
+	Machine
+	// ID is the sandbox's.
+	ID() string
+	Guest(ctx context.Context) (*sandbox.Guest, error)
+	Close() error
+}
+
+// Copier is an Owned that is no *sandbox.Sandbox and makes copies of itself in its own way.
+type Copier interface {
+	// Save keeps it as it is now; restore makes another one of that, and forget ends the keeping.
+	Save(ctx context.Context) (restore func(ctx context.Context) (Owned, error), forget func(ctx context.Context) error, err error)
+	// Copies makes live copies.
+	Copies(ctx context.Context, n int) ([]Owned, error)
 }
 
 // Filer is a Machine that is no *sandbox.Sandbox and says itself where its files are. An empty root is all of them.
@@ -57,6 +75,93 @@ func files(m Machine, root string) Files {
 	return m.(Filer).FilesBelow(root)
 }
 
+// try makes a machine that whoever calls closes.
+func (s *suite) try(ctx context.Context, b sandbox.Backend, spec sandbox.Spec) (Owned, error) {
+	if s.opts.Open != nil {
+		return s.opts.Open(ctx, spec)
+	}
+	sb, err := sandbox.Open(ctx, b, spec)
+	if err != nil {
+		return nil, err
+	}
+	return sb, nil
+}
+
+// own makes a machine that ends with the test.
+func (s *suite) own(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Owned {
+	t.Helper()
+	m, err := s.try(t.Context(), b, spec)
+	if err != nil {
+		t.Fatalf("open a machine: %v", err)
+	}
+	closing(t, m)
+	return m
+}
+
+// closing ends a machine with the test.
+func closing(t *testing.T, m Owned) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Errorf("close the machine: %v", err)
+		}
+	})
+}
+
+// lasting makes a machine that nobody need be attached to, and that is gone with the test.
+func (s *suite) lasting(t *testing.T) Owned {
+	t.Helper()
+	b := s.backend(t)
+	m, err := s.try(t.Context(), b, s.opts.Spec)
+	noError(t, err)
+	sb, library := m.(*sandbox.Sandbox)
+	if !library {
+		closing(t, m)
+		return m
+	}
+	t.Cleanup(func() { noError(t, b.Stop(context.WithoutCancel(t.Context()), sb.ID())) })
+	return m
+}
+
+// again comes back to a machine of lasting that nobody was attached to for a moment.
+func (s *suite) again(t *testing.T, m Owned) Owned {
+	t.Helper()
+	sb, library := m.(*sandbox.Sandbox)
+	if !library {
+		s.opts.Restart(t)
+		return m
+	}
+	sb.Detach()
+	_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+	fails(t, "after a detach", err, sandbox.CodeSandboxLost)
+	next, err := sandbox.Attach(t.Context(), s.backend(t), sb.ID())
+	noError(t, err)
+	t.Cleanup(next.Detach)
+	same(t, "id", next.ID(), sb.ID())
+	return next
+}
+
+// forks makes live copies of a machine, which end with the test.
+func forks(t *testing.T, m Owned, n int) []Owned {
+	t.Helper()
+	var copies []Owned
+	var err error
+	if sb, library := m.(*sandbox.Sandbox); library {
+		var made []*sandbox.Sandbox
+		made, err = sb.Fork(t.Context(), n)
+		for _, c := range made {
+			copies = append(copies, c)
+		}
+	} else {
+		copies, err = m.(Copier).Copies(t.Context(), n)
+	}
+	for _, c := range copies {
+		closing(t, c)
+	}
+	noError(t, err)
+	return copies
+}
+
 // library makes a sandbox for a test of what only the library has: attachments, snapshots, calls from inside.
 func (s *suite) library(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
@@ -70,24 +175,16 @@ func (s *suite) libraryPython(t *testing.T) *sandbox.Sandbox {
 	return s.library(t)
 }
 
-func (s *suite) needLibrary(t *testing.T) {
+// needLibrary leaves a test out where machines are made in another way; why says what is otherwise there.
+func (s *suite) needLibrary(t *testing.T, why ...string) {
 	t.Helper()
 	if s.opts.Open != nil {
-		t.Skip("SKIPPED: this is about the library alone")
+		t.Skip("SKIPPED: this is about the library alone", strings.Join(why, ""))
 	}
 }
 
 func (s *suite) librarySpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
 	t.Helper()
 	s.needLibrary(t)
-	sb, err := sandbox.Open(t.Context(), b, spec)
-	if err != nil {
-		t.Fatalf("open a sandbox: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Errorf("close the sandbox: %v", err)
-		}
-	})
-	return sb
+	return s.own(t, b, spec).(*sandbox.Sandbox)
 }

@@ -30,9 +30,11 @@ type Options struct {
 	EndUntold bool
 	// Leftovers names whatever the host still holds of sandboxes that have ended: processes, directories, mounts.
 	Leftovers func(t *testing.T, ids []string) []string
-	// Open makes the machine of a test in another way than through the library, e.g. over HTTP, and ends it with the test. What is
-	// about the library alone is then left out, loudly. Nil: through the library.
-	Open func(t *testing.T, spec sandbox.Spec) Machine
+	// Open makes machines in another way than through the library, e.g. over HTTP. What is about the library alone is then left out,
+	// loudly. Nil: through the library.
+	Open func(ctx context.Context, spec sandbox.Spec) (Owned, error)
+	// Restart ends and starts whatever machines of Open are reached through, as a host program detaches and another one attaches.
+	Restart func(t *testing.T)
 	// Without names features that are otherwise here, with the reason; they are left out, loudly.
 	Without map[string]string
 	// Many is how many sandboxes are made at once; 0: 50.
@@ -117,10 +119,7 @@ func (s *suite) open(t *testing.T) Machine {
 
 func (s *suite) openSpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Machine {
 	t.Helper()
-	if s.opts.Open != nil {
-		return s.opts.Open(t, spec)
-	}
-	return s.librarySpec(t, b, spec)
+	return s.own(t, b, spec)
 }
 
 // python makes a sandbox for a test of cells.
