@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -89,6 +90,8 @@ func TestAsOrdinaryUser(t *testing.T) {
 	cmd := exec.Command(self, "-test.run=^Test(Engine|Stream|HostRoot)", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "RECLUSE_GUEST=" + guest, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
+	runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
+	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "--- SKIP") {
@@ -251,17 +254,26 @@ func (b *bench) mustStart(id string, change func(*bundleSpec), image string) *bo
 // ask sends one line to the stand-in guest and returns the line it answers.
 func (x *box) ask(line string) string {
 	x.t.Helper()
+	answer, err := x.try(line)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return answer
+}
+
+// try is ask for a sandbox that may not live to answer.
+func (x *box) try(line string) (string, error) {
 	if _, err := x.stream.Write([]byte(line + "\n")); err != nil {
-		x.t.Fatalf("send %q: %v", line, err)
+		return "", fmt.Errorf("send %q: %w", line, err)
 	}
 	if err := x.stream.SetReadDeadline(time.Now().Add(answerWait)); err != nil {
-		x.t.Fatal(err)
+		return "", err
 	}
 	answer, err := x.lines.ReadString('\n')
 	if err != nil {
-		x.t.Fatalf("answer to %q: %v (%s)", line, err, fifo.Complaints(x.dir))
+		return "", fmt.Errorf("answer to %q: %w (%s)", line, err, fifo.Complaints(x.dir))
 	}
-	return strings.TrimSuffix(answer, "\n")
+	return strings.TrimSuffix(answer, "\n"), nil
 }
 
 func (x *box) expect(line, want string) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -148,6 +149,8 @@ func TestSandboxesUnderANarrowUmask(t *testing.T) {
 		// The umask belongs to the process, and other tests are in this one.
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxesUnderANarrowUmask$", "-test.v")
 		cmd.Env = append(os.Environ(), umaskEnv+"=1")
+		runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
+		defer runtime.UnlockOSThread()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
 			t.Fatalf("%v\n%s", err, out)
