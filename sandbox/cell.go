@@ -54,7 +54,7 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), MaxCode>>20), Remedy: "write it to a file and import that"}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
-	if err := checkSize("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
+	if err := checkRequest("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
 		return nil, err
 	}
 	req := &wire.Cell{

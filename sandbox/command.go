@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,8 +56,13 @@ const maxInline = 1 << 20
 // maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
 
-// checkSize refuses a request that would not fit.
-func checkSize(op string, args []string, env, metadata map[string]string, others ...string) error {
+// checkRequest refuses a request that would not fit, and an environment that no process can have.
+func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return &Error{Code: CodeInvalidRequest, Op: op, Message: fmt.Sprintf("environment variable %.80q is not one", k), Remedy: "a name has neither = nor NUL, a value no NUL"}
+		}
+	}
 	n := 0
 	for _, a := range args {
 		n += len(a) + 8
@@ -122,7 +128,7 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	}
 	c.Metadata = traced(ctx, c.Metadata)
 	c.Env = carried(c.Env, c.Metadata)
-	if err := checkSize("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
+	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
 	l, err := common(c.Timeout, c.KillGrace, DefaultKillGrace, c.InlineBytes, c.SpoolBytes)

@@ -84,6 +84,17 @@ var cells = []feature{
 		v := runCell(t, s.python(t), sandbox.Cell{Code: "import sys, os\n(sys.argv, os.environ['K'])", Args: []string{"prog", "a b"}, Env: map[string]string{"K": "v"}})
 		same(t, "result", v.Result.Text(), "(['prog', 'a b'], 'v')")
 	}},
+	{"an environment that no process can have is refused, and state stays", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "x = 41")
+		for _, env := range []map[string]string{{"": "v"}, {"K=L": "v"}, {"K\x00L": "v"}, {"K": "v\x00w"}} {
+			_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x", Env: env})
+			fails(t, fmt.Sprintf("a cell with %q", env), err, sandbox.CodeInvalidRequest)
+			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, Env: env})
+			fails(t, fmt.Sprintf("a command with %q", env), err, sandbox.CodeInvalidRequest)
+		}
+		same(t, "result", okCell(t, sb, "x + 1").Result.Text(), "42")
+	}},
 	{"code may be large", func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := runCell(t, sb, sandbox.Cell{Code: "x = '''" + strings.Repeat("0123456789abcdef", 5<<16) + "'''\nlen(x)"})

@@ -932,8 +932,6 @@ def _cell(header, body):
     filename = "<cell %d>" % S.cell
     if header.get("argv"):
         sys.argv = [str(a) for a in header["argv"]]
-    if header.get("env"):
-        _environ.update(header["env"])
     trace = header.get("trace")
     untraced = _join_trace(trace) if trace else None
     stdin = header.get("stdin")
@@ -943,6 +941,8 @@ def _cell(header, body):
     S.pending = False
     try:
         try:
+            if header.get("env"):
+                _environ.update(header["env"])  # may be none that a process can have
             if stdin:
                 _open_input(stdin)
             try:
