@@ -16,7 +16,7 @@ import (
 )
 
 // soon bounds a file operation: none may hang, whatever it meets.
-const soon = 10 * time.Second
+const soon = 30 * time.Second
 
 func within(t *testing.T) context.Context {
 	t.Helper()
