@@ -51,13 +51,15 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 		s.m.owe(s, s.save)
 	}
 	failpoint("end.saved")
+	// Begun before the manager forgets the session: who closes it waits for one or the other. A manager that is being closed already leaves it
+	// to the next, which finds a stray.
+	s.m.begin(func() { <-s.freed; s.dispose(before) })
 	s.m.forget(s)
 	close(s.freed)
 	if g, ok := s.m.opts.Gate.(forgetter); ok {
 		g.Forget(s.key.Tenant, s.key.Name)
 	}
 	s.audit(ctx, Entry{Action: string(last), Detail: reason, Error: errorCode(err)})
-	s.m.begin(func() { s.dispose(before) }) // a manager that is being closed leaves it to the next, which finds a stray
 	return true, err
 }
 

@@ -14,7 +14,8 @@ import (
 // watchful looks at the health of sandboxes often, and waits for them less long.
 func watchful() Options {
 	o := quick()
-	o.healthEvery, o.pingWait, o.againWait = 100*time.Millisecond, 2*time.Second, 2*time.Second
+	wait := time.Duration(number(2, 4)) * time.Second
+	o.healthEvery, o.pingWait, o.againWait = 100*time.Millisecond, wait, wait
 	return o
 }
 

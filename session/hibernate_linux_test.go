@@ -226,17 +226,47 @@ func TestIdleSessionsEndIfTheyShall(t *testing.T) {
 	}
 }
 
-func TestWhatRunsIsNotReaped(t *testing.T) {
-	k := newBench(t, quick())
-	// Long enough for the command to start, on a busy machine too.
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 3 * time.Second, TTL: 3 * time.Second}})
-	if err != nil {
+// lingering is a gate that takes its time to forget a session.
+type lingering struct {
+	strict
+	begun, may chan struct{}
+}
+
+func (l lingering) Forget(string, string) {
+	close(l.begun)
+	<-l.may
+}
+
+func TestASessionThatExpiresWhileItsManagerIsClosedLeavesNothing(t *testing.T) {
+	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
+	o.Gate = g
+	k := newBench(t, o)
+	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}); err != nil {
 		t.Fatal(err)
 	}
+	<-g.begun
+	closed := make(chan error, 1)
+	go func() { closed <- k.m.Close() }()
+	await(t, "it is being closed", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.closing })
+	close(g.may)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestWhatRunsIsNotReaped(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
 	id, err := s.Start(t.Context(), sandbox.Command{Shell: "while [ ! -e /tmp/stop ]; do sleep 0.05; done; echo over"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.mu.Lock() // only now, because on a busy machine the command takes a while to start
+	s.rec.Policy.Idle, s.rec.Policy.TTL, s.dirty = time.Millisecond, time.Millisecond, true
+	s.mu.Unlock()
 	await(t, "its lifetime passes", func() bool { return time.Now().After(*s.Info().Expires) })
 	k.restart() // the new manager finds the command
 	s = k.get("work")
@@ -258,6 +288,22 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 	}
 	k.awaitState(s, Expired)
 	<-s.disposed
+}
+
+func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.rec.Policy.TTL = time.Millisecond
+	s.mu.Unlock()
+	k.m.cancel() // as Detach does first
+	await(t, "it no longer hears of the command", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.background) == 0 })
+	if s.due(time.Now()) != nil {
+		t.Error("a session in which a command runs would be reaped")
+	}
 }
 
 func TestExtensions(t *testing.T) {

@@ -112,12 +112,12 @@ func (s *Session) idle(now time.Time) bool {
 	return ok && !now.Before(t) && s.quiet()
 }
 
-// quiet says that nothing runs in the session, as far as is known.
+// quiet says that nothing runs in the session, as far as is known. A manager that is being closed no longer hears of what runs.
 //
 // Preconditions: mu is held.
 func (s *Session) quiet() bool {
 	unknown := s.sb == nil && s.rec.State == Ready && (time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience)
-	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !unknown
+	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !unknown && s.m.ctx.Err() == nil
 }
 
 // expireIdle ends a session that nobody uses. A call that came first wins.
