@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// pingLimit is how late the guest may answer, whatever is done to it. In a container it has no share of the processors of its own.
+	// pingLimit is how late the guest may answer, whatever is done to it.
 	pingLimit = time.Second
 	// pingWait is after how long it counts as one that does not answer at all.
 	pingWait = 20 * time.Second
@@ -299,11 +299,12 @@ func underSiege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 	defer func() { // also when the attack ends the test
 		wg.Wait()
 		t.Logf("slowest pings: guest %s, neighbour %s", worst["guest"].Round(time.Millisecond), worst["neighbour"].Round(time.Millisecond))
-		if took := worst["neighbour"]; took > pingLimit && !dockertest.Chosen() {
+		if took := worst["neighbour"]; took > pingLimit && !dockertest.Chosen() { // containers of two engines are attacked at once
 			t.Errorf("neighbour answered after %s", took)
 		}
 		// The neighbour is idle: what it is late by is the machine's doing, and not the guest's fault.
-		if took := worst["guest"]; took > pingLimit+worst["neighbour"] && !dockertest.Chosen() {
+		// Where another engine than ours starts gVisor, its kernel has no share of the processors of its own.
+		if took := worst["guest"]; took > pingLimit+worst["neighbour"] && (!dockertest.Chosen() || onHostKernel(t)) {
 			t.Errorf("guest answered after %s", took)
 		}
 		if v, err := other.Cell(t.Context(), sandbox.Cell{Code: "quiet"}); err != nil || v.Result.Text() != "'neighbour'" {
