@@ -36,7 +36,7 @@ STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
 
 # One package after the other: several of them attack a sandbox with all the machine has, and watch how fast others answer meanwhile.
-TESTFLAGS ?= -p=1 -timeout=15m
+TESTFLAGS ?= -p=1 -timeout=30m
 
 BUNDLE := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle -ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
