@@ -174,6 +174,11 @@ func serve(t *testing.T, more ...string) *place {
 		}
 	}()
 	t.Cleanup(func() {
+		end := exec.Command(p.program, "session", "end", "--all") // a server that is stopped leaves them to the next
+		end.Env = p.env
+		if out, err := end.CombinedOutput(); err != nil {
+			t.Errorf("ending the sessions: %v: %s", err, out)
+		}
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		<-rest
 		if err := cmd.Wait(); err != nil && !strings.Contains(err.Error(), "143") {
