@@ -71,6 +71,10 @@ stop)
 		done
 		kill -9 "$pid" 2>/dev/null || true
 	fi
+	# Whoever watches a container that hung when it was killed waits for ever.
+	for c in $(grep -lsaF "containerd-shim" /proc/[0-9]*/cmdline); do
+		grep -qsaF "$dir/exec/containerd/containerd.sock" "$c" && kill -9 "$(basename "$(dirname "$c")")" 2>/dev/null || true
+	done
 	# Mounts that a killed engine has left would keep the directory.
 	grep -o " $dir/[^ ]*" /proc/self/mountinfo 2>/dev/null | sort -r | while read -r m; do umount -l "$m" 2>/dev/null || true; done
 	rm -rf "$dir"
