@@ -107,16 +107,7 @@ func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, 
 	keeper := runs.New(runs.Options{
 		Models: models, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
 	})
-	questions := gate.NewApprovals(gate.ApprovalOptions{})
-	rules, err := gate.DefaultRules()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock, Tries: 1, Approvals: questions})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = g.Close() })
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
 	k = servertest.New(t, server.Options{Runs: keeper, Approvals: questions})
 	t.Cleanup(keeper.Close) // before the server's own end
 	d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: "rm -rf / # secret", Session: "work", Tenant: tenant})

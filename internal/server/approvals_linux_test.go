@@ -18,17 +18,28 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
-	questions := gate.NewApprovals(gate.ApprovalOptions{})
+// askingGate is a gate with the usual rules, and the questions that it asks.
+func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
+	t.Helper()
 	rules, err := gate.DefaultRules()
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock, Tries: 1, Approvals: questions})
+	o.Rules, o.Approvals = rules, gate.NewApprovals(gate.ApprovalOptions{})
+	g, err := gate.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Close()
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g, o.Approvals
+}
+
+func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
 	judge := func(tenant, code string) gate.Decision {
 		t.Helper()
 		d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: code, Session: "work", Tenant: tenant})
@@ -108,16 +119,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 
 // A run in a sandbox of its own asks, too: whoever belongs to its tenant answers, and the log has what was decided.
 func TestAPersonAnswersTheGateForARun(t *testing.T) {
-	questions := gate.NewApprovals(gate.ApprovalOptions{})
-	rules, err := gate.DefaultRules()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := gate.New(gate.Options{Rules: rules, Approvals: questions})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.Close()
+	g, questions := askingGate(t, gate.Options{})
 	set, err := llm.Open(llm.Config{Default: "scripted/root"})
 	if err != nil {
 		t.Fatal(err)

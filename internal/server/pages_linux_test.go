@@ -67,16 +67,7 @@ func TestEveryListHasPages(t *testing.T) {
 }
 
 func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
-	questions := gate.NewApprovals(gate.ApprovalOptions{})
-	rules, err := gate.DefaultRules()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock, Tries: 1, Approvals: questions})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.Close()
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
 	k := servertest.New(t, server.Options{Approvals: questions})
 	key := k.Key("a", "admin")
 	s := open(t, k, "a", "work")
