@@ -34,10 +34,14 @@ func (d *Decision) remedy() string {
 	return "change the code as the reason says"
 }
 
-// Of makes the request for a command as package sandbox has it.
-func Of(c sandbox.Command) Request {
-	if c.Shell != "" {
-		return Request{Language: Bash, Code: c.Shell}
+// Of makes the request for a command as package sandbox has it. A script for a shell of the spec's own choice is judged as that program's: it need
+// not be a shell at all.
+func Of(c sandbox.Command, spec sandbox.Spec) Request {
+	switch {
+	case c.Shell == "":
+		return Request{Language: Command, Args: c.Args}
+	case spec.Shell != "":
+		return Request{Language: Command, Args: []string{spec.Shell, "-c", c.Shell}}
 	}
-	return Request{Language: Command, Args: c.Args}
+	return Request{Language: Bash, Code: c.Shell}
 }

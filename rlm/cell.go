@@ -55,13 +55,12 @@ func (n *node) takeRefusal() string {
 }
 
 // admit says whether a model's code may run: what has an end already may not. quiet means that it ran before, and nothing is told of it again.
-func (n *node) admit(ctx context.Context, lang gate.Language, code string) (quiet bool, end *CellEnded, err error) {
-	c := CellStarted{Lang: string(lang), Code: code}
+func (n *node) admit(ctx context.Context, c CellStarted, r gate.Request) (quiet bool, end *CellEnded, err error) {
 	if n.turn <= n.silentTo {
 		return true, n.notRunThen(c), nil
 	}
 	n.run.emit(n, n.turn, KindCellStarted, c)
-	end, err = n.judge(ctx, gate.Request{Language: lang, Code: code})
+	end, err = n.judge(ctx, r)
 	return false, end, err
 }
 
@@ -71,7 +70,7 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 	if !own {
 		var end *CellEnded
 		var err error
-		if quiet, end, err = n.admit(ctx, gate.Python, code); end != nil || err != nil {
+		if quiet, end, err = n.admit(ctx, CellStarted{Lang: string(gate.Python), Code: code}, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
 			return end, err
 		}
 	}
@@ -266,7 +265,8 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
-	quiet, end, err := n.admit(ctx, gate.Bash, script)
+	c := sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}
+	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.Of(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
@@ -274,7 +274,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	if quiet {
 		cmdCtx = gate.Passed(cmdCtx)
 	}
-	v, err := n.machine.Run(cmdCtx, sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)})
+	v, err := n.machine.Run(cmdCtx, c)
 	stop()
 	if end := refusedCode(err); end != nil {
 		if !quiet {

@@ -39,6 +39,20 @@ func (d *doorman) Judge(_ context.Context, req gate.Request) (gate.Decision, err
 	return gate.Decision{Action: gate.Allow}, nil
 }
 
+func TestAScriptIsJudgedAsThatOfTheShellThatRunsIt(t *testing.T) {
+	g := &doorman{word: "forbidden"}
+	d := newDesk(t, "```bash\necho told\n```\n", block("FINAL('done')"))
+	d.opts.Gate, d.opts.Spec.Shell = g, "sh"
+	if _, err := d.engine().Run(t.Context(), Question{Inputs: []Input{Text("x")}}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "language", g.judged[0].Language, gate.Command)
+	if args := g.judged[0].Args; !slices.Equal(args[:2], []string{"sh", "-c"}) || strings.TrimSpace(args[2]) != "echo told" {
+		t.Errorf("judged %q", args)
+	}
+	contains(t, "what the model hears of it", d.root.asked[1].Messages[3].Content, "told")
+}
+
 func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	g := &doorman{word: "forbidden"}
 	d := newDesk(t,

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -59,7 +58,7 @@ const maxRequest = 4 << 20
 // checkRequest refuses a request that would not fit, and an environment that no process can have.
 func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
 	for k, v := range env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+		if !goodVariable(k, v) {
 			return &Error{Code: CodeInvalidRequest, Op: op, Message: fmt.Sprintf("environment variable %.80q is not one", k), Remedy: "a name has neither = nor NUL, a value no NUL"}
 		}
 	}

@@ -207,11 +207,16 @@ func badPath(paths []string) string {
 	return ""
 }
 
+// goodVariable says that a process can have such a variable.
+func goodVariable(name, value string) bool {
+	return name != "" && !strings.ContainsAny(name, "=\x00") && !strings.ContainsRune(value, 0)
+}
+
 // checkEnv refuses an environment that no sandbox could have.
 func checkEnv(op string, env map[string]string) error {
 	n := 0
 	for k, v := range env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+		if !goodVariable(k, v) {
 			return &Error{Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("environment variable %q is not one", k)}
 		}
 		n += len(k) + len(v) + 2 // the equals sign and the end

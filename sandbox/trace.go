@@ -28,7 +28,7 @@ func traced(ctx context.Context, metadata map[string]string) map[string]string {
 
 // carried puts the trace that metadata holds into a command's environment. The caller's own stays.
 func carried(env, metadata map[string]string) map[string]string {
-	if metadata["traceparent"] == "" || env["TRACEPARENT"] != "" {
+	if _, set := env["TRACEPARENT"]; set || metadata["traceparent"] == "" {
 		return env
 	}
 	out := maps.Clone(env)
@@ -36,7 +36,7 @@ func carried(env, metadata map[string]string) map[string]string {
 		out = map[string]string{}
 	}
 	for name, from := range traceEnv {
-		if metadata[from] != "" {
+		if metadata[from] != "" && goodVariable(name, metadata[from]) {
 			out[name] = metadata[from]
 		}
 	}

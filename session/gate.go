@@ -71,15 +71,12 @@ func attrs(d gate.Decision) map[string]string {
 	return out
 }
 
-// judgeCommand asks about a command. A script for a shell of the spec's own choice is judged as that program's: it need not be a shell at all.
+// judgeCommand asks about a command.
 func (s *Session) judgeCommand(ctx context.Context, c sandbox.Command) (judged, error) {
 	s.mu.Lock()
-	shell := s.rec.Spec.Shell
+	spec := s.rec.Spec
 	s.mu.Unlock()
-	if shell != "" && c.Shell != "" {
-		c.Args, c.Shell = []string{shell, "-c", c.Shell}, ""
-	}
-	return s.judge(ctx, gate.Of(c))
+	return s.judge(ctx, gate.Of(c, spec))
 }
 
 // warn puts the gate's warning into a verdict.

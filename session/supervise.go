@@ -76,7 +76,9 @@ func (s *Session) letGo(sb *sandbox.Sandbox, cause error) {
 	s.m.log.WarnContext(s.m.ctx, "sandbox cannot be reached", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.befall(incidentOf(cause))
+	if cause != nil { // nil: it answers again already
+		s.befall(incidentOf(cause))
+	}
 	s.sb, s.parted = nil, time.Now()
 	s.wakeWaiters()
 }
@@ -134,12 +136,7 @@ func (m *Manager) attachAgain(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hang
 
 // answers says why a backend cannot be asked now, or nil.
 func (m *Manager) answers(b sandbox.Backend) error {
-	ctx, cancel := context.WithTimeout(m.ctx, m.opts.pingWait)
-	defer cancel()
-	_, err := b.List(ctx)
-	if err != nil && ctx.Err() != nil && m.ctx.Err() == nil { // it is not the caller who has given up
-		return &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "ask backend", Message: "the " + b.Name() + " backend does not answer", Retry: true, Err: err}
-	}
+	_, err := asked(m.ctx, b, m.opts.pingWait, b.List)
 	return err
 }
 

@@ -115,7 +115,7 @@ func (c *call) checkSpec(in api.Open) error {
 	}
 	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || len(in.Spec.HostConfig) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) {
 		return &sandbox.Error{
-			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files, directories and volumes of the host are not shown to callers over the network",
+			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files, directories and volumes of the host, and a host config of its container engine, are not for callers over the network",
 			Remedy: "use the server's UNIX socket as its user, or upload the files",
 		}
 	}

@@ -232,6 +232,12 @@ func (b *Backend) consent(f *facts) error {
 	if err != nil || !production || b.level(f) >= sandbox.IsolationKernel {
 		return err
 	}
+	if f.userSpace() {
+		return &sandbox.Error{
+			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "RECLUSE_ENV=production forbids what loosens a container's walls: a host config, or the consent to one or to root",
+			Remedy: "leave host_config, unsafe_host_config and unsafe_root out",
+		}
+	}
 	return &sandbox.Error{
 		Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: fmt.Sprintf("RECLUSE_ENV=production forbids the runtime %s, whose containers share the host's kernel", f.runtime),
 		Remedy: "use the runtime runsc",

@@ -139,14 +139,7 @@ func (o Options) check() error {
 	if o.Instance != "" && !goodName.MatchString(o.Instance) {
 		return bad("instance %q is not a name", o.Instance)
 	}
-	var mounts []sandbox.Mount
-	for _, v := range o.Volumes {
-		if !goodName.MatchString(v.Name) {
-			return bad("volume %q is not a name; directories of the host are mounts", v.Name)
-		}
-		mounts = append(mounts, sandbox.Mount{Host: "/", Path: v.Path})
-	}
-	if err := (sandbox.Spec{Mounts: mounts}).WithDefaults().Check(); err != nil {
+	if err := (sandbox.Spec{Volumes: o.Volumes}).WithDefaults().Check(); err != nil {
 		return err
 	}
 	production, err := sandbox.Production()

@@ -68,10 +68,11 @@ func (b *Backend) oomScore(f *facts, spec sandbox.Spec) (int, error) {
 		return 0, sandbox.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses whom to end for memory", "leave it out, or use the runtime runc")
 	case f.userSpace():
 		return 0, nil
-	case spec.OOMScoreAdj == nil:
-		return defaultOOMScore, nil
 	}
 	hc, err := b.patch(spec)
+	if spec.OOMScoreAdj == nil {
+		return max(defaultOOMScore, hc.OomScoreAdj), err // which can only be raised
+	}
 	if err == nil && *spec.OOMScoreAdj < hc.OomScoreAdj {
 		err = &sandbox.Error{
 			Code: sandbox.CodeInvalidSpec, Op: "start sandbox", Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *spec.OOMScoreAdj, hc.OomScoreAdj),

@@ -143,4 +143,7 @@ func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 	if _, err := sandbox.Open(t.Context(), loose, sandbox.Spec{OOMScoreAdj: &score}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
 		t.Errorf("below that of the host config it is told as %v", err)
 	}
+	if got := shell(t, open(t, loose, sandbox.Spec{}), "cat /proc/self/oom_score_adj"); got != "950\n" {
+		t.Errorf("without one of its own a command has %q", got)
+	}
 }

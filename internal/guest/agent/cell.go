@@ -260,7 +260,7 @@ var traceVariables = [...][2]string{{"traceparent", "TRACEPARENT"}, {"tracestate
 
 // traceOf gives the variables of the trace to which a cell belongs; nil: to none. One that the caller has set itself stays.
 func traceOf(req *wire.Cell) map[string]string {
-	if req.Metadata["traceparent"] == "" || req.Env["TRACEPARENT"] != "" {
+	if _, set := req.Env["TRACEPARENT"]; set || req.Metadata["traceparent"] == "" {
 		return nil
 	}
 	t := map[string]string{}
