@@ -42,7 +42,6 @@ func TestOnDocker(t *testing.T) {
 	})
 	for _, runtime := range []string{"runc", "runsc"} {
 		t.Run(runtime, func(t *testing.T) {
-			t.Parallel() // most of the time is spent waiting for time-outs
 			dockertest.Rerun(t, dockertest.Suite{Runtime: runtime, Left: notOnContainers})
 		})
 	}

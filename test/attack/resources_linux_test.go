@@ -209,7 +209,7 @@ func TestOpenBombs(t *testing.T) {
 func TestMemoryBombs(t *testing.T) {
 	need(t)
 	for _, b := range memoryBombs {
-		t.Run(b.name, func(t *testing.T) {
+		memoryPart(t, b.name, func(t *testing.T) {
 			sb := fresh(t, small())
 			b := b.here(t)
 			siege(t, sb, func() {
@@ -226,7 +226,7 @@ func TestMemoryBombs(t *testing.T) {
 // stays so, and a shell does not take its jobs for stopped.
 func TestBystandersOfAMemoryBomb(t *testing.T) {
 	need(t)
-	t.Run("of several", func(t *testing.T) {
+	memoryPart(t, "of several", func(t *testing.T) {
 		sb := fresh(t, small())
 		start := func(script string) string {
 			id, err := sb.Start(t.Context(), sandbox.Command{Shell: script})
@@ -278,7 +278,7 @@ func await(t *testing.T, sb *sandbox.Sandbox, script string) {
 // TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict says both.
 func TestMemoryBombInTheInterpreter(t *testing.T) {
 	need(t)
-	t.Run("of a cell", func(t *testing.T) {
+	memoryPart(t, "of a cell", func(t *testing.T) {
 		sb := fresh(t, small())
 		underSiege(t, sb, func() {
 			v := cell(t, sb, sandbox.Cell{Code: "b = bytearray()\nwhile True: b += b'x' * (8 << 20)"})
@@ -375,7 +375,7 @@ try:
     for i in range(100000): os.setxattr('/tmp/x', 'user.a%d' % i, b'x' * 60000)
 except OSError as e: print(e, i)`},
 	} {
-		t.Run(b.name, func(t *testing.T) {
+		memoryPart(t, b.name, func(t *testing.T) {
 			sb := fresh(t, small())
 			siege(t, sb, func() {
 				v := b.run(t, sb)
