@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"io/fs"
@@ -85,7 +86,7 @@ type WriteOptions struct {
 	Append    bool        // add to the end, not atomically
 }
 
-// Write makes or replaces a file, whole or not at all.
+// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, unless ctx has ended.
 func (f *Files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
 		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append, Size: -1,
@@ -255,7 +256,7 @@ type TarOptions struct {
 	Exclusive            bool  // never replace a file
 }
 
-// Upload unpacks a tar stream into a directory, and nowhere else.
+// Upload unpacks a tar stream into a directory, and nowhere else. It reads r as Write does.
 func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error) {
 	end, err := f.upload(ctx, "unpack", &wire.Request{Call: &wire.Request_TarIn{TarIn: &wire.TarIn{
 		Root: []byte(f.root), Path: []byte(dir), MaxBytes: opts.MaxBytes, MaxEntries: opts.MaxEntries, Parents: opts.Parents, Exclusive: opts.Exclusive,
@@ -326,8 +327,8 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// upload sends r as data frames. A reader that fails gives the transfer up: nothing is
-// left half done on the other side.
+// upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side. Nobody reads r after the
+// return, unless ctx has ended: a reader that blocks is not waited for then.
 func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
@@ -340,12 +341,18 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	var unread atomic.Pointer[error] // why r could not be read
 	go func() { sent <- sendAll(st, r, &unread) }()
 	fr, err := host.Receive(st)
+	if err != nil {
+		st.Close() // the next frame cannot be sent
+	}
+	select {
+	case e := <-sent:
+		err = cmp.Or(err, e)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err == nil {
-		err = <-sent
-		if err == nil {
-			st.Release()
-			return fr, nil
-		}
+		st.Release()
+		return fr, nil
 	}
 	st.Close()
 	if ctx.Err() != nil {

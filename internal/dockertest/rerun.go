@@ -123,11 +123,11 @@ func Rerun(t *testing.T, s Suite) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()
 	text := out.String()
-	if err != nil || testing.Verbose() {
+	if testing.Verbose() && os.Getenv("CI") == "" { // there what failed must not be lost among what did not
 		t.Log(text)
 	}
 	if err != nil {
-		t.Error(err)
+		t.Errorf("%v\n%s", err, failed(text))
 	}
 	for _, name := range tests {
 		if !strings.Contains(text, "--- PASS: "+name+" (") && !strings.Contains(text, "--- FAIL: "+name+" (") {
@@ -135,3 +135,40 @@ func Rerun(t *testing.T, s Suite) {
 		}
 	}
 }
+
+// keptLines is how much of a test that failed is told.
+const keptLines = 60
+
+// failed picks what the tests that failed have written out of a whole output, or its end when none says so.
+func failed(text string) string {
+	said := map[string][]string{} // by test
+	var bad, all []string
+	test := ""
+	for line := range strings.Lines(text) {
+		all = append(all, line)
+		plain := strings.TrimSpace(line)
+		if after, ok := strings.CutPrefix(plain, "=== "); ok {
+			if f := strings.Fields(after); len(f) == 2 {
+				test = f[1]
+			}
+			continue
+		}
+		if after, ok := strings.CutPrefix(plain, "--- FAIL: "); ok {
+			bad = append(bad, strings.Fields(after)[0])
+		}
+		if strings.HasPrefix(plain, "--- ") { // what is logged is told below it when it is not the test that runs
+			test = strings.Fields(strings.TrimLeft(plain, "- ") + " ?")[1]
+		}
+		said[test] = append(said[test], line)
+	}
+	if len(bad) == 0 {
+		return tail(all)
+	}
+	var b strings.Builder
+	for _, name := range bad {
+		fmt.Fprintf(&b, "%s:\n%s", name, tail(said[name]))
+	}
+	return b.String()
+}
+
+func tail(lines []string) string { return strings.Join(lines[max(0, len(lines)-keptLines):], "") }

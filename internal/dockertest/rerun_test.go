@@ -51,3 +51,33 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 		})
 	}
 }
+
+func TestWhatFailedIsPickedOut(t *testing.T) {
+	const text = `=== RUN   TestGood
+    a_test.go:1: all is well
+--- PASS: TestGood (1.05s)
+=== RUN   TestBad
+=== RUN   TestBad/part
+    b_test.go:2: this is wrong
+=== NAME  TestBad
+    b_test.go:3: and this
+--- FAIL: TestBad (0.96s)
+    --- FAIL: TestBad/part (0.90s)
+=== RUN   TestNext
+    c_test.go:4: all is well, too
+--- PASS: TestNext (0.87s)
+FAIL
+`
+	got := failed(text)
+	for _, want := range []string{"TestBad:", "TestBad/part:", "this is wrong", "and this"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in %s", want, got)
+		}
+	}
+	if strings.Contains(got, "well") {
+		t.Errorf("it tells of tests that passed: %s", got)
+	}
+	if got := failed("PASS\ngoleak: errors on successful test run\n"); !strings.Contains(got, "goleak") {
+		t.Errorf("an end without a test: %q", got)
+	}
+}

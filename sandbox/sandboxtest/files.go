@@ -71,6 +71,21 @@ var fileFeatures = []feature{
 		same(t, "content", shell(t, sb, "cat file"), "old")
 		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
+	{"a source is not read after a write has failed", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		f, ctx := files(sb, home(t, sb)), t.Context()
+		noError(t, f.WriteAll(ctx, "file", nil, sandbox.WriteOptions{}))
+		reads := 0 // without a lock: whoever reads on is seen by the race detector, too
+		_, err := f.Write(ctx, "file", readerFunc(func(b []byte) (int, error) {
+			reads++
+			time.Sleep(20 * time.Millisecond) // so that the answer comes while this runs
+			return len(b), nil
+		}), sandbox.WriteOptions{Exclusive: true})
+		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		then := reads
+		time.Sleep(100 * time.Millisecond)
+		same(t, "reads later", reads-then, 0)
+	}},
 	{"a running reader keeps the file it has opened", func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
