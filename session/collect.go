@@ -133,9 +133,15 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 			if !may(i.Labels, i.Created) || needed[imageRef(i)] > 0 || m.sleptIn(i) {
 				continue
 			}
-			m.dropImage(ctx, i)
-			c.Snapshots++
-			c.Bytes += i.Size
+			gone, err := m.removeImage(ctx, i)
+			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+				errs = append(errs, err) // the next one would be waited for in vain, too
+				break
+			}
+			if gone {
+				c.Snapshots++
+				c.Bytes += i.Size
+			}
 		}
 	}
 	return errors.Join(errs...)

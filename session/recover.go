@@ -274,8 +274,9 @@ func (m *Manager) clean(f *found) {
 		if m.ctx.Err() != nil {
 			return
 		}
-		if !m.sleptIn(image) {
-			m.dropImage(m.ctx, image)
+		if !m.sleptIn(image) && !silent[image.Backend] {
+			_, err := m.removeImage(m.ctx, image)
+			silent[image.Backend] = sandbox.CodeOf(err) == sandbox.CodeBackendMissing
 		}
 	}
 }

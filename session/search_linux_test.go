@@ -19,8 +19,9 @@ import (
 type stuck struct {
 	sandbox.Backend
 
-	mu     sync.Mutex
-	stalls []string // guarded by mu; what stalls
+	mu      sync.Mutex
+	stalls  []string // guarded by mu; what stalls
+	waiting int      // guarded by mu; how many requests have stalled
 }
 
 // set says what stalls from now on.
@@ -33,6 +34,9 @@ func (b *stuck) set(stalls ...string) {
 func (b *stuck) wait(ctx context.Context, what string) error {
 	b.mu.Lock()
 	stalls := slices.Contains(b.stalls, what)
+	if stalls {
+		b.waiting++
+	}
 	b.mu.Unlock()
 	if !stalls {
 		return nil
@@ -184,4 +188,34 @@ func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
 		t.Error(err)
 	}
 	await(t, "it is ended", func() bool { return k.sandboxes() == 0 }) // by us, or by the look that a new manager takes
+}
+
+func TestABackendThatStallsIsAskedForTheRemovalOfOneImage(t *testing.T) {
+	k, b, _ := newStuckBench(t)
+	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "an earlier one"}
+	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Labels: labels}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.set("delete")
+	c, err := k.m.GC(t.Context())
+	wantCode(t, "a collection", err, sandbox.CodeBackendMissing)
+	b.mu.Lock()
+	if c.Snapshots != 0 || b.waiting != 1 {
+		t.Errorf("%d images were collected, and %d requests stalled", c.Snapshots, b.waiting)
+	}
+	b.mu.Unlock()
+	b.set()
+	c, err = k.m.GC(t.Context())
+	if err != nil || c.Snapshots != 3 {
+		t.Errorf("%d images were collected once it answers: %v", c.Snapshots, err)
+	}
 }

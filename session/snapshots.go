@@ -169,22 +169,29 @@ func (m *Manager) hold(image *sandbox.Snapshot) (release func()) {
 
 // dropImage removes an image unless somebody needs it. What cannot be removed now is removed by the next GC.
 func (m *Manager) dropImage(ctx context.Context, image *sandbox.Snapshot) {
+	_, _ = m.removeImage(ctx, image) // it is logged
+}
+
+// removeImage is dropImage for whoever wants to know whether the image is gone, and else why not; an image that somebody needs is no error.
+func (m *Manager) removeImage(ctx context.Context, image *sandbox.Snapshot) (gone bool, err error) {
 	ref := imageRef(image)
 	m.imageMu.Lock()
 	defer m.imageMu.Unlock()
 	if m.pins[ref] > 0 {
-		return // whoever holds it looks again
+		return false, nil // whoever holds it looks again
 	}
 	n, err := m.store.ImageUses(ctx, ref)
 	if err == nil && n > 0 {
-		return
+		return false, nil
 	}
-	if b := m.known(image.Backend); err == nil && b != nil {
+	b := m.known(image.Backend)
+	if err == nil && b != nil {
 		err = told(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.DeleteSnapshot(ctx, image.ID) })
 	}
 	if err != nil {
 		m.log.WarnContext(ctx, "image of a snapshot is left for the next collection", "image", ref, "error", err)
 	}
+	return err == nil && b != nil, err
 }
 
 // Save takes a named snapshot. The session goes on meanwhile; one that is hibernated sleeps on, and its image gets the name.
