@@ -192,7 +192,12 @@ func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
 
 func TestABackendThatStallsIsAskedForTheRemovalOfOneImage(t *testing.T) {
 	k, b, _ := newStuckBench(t)
-	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "an earlier one"}
+	labels := map[string]string{"test": "left over"} // not as a manager's, which looks for them by itself
+	collect := func() (Collected, error) {
+		var c Collected
+		err := k.m.collectImages(t.Context(), &c, func(l map[string]string, _ time.Time) bool { return l["test"] != "" })
+		return c, err
+	}
 	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +211,7 @@ func TestABackendThatStallsIsAskedForTheRemovalOfOneImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.set("delete")
-	c, err := k.m.GC(t.Context())
+	c, err := collect()
 	wantCode(t, "a collection", err, sandbox.CodeBackendMissing)
 	b.mu.Lock()
 	if c.Snapshots != 0 || b.waiting != 1 {
@@ -214,7 +219,7 @@ func TestABackendThatStallsIsAskedForTheRemovalOfOneImage(t *testing.T) {
 	}
 	b.mu.Unlock()
 	b.set()
-	c, err = k.m.GC(t.Context())
+	c, err = collect()
 	if err != nil || c.Snapshots != 3 {
 		t.Errorf("%d images were collected once it answers: %v", c.Snapshots, err)
 	}
