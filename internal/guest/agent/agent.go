@@ -201,7 +201,7 @@ func (a *Agent) takeNanny() (*nanny.Nanny, error) {
 
 // launch starts a process under a nanny; o is whose it is, nil for none. An idle nanny may have been killed by whoever was
 // bored in the sandbox; then another one is asked. With nanny.ErrLost the process may run, and the nanny is the caller's to close.
-func (a *Agent) launch(o *op, s *nanny.Start, files []*os.File) (n *nanny.Nanny, e *nanny.Event, err error) {
+func (a *Agent) launch(o *op, s *nanny.Start, files []int) (n *nanny.Nanny, e *nanny.Event, err error) {
 	for range maxIdleNannies + 2 {
 		if n, err = a.takeNanny(); err != nil {
 			return nil, nil, err

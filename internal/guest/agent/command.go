@@ -167,9 +167,7 @@ func (c *running) start() *wire.Verdict {
 		c.closeInput()
 		return refused(126, "the command could not be started: "+err.Error())
 	}
-	for _, f := range plumbing.theirs {
-		_ = f.Close() // the child has its own
-	}
+	plumbing.handed()
 	c.flown = make(chan struct{})
 	c.taps = nil
 	for i, fd := range plumbing.outputs {

@@ -167,21 +167,18 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		made = append(made, fds[i][0], fds[i][1])
 		a.handOver(fds[i][1])
 	}
-	null, err := os.Open(os.DevNull)
+	null, err := openNull()
 	if err != nil {
 		fail()
 		return nil, lost("no /dev/null", err)
 	}
 	page, file, err := kernel.NewPage()
 	if err != nil {
-		_ = null.Close()
+		_ = unix.Close(null)
 		fail()
 		return nil, lost("no shared memory", err)
 	}
-	theirs := []*os.File{
-		null, os.NewFile(uintptr(fds[0][1]), "stdout"), os.NewFile(uintptr(fds[1][1]), "stderr"),
-		os.NewFile(uintptr(fds[2][0]), "control"), os.NewFile(uintptr(fds[3][1]), "control"), file,
-	}
+	theirs := []int{null, fds[0][1], fds[1][1], fds[2][0], fds[3][1], int(file.Fd())}
 	i := &interpreter{
 		agent: a, context: name, turn: make(chan struct{}, 1), page: page,
 		in: fds[2][1], out: fds[3][0], pipes: [2]int{fds[0][0], fds[1][0]},
@@ -203,9 +200,10 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 		a.closeNanny(n)
 		a.endStrays()
 	}
-	for _, f := range theirs {
-		_ = f.Close() // the child has its own
+	for _, fd := range theirs[:len(theirs)-1] {
+		_ = unix.Close(fd) // the child has its own
 	}
+	_ = file.Close()
 	if err != nil {
 		for _, fd := range []int{i.in, i.out, i.pipes[0], i.pipes[1]} {
 			_ = unix.Close(fd)

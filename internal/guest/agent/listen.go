@@ -8,12 +8,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 )
 
 // early is how long a command is left to itself. Most have ended by then, with what they said still in the pipes, and cost one wake-up; of the others
 // the process is asked for then, to be listed, and their time begins.
-const early = 5 * time.Millisecond
+const early = 10 * time.Millisecond
 
 // await waits for the end of the main process. Where it was not known to have begun, it may also be that it could not be started, and the
 // event is not that of an exit then; or nanny.ErrDead.
@@ -73,7 +74,7 @@ func (c *running) listen() error {
 				}
 			}
 		}
-		n, err := unix.Poll(fds, wait)
+		n, err := blocking.Poll(fds, wait)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,18 +15,32 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
+// plumbing is descriptors, and no files of package os, which asks the kernel about each: a system call costs a command more here than elsewhere.
 type plumbing struct {
-	theirs  []*os.File
+	theirs  []int // what the command gets; all the same with a terminal
 	outputs []int // blocking descriptors: stdout, stderr
 }
 
 func (p *plumbing) close() {
-	for _, f := range p.theirs {
-		_ = f.Close()
-	}
+	p.handed()
 	for _, fd := range p.outputs {
 		_ = unix.Close(fd)
 	}
+}
+
+// handed closes what the command has got, or will never get.
+func (p *plumbing) handed() {
+	for _, fd := range slices.Compact(slices.Clone(p.theirs)) {
+		_ = unix.Close(fd)
+	}
+}
+
+func openNull() (int, error) { return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0) }
+
+// duplicate gives a descriptor of a file, which it closes.
+func duplicate(f *os.File) (int, error) {
+	defer f.Close()
+	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 }
 
 // plumb makes the pipes, or the terminal.
@@ -46,13 +61,18 @@ func (c *running) plumb() (*plumbing, error) {
 		c.tty, c.stdin = master, master
 		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // a size nobody likes is no reason not to run
 		// The pump reads through its own blocking descriptor.
+		theirs, err := duplicate(slave)
+		if err != nil {
+			_ = master.Close()
+			return nil, err
+		}
+		p.theirs = []int{theirs, theirs, theirs}
 		fd, err := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			_ = master.Close()
-			_ = slave.Close()
+			p.close()
 			return nil, err
 		}
-		p.theirs = []*os.File{slave, slave, slave}
 		p.outputs = []int{fd}
 		return p, nil
 	}
@@ -61,14 +81,19 @@ func (c *running) plumb() (*plumbing, error) {
 		if err != nil {
 			return nil, err
 		}
+		fd, err := duplicate(r)
+		if err != nil {
+			_ = w.Close()
+			return nil, err
+		}
 		c.stdin = w
-		p.theirs = append(p.theirs, r)
+		p.theirs = append(p.theirs, fd)
 	} else {
-		f, err := os.Open(os.DevNull)
+		fd, err := openNull()
 		if err != nil {
 			return nil, err
 		}
-		p.theirs = append(p.theirs, f)
+		p.theirs = append(p.theirs, fd)
 	}
 	for range 2 {
 		var fds [2]int
@@ -80,7 +105,7 @@ func (c *running) plumb() (*plumbing, error) {
 		p.outputs = append(p.outputs, fds[0])
 		if c.quiet {
 			// Who looks after the command must not wait for a pipe that the command can read as well. Writers have a description of their own.
-			if err := unix.SetNonblock(fds[0], true); err != nil {
+			if _, err := unix.FcntlInt(uintptr(fds[0]), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
 				_ = unix.Close(fds[1])
 				p.close()
 				c.closeInput()
@@ -88,7 +113,7 @@ func (c *running) plumb() (*plumbing, error) {
 			}
 		}
 		c.agent.handOver(fds[1])
-		p.theirs = append(p.theirs, os.NewFile(uintptr(fds[1]), "output"))
+		p.theirs = append(p.theirs, fds[1])
 	}
 	return p, nil
 }
@@ -160,9 +185,13 @@ func (t *tap) drain() {
 	}
 }
 
-// gathering is how long a flood that comes in small pieces is left to itself between two reads. Each read, and each frame to the host, costs more
-// than the bytes in it; the pipe has room for what comes meanwhile.
-const gathering = 400 * time.Microsecond
+const (
+	// flood is how much is read at once of a stream that does not stop: nearly all that its pipe holds then.
+	flood, floodPipe = 4 * wire.Chunk, 1 << 20
+	// gathering is how long a flood is left to itself between two reads when the last one did not get as much. Each read, and each frame to the host,
+	// costs more than the bytes in it; the pipe has room for what comes meanwhile.
+	gathering = 200 * time.Microsecond
+)
 
 // read takes what there is, or waits for it if the pipe blocks, and reports whether there was anything.
 func (t *tap) read() bool {
@@ -182,17 +211,21 @@ func (t *tap) read() bool {
 		return false
 	}
 	t.set(true)
-	t.op.emit(t.stream, t.buf[:n])
+	for piece := range slices.Chunk(t.buf[:n], wire.Chunk) {
+		t.op.emit(t.stream, piece)
+	}
 	t.set(false)
 	switch {
-	case n == len(t.buf) && n < wire.Chunk:
+	case n == len(t.buf) && n < flood:
 		// A stream that fills the buffer is a flood: fewer, larger reads.
-		t.buf = make([]byte, min(8*n, wire.Chunk))
+		t.buf = make([]byte, min(8*n, flood))
 		if len(t.buf) >= wire.Chunk {
-			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, 1<<20) // an optimisation that may be refused
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, floodPipe) // an optimisation that may be refused
 		}
-	case len(t.buf) == wire.Chunk && n < len(t.buf):
-		time.Sleep(gathering)
+	case len(t.buf) == flood && n < flood:
+		// Not time.Sleep, which goes through the runtime's poller and timers: five system calls where this is one.
+		pause := unix.NsecToTimespec(int64(gathering))
+		_ = unix.Nanosleep(&pause, nil) // whoever interrupts it has us read earlier
 	}
 	return true
 }

@@ -62,7 +62,7 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 // PID is the nanny's own.
 func (n *Nanny) PID() int { return n.cmd.Process.Pid }
 
-func (n *Nanny) send(r *request, files []*os.File) error {
+func (n *Nanny) send(r *request, files []int) error {
 	n.sendMu.Lock()
 	defer n.sendMu.Unlock()
 	if n.closed {
@@ -87,9 +87,9 @@ var ErrLost = errors.New("the nanny has died")
 // ErrDead says that the nanny was dead before it could start anything.
 var ErrDead = errors.New("the nanny is dead")
 
-// Begin has a process started; its files become fds 0, 1, 2, … Next tells how it went: with its PID, or Errno.
+// Begin has a process started; the files, descriptors of ours that stay open, become its fds 0, 1, 2, … Next tells how it went: with its PID, or Errno.
 // Of a mute start that succeeds nothing is told before its end, unless RequestPID asks.
-func (n *Nanny) Begin(s *Start, files []*os.File) error {
+func (n *Nanny) Begin(s *Start, files []int) error {
 	s.Files = len(files)
 	n.tree++
 	err := n.send(&request{Start: s}, files)
@@ -100,7 +100,7 @@ func (n *Nanny) Begin(s *Start, files []*os.File) error {
 }
 
 // Start is Begin and waits until the process runs. The event has its PID, or Errno.
-func (n *Nanny) Start(s *Start, files []*os.File) (*Event, error) {
+func (n *Nanny) Start(s *Start, files []int) (*Event, error) {
 	if err := n.Begin(s, files); err != nil {
 		return nil, err
 	}

@@ -28,12 +28,12 @@ func TestFilesGoWithTheirOwnMessage(t *testing.T) {
 	defer w.Close()
 	for _, m := range []struct {
 		req   request
-		files []*os.File
+		files []int
 	}{
 		{request{Signal: 9, Of: 1, Tree: true}, nil},
-		{request{Start: &Start{Path: []byte("one"), Files: 2}}, []*os.File{r, w}},
+		{request{Start: &Start{Path: []byte("one"), Files: 2}}, []int{int(r.Fd()), int(w.Fd())}},
 		{request{List: true}, nil},
-		{request{Start: &Start{Path: []byte("two"), Files: 1}}, []*os.File{r}},
+		{request{Start: &Start{Path: []byte("two"), Files: 1}}, []int{int(r.Fd())}},
 	} {
 		if err := here.send(&m.req, m.files); err != nil {
 			t.Fatal(err)

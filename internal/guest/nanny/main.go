@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
@@ -217,7 +218,7 @@ func (n *nannyProcess) reap(main int) {
 	for {
 		var ws unix.WaitStatus
 		var ru unix.Rusage
-		pid, err := unix.Wait4(-1, &ws, unix.WALL, &ru)
+		pid, err := blocking.Wait4(-1, &ws, unix.WALL, &ru)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

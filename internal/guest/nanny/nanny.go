@@ -26,9 +26,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
 )
 
 // Start says what to run. The files that go with it become fds 0, 1, 2, …
@@ -127,7 +128,7 @@ func (c *conn) take(n int) []int {
 	return got
 }
 
-func (c *conn) send(v any, files []*os.File) error {
+func (c *conn) send(v any, files []int) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -136,11 +137,7 @@ func (c *conn) send(v any, files []*os.File) error {
 	msg = append(msg, b...)
 	var oob []byte
 	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
-		}
-		oob = unix.UnixRights(fds...)
+		oob = unix.UnixRights(files...)
 	}
 	for len(msg) > 0 {
 		n, err := unix.SendmsgN(c.fd, msg, oob, nil, unix.MSG_NOSIGNAL)
@@ -176,7 +173,7 @@ func (c *conn) receive(v any) error {
 		}
 		p := make([]byte, 16<<10)
 		oob := make([]byte, unix.CmsgSpace(maxFiles*4))
-		n, oobn, _, _, err := unix.Recvmsg(c.fd, p, oob, unix.MSG_CMSG_CLOEXEC)
+		n, oobn, err := blocking.Recvmsg(c.fd, p, oob, unix.MSG_CMSG_CLOEXEC)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

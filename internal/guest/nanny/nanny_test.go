@@ -56,7 +56,7 @@ func shell(t *testing.T, n *Nanny, script string) (int, *os.File) {
 	e, err := n.Start(&Start{
 		Path: []byte("/bin/sh"), Argv: [][]byte{[]byte("sh"), []byte("-c"), []byte(script)},
 		Env: [][]byte{[]byte("PATH=/usr/bin:/bin")}, Dir: []byte("/"),
-	}, []*os.File{null, w, w})
+	}, []int{int(null.Fd()), int(w.Fd()), int(w.Fd())})
 	if err != nil || e.PID == 0 {
 		t.Fatalf("%+v %v", e, err)
 	}
