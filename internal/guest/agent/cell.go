@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -368,8 +370,8 @@ func (r *cellRun) display(p []byte) error {
 	r.hasResult = result
 	if r.req.Stream && !r.hasResult {
 		// The verdict has it too.
-		r.op.say(len(bundle), func(p []byte) *wire.Frame {
-			return &wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: p}}}
+		r.op.say(func(p []byte) []proto.Message {
+			return []proto.Message{&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: p}}}}
 		}, bundle)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,13 +55,18 @@ type op struct {
 // emit takes output of stream 1 or 2.
 func (o *op) emit(stream int, p []byte) {
 	at := o.out[stream-1].write(p)
-	o.say(len(p), func(data []byte) *wire.Frame {
-		return &wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: at, Data: data}}}
+	o.say(func(data []byte) (frames []proto.Message) {
+		offset := at
+		for piece := range slices.Chunk(data, wire.Chunk) {
+			frames = append(frames, &wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: offset, Data: piece}}})
+			offset += int64(len(piece))
+		}
+		return frames
 	}, p)
 }
 
 // say tells whoever listens. It waits for one that is slow, but not when the operation is to end.
-func (o *op) say(size int, frame func(p []byte) *wire.Frame, p []byte) {
+func (o *op) say(frames func(p []byte) []proto.Message, p []byte) {
 	o.sayMu.Lock()
 	defer o.sayMu.Unlock()
 	o.mu.Lock()
@@ -69,7 +75,7 @@ func (o *op) say(size int, frame func(p []byte) *wire.Frame, p []byte) {
 	if l == nil {
 		return
 	}
-	if !l.send(o, size, frame, p) {
+	if !l.send(o, frames, p) {
 		o.mu.Lock()
 		o.live = nil
 		o.mu.Unlock()
@@ -96,7 +102,7 @@ type listener struct {
 
 // teller is a *wire.Stream.
 type teller interface {
-	Send(m proto.Message) error
+	Send(ms ...proto.Message) error
 	RoomFor(n int) bool
 }
 
@@ -106,14 +112,14 @@ const envelope = 128
 // send reports whether the listener is still one.
 //
 // Preconditions: sayMu is held.
-func (l *listener) send(o *op, size int, frame func(p []byte) *wire.Frame, p []byte) bool {
-	if l.st.RoomFor(size + envelope) {
-		return l.st.Send(frame(p)) == nil
+func (l *listener) send(o *op, frames func(p []byte) []proto.Message, p []byte) bool {
+	if l.st.RoomFor(len(p) + envelope*(1+len(p)/wire.Chunk)) {
+		return l.st.Send(frames(p)...) == nil
 	}
 	// Now the listener decides how long it takes, so somebody else waits for him.
-	f := frame(append([]byte(nil), p...))
+	fs := frames(append([]byte(nil), p...))
 	sent := make(chan error, 1)
-	l.late.Go(func() { sent <- l.st.Send(f) })
+	l.late.Go(func() { sent <- l.st.Send(fs...) })
 	select {
 	case err := <-sent:
 		return err == nil

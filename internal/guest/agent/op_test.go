@@ -24,12 +24,12 @@ type slowHost struct {
 
 func (h *slowHost) RoomFor(n int) bool { return n < 1<<20 }
 
-func (h *slowHost) Send(m proto.Message) error {
+func (h *slowHost) Send(ms ...proto.Message) error {
 	h.entered <- struct{}{}
 	<-h.gate
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if f, ok := m.(*wire.Frame); ok && f.GetOutput() != nil {
+	if f, ok := ms[0].(*wire.Frame); ok && f.GetOutput() != nil {
 		h.heard = append(h.heard, "output")
 	} else {
 		h.heard = append(h.heard, "verdict")

@@ -211,9 +211,7 @@ func (t *tap) read() bool {
 		return false
 	}
 	t.set(true)
-	for piece := range slices.Chunk(t.buf[:n], wire.Chunk) {
-		t.op.emit(t.stream, piece)
-	}
+	t.op.emit(t.stream, t.buf[:n])
 	t.set(false)
 	switch {
 	case n == len(t.buf) && n < flood:

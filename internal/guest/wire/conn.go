@@ -36,13 +36,22 @@ type chunk struct {
 // write writes a frame, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
 // When the stream is closed while the link is full, it returns, and what the other side must have for the sake of the others follows later.
 func (c *conn) write(typ byte, n int, data []byte) error {
-	return c.compose(typ, n, func(b []byte) ([]byte, error) { return append(b, data...), nil })
+	return c.compose(func(b []byte) ([]byte, error) { return append(appendHead(b, typ, c.id, n), data...), nil })
 }
 
-// fill writes a frame of n bytes that a function appends, for which there is credit. A large message is not copied twice then.
-func (c *conn) fill(n int, f func(b []byte) ([]byte, error)) error { return c.compose(muxData, n, f) }
+// fill writes frames of so many bytes each that a function appends, for which there is credit. A large message is not copied twice then.
+func (c *conn) fill(sizes []int, data func(b []byte, i int) ([]byte, error)) error {
+	return c.compose(func(b []byte) (_ []byte, err error) {
+		for i, n := range sizes {
+			if b, err = data(appendHead(b, muxData, c.id, n), i); err != nil {
+				return nil, err
+			}
+		}
+		return b, nil
+	})
+}
 
-func (c *conn) compose(typ byte, n int, data func(b []byte) ([]byte, error)) error {
+func (c *conn) compose(frames func(b []byte) ([]byte, error)) error {
 	m := c.m
 	opening, err := m.begin(c)
 	if err != nil {
@@ -52,7 +61,7 @@ func (c *conn) compose(typ byte, n int, data func(b []byte) ([]byte, error)) err
 	if opening {
 		b = appendHead(b, muxOpen, c.id, 0)
 	}
-	if b, err = data(appendHead(b, typ, c.id, n)); err != nil {
+	if b, err = frames(b); err != nil {
 		m.finish()
 		return m.broken(err) // the credit is gone
 	}

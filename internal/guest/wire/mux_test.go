@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 )
 
 // sessions gives both ends over a link, with the guest's calls handled.
@@ -105,6 +107,42 @@ func TestAStreamThatNobodyReadsBlocksNoOther(t *testing.T) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
+}
+
+// More than there is credit for, and messages larger than a frame, go one by one.
+func TestSeveralMessagesAtOnce(t *testing.T) {
+	for name, sizes := range map[string][]int{
+		"small ones":              {1, 20, 300},
+		"a flood's":               {Chunk, Chunk, Chunk, Chunk - 5},
+		"one larger than a frame": {10, muxFrame + 1, 10},
+		"more than the window":    {Chunk, muxWindow, Chunk, 3, Chunk},
+	} {
+		host, _ := sessions(t, func(st *Stream, _ *Request) bool {
+			var ms []proto.Message
+			for i, n := range sizes {
+				ms = append(ms, &Frame{Body: &Frame_Data{Data: bytes.Repeat([]byte{byte(i)}, n)}, Last: i == len(sizes)-1})
+			}
+			return st.Send(ms...) == nil
+		})
+		for range 20 { // the credit of a stream comes back
+			st, err := host.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := st.Send(&Request{Call: &Request_Info{Info: &Info{}}}); err != nil {
+				t.Fatal(err)
+			}
+			within(t, name, func() {
+				for i, n := range sizes {
+					f := &Frame{}
+					if err := st.Receive(f); err != nil || !bytes.Equal(f.GetData(), bytes.Repeat([]byte{byte(i)}, n)) || f.Last != (i == len(sizes)-1) {
+						t.Errorf("%s: message %d: %d bytes, last %t, %v", name, i, len(f.GetData()), f.Last, err)
+					}
+				}
+			})
+			st.Release()
+		}
+	}
 }
 
 func TestManyStreamsCarryTheirOwnBytes(t *testing.T) {
