@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"path"
 	"strconv"
+	"sync/atomic"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -121,7 +123,8 @@ func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, unless ctx has ended.
+// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, but for one Read that did not return within a second
+// of a failure, or when ctx ended.
 func (f *Files) Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error) {
 	q := f.named(name)
 	flag(q, "overwrite", !o.Exclusive)
@@ -137,14 +140,19 @@ func (f *Files) Write(ctx context.Context, name string, r io.Reader, o sandbox.W
 	return info.Sandbox(), nil
 }
 
-// upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side. Nobody reads r after the return, unless ctx
-// has ended: a reader that blocks is not waited for then.
+// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
+// that gives nothing to hear that it is not wanted.
+const lastRead = time.Second
+
+// upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
 func (f *Files) upload(ctx context.Context, q request, r io.Reader, out any) error {
 	from := &giver{r: r, turn: make(chan struct{}, 1)}
 	q.method, q.path, q.raw = http.MethodPut, f.s.path+"/files"+q.path, from
 	err := f.s.c.call(ctx, q, out)
-	if unread := from.end(ctx); err != nil && unread != nil && ctx.Err() == nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: q.op, Message: "the data could not be read", Err: unread}
+	unread := from.failure.Load()
+	from.end(ctx)
+	if err != nil && unread != nil && ctx.Err() == nil {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
 	}
 	return err
 }
@@ -152,35 +160,34 @@ func (f *Files) upload(ctx context.Context, q request, r io.Reader, out any) err
 // giver lends a reader to an HTTP client, which may go on to read after it has given the server's answer, and remembers whose fault it was. It also
 // hides what r is, so that nothing is read before it is asked for.
 type giver struct {
-	r    io.Reader
-	turn chan struct{} // full: r is being read, or err and over are looked at
-	err  error
-	over bool
+	r       io.Reader
+	turn    chan struct{} // full: r is being read
+	over    atomic.Bool
+	failure atomic.Pointer[error]
 }
 
 // Read implements io.Reader.
 func (g *giver) Read(b []byte) (int, error) {
 	g.turn <- struct{}{}
 	defer func() { <-g.turn }()
-	if g.over {
+	if g.over.Load() {
 		return 0, io.ErrClosedPipe
 	}
 	n, err := g.r.Read(b)
 	if err != nil && err != io.EOF {
-		g.err = err
+		g.failure.Store(&err)
 	}
 	return n, err
 }
 
-// end takes the reader back when the Read that runs has returned, or leaves it when ctx has ended. It tells why the reader could not be read.
-func (g *giver) end(ctx context.Context) error {
+// end takes the reader back, once the Read that runs has returned.
+func (g *giver) end(ctx context.Context) {
+	g.over.Store(true)
 	select {
 	case g.turn <- struct{}{}:
-		defer func() { <-g.turn }()
-		g.over = true
-		return g.err
+		<-g.turn
 	case <-ctx.Done():
-		return nil
+	case <-time.After(lastRead):
 	}
 }
 

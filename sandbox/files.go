@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"io"
 	"io/fs"
@@ -86,7 +85,8 @@ type WriteOptions struct {
 	Append    bool        // add to the end, not atomically
 }
 
-// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, unless ctx has ended.
+// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, but for one Read that did not return within a second
+// of a failure, or when ctx ended.
 func (f *Files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
 		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append, Size: -1,
@@ -327,8 +327,11 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side. Nobody reads r after the
-// return, unless ctx has ended: a reader that blocks is not waited for then.
+// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
+// that gives nothing to hear that it is not wanted.
+const lastRead = time.Second
+
+// upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side.
 func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
@@ -341,27 +344,31 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	var unread atomic.Pointer[error] // why r could not be read
 	go func() { sent <- sendAll(st, r, &unread) }()
 	fr, err := host.Receive(st)
-	if err != nil {
-		st.Close() // the next frame cannot be sent
+	reading := err != nil
+	if !reading {
+		err = <-sent
 	}
-	select {
-	case e := <-sent:
-		err = cmp.Or(err, e)
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	if err == nil {
+	// What is known now is the reason. Whatever happens to the reader and to ctx later is not.
+	switch e := unread.Load(); {
+	case err == nil:
 		st.Release()
 		return fr, nil
+	case ctx.Err() != nil:
+		err = f.s.explain(op, ctx.Err())
+	case e != nil:
+		err = &Error{Code: CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
+	default:
+		err = f.s.explain(op, err)
 	}
-	st.Close()
-	if ctx.Err() != nil {
-		return nil, f.s.explain(op, ctx.Err())
+	st.Close() // the next frame cannot be sent
+	if reading {
+		select {
+		case <-sent:
+		case <-ctx.Done():
+		case <-time.After(lastRead):
+		}
 	}
-	if e := unread.Load(); e != nil {
-		return nil, &Error{Code: CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
-	}
-	return nil, f.s.explain(op, err)
+	return nil, err
 }
 
 func sendAll(st *wire.Stream, r io.Reader, unread *atomic.Pointer[error]) error {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -126,12 +127,13 @@ func Rerun(t *testing.T, s Suite) {
 	if testing.Verbose() && os.Getenv("CI") == "" { // there what failed must not be lost among what did not
 		t.Log(text)
 	}
+	lines := byTest(text)
 	if err != nil {
-		t.Errorf("%v\n%s", err, failed(text))
+		t.Errorf("%v\n%s", err, lines.failed())
 	}
 	for _, name := range tests {
-		if !strings.Contains(text, "--- PASS: "+name+" (") && !strings.Contains(text, "--- FAIL: "+name+" (") {
-			t.Errorf("%s was not run, or skipped", name)
+		if end := lines.ends[name]; end != "PASS" && end != "FAIL" {
+			t.Errorf("%s was not run, or skipped\n%s", name, tail(lines.said[name]))
 		}
 	}
 }
@@ -139,35 +141,56 @@ func Rerun(t *testing.T, s Suite) {
 // keptLines is how much of a test that failed is told.
 const keptLines = 60
 
-// failed picks what the tests that failed have written out of a whole output, or its end when none says so.
-func failed(text string) string {
-	said := map[string][]string{} // by test
-	var bad, all []string
+// output is what a test program with -test.v has written.
+type output struct {
+	said map[string][]string // by test
+	ends map[string]string   // by test: PASS, FAIL or SKIP
+	bad  []string            // what failed, in order
+	last []string            // from where the program itself failed, or nil; the end, if nothing did
+}
+
+var (
+	// runs begins what a test writes.
+	runs = regexp.MustCompile(`^=== (?:RUN|CONT|NAME|PAUSE) +(\S+)$`)
+	// ended tells of one.
+	ended = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \(`)
+	// broke is how a program fails beside its tests.
+	broke = regexp.MustCompile(`^(?:panic: |fatal error: |goleak: |Found \d+ data race|signal: )`)
+)
+
+func byTest(text string) *output {
+	o := &output{said: map[string][]string{}, ends: map[string]string{}}
 	test := ""
 	for line := range strings.Lines(text) {
-		all = append(all, line)
-		plain := strings.TrimSpace(line)
-		if after, ok := strings.CutPrefix(plain, "=== "); ok {
-			if f := strings.Fields(after); len(f) == 2 {
-				test = f[1]
-			}
+		if o.last != nil || broke.MatchString(line) {
+			o.last = append(o.last, line)
+		}
+		if m := runs.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			test = m[1]
 			continue
 		}
-		if after, ok := strings.CutPrefix(plain, "--- FAIL: "); ok {
-			bad = append(bad, strings.Fields(after)[0])
+		if m := ended.FindStringSubmatch(line); m != nil {
+			test, o.ends[m[2]] = m[2], m[1]
+			if m[1] == "FAIL" {
+				o.bad = append(o.bad, m[2])
+			}
 		}
-		if strings.HasPrefix(plain, "--- ") { // what is logged is told below it when it is not the test that runs
-			test = strings.Fields(strings.TrimLeft(plain, "- ") + " ?")[1]
-		}
-		said[test] = append(said[test], line)
+		o.said[test] = append(o.said[test], line)
 	}
-	if len(bad) == 0 {
-		return tail(all)
+	if o.last == nil && len(o.bad) == 0 {
+		all := slices.Collect(strings.Lines(text))
+		o.last = all[max(0, len(all)-keptLines):]
 	}
+	return o
+}
+
+// failed is what the tests that failed have written, and the program when it did.
+func (o *output) failed() string {
 	var b strings.Builder
-	for _, name := range bad {
-		fmt.Fprintf(&b, "%s:\n%s", name, tail(said[name]))
+	for _, name := range o.bad {
+		fmt.Fprintf(&b, "%s:\n%s", name, tail(o.said[name]))
 	}
+	b.WriteString(strings.Join(o.last[:min(len(o.last), keptLines)], ""))
 	return b.String()
 }
 

@@ -55,7 +55,11 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 func TestWhatFailedIsPickedOut(t *testing.T) {
 	const text = `=== RUN   TestGood
     a_test.go:1: all is well
+--- - --- PASS: of no test
 --- PASS: TestGood (1.05s)
+=== RUN   TestNot
+    a_test.go:2: not here
+--- SKIP: TestNot (0.00s)
 === RUN   TestBad
 === RUN   TestBad/part
     b_test.go:2: this is wrong
@@ -68,7 +72,8 @@ func TestWhatFailedIsPickedOut(t *testing.T) {
 --- PASS: TestNext (0.87s)
 FAIL
 `
-	got := failed(text)
+	o := byTest(text)
+	got := o.failed()
 	for _, want := range []string{"TestBad:", "TestBad/part:", "this is wrong", "and this"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
@@ -77,7 +82,16 @@ FAIL
 	if strings.Contains(got, "well") {
 		t.Errorf("it tells of tests that passed: %s", got)
 	}
-	if got := failed("PASS\ngoleak: errors on successful test run\n"); !strings.Contains(got, "goleak") {
-		t.Errorf("an end without a test: %q", got)
+	if o.ends["TestGood"] != "PASS" || o.ends["TestBad/part"] != "FAIL" || o.ends["TestNot"] != "SKIP" || !strings.Contains(tail(o.said["TestNot"]), "not here") {
+		t.Errorf("%+v", o)
+	}
+	for _, beside := range []string{
+		"PASS\ngoleak: errors on successful test run\n",
+		text + "panic: test timed out after 25m\n" + strings.Repeat("goroutine\n", 1000),
+		"nothing that is known\n",
+	} {
+		if got := byTest(beside).failed(); !strings.Contains(got, "goleak") && !strings.Contains(got, "timed out") && !strings.Contains(got, "nothing that") {
+			t.Errorf("an end without a test: %q", got)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"path"
+	"sync"
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -74,9 +75,7 @@ func uploadTar(c *call) error {
 	defer done()
 	stats, err := f.Upload(c.ctx(), dir, c.upload(), o)
 	if err != nil {
-		err = uploadError(err)
-		c.changedFile("write", dir, err)
-		return err
+		return c.unwritten(dir, err)
 	}
 	c.changedFile("write", sized(dir, stats.Bytes), nil)
 	return c.reply(api.TarStatsOf(stats))
@@ -133,17 +132,18 @@ func uploadBatch(c *call) error {
 func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, opts sandbox.WriteOptions) (api.Uploaded, error) {
 	name := partName(part)
 	up := api.Uploaded{Name: api.Text(name), Path: api.Text(path.Join(dir, path.Join("/", name)))}
+	body := &inTurn{r: part} // a write that has failed may still be in its last Read
 	fail := func(err error) (api.Uploaded, error) {
 		p := api.ProblemOf(err)
 		up.Problem = &p
-		_, err = io.Copy(io.Discard, part) // the next part is behind it
+		_, err = io.Copy(io.Discard, body) // the next part is behind it
 		return up, uploadError(err)
 	}
 	if name == "" || string(up.Path) == dir {
 		return fail(invalid("a file of the upload has no name"))
 	}
 	sum := sha256.New()
-	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(part, sum), opts)
+	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(body, sum), opts)
 	if err != nil {
 		c.changedFile("write", string(up.Path), uploadError(err))
 		if c.ctx().Err() != nil || tooMuch(err) {
@@ -154,6 +154,19 @@ func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, op
 	up.Size, up.SHA256 = info.Size, hex.EncodeToString(sum.Sum(nil))
 	c.changedFile("write", sized(string(up.Path), up.Size), nil)
 	return up, nil
+}
+
+// inTurn is a reader for several, one after the other.
+type inTurn struct {
+	mu sync.Mutex
+	r  io.Reader // guarded by mu
+}
+
+// Read implements io.Reader.
+func (t *inTurn) Read(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.r.Read(p)
 }
 
 // partName is the name a part gives itself, directories included, which Part.FileName would drop.

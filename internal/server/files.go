@@ -77,6 +77,14 @@ func (c *call) upload() io.Reader {
 	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
 }
 
+// unwritten tells of an upload that failed, at once: otherwise package http would first wait for what the client has yet to send, which may be idle.
+func (c *call) unwritten(name string, err error) error {
+	c.w.Header().Set("Connection", "close")
+	err = uploadError(err)
+	c.changedFile("write", name, err)
+	return err
+}
+
 // uploadError tells a body that was too large from what else can fail.
 func uploadError(err error) error {
 	if err == nil {
@@ -167,9 +175,7 @@ func writeFile(c *call) error {
 	defer done()
 	info, err := f.Write(c.ctx(), name, c.upload(), opts)
 	if err != nil {
-		err = uploadError(err)
-		c.changedFile("write", name, err)
-		return err
+		return c.unwritten(name, err)
 	}
 	c.changedFile("write", sized(info.Path, info.Size), nil)
 	return c.reply(api.FileInfoOf(info))

@@ -86,6 +86,18 @@ var fileFeatures = []feature{
 		time.Sleep(100 * time.Millisecond)
 		same(t, "reads later", reads-then, 0)
 	}},
+	{"a source that gives nothing does not hold up a refusal", func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		f := files(sb, home(t, sb))
+		noError(t, f.WriteAll(t.Context(), "file", nil, sandbox.WriteOptions{}))
+		idle := make(chan struct{})
+		defer close(idle)
+		_, err := f.Write(t.Context(), "file", readerFunc(func([]byte) (int, error) {
+			<-idle
+			return 0, io.EOF
+		}), sandbox.WriteOptions{Exclusive: true})
+		fails(t, "exclusive", err, sandbox.CodeFileExists)
+	}},
 	{"a running reader keeps the file it has opened", func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -126,19 +127,14 @@ type running struct {
 // start gives a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
 	env := c.agent.environment(c.req.Env)
-	dir := string(c.req.Dir)
-	if dir == "" {
-		dir = c.agent.cfg.Dir
-	}
-	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return refused(126, "working directory "+dir+": not a directory")
-	}
+	dir := c.dir()
 	path, err := lookPath(string(c.argv[0]), dir, env)
 	if err != nil {
+		errno := unix.ENOENT
 		if errors.Is(err, os.ErrPermission) {
-			return refused(126, string(c.argv[0])+": permission denied")
+			errno = unix.EACCES
 		}
-		return refused(127, string(c.argv[0])+": not found")
+		return c.unstarted(errno)
 	}
 	plumbing, err := c.plumb()
 	if err != nil {
@@ -155,7 +151,7 @@ func (c *running) start() *wire.Verdict {
 		plumbing.close()
 		c.closeInput()
 		c.agent.giveNanny(n)
-		return c.unstarted(e)
+		return c.unstarted(syscall.Errno(e.Errno))
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
 	case errors.Is(err, nanny.ErrLost):
@@ -191,9 +187,20 @@ func refused(code int, text string) *wire.Verdict {
 	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
 }
 
-// unstarted is the verdict on what could not be executed.
-func (c *running) unstarted(e *nanny.Event) *wire.Verdict {
-	return refused(nanny.Describe(string(c.argv[0]), e.Errno))
+// dir is where the command starts.
+func (c *running) dir() string {
+	if len(c.req.Dir) > 0 {
+		return string(c.req.Dir)
+	}
+	return c.agent.cfg.Dir
+}
+
+// unstarted is the verdict on what could not be executed. Whether that is its directory's fault is looked at only now: each look costs all the others.
+func (c *running) unstarted(errno syscall.Errno) *wire.Verdict {
+	if fi, err := os.Stat(c.dir()); err != nil || !fi.IsDir() {
+		return refused(126, "working directory "+c.dir()+": not a directory")
+	}
+	return refused(nanny.Describe(string(c.argv[0]), int(errno)))
 }
 
 // inputs carries what the host sends while the command runs.
@@ -320,7 +327,7 @@ func (c *running) supervise() *wire.Verdict {
 	if err == nil && !e.Exited {
 		c.abandon()
 		c.agent.giveNanny(c.nanny)
-		v = c.unstarted(e)
+		v = c.unstarted(syscall.Errno(e.Errno))
 		o.finish(v)
 		return v
 	}

@@ -220,7 +220,7 @@ func (t *tap) read() bool {
 		if len(t.buf) >= wire.Chunk {
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, floodPipe) // an optimisation that may be refused
 		}
-	case len(t.buf) == flood && n < flood:
+	case len(t.buf) >= wire.Chunk && n < len(t.buf):
 		// Not time.Sleep, which goes through the runtime's poller and timers: five system calls where this is one.
 		pause := unix.NsecToTimespec(int64(gathering))
 		_ = unix.Nanosleep(&pause, nil) // whoever interrupts it has us read earlier

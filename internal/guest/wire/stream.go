@@ -51,6 +51,9 @@ func (s *Stream) Send(ms ...proto.Message) error {
 	if s.given.Load() {
 		return io.ErrClosedPipe
 	}
+	if len(ms) == 0 {
+		return nil
+	}
 	var few [4]int
 	sizes, all, fit := few[:0], 0, true
 	for _, m := range ms {
