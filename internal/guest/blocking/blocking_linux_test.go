@@ -28,19 +28,29 @@ func pipe(t *testing.T) (r, w int) {
 	return fds[0], fds[1]
 }
 
+// unbroken makes a call again when a signal has interrupted it, which the runtime sends itself.
+func unbroken(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
 func TestPoll(t *testing.T) {
 	r, w := pipe(t)
 	fds := []unix.PollFd{{Fd: int32(r), Events: unix.POLLIN}}
 	for _, wait := range []int{0, 5} {
-		if n, err := Poll(fds, wait); n != 0 || err != nil {
+		if n, err := unbroken(func() (int, error) { return Poll(fds, wait) }); n != 0 || err != nil {
 			t.Errorf("an empty pipe, %d ms: %d, %v", wait, n, err)
 		}
 	}
 	time.AfterFunc(20*time.Millisecond, func() { _, _ = unix.Write(w, []byte("x")) })
-	if n, err := Poll(fds, -1); n != 1 || err != nil || fds[0].Revents != unix.POLLIN {
+	if n, err := unbroken(func() (int, error) { return Poll(fds, -1) }); n != 1 || err != nil || fds[0].Revents != unix.POLLIN {
 		t.Errorf("%d, %v, %+v", n, err, fds)
 	}
-	if n, err := Poll(nil, 1); n != 0 || err != nil {
+	if n, err := unbroken(func() (int, error) { return Poll(nil, 1) }); n != 0 || err != nil {
 		t.Errorf("nothing at all: %d, %v", n, err)
 	}
 }
@@ -52,10 +62,7 @@ func TestWait4(t *testing.T) {
 	}
 	var ws unix.WaitStatus
 	var ru unix.Rusage
-	pid, err := Wait4(child.Pid, &ws, 0, &ru)
-	for errors.Is(err, unix.EINTR) {
-		pid, err = Wait4(child.Pid, &ws, 0, &ru)
-	}
+	pid, err := unbroken(func() (int, error) { return Wait4(child.Pid, &ws, 0, &ru) })
 	if err != nil || pid != child.Pid || ws.ExitStatus() != 7 || ru.Maxrss == 0 {
 		t.Errorf("%d %v %v %+v", pid, err, ws, ru)
 	}
@@ -74,7 +81,11 @@ func TestRecvmsg(t *testing.T) {
 	r, _ := pipe(t)
 	time.AfterFunc(20*time.Millisecond, func() { _ = unix.Sendmsg(pair[0], []byte("hello"), unix.UnixRights(r), nil, 0) })
 	p, oob := make([]byte, 100), make([]byte, unix.CmsgSpace(4))
-	n, oobn, err := Recvmsg(pair[1], p, oob, unix.MSG_CMSG_CLOEXEC)
+	oobn := 0
+	n, err := unbroken(func() (n int, err error) {
+		n, oobn, err = Recvmsg(pair[1], p, oob, unix.MSG_CMSG_CLOEXEC)
+		return n, err
+	})
 	if err != nil || string(p[:n]) != "hello" {
 		t.Fatalf("%q, %v", p[:max(n, 0)], err)
 	}
@@ -112,10 +123,10 @@ func TestManyWaitOnOneProcessor(t *testing.T) {
 			var got []byte
 			for {
 				p := make([]byte, 64)
-				n, _, err := Recvmsg(pair[1], p, nil, 0)
-				if errors.Is(err, unix.EINTR) {
-					continue
-				}
+				n, err := unbroken(func() (int, error) {
+					n, _, err := Recvmsg(pair[1], p, nil, 0)
+					return n, err
+				})
 				if n <= 0 {
 					if want := strings.Repeat(string(rune('a'+i%26)), 200); err != nil || string(got) != want {
 						t.Errorf("%q, %v", got, err)
@@ -136,7 +147,13 @@ func TestManyWaitOnOneProcessor(t *testing.T) {
 		if round%5 == 0 {
 			runtime.GC()
 		}
-		time.Sleep(time.Millisecond) // so that they wait again
+		for fd := 0; fd < len(writers); { // until nothing is left for them to read: they wait again
+			if unread, err := unix.IoctlGetInt(writers[fd], unix.SIOCOUTQ); err != nil || unread == 0 {
+				fd++
+				continue
+			}
+			runtime.Gosched()
+		}
 	}
 	for _, fd := range writers {
 		_ = unix.Shutdown(fd, unix.SHUT_WR)

@@ -36,7 +36,7 @@ const (
 	muxHeader = 9
 	// muxWindow is how far a writer may be ahead of its reader.
 	muxWindow = 4 << 20
-	// muxFrame bounds the bytes of one frame: others wait behind it.
+	// muxFrame bounds the bytes of one frame. Others wait behind it, and behind those that are sent with it.
 	muxFrame = 256 << 10
 	// muxStreams bounds the streams that each side may have open. Whoever wants one more waits.
 	muxStreams = 1024
