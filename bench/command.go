@@ -32,7 +32,7 @@ func commands(ctx context.Context, b *bench) (_ []row, err error) {
 	}
 	ours, inside := samples{}, samples{}
 	const each = 20
-	for i := range b.times(15, 5) + 1 {
+	for i := range b.times(40, 5) + 1 {
 		for range each {
 			began := time.Now()
 			v, err := sb.Run(ctx, sandbox.Command{Args: []string{"/usr/bin/true"}})

@@ -232,7 +232,7 @@ func (g *cgroup) start(cmd *exec.Cmd) error {
 		defer func() { _ = dir.Close() }()
 		cmd.SysProcAttr.UseCgroupFD = true
 		cmd.SysProcAttr.CgroupFD = int(dir.Fd())
-		return cmd.Start()
+		return startSlack(cmd)
 	}
 	done := make(chan error, 1)
 	go g.startOnThread(cmd, done)
@@ -258,7 +258,7 @@ func (g *cgroup) startOnThread(cmd *exec.Cmd, done chan<- error) {
 			return
 		}
 	}
-	done <- cmd.Start()
+	done <- startSlack(cmd)
 }
 
 // makeCgroup makes dir and its parent. Another process may remove the empty parent in between.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,13 +122,30 @@ func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.End
 // spawn starts cmd, in the cgroups of sandbox id if the engine is to use them.
 func (e *engine) spawn(cmd *exec.Cmd, id string) error {
 	if !e.cgroups {
-		return cmd.Start()
+		return startSlack(cmd)
 	}
 	h, err := mountedCgroups()
 	if err != nil {
 		return err
 	}
 	return h.open(id).start(cmd)
+}
+
+// timerSlack is how much later than asked a sleep in the engine may end. Go's runtime has a thread that looks after the others and, while any of
+// them does something, wakes up every 20 µs: with the kernel's usual slack every 80 µs in every sandbox, which was a third of all context switches of
+// a small cell, and with 32 sandboxes at work most of what two processors did (650 cells a second against 2000). The price is that a sleep inside takes this
+// much longer at worst.
+const timerSlack = 500 * time.Microsecond
+
+// startSlack starts cmd with timerSlack, which all threads of it and of what it starts inherit: the sandbox among them. It can't be given to threads
+// that run already.
+func startSlack(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// Without it everything works, only slower. 0 is the thread's own default.
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0)
+	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) }()
+	return cmd.Start()
 }
 
 // sweep removes everything of a sandbox whose start was interrupted, by us or by the death of the process that

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -222,6 +224,52 @@ func TestEngineKeepsEnvironmentOut(t *testing.T) {
 		env, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "environ"))
 		if err == nil && strings.Contains(string(env), "hush-hush") {
 			t.Errorf("process %d has our environment", pid)
+		}
+	}
+}
+
+// TestEngineHasTimerSlack: every thread of a sandbox that was started, and of one that was restored, and none of ours.
+func TestEngineHasTimerSlack(t *testing.T) {
+	want := itoa(int(timerSlack))
+	var out strings.Builder
+	cmd := exec.Command("cat", "/proc/self/timerslack_ns")
+	cmd.Stdout = &out
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := startSlack(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if got := strings.TrimSpace(out.String()); err != nil || got != want {
+		t.Errorf("a process has slack %s, want %s: %v", got, want, err)
+	}
+	if data, err := os.ReadFile(filepath.Join("/proc", itoa(unix.Gettid()), "timerslack_ns")); err != nil || strings.TrimSpace(string(data)) == want {
+		t.Errorf("our own thread: %s %v", data, err)
+	}
+	if os.Getuid() != 0 {
+		return // only root sees that of others
+	}
+	b := newBench(t)
+	b.mustStart("one", nil, "")
+	image := filepath.Join(b.dir, "image")
+	if err := errors.Join(os.Mkdir(image, 0o700), b.eng.checkpoint(t.Context(), "one", image, true)); err != nil {
+		t.Fatal(err)
+	}
+	b.mustStart("two", nil, image)
+	for _, id := range []string{"one", "two"} {
+		st, err := b.eng.state(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		threads, err := filepath.Glob(filepath.Join("/proc", itoa(st.Sandbox.Pid), "task", "*"))
+		if err != nil || len(threads) < 2 {
+			t.Fatal(threads, err)
+		}
+		for _, name := range threads {
+			data, err := os.ReadFile(filepath.Join("/proc", filepath.Base(name), "timerslack_ns"))
+			if err == nil && strings.TrimSpace(string(data)) != want { // a thread may have ended
+				t.Errorf("%s: thread %s has slack %s", id, filepath.Base(name), data)
+			}
 		}
 	}
 }

@@ -37,10 +37,12 @@ type Agent struct {
 	files *files.FS
 	ops   *table
 	born  time.Time
+	link  *hostPipe
 
 	mu       sync.Mutex
 	session  *wire.Session           // guarded by mu; the attachment of now, nil without one
 	identity *wire.Identity          // guarded by mu
+	base     []string                // guarded by mu; the environment without what a command adds, of this identity
 	idle     []*nanny.Nanny          // guarded by mu; nannies without a tree
 	interps  map[string]*interpreter // guarded by mu
 	starts   map[string]*start       // guarded by mu; interpreters on their way
@@ -81,12 +83,12 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, os.Stdin, os.Stdout))
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{fd: 0}, os.Stdout))
 	return 1
 }
 
 // run serves hosts until the stream ends, and says why it did.
-func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
+func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
 		runtime.GOMAXPROCS(4)
@@ -113,7 +115,7 @@ func run(cfg Config, token []byte, in io.Reader, out io.Writer) error {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
 	a := &Agent{
-		cfg: cfg, self: self, born: time.Now(),
+		cfg: cfg, self: self, born: time.Now(), link: in,
 		files:   files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: os.Getuid() == 0 && cfg.UID > 0}),
 		ops:     &table{dir: cfg.State, ops: map[string]*op{}, stir: make(chan struct{}, 1)},
 		interps: map[string]*interpreter{},

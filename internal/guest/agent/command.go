@@ -38,6 +38,7 @@ func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable
 }
 
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
+	defer a.link.waitLong()()
 	argv := req.Argv
 	if len(req.Shell) > 0 {
 		sh := a.shell()
@@ -167,7 +168,7 @@ func (c *running) start() *wire.Verdict {
 	c.flown = make(chan struct{})
 	c.taps = nil
 	for i, fd := range plumbing.outputs {
-		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1})
+		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1, waits: true, shared: c.quiet})
 	}
 	if len(plumbing.outputs) == 1 {
 		c.op.out[1].end()

@@ -24,6 +24,7 @@ func (a *Agent) adopt(id *wire.Identity) {
 	a.mu.Lock()
 	old := a.identity
 	a.identity = id
+	a.base = a.inherited(id)
 	interps := slices.Collect(maps.Values(a.interps))
 	a.mu.Unlock()
 	if old != nil && old.Generation == id.Generation {
@@ -41,20 +42,33 @@ func (a *Agent) adopt(id *wire.Identity) {
 // environment is what everything here starts with.
 func (a *Agent) environment(extra [][]byte) [][]byte {
 	a.mu.Lock()
-	env := a.envMap(a.identity)
+	if a.base == nil { // no host has been here yet
+		a.base = a.inherited(a.identity)
+	}
+	base := a.base
 	a.mu.Unlock()
-	out := make([][]byte, 0, len(env)+len(extra))
+	out := make([][]byte, 0, len(base)+len(extra))
 	set := map[string]bool{}
 	for _, e := range extra {
 		k, _, _ := strings.Cut(string(e), "=")
 		set[k] = true
 	}
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		if !set[k] {
-			out = append(out, []byte(k+"="+env[k]))
+	for _, e := range base {
+		if k, _, _ := strings.Cut(e, "="); !set[k] {
+			out = append(out, []byte(e))
 		}
 	}
 	return append(out, extra...)
+}
+
+// inherited is envMap as programs get it.
+func (a *Agent) inherited(id *wire.Identity) []string {
+	env := a.envMap(id)
+	out := make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		out = append(out, k+"="+env[k])
+	}
+	return out
 }
 
 // envMap joins the defaults, the image's environment and the caller's, the later ones winning.

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -74,26 +73,6 @@ type kernelHello struct {
 	Python     string `json:"python"`
 	PID        int    `json:"pid"`
 	Executable string `json:"executable"`
-}
-
-// blockingReader reads with plain blocking calls, which wake up faster here than
-// through the runtime's poller.
-type blockingReader int
-
-func (fd blockingReader) Read(p []byte) (int, error) {
-	for {
-		n, err := unix.Read(int(fd), p)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return 0, err
-		}
-		if n == 0 {
-			return 0, io.EOF
-		}
-		return n, nil
-	}
 }
 
 // start is an interpreter on its way.

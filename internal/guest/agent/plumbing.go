@@ -103,15 +103,6 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
-		if c.quiet {
-			// Who looks after the command must not wait for a pipe that the command can read as well. Writers have a description of their own.
-			if _, err := unix.FcntlInt(uintptr(fds[0]), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
-				_ = unix.Close(fds[1])
-				p.close()
-				c.closeInput()
-				return nil, err
-			}
-		}
 		c.agent.handOver(fds[1])
 		p.theirs = append(p.theirs, fds[1])
 	}
@@ -131,6 +122,8 @@ type tap struct {
 	op     *op
 	stream int
 	buf    []byte
+	waits  bool // a read waits until there is something
+	shared bool // whoever reads it looks after something else as well, and must not wait
 
 	mu      sync.Mutex
 	fd      int  // guarded by mu; -1 after the end
@@ -179,7 +172,7 @@ func (t *tap) rest() {
 
 // drain reads to the end.
 func (t *tap) drain() {
-	_ = unix.SetNonblock(t.fd, false) // it was made so by us
+	t.shared = false
 	for t.fd >= 0 {
 		t.read()
 	}
@@ -196,6 +189,15 @@ const (
 // read takes what there is, or waits for it if the pipe blocks, and reports whether there was anything.
 func (t *tap) read() bool {
 	fd := t.fd // nobody else changes it
+	if t.waits == t.shared {
+		// The command can read its own pipes as well, and be faster. Whoever writes has a description of his own.
+		flags := 0
+		if t.shared {
+			flags = unix.O_NONBLOCK
+		}
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // for a pipe of ours that can't fail
+		t.waits = !t.shared
+	}
 	if t.buf == nil {
 		t.buf = make([]byte, 4<<10)
 	}

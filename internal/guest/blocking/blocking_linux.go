@@ -82,3 +82,8 @@ func Recvmsg(fd int, p, oob []byte, flags int) (n, oobn int, err error) {
 	}
 	return n, int(message.Controllen), nil
 }
+
+// Read is unix.Read.
+func Read(fd int, p []byte) (int, error) {
+	return result(call(unix.SYS_READ, uintptr(fd), unsafe.Pointer(unsafe.SliceData(p)), uintptr(len(p)), nil))
+}

@@ -55,6 +55,18 @@ func TestPoll(t *testing.T) {
 	}
 }
 
+func TestRead(t *testing.T) {
+	r, w := pipe(t)
+	time.AfterFunc(20*time.Millisecond, func() { _, _ = unix.Write(w, []byte("hello")) })
+	p := make([]byte, 100)
+	if n, err := unbroken(func() (int, error) { return Read(r, p) }); err != nil || string(p[:n]) != "hello" {
+		t.Errorf("%q, %v", p[:max(n, 0)], err)
+	}
+	if n, err := Read(-1, p); n != -1 || !errors.Is(err, unix.EBADF) {
+		t.Errorf("no descriptor: %d, %v", n, err)
+	}
+}
+
 func TestWait4(t *testing.T) {
 	child, err := os.StartProcess("/bin/sh", []string{"sh", "-c", "sleep 0.05; exit 7"}, &os.ProcAttr{})
 	if err != nil {
