@@ -2,7 +2,7 @@
 
 // Command recluse-engine is gVisor's runsc with the commands that recluse needs and
 // nothing else. Whatever is linked into it is paid by every sandbox, so nothing of ours
-// is but the few lines of machine.go, and the command table is our own: gVisor's maincli pulls in a second program for
+// is but the small files beside this one, and the command table is our own: gVisor's maincli pulls in a second program for
 // uploads to cloud storage that more than doubles the size (83 MB against 35 MB).
 //
 // It is not meant to be called by hand.
@@ -19,6 +19,7 @@ func main() {
 	calmCollector()
 	countHeap()
 	showMachine()
+	breakLongCalls()
 	// The values are the groups of the help text. Those called internal are what the
 	// engine starts as itself: without them no sandbox boots.
 	cli.Run(nil, map[util.SubCommand]string{
