@@ -198,10 +198,12 @@ var scenarios = map[string]scenario{
 		check: checkOldOrNew,
 	},
 	"audit": {
-		points:  []string{"answered", "audit.written"},
-		prepare: prepared,
+		points: []string{"answered", "audit.written"},
+		// The journal also writes by the clock. It is held until the caller has the answer, lest the kill comes before.
+		prepare: then(prepared, func(_ context.Context, m *Manager) error { m.journal.flushMu.Lock(); return nil }),
 		act: then(touch, func(ctx context.Context, m *Manager) error {
 			failpoint("answered")
+			m.journal.flushMu.Unlock()
 			return m.journal.flush(ctx)
 		}),
 		check: func(t *testing.T, k *bench) {
