@@ -236,6 +236,13 @@ func (a *Agent) closeNanny(n *nanny.Nanny) {
 	delete(a.nannies, n.PID())
 }
 
+// buryNanny closes one that has died, and kills its tree. That comes to us only when the kernel has done with the nanny, a while after its connection
+// has ended: whoever looked for strays before would find none.
+func (a *Agent) buryNanny(n *nanny.Nanny) {
+	a.closeNanny(n)
+	a.endStrays()
+}
+
 // giveNanny takes back one whose tree has ended.
 func (a *Agent) giveNanny(n *nanny.Nanny) {
 	a.mu.Lock()

@@ -316,8 +316,7 @@ func (c *running) supervise() *wire.Verdict {
 	for errors.Is(err, nanny.ErrDead) && c.tries < maxIdleNannies+2 {
 		// Somebody had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
-		c.agent.closeNanny(c.nanny)
-		c.agent.endStrays()
+		c.agent.buryNanny(c.nanny)
 		if v := c.start(); v != nil {
 			o.finish(v)
 			return v
@@ -336,13 +335,12 @@ func (c *running) supervise() *wire.Verdict {
 		c.pump() // what is left
 	}
 	if err != nil {
-		// The nanny itself is gone: the kernel killed it, and its tree has come to us.
-		c.agent.endStrays()
+		// The nanny itself is gone: the kernel killed it.
+		c.agent.buryNanny(c.nanny)
 		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
 		if why := o.ending(); why != wire.Ending_ENDING_UNKNOWN {
 			v.Ending = why
 		}
-		c.agent.closeNanny(c.nanny)
 		c.settle(v, nil)
 		return v
 	}
@@ -426,8 +424,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 			for {
 				e, err := n.Next()
 				if err != nil {
-					c.agent.closeNanny(n)
-					c.agent.endStrays()
+					c.agent.buryNanny(n)
 					return
 				}
 				if e.Empty {

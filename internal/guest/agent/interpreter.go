@@ -176,8 +176,7 @@ func (a *Agent) startInterpreter(name string) (*interpreter, *wire.Error) {
 	case err == nil:
 		i.pid, i.tree = e.PID, n.Tree()
 	case errors.Is(err, nanny.ErrLost):
-		a.closeNanny(n)
-		a.endStrays()
+		a.buryNanny(n)
 	}
 	for _, fd := range theirs[:len(theirs)-1] {
 		_ = unix.Close(fd) // the child has its own
@@ -463,8 +462,7 @@ func (i *interpreter) discard() {
 			break
 		}
 	}
-	a.closeNanny(i.nanny)
-	a.endStrays() // in case it was the nanny that died
+	a.buryNanny(i.nanny) // in case it was the nanny that died
 	i.sendMu.Lock()
 	_ = unix.Close(i.in)
 	i.in = -1
