@@ -88,9 +88,9 @@ demo: build
 	@bin/recluse demo
 
 .PHONY: test
-test: setup-test lint cross $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
+test: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@echo "==> tests"
-	@$(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails --hide-summary=skipped \
+	@RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails \
 		--packages=./... -- -race $(TESTFLAGS)
 
 .PHONY: lint
@@ -99,16 +99,18 @@ lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 	@$(GO) vet ./...
 	@$(TOOLS)/golangci-lint-$(GOLANGCI_LINT) run ./...
 
-# What must compile elsewhere: everything on other systems, with the guests in it, and our programs on the other processor. A Mac is an arm64, and a PC is not.
+# What must compile elsewhere: everything on other systems, with the guests in it and, as whoever uses the library builds it, without; and our programs on the
+# other processor. A Mac is an arm64, and a PC is not.
 .PHONY: cross
 cross: setup-build pack-guests
 	@for to in darwin/arm64 windows/amd64; do \
 		echo "==> compiling for $$to"; \
 		export GOOS=$${to%/*} GOARCH=$${to#*/} CGO_ENABLED=0; \
 		$(GO) build -tags bundle ./...; \
+		$(GO) build ./...; \
 	done
 	@echo "==> compiling for linux/arm64"
-	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/recluse
+	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./cmd/...
 
 .PHONY: bench
 bench: setup-test $(OUT)/recluse-engine $(OUT)/recluse-guest

@@ -1,0 +1,139 @@
+// Package install tries what users install: the one file that make build leaves, and the library in a program of their own.
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 4 * time.Minute // builds among it, on a busy machine
+
+// run runs a program that knows nothing but its home and PATH.
+func run(t *testing.T, home, path, program string, args ...string) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = []string{"HOME=" + home, "PATH=" + path}
+	out, err := cmd.Output()
+	if err != nil {
+		why := ""
+		if e, ok := err.(*exec.ExitError); ok {
+			why = string(e.Stderr)
+		}
+		t.Fatalf("%s %v: %v\n%s%s", filepath.Base(program), args, err, out, why)
+	}
+	return out
+}
+
+// place puts a program into a directory.
+func place(t *testing.T, program, dir string) string {
+	t.Helper()
+	b, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(dir, filepath.Base(program))
+	if err := os.WriteFile(to, b, 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	return to
+}
+
+// TestOneFile wants bin/recluse to do the demo where there is nothing else of ours.
+func TestOneFile(t *testing.T) {
+	built := os.Getenv("RECLUSE_BIN")
+	if built == "" {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("RECLUSE_BIN does not name the program that make build leaves")
+		}
+		t.Skip("SKIPPED: RECLUSE_BIN does not name the program that make build leaves; make test does")
+	}
+	home := t.TempDir()
+	recluse := place(t, built, t.TempDir())
+	var version struct{ Engine, Guest struct{ Origin string } }
+	if err := json.Unmarshal(run(t, home, "", recluse, "version", "--json"), &version); err != nil {
+		t.Fatal(err)
+	}
+	if version.Engine.Origin != "embedded" || version.Guest.Origin != "embedded" {
+		t.Errorf("engine and guest are from %+v", version)
+	}
+	var demo struct {
+		Steps []struct {
+			Title, Skipped string
+			OK             bool
+		}
+	}
+	out := run(t, home, "", recluse, "demo", "--json")
+	if err := json.Unmarshal(out, &demo); err != nil {
+		t.Fatal(err)
+	}
+	if len(demo.Steps) != 8 {
+		t.Errorf("%d steps:\n%s", len(demo.Steps), out)
+	}
+	for _, s := range demo.Steps {
+		if !s.OK || s.Skipped != "" {
+			t.Errorf("%q went wrong:\n%s", s.Title, out)
+		}
+	}
+}
+
+// TestLibrary builds the example as a program of a module of its own, without make, and finds engine and guest beside it or on PATH.
+func TestLibrary(t *testing.T) {
+	engine, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	module := t.TempDir()
+	for to, from := range map[string]string{"main.go": "examples/quickstart/main.go", "go.sum": "go.sum"} {
+		b, err := os.ReadFile(filepath.Join(root, from))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(module, to), b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	mod := "module example.org/agent\n\ngo 1.26\n\nrequire github.com/recluse-dev/recluse v0.0.0\n\nreplace github.com/recluse-dev/recluse => " + root + "\n"
+	if err := os.WriteFile(filepath.Join(module, "go.mod"), []byte(mod), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	build := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-o", "agent", ".")
+	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := regexp.MustCompile(`^value:   '285, on Linux [^']+'\nverdict: timed out after [0-9.]+s\nfile:    so far\n$`)
+	for name, beside := range map[string]bool{"beside the program": true, "on PATH": false} {
+		t.Run(name, func(t *testing.T) {
+			dir, path := t.TempDir(), t.TempDir()
+			agent, tools := place(t, filepath.Join(module, "agent"), dir), path
+			if beside {
+				tools, path = dir, ""
+			}
+			place(t, engine.Path, tools)
+			place(t, guest.Path, tools)
+			if out := run(t, t.TempDir(), path, agent); !want.Match(out) {
+				t.Errorf("%s\nwant %s", out, want)
+			}
+		})
+	}
+}
