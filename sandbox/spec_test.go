@@ -40,13 +40,28 @@ func TestLimits(t *testing.T) {
 }
 
 func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
-	l := Limits{}.WithDefaults()
-	want := Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles, Disk: DefaultMemory / 2}
-	if l != want {
+	// Figures, not our constants: these are what the documents promise.
+	want := Limits{Memory: 536_870_912, CPUs: 1, Processes: 256, OpenFiles: 4096, Disk: 268_435_456}
+	if l := (Limits{}).WithDefaults(); l != want {
 		t.Errorf("%+v, want %+v", l, want)
 	}
 	if own := (Limits{Memory: 1, CPUs: 2, Processes: 3, Disk: 4, OpenFiles: 5}); own.WithDefaults() != own {
 		t.Error("a default replaced what was given")
+	}
+}
+
+// TestDefaultsAreThosePromised has figures for the other defaults, too.
+func TestDefaultsAreThosePromised(t *testing.T) {
+	for what, c := range map[string]struct{ got, want any }{
+		"time-out":       {DefaultTimeout.String(), "30s"},
+		"inline output":  {DefaultInlineBytes, 65_536},
+		"spooled output": {DefaultSpoolBytes, 10_485_760},
+		"user":           {DefaultUID, 1000},
+		"home":           {DefaultHome, "/home/user"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %v, want %v", what, c.got, c.want)
+		}
 	}
 }
 

@@ -19,6 +19,7 @@
 package hostpath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,6 +29,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // maxPath is Linux's PATH_MAX; a longer path cannot be mounted anyway.
@@ -48,19 +51,39 @@ type RefusedError struct {
 	Resolved string // what it really is, or empty when that was not reached
 	Rule     string // the refused place, or one of the Rule constants
 	Reason   string // lower-case sentence without a full stop
-	Err      error  // the cause, when there is one: errors.Is(err, fs.ErrNotExist) works
+	Remedy   string // what to do instead; may be empty
+	Err      error  // the cause, which Reason tells, when there is one: errors.Is(err, fs.ErrNotExist) works
 }
 
+// Error tells neither the path nor the remedy: whoever asked does.
 func (e *RefusedError) Error() string {
-	where := fmt.Sprintf("%q", e.Path)
-	if e.Resolved != "" && e.Resolved != e.Path {
-		where += fmt.Sprintf(" (which is %q)", e.Resolved)
+	if e.Resolved != "" && e.Resolved != e.Path && !strings.Contains(e.Reason, e.Resolved) {
+		return fmt.Sprintf("%s; its real name is %q", e.Reason, e.Resolved)
 	}
-	return fmt.Sprintf("host path %s may not be mounted: %s", where, e.Reason)
+	return e.Reason
 }
 
 // Unwrap returns the cause, if any.
 func (e *RefusedError) Unwrap() error { return e.Err }
+
+// MountError is what every backend answers when it does not mount path.
+func MountError(path string, err error) error {
+	out := &sandbox.Error{
+		Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err,
+		Remedy: "mount a directory that holds only what the code needs",
+	}
+	e, ok := errors.AsType[*RefusedError](err)
+	if !ok && errors.Is(err, fs.ErrNotExist) { // gone since it was judged
+		e, ok = missing(path, err), true
+	}
+	if ok {
+		out.Remedy = cmp.Or(e.Remedy, out.Remedy)
+		if e.Rule == RuleMissing { // nothing was judged, and the reason says it all
+			out.Message, out.Err = e.Reason, nil
+		}
+	}
+	return out
+}
 
 // Rule is a tree that must stay outside of every sandbox.
 type Rule struct {
@@ -101,42 +124,42 @@ func Judge(path string) (string, error) { return Default().Judge(path) }
 // field in mount options, a newline ends a line in mount tables, and invalid UTF-8 is silently replaced in JSON, which
 // would mount a different path.
 func checkSyntax(path string) error {
-	refuse := func(format string, args ...any) error {
-		return &RefusedError{Path: path, Rule: RuleSyntax, Reason: fmt.Sprintf(format, args...)}
+	refuse := func(remedy, format string, args ...any) error {
+		return &RefusedError{Path: path, Rule: RuleSyntax, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
 	}
 	if path == "" {
-		return refuse("it is empty; give an absolute path")
+		return refuse(remedyAbsolute, "it is empty")
 	}
 	if len(path) >= maxPath {
 		return &RefusedError{Path: path[:32] + "…", Rule: RuleSyntax, Reason: fmt.Sprintf("it is %d bytes long, the limit is %d", len(path), maxPath-1)}
 	}
 	if !utf8.ValidString(path) {
-		return refuse("it is not valid UTF-8; rename it, or mount its parent directory")
+		return refuse(remedyRename, "it is not valid UTF-8")
 	}
 	for _, r := range path[len(filepath.VolumeName(path)):] {
 		if r == ':' || r == ',' {
-			return refuse("it contains %q, which mount options cannot carry; rename it, or mount its parent directory", r)
+			return refuse(remedyRename, "it contains %q, which mount options cannot carry", r)
 		}
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return refuse("it contains the control character %q", r)
+			return refuse(remedyRename, "it contains the control character %q", r)
 		}
 	}
 	if !filepath.IsAbs(path) {
-		return refuse("it is relative, and what it means depends on the working directory; give an absolute path")
+		return refuse(remedyAbsolute, "it is relative, and what it means depends on the working directory")
 	}
 	return nil
 }
 
 // missing turns an error of the file system into a refusal.
-func missing(path string, err error) error {
-	reason := "it cannot be resolved: " + err.Error()
+func missing(path string, err error) *RefusedError {
+	e := &RefusedError{Path: path, Rule: RuleMissing, Reason: "it cannot be resolved: " + err.Error(), Err: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		reason = "it does not exist; create it first"
+		e.Reason, e.Remedy = "it does not exist", "create it first"
 	case errors.Is(err, fs.ErrPermission):
-		reason = "permission to look at it is missing; give this user access or mount something else"
+		e.Reason, e.Remedy = "permission to look at it is missing", "give this user access, or take another directory"
 	}
-	return &RefusedError{Path: path, Rule: RuleMissing, Reason: reason, Err: err}
+	return e
 }
 
 // judge decides about a path that has been resolved already.
@@ -150,7 +173,7 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 		return err
 	}
 	refuse := func(rule, format string, args ...any) error {
-		return &RefusedError{Path: path, Resolved: resolved, Rule: rule, Reason: fmt.Sprintf(format, args...)}
+		return &RefusedError{Path: path, Resolved: resolved, Rule: rule, Reason: fmt.Sprintf(format, args...), Remedy: remedyShare}
 	}
 	switch mode := info.Mode(); {
 	case mode&fs.ModeSocket != 0:
@@ -163,17 +186,17 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 		return refuse(RuleType, "it is neither a directory nor a regular file")
 	}
 	if filepath.Dir(resolved) == resolved {
-		return refuse(resolved, "it is the root of the whole file system; %s", instead)
+		return refuse(resolved, "it is the root of the whole file system")
 	}
 	for name := range strings.SplitSeq(resolved, string(filepath.Separator)) {
 		if keyNames[name] {
-			return refuse(name, "it is or lies in a %s folder, which holds credentials; %s", name, instead)
+			return refuse(name, "it is or lies in a %s folder, which holds credentials", name)
 		}
 	}
 	if info.IsDir() {
 		for _, name := range socketNames {
 			if st, err := os.Lstat(filepath.Join(resolved, name)); err == nil && st.Mode()&fs.ModeSocket != 0 {
-				return refuse(name, "it contains the socket %s of a container engine; %s", name, instead)
+				return refuse(name, "it contains the socket %s of a container engine", name)
 			}
 		}
 	}
@@ -194,7 +217,12 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 	return table.judge(resolved, trees, refuse)
 }
 
-const instead = "mount a directory made for sharing instead, for instance a project folder"
+// What to do instead.
+const (
+	remedyShare    = "take a directory made for sharing instead, for instance a project folder"
+	remedyAbsolute = "give an absolute path"
+	remedyRename   = "rename it, or take its parent directory"
+)
 
 // tree is a rule made concrete: a resolved place.
 type tree struct {
@@ -218,11 +246,11 @@ const (
 func explain(rel relation, t tree, how string) string {
 	switch rel {
 	case same:
-		return fmt.Sprintf("it is %s%s, which holds %s; %s", t.rule, how, t.reason, instead)
+		return fmt.Sprintf("it is %s%s, which holds %s", t.rule, how, t.reason)
 	case below:
-		return fmt.Sprintf("it lies below %s%s, which holds %s; %s", t.rule, how, t.reason, instead)
+		return fmt.Sprintf("it lies below %s%s, which holds %s", t.rule, how, t.reason)
 	default:
-		return fmt.Sprintf("it contains %s%s, which holds %s; %s", t.rule, how, t.reason, instead)
+		return fmt.Sprintf("it contains %s%s, which holds %s", t.rule, how, t.reason)
 	}
 }
 

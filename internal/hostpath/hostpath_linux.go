@@ -56,7 +56,7 @@ func (p *Policy) judgeHandle(path string, f *os.File) (string, error) {
 	if err != nil || !filepath.IsAbs(resolved) || filepath.Clean(resolved) != resolved || !os.SameFile(info, st) {
 		return "", &RefusedError{
 			Path: path, Resolved: resolved, Rule: RuleUnstable, Err: err,
-			Reason: "it has no lasting name: it was moved or deleted meanwhile, or belongs to another mount namespace; try again with a plain path",
+			Reason: "it has no lasting name: it was moved or deleted meanwhile, or belongs to another mount namespace", Remedy: "try again with a plain path",
 		}
 	}
 	if err := p.judge(path, resolved, info); err != nil {
@@ -159,14 +159,14 @@ func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, forma
 	type place struct{ dev, inner, where string }
 	candidates := []place{{m.dev, inner, ""}}
 	if pseudo[m.fstype] {
-		return refuse(RulePseudo, "it lies on a %s file system, which shows the host's kernel; %s", m.fstype, instead)
+		return refuse(RulePseudo, "it lies on a %s file system, which shows the host's kernel", m.fstype)
 	}
 	for _, m := range t {
 		if !within(m.point, resolved) {
 			continue
 		}
 		if pseudo[m.fstype] {
-			return refuse(RulePseudo, "a %s file system is mounted below it, at %s; unmount it or mount another directory", m.fstype, m.point)
+			return refuse(RulePseudo, "a %s file system is mounted below it, at %s", m.fstype, m.point)
 		}
 		candidates = append(candidates, place{m.dev, m.root, m.point})
 	}
@@ -186,7 +186,7 @@ func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, forma
 			if c.where == "" {
 				return refuse(tr.rule, "%s", explain(rel, tr, " by way of a bind mount"))
 			}
-			return refuse(tr.rule, "the mount below it at %s shows %s or a part of it, which holds %s; %s", c.where, tr.rule, tr.reason, instead)
+			return refuse(tr.rule, "the mount below it at %s shows %s or a part of it, which holds %s", c.where, tr.rule, tr.reason)
 		}
 	}
 	return nil

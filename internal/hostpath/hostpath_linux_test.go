@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // TestOpenIgnoresSwaps swaps the judged directory for a symlink into a refused one, before and after.
@@ -106,7 +108,7 @@ func TestBindMounts(t *testing.T) {
 		t.Helper()
 		if err := unix.Mount(source, h.path(target), fstype, flags, ""); err != nil {
 			if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-				t.Skipf("mounting needs root: %v", err)
+				testneed.Lacking(t, "the right to mount:", err)
 			}
 			t.Fatal(err)
 		}

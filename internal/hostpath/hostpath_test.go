@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -168,6 +170,30 @@ func TestJudgeSyntax(t *testing.T) {
 		if !errors.As(err, &refused) || refused.Rule != RuleSyntax {
 			t.Errorf("Judge(%q) = %v, want a refusal by syntax", path, err)
 		}
+	}
+}
+
+func TestMountErrorSaysEachThingOnce(t *testing.T) {
+	h := newHost(t)
+	const refused = ": this path is not shown to a sandbox: "
+	for path, want := range map[string]string{
+		h.path("srv/none"):     ": it does not exist (create it first)",
+		"srv":                  refused + "it is relative, and what it means depends on the working directory (give an absolute path)",
+		h.path("srv/etc-link"): refused + "it is " + h.path("etc") + ", which holds a secret (" + remedyShare + ")",
+		h.path("srv/two"):      refused + "it lies below " + h.path("etc") + ", which holds a secret; its real name is \"" + h.path("etc/ssl") + "\" (" + remedyShare + ")",
+	} {
+		_, err := h.policy.Judge(path)
+		err = MountError(path, err)
+		if sandbox.CodeOf(err) != sandbox.CodeMountRefused || err.Error() != "mount "+path+want {
+			t.Errorf("%v\nwant mount %s%s", err, path, want)
+		}
+	}
+	if err := MountError("/x", fs.ErrNotExist); err.Error() != "mount /x: it does not exist (create it first)" {
+		t.Errorf("what is gone since: %v", err)
+	}
+	var e *sandbox.Error
+	if err := MountError("/x", fs.ErrInvalid); !errors.As(err, &e) || e.Message == "" || e.Remedy == "" || !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("what was not judged: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"syscall"
 )
 
@@ -29,14 +30,18 @@ func (k Kind) Error() string { return "image: " + string(k) }
 // Error is what every function of this package returns when it fails, except for a cancelled context, which is returned
 // as it is (wrapped).
 type Error struct {
-	Kind   Kind
-	Ref    string // as the caller gave it
-	Err    error  // what went wrong
-	Remedy string // what to do about it, when something can be said
+	Kind    Kind
+	Ref     string // as the caller gave it
+	Message string // what went wrong
+	Err     error  // the cause, in words that Message does not repeat; may be nil
+	Remedy  string // what to do about it, when something can be said
 }
 
 func (e *Error) Error() string {
-	s := fmt.Sprintf("image %q: %v", e.Ref, e.Err)
+	s := fmt.Sprintf("image %q: %s", e.Ref, e.Message)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
 	if e.Remedy != "" {
 		s += "; " + e.Remedy
 	}
@@ -52,9 +57,14 @@ func (e *Error) Is(target error) bool {
 	return ok && k == e.Kind
 }
 
-// errorf makes an Error without a reference; Get fills it in.
+// errorf makes an Error without a reference; Get fills it in. A cause stands at the end of the format, as ": %w".
 func errorf(kind Kind, remedy, format string, args ...any) *Error {
-	return &Error{Kind: kind, Err: fmt.Errorf(format, args...), Remedy: remedy}
+	err := fmt.Errorf(format, args...)
+	cause := errors.Unwrap(err)
+	if cause == nil {
+		return &Error{Kind: kind, Message: err.Error(), Remedy: remedy}
+	}
+	return &Error{Kind: kind, Message: strings.TrimSuffix(err.Error(), ": "+cause.Error()), Err: cause, Remedy: remedy}
 }
 
 const (
@@ -62,6 +72,15 @@ const (
 	remedyLarge   = "use a smaller image or raise the cap"
 	remedySpace   = "free some space, prune the image cache, or move the cache to another disk"
 )
+
+// trouble is what a kind means, for causes that know only their own part of it.
+var trouble = map[Kind]string{
+	NotFound: "it cannot be opened",
+	Corrupt:  "it is damaged",
+	Invalid:  "this is not an image's name",
+	NoSpace:  "the disk with the image cache is full",
+	Cache:    "the image cache cannot be used",
+}
 
 // asError gives err a kind when it has none yet: first by what the system says, else the given one.
 func asError(kind Kind, remedy string, err error) error {
@@ -72,9 +91,9 @@ func asError(kind Kind, remedy string, err error) error {
 	case errors.As(err, &e):
 		return err
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return &Error{Kind: NoSpace, Err: err, Remedy: remedySpace}
+		kind, remedy = NoSpace, remedySpace
 	}
-	return &Error{Kind: kind, Err: err, Remedy: remedy}
+	return &Error{Kind: kind, Message: trouble[kind], Err: err, Remedy: remedy}
 }
 
 // inside says where an error happened, and keeps its kind on top.
@@ -84,7 +103,7 @@ func inside(where string, err error) error {
 		return fmt.Errorf("%s: %w", where, err)
 	}
 	out := *e
-	out.Err = fmt.Errorf("%s: %w", where, e.Err)
+	out.Message = where + ": " + e.Message
 	return &out
 }
 

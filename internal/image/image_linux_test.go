@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // TestOrdinaryUser unpacks as nobody, layers with owners and closed directories, and removes it all again.
@@ -63,9 +65,7 @@ func TestOrdinaryUser(t *testing.T) {
 
 // TestOwnersAsRoot keeps owners where that is possible.
 func TestOwnersAsRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can give files away")
-	}
+	testneed.Root(t, "giving files away")
 	e := file("x", "1")
 	e.hdr.Uid, e.hdr.Gid = 1000, 1001
 	got, err := newStore(t).Get(t.Context(), writeLayout(t, makeImage(t, "", makeLayer(t, e)), "v1"), Options{})
@@ -82,7 +82,7 @@ func TestOwnersAsRoot(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("mounting needs root: %v", err)
+		testneed.Lacking(t, "the right to mount:", err)
 	}
 	defer func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {

@@ -55,7 +55,7 @@ func parseReference(ref string, insecure bool) (reference, error) {
 	}
 	parsed, err := name.ParseReference(ref, opts...)
 	if err != nil {
-		return reference{}, &Error{Kind: Invalid, Err: err, Remedy: "write it as registry/name:tag, name:tag or name@sha256:…, or as the path of an image archive or OCI layout"}
+		return reference{}, asError(Invalid, "write it as registry/name:tag, name:tag or name@sha256:…, or as the path of an image archive or OCI layout", err)
 	}
 	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
 		return reference{}, errorf(Invalid, "use a sha256 digest", "its digest %q is of a kind that is not supported", d.DigestStr())
@@ -99,7 +99,7 @@ func parsePath(s string) (reference, error) {
 			return reference{path: abs, isDir: st.IsDir(), inside: inside}, nil
 		}
 		if errors.Is(err, fs.ErrPermission) {
-			return reference{}, &Error{Kind: NotFound, Err: err, Remedy: "give this user access to it"}
+			return reference{}, asError(NotFound, "give this user access to it", err)
 		}
 		i := strings.LastIndexByte(p, ':')
 		if i <= 0 {

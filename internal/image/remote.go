@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -160,7 +159,7 @@ func (r *registry) explain(ctx context.Context, err error) error {
 	case code >= 500:
 		return errorf(Unreachable, "try again later", "the registry has trouble of its own: %w", err)
 	}
-	return &Error{Kind: Unreachable, Err: fmt.Errorf("the registry refused: %w", err), Remedy: "check that the name belongs to a container registry"}
+	return errorf(Unreachable, "check that the name belongs to a container registry", "the registry refused: %w", err)
 }
 
 // login is what to type to be known to the registry.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -224,7 +223,7 @@ func (s *Store) sweepAll() {
 func (img *Image) Hold() (*os.File, error) {
 	file := filepath.Join(img.dir, leaseFile)
 	gone := func(err error) error {
-		return &Error{Kind: NotFound, Ref: img.Ref, Err: fmt.Errorf("it was removed from the cache: %w", err), Remedy: "get it again"}
+		return &Error{Kind: NotFound, Ref: img.Ref, Message: "it was removed from the cache", Err: err, Remedy: "get it again"}
 	}
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -340,10 +339,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	hex := strings.TrimPrefix(digest, digestPrefix)
 	if !isHex(hex) {
-		return &Error{Kind: NotFound, Ref: ref, Err: errors.New("it is not in the cache"), Remedy: "list the cache to see what is"}
+		return &Error{Kind: NotFound, Ref: ref, Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	if _, err := os.Lstat(s.imageDir(hex)); err != nil {
-		return &Error{Kind: NotFound, Ref: ref, Err: errors.New("it is not in the cache"), Remedy: "list the cache to see what is"}
+		return &Error{Kind: NotFound, Ref: ref, Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	return s.remove(ctx, hex, ref)
 }

@@ -220,15 +220,11 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 	for i, m := range spec.Mounts {
 		resolved, err := policy.Judge(m.Host)
 		if err != nil {
-			return mountRefused(m.Host, err)
+			return hostpath.MountError(m.Host, err)
 		}
 		spec.Mounts[i].Host = resolved
 	}
 	return nil
-}
-
-func mountRefused(path string, err error) error {
-	return &sandbox.Error{Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err, Remedy: "mount a directory that holds only what the code needs"}
 }
 
 // shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. Where the engine's processes
@@ -248,14 +244,14 @@ func (b *Backend) shown(ctx context.Context, r record) error {
 	for _, m := range r.Spec.Mounts {
 		want, err := os.Stat(m.Host)
 		if err != nil {
-			return mountRefused(m.Host, err)
+			return hostpath.MountError(m.Host, err)
 		}
 		got, err := os.Stat(filepath.Join(root, m.Path))
 		if err != nil {
 			continue // gVisor's kernel knows its mounts alone
 		}
 		if !os.SameFile(want, got) {
-			return mountRefused(m.Host, errors.New("something else was put in its place while the sandbox started"))
+			return hostpath.MountError(m.Host, errors.New("something else was put in its place while the sandbox started"))
 		}
 	}
 	return nil

@@ -18,11 +18,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
+// remedyName says how an image is named.
+const remedyName = "write it as registry/name:tag, name:tag or name@sha256:…"
+
 // image makes sure that the engine has an image, and gives what is known of it.
 func (b *Backend) image(ctx context.Context, ref string) (client.ImageInspectResult, error) {
 	op := "get image " + ref
 	if _, err := reference.ParseAnyReference(ref); err != nil {
-		return client.ImageInspectResult{}, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: op, Message: "this is not an image's name", Err: err}
+		return client.ImageInspectResult{}, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: op, Message: "this is not an image's name", Remedy: remedyName, Err: err}
 	}
 	if b.opts.Pull != PullAlways {
 		img, err := b.cli.ImageInspect(ctx, ref)
@@ -51,7 +54,7 @@ func (b *Backend) pull(ctx context.Context, ref string) error {
 	op := "pull image " + ref
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: op, Message: "this is not an image's name", Err: err}
+		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: op, Message: "this is not an image's name", Remedy: remedyName, Err: err}
 	}
 	auth, err := credentials(reference.Domain(named))
 	if err != nil {

@@ -344,6 +344,10 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 			}
 		}
 	}
+	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: filepath.Join(t.TempDir(), "not there"), Path: "/mnt/x"}}})
+	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeMountRefused || e.Message != "it does not exist" || e.Remedy != "create it first" {
+		t.Errorf("a directory that is not there: %v", err)
+	}
 	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("left behind: %+v, %v", all, err)
 	}

@@ -3,6 +3,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
@@ -251,27 +253,27 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 		p.img = img
 		r, err := buildTreeRoot(ctx, roots, img.RootFS)
 		if err != nil {
-			return nil, rootError(spec.Image, err)
+			return nil, rootError(spec.Image, "use an image that holds a system", err)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	case spec.RootFS != "":
 		dir, err := filepath.Abs(spec.RootFS)
 		if err != nil {
-			return nil, rootError(spec.RootFS, err)
+			return nil, rootError(spec.RootFS, remedyRootFS, err)
 		}
 		// What may not be mounted may not be the root either: "/" would show all of the host.
 		if dir, err = b.policy().Judge(dir); err != nil {
-			return nil, rootError(spec.RootFS, err)
+			return nil, rootError(spec.RootFS, remedyRootFS, err)
 		}
 		r, err := buildTreeRoot(ctx, roots, dir)
 		if err != nil {
-			return nil, rootError(spec.RootFS, err)
+			return nil, rootError(spec.RootFS, remedyRootFS, err)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	default:
 		r, err := b.defaultRoot(ctx, roots)
 		if err != nil {
-			return nil, rootError("the host's /usr", err)
+			return nil, rootError("the host's /usr", "use an image", err)
 		}
 		p.root, p.binds, p.entries = r.dir, r.binds, r.entries
 	}
@@ -295,8 +297,14 @@ func (b *Backend) defaultRoot(ctx context.Context, roots string) (*hostRoot, err
 	return r, err
 }
 
-func rootError(what string, err error) error {
-	return &sandbox.Error{Code: sandbox.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Err: err}
+const remedyRootFS = "name a directory that holds a system, such as an unpacked image"
+
+// rootError says why something cannot be the root file system. What judged its path knows better what to do.
+func rootError(what, remedy string, err error) error {
+	if e, ok := errors.AsType[*hostpath.RefusedError](err); ok {
+		remedy = cmp.Or(e.Remedy, remedy)
+	}
+	return &sandbox.Error{Code: sandbox.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Remedy: remedy, Err: err}
 }
 
 // boot makes a sandbox the long way.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
@@ -81,6 +82,30 @@ func wantCode(t *testing.T, err error, code sandbox.Code) {
 	}
 }
 
+// wantError asks for all that a typed error has to say, each thing once.
+func wantError(t *testing.T, err error, code sandbox.Code, message, remedy string) {
+	t.Helper()
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok {
+		t.Fatalf("not a typed error: %v", err)
+	}
+	wantCode(t, err, code)
+	if !strings.Contains(e.Message, message) || message == "" != (e.Message == "") {
+		t.Errorf("message %q, want %q: %v", e.Message, message, err)
+	}
+	if !strings.Contains(e.Remedy, remedy) || remedy == "" != (e.Remedy == "") {
+		t.Errorf("remedy %q, want %q: %v", e.Remedy, remedy, err)
+	}
+	for _, part := range []string{e.Message, e.Remedy} {
+		if part != "" && strings.Count(err.Error(), part) != 1 {
+			t.Errorf("%q is said more than once: %v", part, err)
+		}
+	}
+	if e.Err != nil && strings.Contains(e.Message, e.Err.Error()) {
+		t.Errorf("its cause is in the message already: %v", err)
+	}
+}
+
 func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
@@ -116,6 +141,34 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 	}
 }
 
+// TestTheGuestAloneKeepsMemory is for ordinary users, who have no cgroups.
+func TestTheGuestAloneKeepsMemory(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	b.opts.AsUser = true // also where we are root
+	if b.Capabilities(t.Context()).MemoryLimit {
+		t.Fatal("there is a cgroup, and the guest is not alone")
+	}
+	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}})
+	cell(t, sb, "x = 42")
+	const hog = "hog = []\nwhile True: hog.append(bytearray(8 << 20))"
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", hog}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Ended != sandbox.EndedMemory || v.MemoryKills < 1 {
+		t.Errorf("a command ended by %s, with %d kills for memory: %s", v.Ended, v.MemoryKills, v)
+	}
+	if v := cell(t, sb, "x"); v.Result.Text() != "42" {
+		t.Errorf("the interpreter was harmed: %s", v)
+	}
+	if v := cell(t, sb, hog); v.Ended != sandbox.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
+		t.Errorf("a cell ended by %s: %s", v.Ended, v)
+	}
+	if v := cell(t, sb, "1 + 1"); v.Result.Text() != "2" {
+		t.Errorf("the sandbox was harmed: %s", v)
+	}
+}
+
 // endUntold reports whether the kernel is older than 6.15, which is the first to tell how a process ended after it was reaped.
 func endUntold(t *testing.T) bool {
 	t.Helper()
@@ -147,12 +200,13 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	names := []string{"TestBackendSuite", "TestCapabilitiesAreThoseOfThisUser", "TestTheGuestAloneKeepsMemory"}
 	self := filepath.Join(dir, "self")
 	copyProgram(t, "/proc/self/exe", self)
 	for _, p := range []string{engine.Path, guest.Path} {
 		copyProgram(t, p, filepath.Join(dir, filepath.Base(p)))
 	}
-	cmd := exec.Command(self, "-test.run=^Test(BackendSuite|CapabilitiesAreThoseOfThisUser)$", "-test.v", "-test.timeout=8m")
+	cmd := exec.Command(self, "-test.run=^("+strings.Join(names, "|")+")$", "-test.v", "-test.timeout=8m")
 	cmd.Dir = dir
 	cmd.Env = []string{
 		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
@@ -165,7 +219,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatalf("as an ordinary user: %v\n%s", err, out)
 	}
-	for _, name := range []string{"TestBackendSuite", "TestCapabilitiesAreThoseOfThisUser"} {
+	for _, name := range names {
 		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
 			t.Fatalf("%s did not run:\n%s", name, out)
 		}
@@ -229,22 +283,52 @@ func leftovers(b *Backend, ids []string) []string {
 
 func TestSandboxProcessKilled(t *testing.T) {
 	b := testBackend(t)
-	sb := open(t, b, sandbox.Spec{})
-	cell(t, sb, "x = 1")
-	st, err := b.driver(b.engine.Path, false).state(sb.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(st.Sandbox.Pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), answerWait)
-	defer cancel()
-	_, err = sb.Cell(ctx, sandbox.Cell{Code: "x"})
-	wantCode(t, err, sandbox.CodeSandboxLost)
-	if !strings.Contains(err.Error(), "the sandbox's process "+strconv.Itoa(st.Sandbox.Pid)) || !endUntold(t) && !strings.Contains(err.Error(), "killed by SIGKILL") {
-		t.Errorf("it does not say which, or how: %v", err)
-	}
+	noticedInTime(t, func() (killed time.Time) {
+		sb := open(t, b, sandbox.Spec{})
+		st, err := b.driver(b.engine.Path, false).state(sb.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost := func(err error) {
+			t.Helper()
+			wantCode(t, err, sandbox.CodeSandboxLost)
+			if !strings.Contains(err.Error(), "the sandbox's process "+strconv.Itoa(st.Sandbox.Pid)) || !endUntold(t) && !strings.Contains(err.Error(), "killed by SIGKILL") {
+				t.Errorf("it does not say which, or how: %v", err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), answerWait)
+		defer cancel()
+		ready := &said{ready: make(chan struct{})}
+		result := make(chan error, 1)
+		go func() {
+			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: ready})
+			result <- err
+		}()
+		select {
+		case <-ready.ready:
+		case err := <-result:
+			t.Fatal(err)
+		}
+		killed = time.Now()
+		if err := syscall.Kill(st.Sandbox.Pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		lost(<-result)
+		_, err = sb.Cell(ctx, sandbox.Cell{Code: "1"})
+		lost(err)
+		return killed
+	})
+}
+
+// said is the output of a command, which tells when there is some.
+type said struct {
+	ready chan struct{}
+	once  sync.Once
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.once.Do(func() { close(s.ready) })
+	return len(p), nil
 }
 
 func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
@@ -276,6 +360,14 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	refused := func(t *testing.T, snap *sandbox.Snapshot, code sandbox.Code) (err error) {
+		t.Helper()
+		toldInTime(t, func() {
+			_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+			wantCode(t, err, code)
+		})
+		return err
+	}
 	t.Run("it holds interpreter state", func(t *testing.T) {
 		snap := take(t)
 		cell(t, sb, "x = 0")
@@ -306,9 +398,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		if held == "" {
 			t.Fatal("the interpreter is not among the files that the snapshot holds")
 		}
-		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-		wantCode(t, err, sandbox.CodeSnapshotStale)
-		if !strings.Contains(err.Error(), held) {
+		if err := refused(t, snap, sandbox.CodeSnapshotStale); !strings.Contains(err.Error(), held) {
 			t.Errorf("the error does not name %s: %v", held, err)
 		}
 	})
@@ -327,8 +417,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 			if err := os.WriteFile(f, data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-			wantCode(t, err, sandbox.CodeSnapshotCorrupt)
+			_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
 			data[len(data)/2] ^= 0xff
 			if err := os.WriteFile(f, data, 0o600); err != nil {
 				t.Fatal(err)
@@ -340,25 +429,21 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(b.snapshotDir(snap.ID), manifestFile), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-		wantCode(t, err, sandbox.CodeSnapshotCorrupt)
+		_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
 	})
 	t.Run("one of another version", func(t *testing.T) {
 		snap := take(t)
 		change(t, snap, func(m *manifest) { m.Format = 99 })
-		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-		wantCode(t, err, sandbox.CodeSnapshotVersion)
+		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
 	})
 	t.Run("one whose engine is gone", func(t *testing.T) {
 		snap := take(t)
 		change(t, snap, func(m *manifest) { m.Record.Engine = strings.Repeat("0", 64) })
-		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-		wantCode(t, err, sandbox.CodeSnapshotVersion)
+		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
 	})
 	t.Run("one that does not exist", func(t *testing.T) {
 		for _, id := range []string{"p0000", "../../etc", ""} {
-			_, err := sandbox.Restore(t.Context(), b, &sandbox.Snapshot{ID: id}, sandbox.RestoreOptions{})
-			wantCode(t, err, sandbox.CodeNotFound)
+			_ = refused(t, &sandbox.Snapshot{ID: id}, sandbox.CodeNotFound)
 		}
 	})
 	if v := cell(t, sb, "x"); v.Result.Text() != "41" {
@@ -367,9 +452,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 }
 
 func TestSnapshotOnAFullDisk(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting a small disk needs root")
-	}
+	testneed.Root(t, "mounting a small disk")
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
@@ -483,9 +566,7 @@ func TestAnOrdinaryUsersMountsAreReadOnly(t *testing.T) {
 }
 
 func TestMounts(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("writable mounts need root")
-	}
+	testneed.Root(t, "a writable mount")
 	b := testBackend(t)
 	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
 	if err != nil {
@@ -503,9 +584,16 @@ func TestMounts(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(dir, "made")); err != nil || string(got) != "made\n" {
 		t.Errorf("%q %v", got, err)
 	}
-	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "relative", "/var/../etc", "/run"} {
+	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "/var/../etc", "/run"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantCode(t, err, sandbox.CodeMountRefused)
+		wantError(t, err, sandbox.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
+	}
+	for bad, want := range map[string][2]string{
+		"relative":                      {"this path is not shown to a sandbox", "give an absolute path"},
+		filepath.Join(dir, "not there"): {"it does not exist", "create it first"},
+	} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
+		wantError(t, err, sandbox.CodeMountRefused, want[0], want[1])
 	}
 	for _, bad := range []string{"/", "/etc", "/usr/lib", "data", "/proc/x", "/home/user/x", "/tmp"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: bad}}})
@@ -539,10 +627,14 @@ func TestARootWithoutShellAndPython(t *testing.T) {
 	if err != nil || v.ExitCode != 2 || !strings.Contains(v.Stderr.String(), "started by recluse") {
 		t.Fatalf("%v %v %s", v, err, v.Stderr)
 	}
-	_, err = sb.Run(t.Context(), sandbox.Command{Shell: "true"})
-	wantCode(t, err, sandbox.CodeNoShell)
-	_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, err, sandbox.CodeNoPython)
+	toldInTime(t, func() {
+		_, err := sb.Run(t.Context(), sandbox.Command{Shell: "true"})
+		wantCode(t, err, sandbox.CodeNoShell)
+	})
+	toldInTime(t, func() {
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+		wantCode(t, err, sandbox.CodeNoPython)
+	})
 	v, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"nothing"}})
 	if err != nil || v.ExitCode != 127 {
 		t.Errorf("%v %v", v, err)
@@ -555,34 +647,35 @@ func TestRootsThatCannotBe(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for spec, code := range map[*sandbox.Spec]sandbox.Code{
-		{RootFS: "/does/not/exist"}:                              sandbox.CodeRootFS,
-		{RootFS: file}:                                           sandbox.CodeRootFS,
-		{RootFS: "/"}:                                            sandbox.CodeRootFS,
-		{RootFS: t.TempDir()}:                                    sandbox.CodeRootFS, // empty
-		{Image: "tar:" + file}:                                   sandbox.CodeInvalidSpec,
-		{Image: "/none.tar"}:                                     sandbox.CodeImageNotFound,
-		{Image: "a b"}:                                           sandbox.CodeInvalidSpec,
-		{Limits: sandbox.Limits{Memory: 1 << 20}}:                sandbox.CodeInvalidSpec,
-		{Limits: sandbox.Limits{CPUs: -1}}:                       sandbox.CodeInvalidSpec,
-		{Limits: sandbox.Limits{Processes: 1}}:                   sandbox.CodeInvalidSpec,
-		{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}: sandbox.CodeInvalidSpec,
+	const name = "name a directory that holds a system"
+	for what, c := range map[string]struct {
+		spec            sandbox.Spec
+		code            sandbox.Code
+		message, remedy string
+	}{
+		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, sandbox.CodeRootFS, "/does/not/exist cannot be used as one", "create it first"},
+		"a file":              {sandbox.Spec{RootFS: file}, sandbox.CodeRootFS, "cannot be used as one", name},
+		"all of the host":     {sandbox.Spec{RootFS: "/"}, sandbox.CodeRootFS, "cannot be used as one", "made for sharing"},
+		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, sandbox.CodeRootFS, "cannot be used as one", name},
+		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, sandbox.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
+		"no archive":          {sandbox.Spec{Image: "/none.tar"}, sandbox.CodeImageNotFound, "there is no file or directory", "check the path"},
+		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, sandbox.CodeInvalidSpec, "memory of 1048576 bytes", ""},
+		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, sandbox.CodeInvalidSpec, "-1 cpus", ""},
+		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, sandbox.CodeInvalidSpec, "1 processes", ""},
+		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, sandbox.CodeInvalidSpec, "a disk of", ""},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), answerWait)
-		_, err := sandbox.Open(ctx, b, *spec)
-		cancel()
-		if sandbox.CodeOf(err) != code {
-			t.Errorf("%+v: got %v (%s), want %s", spec, err, sandbox.CodeOf(err), code)
-		}
+		t.Run(what, func(t *testing.T) {
+			toldInTime(t, func() {
+				_, err := sandbox.Open(t.Context(), b, c.spec)
+				wantError(t, err, c.code, c.message, c.remedy)
+			})
+		})
 	}
 }
 
 func TestNumericPythonFromTheHost(t *testing.T) {
 	if err := exec.Command("/usr/bin/python3", "-c", "import numpy, pandas, matplotlib").Run(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("python3-numpy, python3-pandas or python3-matplotlib is not installed")
-		}
-		t.Skip("LOUD SKIP: python3-numpy, python3-pandas or python3-matplotlib is not installed")
+		testneed.Lacking(t, "python3-numpy, python3-pandas or python3-matplotlib")
 	}
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 30}})

@@ -15,6 +15,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -131,9 +135,7 @@ func TestLimitsAreWritten(t *testing.T) {
 // limited starts a sandbox under limits, adopted, or restores it from image.
 func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgroup) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("cgroup limits need root")
-	}
+	testneed.Root(t, "making cgroups")
 	host, err := findCgroups()
 	if err != nil {
 		t.Fatal(err)
@@ -234,9 +236,7 @@ func TestOurOwnThreadsStayOutside(t *testing.T) {
 
 // A process that only has a thread in the cgroup must outlive its removal: it may be ours.
 func TestRemoveSparesItsCaller(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("cgroup limits need root")
-	}
+	testneed.Root(t, "making cgroups")
 	host, err := findCgroups()
 	if err != nil {
 		t.Fatal(err)
@@ -260,25 +260,34 @@ func TestRemoveSparesItsCaller(t *testing.T) {
 	}
 }
 
-// Hosts with controllers on v1 mostly have an empty v2 beside it: enough to try how a process is started there.
-func TestStartIntoUnified(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("cgroups need root")
-	}
+// unifiedTree gives a tree of cgroup v2, mounted if need be. One that the host has is taken as it is: a second mount would change its options.
+func unifiedTree(t *testing.T) string {
+	t.Helper()
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var unified string
 	for line := range strings.Lines(string(mountinfo)) {
-		if fields := strings.Fields(line); strings.Contains(line, " - cgroup2 ") {
-			unified = fields[4]
+		if strings.Contains(line, " - cgroup2 ") {
+			return strings.Fields(line)[4]
 		}
 	}
-	if unified == "" {
-		t.Skip("no cgroup v2 on this host")
+	dir := t.TempDir()
+	if err := unix.Mount("cgroup2", dir, "cgroup2", 0, ""); err != nil {
+		testneed.Lacking(t, "cgroup v2:", err)
 	}
-	host := &cgroupHost{unified: true, mounts: map[string]string{"": unified}}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// Hosts with controllers on v1 can have an empty v2 beside it: enough to try how a process is started there.
+func TestStartIntoUnified(t *testing.T) {
+	testneed.Root(t, "making cgroups")
+	host := &cgroupHost{unified: true, mounts: map[string]string{"": unifiedTree(t)}}
 	g := host.open("v2-" + itoa(os.Getpid()))
 	if err := errors.Join(makeCgroup(g.dir("")), os.Mkdir(g.dir("", cgroupEngine), 0o755)); err != nil {
 		t.Fatal(err)

@@ -104,7 +104,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		h.Reason = "a sandbox to try was not there in " + h.Took.Round(time.Millisecond).String() + ": the machine is busy"
 		return h
 	case err != nil:
-		h.Reason, h.Remedy = b.unhealthy(err)
+		h.Reason, h.Remedy = unhealthy(b.asUser(), err)
 	}
 	if ctx.Err() == nil && !errors.Is(err, errNoTime) {
 		b.health, b.healthAt = h, time.Now()
@@ -125,8 +125,8 @@ func reserved(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // unhealthy tells people what is wrong.
-func (b *Backend) unhealthy(err error) (reason, remedy string) {
-	if b.asUser() && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
+func unhealthy(asUser bool, err error) (reason, remedy string) {
+	if asUser && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
 		return "this system does not let ordinary users make user namespaces: " + err.Error(),
 			"as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
 	}

@@ -5,11 +5,14 @@ package gvisor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -172,6 +175,32 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	})
+}
+
+func TestHostsThatForbidUserNamespacesAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		asUser bool
+		err    error
+		remedy string
+	}{
+		"forbidden":                        {true, unix.EPERM, "kernel.unprivileged_userns_clone=1"},
+		"none left":                        {true, unix.ENOSPC, "user.max_user_namespaces"},
+		"forbidden by AppArmor":            {true, unix.EACCES, "kernel.apparmor_restrict_unprivileged_userns=0"},
+		"a kernel without":                 {true, unix.EINVAL, "run recluse as root"},
+		"an ordinary user's other trouble": {true, unix.ENOENT, ""},
+		"root, who needs none":             {false, unix.EPERM, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cause := fmt.Errorf("a sandbox to try: %w", &os.PathError{Op: "fork/exec", Path: "/engine", Err: c.err})
+			reason, remedy := unhealthy(c.asUser, cause)
+			if !strings.Contains(reason, cause.Error()) || strings.Contains(reason, "user namespaces") != (c.remedy != "") {
+				t.Errorf("the reason is %q", reason)
+			}
+			if !strings.Contains(remedy, c.remedy) || c.remedy == "" && remedy != "" {
+				t.Errorf("the remedy is %q, want %q", remedy, c.remedy)
+			}
+		})
+	}
 }
 
 // impatient is a context that is about to end.

@@ -3,6 +3,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 		}
 	}
 	if len(binds) == 0 {
-		return nil, fmt.Errorf("%s holds no directory", source)
+		return nil, errors.New("it holds no directory")
 	}
 	return buildRoot(ctx, cache, copies, binds)
 }
@@ -62,14 +63,6 @@ func (b *Backend) policy() *hostpath.Policy {
 	p.Refuse(filepath.Dir(b.dir), "recluse's sandboxes and snapshots")
 	p.Refuse(b.cache, "recluse's programs and images")
 	return p
-}
-
-func mountRefused(path string, err error) error {
-	e := &sandbox.Error{Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err, Remedy: "mount a directory that holds only what the code needs"}
-	if errors.Is(err, fs.ErrNotExist) {
-		e.Message, e.Remedy = "no such directory", ""
-	}
-	return e
 }
 
 // judged is what of the host a sandbox is to show by the caller's choice: a handle on each place, by where it appears inside.
@@ -96,11 +89,11 @@ func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
 	same := func(path string) (*os.File, error) {
 		f, resolved, err := policy.Open(path)
 		if err != nil {
-			return nil, mountRefused(path, err)
+			return nil, hostpath.MountError(path, err)
 		}
 		if resolved != path {
 			_ = f.Close()
-			return nil, mountRefused(path, fmt.Errorf("%s has become %s", path, resolved))
+			return nil, hostpath.MountError(path, fmt.Errorf("%s has become %s", path, resolved))
 		}
 		return f, nil
 	}
@@ -117,7 +110,7 @@ func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
 			}
 			fd, err := unix.Open(bound.Source, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 			if err != nil {
-				return nil, mountRefused(bound.Source, err)
+				return nil, hostpath.MountError(bound.Source, err)
 			}
 			j[bound.Target] = os.NewFile(uintptr(fd), bound.Source)
 		}
@@ -148,14 +141,14 @@ func (j judged) shown(e *engine, id string) error {
 	for target, f := range j {
 		want, err := f.Stat()
 		if err != nil {
-			return mountRefused(f.Name(), err)
+			return hostpath.MountError(f.Name(), err)
 		}
 		got, err := os.Stat(filepath.Join("/proc", strconv.Itoa(st.GoferPid), "root", target))
 		if err == nil && !os.SameFile(want, got) {
 			err = errors.New("something else was put in its place while the sandbox started")
 		}
 		if err != nil {
-			return mountRefused(f.Name(), err)
+			return hostpath.MountError(f.Name(), err)
 		}
 	}
 	return nil
@@ -175,7 +168,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 		}
 		resolved, err := policy.Judge(m.Host)
 		if err != nil {
-			return mountRefused(m.Host, err)
+			return hostpath.MountError(m.Host, err)
 		}
 		p.spec.Mounts[i].Host = resolved
 	}
@@ -186,7 +179,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	}
 	r, err := buildRoot(ctx, filepath.Join(b.dir, "roots"), p.entries, places)
 	if err != nil {
-		return rootError("the root with its mounts", err)
+		return rootError("the root with its mounts", "", err)
 	}
 	p.root = r.dir
 	return nil
@@ -212,12 +205,17 @@ func (b *Backend) image(ctx context.Context, ref string) (*image.Image, error) {
 	if ctx.Err() != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "get image", Message: "given up", Err: err}
 	}
-	out := &sandbox.Error{Code: sandbox.CodeInternal, Op: "get image " + ref, Err: err}
-	if e, ok := errors.AsType[*image.Error](err); ok {
-		if c, known := imageCodes[e.Kind]; known {
-			out.Code = c
-		}
-		out.Retry = e.Kind == image.Unreachable
+	return nil, imageError(ref, err)
+}
+
+// imageError says what the image's own error says, under a code of ours.
+func imageError(ref string, err error) error {
+	e, ok := errors.AsType[*image.Error](err)
+	if !ok {
+		e = &image.Error{Message: "it could not be unpacked", Err: err}
 	}
-	return nil, out
+	return &sandbox.Error{
+		Code: cmp.Or(imageCodes[e.Kind], sandbox.CodeInternal), Op: "get image " + ref,
+		Message: e.Message, Remedy: e.Remedy, Retry: e.Kind == image.Unreachable, Err: e.Err,
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -135,7 +136,7 @@ func TestHostRootLockHonoursContext(t *testing.T) {
 
 func TestHostRootRunsPython(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("no /usr/bin/python3 on this host")
+		testneed.Lacking(t, "/usr/bin/python3")
 	}
 	x := newBench(t).mustStart("one", nil, "")
 	x.expect(`python3 -c 'import ssl,os,pwd,time; print(pwd.getpwuid(1000).pw_dir, len(ssl.create_default_context().get_ca_certs())>=0)'`, "/home/user True")

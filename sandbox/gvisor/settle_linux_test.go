@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -19,12 +20,7 @@ import (
 const starterEnv = "RECLUSE_TEST_STARTER"
 
 func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("cgroup limits need root")
-		}
-		t.Skip("cgroup limits need root")
-	}
+	testneed.Root(t, "making cgroups")
 	if dir := os.Getenv(starterEnv); dir != "" {
 		startAndHang(t, dir)
 	}

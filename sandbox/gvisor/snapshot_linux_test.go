@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -57,9 +58,7 @@ while n < 100: pass`)
 }
 
 func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting a small disk needs root")
-	}
+	testneed.Root(t, "mounting a small disk")
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
@@ -89,9 +88,7 @@ func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
 }
 
 func TestASnapshotIsGivenAlsoWhenItsSandboxCannotBeStopped(t *testing.T) {
-	if _, err := testBackend(t).limits(); err != nil {
-		t.Skip("it is a cgroup here that does not go away: ", err)
-	}
+	testneed.Root(t, "mounting what blocks the end")
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{})
 	blocked := filepath.Join(b.sandboxDir(sb.ID()), "blocked")

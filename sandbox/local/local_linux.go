@@ -134,6 +134,9 @@ func (st state) orphan() bool { return !st.Spec.Persist && !st.Owner.Alive() }
 
 func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	const op = "start sandbox"
+	if err := consent(op); err != nil {
+		return nil, err
+	}
 	if err := refuseSpec(spec); err != nil {
 		return nil, err
 	}
@@ -185,6 +188,17 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 		return nil, undo(failed(op, "the guest's pipes", err))
 	}
 	return m, nil
+}
+
+// consent refuses in production what is without isolation, also to programs that do not choose by sandbox.Select.
+func consent(op string) error {
+	production, err := sandbox.Production()
+	if err != nil || !production {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeConsentMissing, Op: op, Message: "RECLUSE_ENV=production forbids running without isolation", Remedy: "use another backend, such as gvisor",
+	}
 }
 
 func refuseSpec(spec sandbox.Spec) error {
@@ -292,6 +306,9 @@ func (b *backend) connect(g *guest, st state, l *statefile.Lock) (*machine, erro
 
 func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) {
 	const op = "attach"
+	if err := consent(op); err != nil {
+		return nil, err
+	}
 	if b.noDir != nil {
 		return nil, b.noDir
 	}

@@ -392,6 +392,37 @@ func TestSpecsThatNeedIsolationAreRefused(t *testing.T) {
 	}
 }
 
+func TestProductionIsRefused(t *testing.T) {
+	b := local.New(local.Options{Dir: t.TempDir(), GuestPath: guestPath})
+	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb.Detach()
+	for env, code := range map[string]sandbox.Code{"production": sandbox.CodeConsentMissing, "Production": sandbox.CodeInvalidSpec} {
+		t.Setenv("RECLUSE_ENV", env)
+		for what, try := range map[string]func() (*sandbox.Sandbox, error){
+			"a new one":            func() (*sandbox.Sandbox, error) { return sandbox.Open(t.Context(), b, sandbox.Spec{}) },
+			"one that has started": func() (*sandbox.Sandbox, error) { return sandbox.Attach(t.Context(), b, sb.ID()) },
+		} {
+			got, err := try()
+			if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != code || e.Message == "" || e.Remedy == "" {
+				t.Errorf("%s with %s: %v", what, env, err)
+			}
+			if err == nil {
+				_ = got.Close()
+			}
+		}
+	}
+	// What is there can still be ended.
+	if err := b.Stop(t.Context(), sb.ID()); err != nil {
+		t.Error(err)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
 func TestStateIsClosedToOthers(t *testing.T) {
 	dir := t.TempDir()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
