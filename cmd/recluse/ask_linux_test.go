@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -400,7 +401,11 @@ func TestAKilledAskIsResumed(t *testing.T) {
 		t.Errorf("%d runs are kept", len(list))
 	}
 	for _, i := range list {
-		a.must("runs", "delete", i.ID)
+		var gone struct{ Deleted []string }
+		decodeJSON(t, a.must("runs", "delete", i.ID, "--json"), &gone)
+		if !slices.Equal(gone.Deleted, []string{i.ID}) {
+			t.Errorf("deleted %q, want %q", gone.Deleted, i.ID)
+		}
 	}
 	if got := a.run("", "runs", "show", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "there is no run") {
 		t.Errorf("show what was deleted: %+v", got)

@@ -61,7 +61,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
   recluse exec --mount "$PWD:/work" --dir /work -- python3 -m pytest`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
-				return usage("nothing to run: give a command, --python or --python-file; see recluse exec --help")
+				return usage("nothing to run: give a command, --python or --python-file")
 			}
 			if err := o.check(c.Flags()); err != nil {
 				return err

@@ -12,11 +12,6 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// usage is a mistake in how recluse was called.
-func usage(format string, args ...any) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
-}
-
 // report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
 func (a *app) report(err error) {
 	if a.json && writeJSON(a.stdout, map[string]any{"error": failureOf(err)}) == nil {

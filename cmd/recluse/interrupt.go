@@ -47,9 +47,10 @@ func (a *app) watch(ctx context.Context) (context.Context, *watch) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watch{cancel: cancel}
 	signals := make(chan os.Signal, 4)
-	done := make(chan struct{})
+	done, watched := make(chan struct{}), make(chan struct{})
 	signal.Notify(signals, endingSignals...)
 	go func() {
+		defer close(watched)
 		for n := 0; ; n++ {
 			var sig syscall.Signal
 			select {
@@ -71,6 +72,7 @@ func (a *app) watch(ctx context.Context) (context.Context, *watch) {
 	w.stop = sync.OnceFunc(func() {
 		signal.Stop(signals)
 		close(done)
+		<-watched // what is abandoned wakes the verb, which must not get ahead of who leaves at once
 		cancel(nil)
 	})
 	return ctx, w

@@ -379,38 +379,6 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-func TestDemo(t *testing.T) {
-	ready(t)
-	got := run(t, "", "demo")
-	if got.status != 0 || !strings.Contains(got.stdout, "nothing of it is left") {
-		t.Errorf("status %d\n%s%s", got.status, got.stdout, got.stderr)
-	}
-}
-
-func TestDemoJSON(t *testing.T) {
-	ready(t)
-	// Where some steps cannot be shown, which is told.
-	got := run(t, "", "demo", "--json", "--backend", "local", "--allow-no-isolation")
-	var d struct {
-		Backend string
-		OK      bool
-		Took    time.Duration `json:"took_ns"`
-		Steps   []step
-	}
-	if err := json.Unmarshal([]byte(got.stdout), &d); err != nil {
-		t.Fatalf("%v in %q", err, got.stdout)
-	}
-	if got.status != 0 || d.Backend != "local" || !d.OK || d.Took <= 0 || len(d.Steps) != 8 {
-		t.Errorf("status %d: %s%s", got.status, got.stdout, got.stderr)
-	}
-	for i, s := range d.Steps {
-		cannot := i == 1 || i >= 5 // no kernel of its own, no snapshots
-		if s.Title == "" || !s.OK || s.Took <= 0 || cannot != (s.Skipped != "") || !cannot && len(s.Lines) == 0 {
-			t.Errorf("step %d: %+v", i+1, s)
-		}
-	}
-}
-
 func TestVersionAndHelp(t *testing.T) {
 	if got := run(t, "", "version"); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") {
 		t.Errorf("%+v", got)

@@ -17,6 +17,7 @@ type app struct {
 	stdin          *os.File
 	stdout, stderr io.Writer
 	json           bool // --json
+	begun          bool // the call was in order, and its verb runs
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
 	atEnd          []func() error // what the verb used and lets go of
@@ -38,10 +39,8 @@ func (a *app) main(ctx context.Context, args []string) int {
 	ignorePipe()
 	root := a.root()
 	root.SetArgs(args)
-	root.SetIn(a.stdin)
-	root.SetOut(a.stdout)
-	root.SetErr(a.stderr)
-	err := root.ExecuteContext(ctx)
+	verb, err := root.ExecuteContextC(ctx)
+	err = a.explain(verb, args, err)
 	for _, f := range a.atEnd {
 		_ = f() // the verb has said how it went
 	}
@@ -79,6 +78,9 @@ recluse itself failed.`,
 		Args:          cobra.NoArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
@@ -100,5 +102,7 @@ recluse itself failed.`,
 			root.AddCommand(c)
 		}
 	}
+	strictCobra(root)
+	a.noteRuns(root)
 	return root
 }

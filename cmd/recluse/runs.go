@@ -437,6 +437,7 @@ func (a *app) deleteRuns(ctx context.Context, m *machine, words []string) error 
 	if err != nil {
 		return cause(ctx, err)
 	}
+	deleted := []string{}
 	for _, word := range words {
 		id, err := runID(word)
 		if err != nil {
@@ -445,6 +446,10 @@ func (a *app) deleteRuns(ctx context.Context, m *machine, words []string) error 
 		if err := e.Delete(ctx, id); err != nil {
 			return cause(ctx, err)
 		}
+		deleted = append(deleted, id)
+	}
+	if a.json {
+		return writeJSON(a.stdout, map[string][]string{"deleted": deleted})
 	}
 	return nil
 }

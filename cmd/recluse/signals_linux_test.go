@@ -3,8 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,28 +83,33 @@ func nothingLeft(t *testing.T, id string) {
 	}
 }
 
+// endless runs a command without end that heeds no signal, and gives its sandbox.
+func endless(t *testing.T) (cmd *exec.Cmd, errs *heard, id string) {
+	t.Helper()
+	cmd = command(t, "exec", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
+	out, errs := newHeard(), newHeard()
+	cmd.Stdout, cmd.Stderr = out, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "up")
+	return cmd, errs, sandboxOf(t, cmd.Process.Pid)
+}
+
 func TestSignals(t *testing.T) {
 	ready(t)
 	for _, tt := range []struct {
 		name   string
 		signal syscall.Signal
-		times  int
 		status int
 		stderr string
 	}{
-		{"Ctrl-C", syscall.SIGINT, 1, 130, "recluse: cancelled by SIGINT"},
-		{"terminate", syscall.SIGTERM, 1, 143, "recluse: cancelled by SIGTERM"},
+		{"Ctrl-C", syscall.SIGINT, 130, "recluse: cancelled by SIGINT"},
+		{"terminate", syscall.SIGTERM, 143, "recluse: cancelled by SIGTERM"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := command(t, "exec", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
-			out, errs := newHeard(), newHeard()
-			cmd.Stdout, cmd.Stderr = out, errs
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			out.await(t, "up")
-			id := sandboxOf(t, cmd.Process.Pid)
+			cmd, errs, id := endless(t)
 			if left := leftOf(t, id); len(left) == 0 {
 				t.Error("nothing is found of a sandbox that runs")
 			}
@@ -116,5 +124,58 @@ func TestSignals(t *testing.T) {
 				t.Errorf("stderr %q", errs)
 			}
 		})
+	}
+}
+
+// freeze stops the processes of a sandbox, so that it answers nobody.
+func freeze(t *testing.T, id string) {
+	t.Helper()
+	frozen := 0
+	for _, path := range leftOf(t, id) {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil || filepath.Base(path) != "cmdline" {
+			continue
+		}
+		p, err := os.FindProcess(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Kill() }) // else a test that fails leaves it for good
+		if err := p.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		frozen++
+	}
+	if frozen == 0 {
+		t.Fatalf("no process of sandbox %s is found", id)
+	}
+}
+
+func TestASecondCtrlCLeavesAtOnce(t *testing.T) {
+	ready(t)
+	cmd, errs, id := endless(t)
+	freeze(t, id) // the first Ctrl-C waits for an answer that does not come
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	// Two signals that are sent at once may arrive as one, so it is pressed as people do it: again and again.
+	again := time.NewTicker(200 * time.Millisecond)
+	defer again.Stop()
+	for pressed := 1; ; pressed++ {
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			t.Error(err)
+		}
+		select {
+		case <-again.C:
+			continue
+		case err := <-ended:
+			if got := status(t, err); got != 130 || pressed < 2 {
+				t.Errorf("status %d after %d times, want 130 after the second", got, pressed)
+			}
+		}
+		break
+	}
+	nothingLeft(t, id)
+	if !strings.Contains(errs.String(), "recluse: left at once") {
+		t.Errorf("stderr %q", errs)
 	}
 }

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// usage is a mistake in how recluse was called. What to do about it is added by explain, which knows the verb.
+func usage(format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
+}
+
+// noteRuns has every verb note that it was begun. Cobra tells of mistakes in many ways, but of all of them before that.
+func (a *app) noteRuns(c *cobra.Command) {
+	if run := c.RunE; run != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			a.begun = true
+			return run(c, args)
+		}
+	}
+	for _, sub := range c.Commands() {
+		a.noteRuns(sub)
+	}
+}
+
+// explain gives the error of a wrong call, whoever found it, a code and a remedy.
+func (a *app) explain(c *cobra.Command, args []string, err error) error {
+	if _, silent := errors.AsType[exit](err); silent || err == nil {
+		return err
+	}
+	if !a.begun {
+		a.json = a.json || asksForJSON(args) // cobra reads no further than the first mistake
+		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
+			return unknownVerb(c, words[0]) // also if a flag was refused: nobody knows the flags of such a verb
+		}
+		err = usage("%v", err)
+	}
+	e, ok := err.(*sandbox.Error) //nolint:errorlint // what wraps one tells more than that the call was wrong
+	if !ok || e.Code != sandbox.CodeInvalidRequest || e.Remedy != "" || e.Err != nil {
+		return err
+	}
+	told := *e
+	told.Remedy = "call it as " + c.UseLine() + "; " + seeHelp(c)
+	return &told
+}
+
+func unknownVerb(c *cobra.Command, word string) error {
+	var known []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			known = append(known, sub.Name())
+		}
+	}
+	remedy := "known are " + strings.Join(known, ", ")
+	if c.SuggestionsMinimumDistance = 2; len(c.SuggestionsFor(word)) > 0 {
+		remedy = "did you mean " + strings.Join(c.SuggestionsFor(word), " or ")
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf("unknown command %q for %q", word, c.CommandPath()), Remedy: remedy + "; " + seeHelp(c),
+	}
+}
+
+func seeHelp(c *cobra.Command) string { return "see " + c.CommandPath() + " --help" }
+
+// asksForJSON reports whether --json is among the words that are ours and not a command's.
+func asksForJSON(args []string) bool {
+	for _, word := range args {
+		switch word {
+		case "--":
+			return false
+		case "--json", "--json=true":
+			return true
+		}
+	}
+	return false
+}
+
+// strictCobra makes the verbs that cobra brings along refuse words that they do not know, as ours do.
+func strictCobra(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, words []string) error {
+				verb, rest, err := root.Find(words)
+				if err != nil {
+					return err
+				}
+				return cobra.NoArgs(verb, rest)
+			}
+		case "completion":
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // words are looked at only if it can run
+		}
+	}
+}
