@@ -12,6 +12,7 @@ import (
 	"testing"
 	"unicode/utf16"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -88,10 +89,7 @@ const withoutPDF = "/nowhere"
 
 func TestAPDFIsReadByTheRealProgram(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/pdftotext"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("pdftotext is missing: install poppler-utils")
-		}
-		t.Skip("SKIPPED: no pdftotext here, so that no PDF is read; install poppler-utils")
+		testneed.Lacking(t, "no pdftotext, so that no PDF is read: install poppler-utils")
 	}
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "page.pdf"), []byte(pdf), 0o644); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // TestDocker drives a Docker engine from the command line, from an engine that has only its own runtime to one that has ours.
@@ -20,7 +21,7 @@ func TestDocker(t *testing.T) {
 	t.Setenv(dockertest.Variable, "") // a private one: its configuration is changed
 	e, err := dockertest.Start(t.Context(), "")
 	if errors.Is(err, dockertest.ErrMissing) {
-		lacking(t, err)
+		testneed.Lacking(t, err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +82,7 @@ func TestDocker(t *testing.T) {
 	}
 	install := []string{"install-runtime", "--daemon-config", file, "--program", os.Getenv("RECLUSE_ENGINE")}
 	if os.Getenv("RECLUSE_ENGINE") == "" {
-		lacking(t, "RECLUSE_ENGINE does not name the engine")
+		testneed.Lacking(t, "RECLUSE_ENGINE does not name the engine")
 	}
 	if got := must(append(install, "--dry-run")...); !strings.Contains(got, `"runsc"`) {
 		t.Errorf("dry run: %s", got)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/internal/agents"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // project makes a directory that a sandbox may be shown.
@@ -18,7 +19,7 @@ func project(t *testing.T) string {
 	t.Helper()
 	top, err := os.MkdirTemp("/srv", "recluse-project-") // /tmp inside is the sandbox's own
 	if err != nil {
-		lacking(t, err)
+		testneed.Lacking(t, err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
 	if err := os.Chmod(top, 0o755); err != nil {
@@ -140,7 +141,7 @@ func TestAProjectInARefusedPlaceNeedsTheOperator(t *testing.T) {
 	}
 	top, err := os.MkdirTemp("/root", "recluse-project-")
 	if err != nil {
-		lacking(t, err)
+		testneed.Lacking(t, err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
 	if err := os.Chmod(top, 0o777); err != nil {
@@ -186,7 +187,7 @@ func TestAHookThatCannotWorkBlocks(t *testing.T) {
 func TestAHookThatCannotSayWhyBlocksToo(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
-		lacking(t, err)
+		testneed.Lacking(t, err)
 	}
 	defer full.Close()
 	cmd := command(t, "hook", "--agent", "codex", "--project", "/x")

@@ -12,13 +12,14 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // TestInstallRuntimeWhereEverybodyHasIt installs without naming any place. The places themselves are the test's own, in a mount namespace.
 func TestInstallRuntimeWhereEverybodyHasIt(t *testing.T) {
 	ready(t)
 	if os.Getuid() != 0 {
-		lacking(t, "only root has a mount namespace of its own")
+		testneed.Lacking(t, "only root has a mount namespace of its own")
 	}
 	engine, err := bundle.Engine(t.Context())
 	if err != nil {

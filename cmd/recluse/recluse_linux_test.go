@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -37,15 +38,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// lacking ends a test that lacks something of this machine: in CI that is a failure.
-func lacking(t *testing.T, what ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(what...)
-	}
-	t.Skip(append([]any{"SKIPPED: "}, what...)...)
-}
-
 // ready skips a test that needs sandboxes where there are none, and fails it in CI.
 func ready(t *testing.T) {
 	t.Helper()
@@ -54,7 +46,7 @@ func ready(t *testing.T) {
 	}
 	for _, find := range []func(context.Context) (bundle.Program, error){bundle.Engine, bundle.Guest} {
 		if _, err := find(t.Context()); err != nil {
-			lacking(t, err)
+			testneed.Lacking(t, err)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 const unitFile = "../../contrib/recluse.service"
@@ -14,7 +16,7 @@ func TestTheUnitIsUnderstood(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		lacking(t, "systemd is not installed")
+		testneed.Lacking(t, "systemd is not installed")
 	}
 	self, err := os.Executable()
 	if err != nil {

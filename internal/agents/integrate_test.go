@@ -14,6 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/tailscale/hujson"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -401,10 +402,7 @@ func TestALinkStaysALink(t *testing.T) {
 func TestThePluginIsJavaScript(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip("SKIPPED: ", err)
+		testneed.Lacking(t, err)
 	}
 	i := bench(t, OpenCode)
 	i.Program = filepath.Join(i.Home, "recluse")

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestMain(m *testing.M) {
@@ -65,15 +66,6 @@ const (
 
 const patience = 4 * time.Minute
 
-// missing skips a test that cannot run here, loudly; in CI it fails.
-func missing(t *testing.T, what string, err error) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatalf("%s: %v", what, err)
-	}
-	t.Skipf("NOT TESTED: %s: %v", what, err)
-}
-
 var (
 	installOnce sync.Once
 	installed   string
@@ -88,7 +80,7 @@ func node(t *testing.T) string {
 	}
 	npm, err := exec.LookPath("npm")
 	if err != nil {
-		missing(t, "npm", err)
+		testneed.Lacking(t, "npm", err)
 	}
 	installOnce.Do(func() {
 		var cache string
@@ -116,7 +108,7 @@ func node(t *testing.T) string {
 		installErr = os.WriteFile(done, nil, 0o644)
 	})
 	if installErr != nil {
-		missing(t, "packages from npm", installErr)
+		testneed.Lacking(t, "packages from npm", installErr)
 	}
 	return installed
 }

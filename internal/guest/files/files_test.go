@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,20 +28,11 @@ const (
 // plain is an FS without the user switch, as in the local backend.
 func plain() *FS { return New(Options{}) }
 
-// missing ends a test that cannot be run here. In CI that is a failure.
-func missing(t testing.TB, what string) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(what)
-	}
-	t.Skip("SKIPPED: " + what)
-}
-
 // switched is an FS that acts for uid 1000.
 func switched(t testing.TB) *FS {
 	t.Helper()
 	if os.Getuid() != 0 {
-		missing(t, "the user switch needs root")
+		testneed.Lacking(t, "the user switch needs root")
 	}
 	return New(Options{UID: testUID, GID: testGID, SwitchUser: true})
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestStat(t *testing.T) {
@@ -102,7 +104,7 @@ func TestMoveAcrossFileSystems(t *testing.T) {
 	f, d, ctx := switched(t), dir(t), context.Background()
 	other, err := os.MkdirTemp("/dev/shm", "recluse-test-")
 	if err != nil {
-		missing(t, "no second file system: "+err.Error())
+		testneed.Lacking(t, "no second file system: "+err.Error())
 	}
 	defer func() { _ = os.RemoveAll(other) }()
 	must(t, os.Chown(other, testUID, testGID))

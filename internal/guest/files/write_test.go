@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestWrite(t *testing.T) {
@@ -147,7 +149,7 @@ func TestWrite(t *testing.T) {
 	t.Run("no space", func(t *testing.T) {
 		f, d := switched(t), dir(t)
 		if err := unix.Mount("tmpfs", d, "tmpfs", 0, "size=64k,mode=777"); err != nil {
-			missing(t, "cannot mount a small file system: "+err.Error())
+			testneed.Lacking(t, "cannot mount a small file system: "+err.Error())
 		}
 		defer func() { _ = unix.Unmount(d, unix.MNT_DETACH) }()
 		must(t, f.writeString(d, "file", "old", WriteOptions{}))

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -56,10 +58,7 @@ func start(t testing.TB) *session {
 	t.Helper()
 	python := "/usr/bin/python3"
 	if _, err := os.Stat(python); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip("LOUD SKIP: no /usr/bin/python3 here")
+		testneed.Lacking(t, err)
 	}
 	pipe := func() (*os.File, *os.File) {
 		r, w, err := os.Pipe()
@@ -466,10 +465,7 @@ func TestOutputBeforeTheEndOfTheProcessIsNotLost(t *testing.T) {
 
 func TestIPythonsWordsWorkWhereItIs(t *testing.T) {
 	if exec.Command("/usr/bin/python3", "-c", "import IPython").Run() != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("python3-ipython is not installed")
-		}
-		t.Skip("LOUD SKIP: python3-ipython is not installed")
+		testneed.Lacking(t, "python3-ipython is not installed")
 	}
 	s := start(t)
 	s.run("x = 5")
@@ -492,10 +488,7 @@ func TestIPythonsWordsWorkWhereItIs(t *testing.T) {
 
 func TestFiguresAreShown(t *testing.T) {
 	if exec.Command("/usr/bin/python3", "-c", "import matplotlib").Run() != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("python3-matplotlib is not installed")
-		}
-		t.Skip("LOUD SKIP: python3-matplotlib is not installed")
+		testneed.Lacking(t, "python3-matplotlib is not installed")
 	}
 	s := start(t)
 	o := s.run("import matplotlib.pyplot as plt\nplt.plot([1, 2, 4]);")

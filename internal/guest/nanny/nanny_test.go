@@ -16,6 +16,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -152,12 +153,7 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 
 // Whatever this program itself has inherited.
 func TestSignalsDoToCommandsWhatTheyDoByDefault(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root's nannies look after another user's commands")
-		}
-		t.Skip("only root's nannies look after another user's commands")
-	}
+	testneed.Root(t, "to look after another user's commands")
 	n := spawnFor(t, Config{UID: 65534, GID: 65534})
 	_, out := shell(t, n, "grep -E '^Sig(Blk|Ign):' /proc/self/status")
 	text, err := io.ReadAll(out)
