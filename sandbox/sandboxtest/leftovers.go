@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -37,4 +38,41 @@ var leftBehind = []feature{
 			return sandbox.CodeOf(err) == sandbox.CodeNotFound
 		})
 	}},
+	{"orphans leave no zombies", func(t *testing.T, s *suite) {
+		for _, o := range []struct {
+			name  string
+			start func(t *testing.T, sb Machine, script string)
+		}{
+			{"while their command runs", func(t *testing.T, sb Machine, script string) {
+				t.Helper()
+				_, err := sb.Start(t.Context(), sandbox.Command{Shell: script + "; exec sleep 1000"}) // which waits for no child
+				noError(t, err)
+			}},
+			{"after their command", func(t *testing.T, sb Machine, script string) {
+				t.Helper()
+				run(t, sb, sandbox.Command{Shell: script})
+			}},
+			{"of a cell", func(t *testing.T, sb Machine, script string) {
+				t.Helper()
+				s.needPython(t)
+				okCell(t, sb, fmt.Sprintf("import subprocess\nsubprocess.run(['sh', '-c', %q], check=True)", script))
+			}},
+		} {
+			t.Run(o.name, func(t *testing.T) {
+				sb := s.open(t)
+				// Three who lose their parent at once, in a session of their own, and end when they are told.
+				o.start(t, sb, `for i in 1 2 3; do sh -c 'setsid sh -c "echo \$\$ >> pids; until [ -e go ]; do sleep 0.02; done" >/dev/null 2>&1 &'; done`)
+				pids := pidsIn(t, sb, "pids", 3)
+				same(t, "orphans alive", len(living(t, sb, pids)), 3)
+				shell(t, sb, "touch go")
+				eventually(t, "the end of all orphans, zombies included", func() bool { return len(present(t, sb, pids)) == 0 })
+			})
+		}
+	}},
+}
+
+// present gives those of the pids inside the sandbox that have not been reaped.
+func present(t *testing.T, sb Machine, pids []int) []int {
+	t.Helper()
+	return numbers(t, shell(t, sb, fmt.Sprintf("for p in %s; do [ ! -e /proc/$p ] || echo $p; done", strings.Trim(fmt.Sprint(pids), "[]"))))
 }

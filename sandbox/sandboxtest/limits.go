@@ -58,6 +58,33 @@ var limits = []feature{
 		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
 		unharmed()
 	}},
+	{"about as many processes run as the limit says", func(t *testing.T, s *suite) {
+		unlimited(t, s.caps.ProcessLimit && s.caps.Python)
+		const limit = 64
+		spec := s.opts.Spec
+		spec.Limits.Processes = limit
+		sb := s.openSpec(t, s.backend(t), spec)
+		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", `
+import errno, os, resource
+n = 0
+try:
+    while n < 1000: os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}); n += 1
+except OSError as e: assert e.errno == errno.EAGAIN, e
+print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
+		succeeded(t, v)
+		got := numbers(t, v.Stdout.String())
+		t.Logf("%d processes, limits %d", got[0], got[1:])
+		most := limit + limit/8 // not every kernel counts the one that asks
+		if s.caps.Isolation == sandbox.IsolationContainer {
+			most *= 3 // the engine's limit counts the guest's own, for which there is a reserve
+		} else if got[1] != limit || got[2] != limit {
+			t.Errorf("the limits that it sees are %d", got[1:])
+		}
+		if n := got[0]; n < limit*3/4 || n > most {
+			t.Errorf("with a limit of %d there were %d", limit, n)
+		}
+		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
+	}},
 	{"the disk limit is an error of the writer", func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.DiskLimit)
 		spec := s.opts.Spec

@@ -18,6 +18,7 @@ import (
 // notOnContainers are what is not tried in containers, and why. Everything else is, so that a new attack joins by itself.
 var notOnContainers = map[string]string{
 	"TestForks":                    "snapshots of containers hold files alone, so that nothing runs in two copies",
+	"TestForksInheritNoTies":       "the same",
 	"TestEveryHazardNamesItsTests": "reads a page and attacks nothing",
 }
 

@@ -1,6 +1,7 @@
 package attack
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
 // TestHostEnvironmentStaysOutside looks for a secret of this process's environment everywhere inside.
@@ -41,9 +43,11 @@ print('hits', hits)`)
 	}
 }
 
-// TestTokenIsUnreadable takes the token that opens the guest from the host's record and looks for it inside.
-func TestTokenIsUnreadable(t *testing.T) {
-	sb := shared(t)
+func TestTokenIsUnreadable(t *testing.T) { tokenIsUnreadable(t, shared(t)) }
+
+// tokenIsUnreadable takes the token that opens the guest from the host's record and looks for it inside.
+func tokenIsUnreadable(t *testing.T, sb *sandbox.Sandbox) {
+	t.Helper()
 	token := tokenOf(t, sb)
 	if len(token) < 32 {
 		t.Fatalf("the record has no token: %q", token)
@@ -84,28 +88,65 @@ func TestSpecEnvironmentIsPrivate(t *testing.T) {
 	lacks(t, py(t, b, "import os\nprint(dict(os.environ))"), "spec-secret-42", "API_KEY")
 }
 
-// TestResidue: a second sandbox from the same template sees nothing of the first, which has ended.
+// TestResidue: what comes after a sandbox that was used and has ended, from the same template or the same pool, has nothing of it.
 func TestResidue(t *testing.T) {
-	a, err := open(t, small())
-	if err != nil {
-		t.Fatal(err)
+	need(t)
+	p := pool.New(backend, pool.Options{Min: 1, Target: 2, Max: 2})
+	t.Cleanup(p.Close)
+	for name, get := range map[string]func(t *testing.T) (*sandbox.Sandbox, error){
+		"of a template": func(t *testing.T) (*sandbox.Sandbox, error) { t.Helper(); return open(t, small()) },
+		"of a pool": func(t *testing.T) (*sandbox.Sandbox, error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), openWait)
+			defer cancel()
+			if err := p.Warm(ctx, small()); err != nil {
+				return nil, err
+			}
+			return p.Get(ctx, small())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			used := map[string]bool{}
+			for range 4 { // more than a pool holds at once
+				sb, err := get(t)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if used[sb.ID()] {
+					t.Errorf("%s was given out again", sb.ID())
+				}
+				used[sb.ID()] = true
+				noResidue(t, sb)
+				leaveResidue(t, sb)
+				if err := sb.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
-	py(t, a, "left = 'residue-77'\nimport os\nos.environ['LEFT'] = 'residue-77'")
-	sh(t, a, `for d in ~ /tmp /var/tmp /dev/shm; do echo residue-77 > $d/residue-77; done; echo 'echo residue-77' >> ~/.bashrc; (setsid sleep 7777 &) ; echo residue-77`)
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
+	if st := p.Stats(); st.Hits == 0 {
+		t.Errorf("none came from the pool: %+v", st)
 	}
-	b := fresh(t, small())
-	out := sh(t, b, `ls -la ~ /tmp /var/tmp /dev/shm /run/recluse; cat ~/.bashrc; env; cat /proc/*/cmdline | tr '\0' ' '`)
-	out += py(t, b, "import os\nprint(sorted(globals()), dict(os.environ))")
+}
+
+func leaveResidue(t *testing.T, sb *sandbox.Sandbox) {
+	t.Helper()
+	py(t, sb, "left = 'residue-77'\nimport os\nos.environ['LEFT'] = 'residue-77'")
+	sh(t, sb, `for d in ~ /tmp /var/tmp /dev/shm; do echo residue-77 > $d/residue-77; done; echo 'echo residue-77' >> ~/.bashrc; (setsid sleep 7777 &) ; echo residue-77`)
+}
+
+func noResidue(t *testing.T, sb *sandbox.Sandbox) {
+	t.Helper()
+	out := sh(t, sb, `ls -la ~ /tmp /var/tmp /dev/shm /run/recluse; cat ~/.bashrc; env; cat /proc/*/cmdline | tr '\0' ' '`)
+	out += py(t, sb, "import os\nprint(sorted(globals()), dict(os.environ))")
 	lacks(t, out, "residue-77", "sleep 7777", "'left'")
-	ops, err := b.Operations(t.Context())
+	ops, err := sb.Operations(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range ops {
 		if strings.Contains(o.Command, "residue") {
-			t.Errorf("it knows the first one's operation %q", o.Command)
+			t.Errorf("it knows an earlier one's operation %q", o.Command)
 		}
 	}
 }
@@ -118,7 +159,7 @@ func TestNoCoreDumps(t *testing.T) {
 }
 
 func TestForks(t *testing.T) {
-	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
+	sb := fresh(t, small())
 	py(t, sb, `
 import random, uuid, secrets, os, time, socket, ssl, tempfile
 try: import numpy
@@ -179,4 +220,64 @@ def draw():
 	py(t, copies[0], "rng2 = 'changed'")
 	sh(t, copies[0], "echo x > /tmp/only-here")
 	lacks(t, sh(t, sb, "ls /tmp")+py(t, sb, "print(sorted(globals()))"), "only-here", "rng2")
+}
+
+// TestForksInheritNoTies: a copy has its owner's variables, as everything else that its parent had, but none of the ways to somebody else.
+func TestForksInheritNoTies(t *testing.T) {
+	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
+	sb.OnHostCall(func(context.Context, sandbox.HostCall) ([]byte, error) { return []byte("the parent's key"), nil })
+	// Somebody answers on a socket, to whom the interpreter is connected when the copies are made.
+	echo, err := sb.Start(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
+import socket
+s = socket.socket(socket.AF_UNIX); s.bind('\0echo'); s.listen()
+open('/tmp/listens', 'w').close()
+while True:
+    c = s.accept()[0]
+    while c.recv(1): c.sendall(open('/tmp/who', 'rb').read())`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, sb, "test -e /tmp/listens")
+	py(t, sb, `
+import os, recluse, socket
+c = socket.socket(socket.AF_UNIX); c.connect('\0echo')
+def asked():
+    c.sendall(b'?')
+    return c.recv(100).decode()
+def key():
+    try: return recluse.call('key').decode()
+    except recluse.CallError as e: return e.code`)
+	copies, err := sb.Fork(t.Context(), 2)
+	for _, c := range copies {
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := append([]*sandbox.Sandbox{sb}, copies...)
+	for _, c := range all {
+		if err := c.Files().WriteAll(t.Context(), "/tmp/who", []byte(c.ID()), sandbox.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, c := range all {
+		calls := "host_call_undefined"
+		if i == 0 {
+			calls = "the parent's key"
+		}
+		if got, want := py(t, c, "print(asked(), key(), os.environ['WHO'])"), c.ID()+" "+calls+" parent\n"; got != want {
+			t.Errorf("copy %d: %q, want %q", i, got, want)
+		}
+		tokenIsUnreadable(t, c)
+	}
+	// What runs in one is ended in that one.
+	if err := copies[0].Cancel(t.Context(), echo); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := copies[0].Follow(t.Context(), echo, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+		t.Errorf("its own: %v, %v", v, err)
+	}
+	if got, want := py(t, sb, "print(asked())"), sb.ID()+"\n"; got != want {
+		t.Errorf("after a copy's was ended the parent's says %q, want %q", got, want)
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -176,6 +178,71 @@ func TestTimeoutRacesExit(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSignalToWhatHasEnded is about the reuse of pids, and of nannies, which is as bad and comes at once: what is meant for a command that has ended
+// must not hit whoever has its place now.
+func TestSignalToWhatHasEnded(t *testing.T) {
+	sb := fresh(t, small())
+	reused := 0
+	siege(t, sb, func() {
+		for i := range 20 {
+			first, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo $PPID"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var calm func()
+			if i%2 == 0 { // also while it ends, which may be the end of it
+				calm = signalOnAndOn(t, sb, first)
+			}
+			was, err := sb.Follow(t.Context(), first, sandbox.FollowOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if calm == nil {
+				calm = signalOnAndOn(t, sb, first)
+			}
+			next := run(t, sb, sandbox.Command{Shell: "echo $PPID; sleep 0.1 & wait; exit 42"})
+			calm()
+			if next.Ended != sandbox.EndedExit || next.ExitCode != 42 {
+				t.Errorf("round %d: a signal for a command that has ended hit the next one: %s", i, next)
+			}
+			if was.Stdout.Produced > 0 && was.Stdout.String() == next.Stdout.String() {
+				reused++
+			}
+			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, false); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+				t.Errorf("a signal to what has ended: %v", err)
+			}
+			if err := sb.Cancel(t.Context(), first); err != nil {
+				t.Errorf("a cancel of what has ended: %v", err)
+			}
+		}
+	})
+	if t.Logf("in %d rounds both had the same nanny", reused); reused == 0 {
+		t.Error("no nanny was used again, so nothing was tried")
+	}
+}
+
+// signalOnAndOn kills an operation, its main process and its tree, until it is told to stop.
+func signalOnAndOn(t *testing.T, sb *sandbox.Sandbox, id string) (stop func()) {
+	t.Helper()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, tree := range []bool{false, true} {
+		wg.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, tree)); code != "" && code != sandbox.CodeNotFound {
+					t.Errorf("a signal that may come too late: %s", code)
+				}
+			}
+		})
+	}
+	return func() { close(done); wg.Wait() }
 }
 
 func TestCancelOfAFlood(t *testing.T) {

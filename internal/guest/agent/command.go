@@ -324,6 +324,14 @@ func (c *running) supervise() *wire.Verdict {
 		arm(c.nanny, c.tree)
 		e, err = c.await()
 	}
+	if errors.Is(err, nanny.ErrDead) {
+		// None of them lived to start it, as where code has used up the processes that are left to all of us.
+		c.abandon()
+		c.agent.buryNanny(c.nanny)
+		v = refused(126, "the command could not be started: "+err.Error())
+		o.finish(v)
+		return v
+	}
 	if err == nil && !e.Exited {
 		c.abandon()
 		c.agent.giveNanny(c.nanny)

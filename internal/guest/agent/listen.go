@@ -81,6 +81,10 @@ func (c *running) listen() error {
 		if err != nil {
 			return err
 		}
+		if n == 0 && !c.nanny.Taken() {
+			grown = time.Now().Add(early) // were it asked for more, nobody could tell afterwards whether it had started this
+			continue
+		}
 		if n == 0 {
 			young = false
 			_ = c.nanny.RequestPID() // one that has died is heard of like any other end

@@ -68,8 +68,17 @@ func (n *Nanny) send(r *request, files []int) error {
 	if n.closed {
 		return os.ErrClosed
 	}
-	n.more = r.Start == nil
-	return n.conn.send(r, files)
+	err := n.conn.send(r, files)
+	if err == nil {
+		n.more = r.Start == nil
+	}
+	return err
+}
+
+// Taken says that the nanny has read what was sent to it, as far as the kernel tells.
+func (n *Nanny) Taken() bool {
+	left, err := unix.IoctlGetInt(n.conn.fd, unix.SIOCOUTQ)
+	return err != nil || left == 0
 }
 
 // Next waits for the nanny's next word.

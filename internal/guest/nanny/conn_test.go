@@ -87,6 +87,9 @@ func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if n.Taken() != c.read {
+			t.Errorf("%s: taken: %v", name, !c.read)
+		}
 		if c.tell {
 			if err := n.RequestPID(); err != nil {
 				t.Fatal(err)
