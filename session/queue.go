@@ -224,14 +224,40 @@ func (s *Session) start(ctx context.Context, c sandbox.Command, from origin) (st
 }
 
 // running asks which operations run in a sandbox that was just found, woken or restored.
-func (s *Session) running(sb *sandbox.Sandbox) []sandbox.Operation {
+func (s *Session) running(sb *sandbox.Sandbox) ([]sandbox.Operation, error) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.pingWait)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
-	if err != nil {
-		return nil // gone again, which its watcher tells
+	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running }), err
+}
+
+// hear takes the answer to running. No answer does not mean that nothing runs: it may have come too late.
+//
+// Preconditions: mu is held.
+func (s *Session) hear(sb *sandbox.Sandbox, running []sandbox.Operation, err error) {
+	s.unheard = err != nil
+	for _, o := range running {
+		s.track(sb, o.ID, origin{detail: o.Command, found: true})
 	}
-	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running })
+}
+
+// learn finds out what runs in a sandbox that answers, where that is not known. Callers are kept from it meanwhile, so that none of theirs is
+// taken for one without a caller; while there are some, the next look at its health finds out.
+//
+// Preconditions: the turn is taken.
+func (s *Session) learn(sb *sandbox.Sandbox) {
+	s.mu.Lock()
+	if !s.unheard || s.calls > 0 {
+		s.mu.Unlock()
+		return
+	}
+	s.frozen = true
+	s.mu.Unlock()
+	running, err := s.running(sb)
+	s.mu.Lock()
+	s.hear(sb, running, err)
+	s.mu.Unlock()
+	s.thaw()
 }
 
 // track counts a background command as use until it ends.
@@ -255,11 +281,15 @@ const farEnd = math.MaxInt64
 // follow waits for the end of a background command. It asks for no output.
 func (s *Session) follow(sb *sandbox.Sandbox, id string, from origin) {
 	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
+	err = s.explain(sb, err) // not told to anybody, but the sandbox is looked at
 	s.mu.Lock()
 	if s.background[id] == sb {
 		delete(s.background, id)
 	}
 	ended := err == nil && v != nil
+	if !ended && s.sb == sb && sandbox.CodeOf(err) != sandbox.CodeNotFound { // somebody may have had it forgotten; otherwise it may run on
+		s.unheard = true
+	}
 	if ended {
 		s.rec.Used, s.dirty = time.Now(), true
 		s.rec.Output += produced(v)

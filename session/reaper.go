@@ -112,12 +112,27 @@ func (s *Session) idle(now time.Time) bool {
 	return ok && !now.Before(t) && s.quiet()
 }
 
-// quiet says that nothing runs in the session, as far as is known. A manager that is being closed no longer hears of what runs.
+// quiet says that nothing runs in the session. A manager that is being closed no longer hears of what runs.
 //
 // Preconditions: mu is held.
 func (s *Session) quiet() bool {
-	unknown := s.sb == nil && s.rec.State == Ready && (time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience)
-	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !unknown && s.m.ctx.Err() == nil
+	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !s.unclear() && s.m.ctx.Err() == nil
+}
+
+// unclear says that something may run in the session of which nobody has heard. Whoever finds out comes to an end: the sandbox is attached
+// again, lost, or let go of, and then only so much patience is had with it.
+//
+// Preconditions: mu is held.
+func (s *Session) unclear() bool {
+	switch {
+	case s.rec.State != Ready:
+		return false
+	case s.unheard:
+		return true
+	case s.sb != nil:
+		return !alive(s.sb) // its watcher is about to see why
+	}
+	return time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience
 }
 
 // expireIdle ends a session that nobody uses. A call that came first wins.

@@ -37,6 +37,7 @@ type Session struct {
 	reviving   bool                        // guarded by mu; lost, and being restored
 	unsure     bool                        // guarded by mu; its backend could not be asked for it when the manager started
 	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
+	unheard    bool                        // guarded by mu; what runs in the sandbox is not known, and somebody is to find out
 	away       error                       // guarded by mu; why its backend cannot restore it yet
 	calls      int                         // guarded by mu; cells, commands, transfers
 	background map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
@@ -288,8 +289,9 @@ func (s *Session) backend() (sandbox.Backend, error) {
 // are asked for before anybody else can start one, so that no caller's own is taken for one without a caller.
 func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	var running []sandbox.Operation
+	var err error
 	if used {
-		running = s.running(sb)
+		running, err = s.running(sb)
 	}
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
@@ -301,9 +303,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	if change != nil {
 		change()
 	}
-	for _, o := range running {
-		s.track(sb, o.ID, origin{detail: o.Command, found: true})
-	}
+	s.hear(sb, running, err)
 	s.wakeWaiters()
 	s.mu.Unlock()
 	sb.OnIncident(func(i sandbox.Incident) { s.notice(sb, i) })
@@ -466,8 +466,12 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	if refused {
 		err = s.refusal(time.Now())
 	}
+	look := !refused && code == sandbox.CodeGuestLost && s.sb == sb
+	if look { // what the caller had started may run on
+		s.unheard = true
+	}
 	s.mu.Unlock()
-	if !refused && code == sandbox.CodeGuestLost {
+	if look {
 		s.m.begin(func() { s.suspect(sb) })
 	}
 	return err

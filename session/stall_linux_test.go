@@ -22,11 +22,11 @@ func (d *distant) stall() (resume func()) {
 	}
 }
 
-// attaching says how many have asked to be attached since it stalled.
-func (d *distant) attaching() int {
+// waiting says how many have asked for something since it stalled.
+func (d *distant) waiting(what string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.kept["attach"]
+	return d.kept[what]
 }
 
 func TestAnEngineThatStallsIsNotTakenForASandboxThatHangs(t *testing.T) {
@@ -42,9 +42,9 @@ func TestAnEngineThatStallsIsNotTakenForASandboxThatHangs(t *testing.T) {
 	if i := s.Info(); i.State != Ready || i.Sandbox != id {
 		t.Fatalf("%+v", i)
 	}
-	before := d.attaching()
+	before := d.waiting("attach")
 	k.m.begin(s.checkHealth)
-	await(t, "it is looked for", func() bool { return d.attaching() > before })
+	await(t, "it is looked for", func() bool { return d.waiting("attach") > before })
 	detached := make(chan error, 1)
 	go func() { detached <- k.m.Detach(context.Background()) }()
 	select {

@@ -79,11 +79,11 @@ func (s *Session) letGo(sb *sandbox.Sandbox, cause error) {
 	if cause != nil { // nil: it answers again already
 		s.befall(incidentOf(cause))
 	}
-	s.sb, s.parted = nil, time.Now()
+	s.sb, s.parted, s.unheard = nil, time.Now(), false
 	s.wakeWaiters()
 }
 
-// suspect looks at a sandbox that does not answer. If only the connection broke there is a new one; else it is lost.
+// suspect looks at a sandbox that does not answer, or did not. If only the connection broke there is a new one; else it is lost.
 func (s *Session) suspect(sb *sandbox.Sandbox) {
 	if s.take(s.m.ctx) != nil {
 		return
@@ -96,11 +96,14 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 		return
 	}
 	err := s.m.ping(sb)
+	if err == nil {
+		s.learn(sb)
+	}
 	if err == nil || s.m.ctx.Err() != nil {
 		return
 	}
 	s.mu.Lock()
-	s.sb = nil
+	s.sb, s.unheard = nil, true
 	s.mu.Unlock()
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
@@ -435,9 +438,11 @@ func (s *Session) checkHealth() {
 	if err == nil {
 		s.missed = 0
 	}
-	patient := s.calls+len(s.background) > 0 && s.missed < busyMisses
+	unheard := s.unheard
+	patient := (s.calls+len(s.background) > 0 || unheard) && s.missed < busyMisses
 	s.mu.Unlock()
-	if err != nil && !patient && s.m.ctx.Err() == nil {
+	look := err != nil && !patient || err == nil && unheard
+	if look && s.m.ctx.Err() == nil {
 		s.suspect(sb)
 	}
 }
