@@ -115,7 +115,7 @@ func (m *Manager) audit(ctx context.Context, e Entry) {
 		Time: e.Time, Tenant: e.Tenant, Session: e.Session, Actor: e.Actor, Action: e.Action, Detail: e.Detail, Digest: e.Digest, Op: e.Op,
 		Verdict: e.Verdict, Gate: e.Gate, Error: e.Error, Stdout: e.Stdout, Stderr: e.Stderr, Duration: e.Duration,
 	}
-	m.journal.add(nil, &row)
+	m.journal.entry(row)
 }
 
 // beginning cuts a text without cutting a character.
@@ -180,10 +180,7 @@ func entry(r store.Entry) Entry {
 }
 
 // encodeEvent gives an event as the store takes it.
-func encodeEvent(id string, e Event) (*store.Event, error) {
+func encodeEvent(id string, e Event) (store.Event, error) {
 	b, err := json.Marshal(e)
-	if err != nil {
-		return nil, err
-	}
-	return &store.Event{Session: id, Seq: e.Seq, Time: e.Time, Data: b}, nil
+	return store.Event{Session: id, Seq: e.Seq, Time: e.Time, Data: b}, err
 }

@@ -40,7 +40,7 @@ func (s *Session) emit(e Event, keep bool) {
 		return
 	}
 	if row, err := encodeEvent(s.id, e); err == nil { // plain data
-		s.m.journal.add(row, nil)
+		s.m.journal.event(row)
 	}
 }
 

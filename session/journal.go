@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// journalRoom is how many lines may wait to be written. Whoever adds one then has to wait; if they cannot be written, no code is run.
+	// journalRoom is how many lines may wait to be written. Whoever adds one to the audit log then has to wait; if they cannot be written, no
+	// code is run.
 	journalRoom = 20000
 	// journalBatch is how many waiting lines are written without waiting for the clock.
 	journalBatch = 2000
@@ -74,27 +75,40 @@ func (j *journal) close(ctx context.Context) error {
 	return errors.Join(err, j.spool.close())
 }
 
-// add takes a line.
-func (j *journal) add(event *store.Event, entry *store.Entry) {
+// event takes an event. It never waits for the store, because its caller holds the session's mu: what there is no room for goes.
+func (j *journal) event(e store.Event) {
 	j.mu.Lock()
-	if event != nil {
-		j.events = append(j.events, *event)
+	defer j.mu.Unlock()
+	if len(j.events) < j.room {
+		j.events = append(j.events, e)
 	}
-	if entry != nil {
-		j.entries = append(j.entries, *entry)
-		j.spool.add(*entry)
-	}
-	n := len(j.events) + len(j.entries)
+	j.hurry()
+}
+
+// entry takes a line of the audit log. Its caller holds no lock, and waits for the store when there is no room.
+func (j *journal) entry(e store.Entry) {
+	j.mu.Lock()
+	j.entries = append(j.entries, e)
+	j.spool.add(e)
+	full := j.hurry() >= j.room
 	j.mu.Unlock()
-	if n >= journalBatch {
+	if full {
+		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
+	}
+}
+
+// hurry has what waits written at once if it is much, and says how much it is.
+//
+// Preconditions: mu is held.
+func (j *journal) hurry() int {
+	n := len(j.events) + len(j.entries)
+	if n >= min(journalBatch, j.room) {
 		select {
 		case j.poke <- struct{}{}:
 		default:
 		}
 	}
-	if n >= j.room {
-		_ = j.flush(context.WithoutCancel(j.m.ctx)) // told there
-	}
+	return n
 }
 
 // refusal says why no code may run now, or nil: what could not be written to the audit log waits, and there is no room for more.
