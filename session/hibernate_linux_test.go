@@ -247,7 +247,27 @@ func TestASessionThatExpiresWhileItsManagerIsClosedLeavesNothing(t *testing.T) {
 	<-g.begun
 	closed := make(chan error, 1)
 	go func() { closed <- k.m.Close() }()
-	await(t, "it is being closed", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.closing })
+	await(t, "it is being closed", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.leaving })
+	close(g.may)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestAManagerThatIsBeingClosedOpensNothing(t *testing.T) {
+	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
+	o.Gate = g
+	k := newBench(t, o)
+	s := k.open("work")
+	closed := make(chan error, 1)
+	go func() { closed <- k.m.Close() }()
+	<-g.begun // the end of the session, which is under way
+	<-s.disposed
+	_, _, err := k.m.Open(t.Context(), Key{Name: "late"}, OpenOptions{})
+	wantCode(t, "a session", err, sandbox.CodeOf(errClosing))
 	close(g.may)
 	if err := <-closed; err != nil {
 		t.Error(err)

@@ -88,7 +88,8 @@ type Manager struct {
 	mu      sync.Mutex
 	live    map[Key]*Session                             // guarded by mu; sessions that hold their key
 	owed    map[*Session]func(ctx context.Context) error // guarded by mu; see owe
-	closing bool                                         // guarded by mu
+	closing bool                                         // guarded by mu; no session is opened any more
+	leaving bool                                         // guarded by mu; no work is begun any more
 }
 
 // New opens the store, finds what an earlier manager left running, and takes it over.
@@ -367,11 +368,11 @@ func (m *Manager) sessions() []*Session {
 	return slices.Collect(maps.Values(m.live))
 }
 
-// begin counts a piece of work, unless the manager is being closed.
+// begin counts a piece of work, unless the manager is leaving.
 func (m *Manager) begin(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closing {
+	if m.leaving {
 		return false
 	}
 	m.work.Go(f)
@@ -381,8 +382,8 @@ func (m *Manager) begin(f func()) bool {
 // Detach gives up everything without ending a session: the next manager finds them.
 func (m *Manager) Detach(ctx context.Context) error {
 	m.mu.Lock()
-	already := m.closing
-	m.closing = true
+	already := m.leaving
+	m.closing, m.leaving = true, true
 	m.mu.Unlock()
 	if already {
 		select {
@@ -424,6 +425,9 @@ func (m *Manager) Detach(ctx context.Context) error {
 // Close ends every session and the manager.
 func (m *Manager) Close() error {
 	ctx := context.Background()
+	m.mu.Lock()
+	m.closing = true // one that is opened from here on would outlive it
+	m.mu.Unlock()
 	var errs []error
 	var wg sync.WaitGroup
 	for _, s := range m.sessions() {
