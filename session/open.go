@@ -222,12 +222,11 @@ func (s *Session) makeNew(ctx context.Context, o OpenOptions) error {
 
 // register writes a session that is being made into the store, so that whatever is made for it can be told from a stray.
 func (s *Session) register(ctx context.Context, backend string, vars map[string]string) error {
-	n, err := s.m.countSnapshots(ctx, s.key)
-	if err != nil {
+	if err := s.recount(ctx); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.rec.Backend, s.named = backend, n
+	s.rec.Backend = backend
 	s.mu.Unlock()
 	failpoint("create.begun")
 	if err := s.m.settle(ctx, s.key); err != nil {

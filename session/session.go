@@ -27,6 +27,7 @@ type Session struct {
 	turn     chan struct{} // holds one value while somebody changes the sandbox
 	saveMu   sync.Mutex    // held while the record is written; taken before mu
 	namingMu sync.Mutex    // held while a snapshot is taken and named; taken before the turn
+	countMu  sync.Mutex    // held while its snapshots are counted; taken before mu
 
 	mu         sync.Mutex
 	makeErr    error                       // guarded by mu; why it could not be made

@@ -67,11 +67,6 @@ func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
 	return out, nil
 }
 
-func (m *Manager) countSnapshots(ctx context.Context, key Key) (int, error) {
-	rows, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: key.Tenant, Session: key.Name})
-	return len(rows), err
-}
-
 // findSnapshot gives one snapshot by its names.
 func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string) (store.Snapshot, error) {
 	rows, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: tenant, Session: session, Name: name})
@@ -140,11 +135,21 @@ func (m *Manager) recountSnapshots(ctx context.Context, key Key) {
 	if s == nil {
 		return
 	}
-	if n, err := m.countSnapshots(ctx, key); err == nil {
-		s.mu.Lock()
-		s.named = n
-		s.mu.Unlock()
+	_ = s.recount(ctx) // the next change tries again
+}
+
+// recount asks the store how many snapshots the session has. One asks after the other, so that the last answer is the latest.
+func (s *Session) recount(ctx context.Context) error {
+	s.countMu.Lock()
+	defer s.countMu.Unlock()
+	rows, err := s.m.store.FindSnapshots(context.WithoutCancel(ctx), store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name})
+	if err != nil {
+		return err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.named = len(rows)
+	return nil
 }
 
 // hold keeps an image from being removed until release is called.
@@ -244,9 +249,9 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	failpoint("snapshot.named")
+	_ = s.recount(ctx) // the next change tries again
 	s.mu.Lock()
 	s.rec.Base, s.rec.BaseName = row.ID, name
-	s.named++
 	s.emit(Event{Kind: "snapshot", Reason: "saved", Attrs: map[string]string{"name": name}}, true)
 	s.mu.Unlock()
 	_ = s.save(context.WithoutCancel(ctx)) // told there; the snapshot is safe

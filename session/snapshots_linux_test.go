@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -117,6 +118,30 @@ func TestSnapshotLimit(t *testing.T) {
 	}
 	save(t, s, "c")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSnapshotsAreCountedRightWhileOneIsDeleted(t *testing.T) {
+	var racing atomic.Pointer[bench]
+	old := failpoint
+	failpoint = func(name string) {
+		if k := racing.Load(); k != nil && name == "snapshot.named" {
+			if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(func() { failpoint = old })
+	k := newBench(t, quick())
+	s := k.open("work")
+	save(t, s, "one")
+	racing.Store(k)
+	save(t, s, "two")
+	if n := s.Info().Snapshots; n != 1 {
+		t.Errorf("it has %d snapshots, want 1", n)
+	}
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "two"); err != nil {
 		t.Fatal(err)
 	}
 }
