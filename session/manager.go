@@ -83,7 +83,8 @@ type Manager struct {
 	pools     map[string]*pool.Pool // guarded by backendMu
 
 	imageMu sync.Mutex
-	pins    map[string]int // guarded by imageMu; images somebody reads right now
+	pins    map[string]int           // guarded by imageMu; images somebody reads right now
+	going   map[string]chan struct{} // guarded by imageMu; images that are being removed, closed when that is over
 
 	mu      sync.Mutex
 	live    map[Key]*Session                             // guarded by mu; sessions that hold their key
@@ -117,7 +118,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m := &Manager{
 		opts: opts, store: st, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
-		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, live: map[Key]*Session{},
+		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, going: map[string]chan struct{}{}, live: map[Key]*Session{},
 		owed: map[*Session]func(context.Context) error{},
 	}
 	if m.log == nil {

@@ -152,10 +152,23 @@ func (s *Session) recount(ctx context.Context) error {
 	return nil
 }
 
+// lockImage takes imageMu once nobody is removing an image: a backend may take long for that, and whoever needs another one does not wait.
+func (m *Manager) lockImage(ref string) {
+	for {
+		m.imageMu.Lock()
+		going := m.going[ref]
+		if going == nil {
+			return
+		}
+		m.imageMu.Unlock()
+		<-going
+	}
+}
+
 // hold keeps an image from being removed until release is called.
 func (m *Manager) hold(image *sandbox.Snapshot) (release func()) {
 	ref := imageRef(image)
-	m.imageMu.Lock()
+	m.lockImage(ref)
 	defer m.imageMu.Unlock()
 	m.pins[ref]++
 	return func() {
@@ -179,24 +192,42 @@ func (m *Manager) dropImage(ctx context.Context, image *sandbox.Snapshot) {
 
 // removeImage is dropImage for whoever wants to know whether the image is gone, and else why not; an image that somebody needs is no error.
 func (m *Manager) removeImage(ctx context.Context, image *sandbox.Snapshot) (gone bool, err error) {
-	ref := imageRef(image)
-	m.imageMu.Lock()
-	defer m.imageMu.Unlock()
-	if m.pins[ref] > 0 {
-		return false, nil // whoever holds it looks again
-	}
-	n, err := m.store.ImageUses(ctx, ref)
-	if err == nil && n > 0 {
+	ref, b := imageRef(image), m.known(image.Backend)
+	if b == nil {
 		return false, nil
 	}
-	b := m.known(image.Backend)
-	if err == nil && b != nil {
+	removed, needed, err := m.condemn(ctx, ref)
+	if needed {
+		return false, nil
+	}
+	if err == nil {
 		err = told(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.DeleteSnapshot(ctx, image.ID) })
+		removed()
 	}
 	if err != nil {
 		m.log.WarnContext(ctx, "image of a snapshot is left for the next collection", "image", ref, "error", err)
 	}
-	return err == nil && b != nil, err
+	return err == nil, err
+}
+
+// condemn lets nobody take an image any more until removed is called, unless somebody needs it.
+func (m *Manager) condemn(ctx context.Context, ref string) (removed func(), needed bool, err error) {
+	m.lockImage(ref)
+	defer m.imageMu.Unlock()
+	if m.pins[ref] > 0 {
+		return nil, true, nil // whoever holds it looks again
+	}
+	if n, err := m.store.ImageUses(ctx, ref); err != nil || n > 0 {
+		return nil, err == nil, err
+	}
+	over := make(chan struct{})
+	m.going[ref] = over
+	return func() {
+		m.imageMu.Lock()
+		defer m.imageMu.Unlock()
+		delete(m.going, ref)
+		close(over)
+	}, false, nil
 }
 
 // Save takes a named snapshot. The session goes on meanwhile; one that is hibernated sleeps on, and its image gets the name.
