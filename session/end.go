@@ -11,9 +11,6 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// askWait is how long the guest may take to say what runs, when a session ends.
-const askWait = EndGrace
-
 // goneEvery is the time between two looks whether a process that was asked to end has done so.
 const goneEvery = 20 * time.Millisecond
 
@@ -115,7 +112,7 @@ func (m *Manager) parting() (context.Context, context.CancelFunc) {
 
 // reach gives the sandbox of an ended session to which nobody was attached, or nil: what runs in it shall hear of the end, too.
 func (s *Session) reach(b sandbox.Backend, id string) *sandbox.Sandbox {
-	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+askWait)
+	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+s.m.opts.endGrace)
 	defer cancel()
 	sb, err := attach(ctx, b, id)
 	if err != nil {
@@ -124,9 +121,10 @@ func (s *Session) reach(b sandbox.Backend, id string) *sandbox.Sandbox {
 	return sb
 }
 
-// terminate asks everything that runs to end, and waits for that as long as it may take. A manager that is being closed does not wait.
+// terminate asks everything that runs to end, and waits for that as long as it may take. The guest has as long to say what runs. A manager
+// that is being closed does not wait.
 func (s *Session) terminate(sb *sandbox.Sandbox) {
-	ctx, cancel := context.WithTimeout(s.m.ctx, askWait)
+	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.endGrace)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
 	if err != nil {
@@ -136,7 +134,7 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	if err != nil {
 		return
 	}
-	grace, cancel := context.WithTimeout(s.m.ctx, EndGrace)
+	grace, cancel := context.WithTimeout(s.m.ctx, s.m.opts.endGrace)
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, t := range trees(ops, contexts) {

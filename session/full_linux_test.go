@@ -33,9 +33,12 @@ func tinyDisk(t *testing.T) string {
 	return dir
 }
 
-// fill takes all room there is on the store's disk, also what the store has begun to write and taken back: the next write would find it.
+// fill takes all room there is on the store's disk, also what the store has begun to write and taken back: the next write would find it. The
+// journal writes nothing meanwhile, because it would free the room of what it has written.
 func (k *bench) fill() {
 	k.t.Helper()
+	k.m.journal.flushMu.Lock()
+	defer k.m.journal.flushMu.Unlock()
 	f, err := os.OpenFile(filepath.Join(k.dir, "filler"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		k.t.Fatal(err)

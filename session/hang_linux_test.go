@@ -11,12 +11,21 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// watchful looks at the health of sandboxes often, and waits for them less long.
+// watchful waits for sandboxes less long. It looks at their health only once the test calls watch: on a busy machine a sandbox that is well may
+// not answer in time.
 func watchful() Options {
 	o := quick()
-	wait := time.Duration(number(2, 4)) * time.Second
-	o.healthEvery, o.pingWait, o.againWait = 100*time.Millisecond, wait, wait
+	o.healthEvery, o.pingWait, o.againWait = time.Hour, 4*time.Second, 4*time.Second
 	return o
+}
+
+// watch looks at the health of sandboxes often.
+func (k *bench) watch() { k.m.begin(func() { k.m.checkHealth(100 * time.Millisecond) }) }
+
+// awaitJudged is await for what is done about a sandbox that hangs, which is asked several times before.
+func (k *bench) awaitJudged(what string, f func() bool) {
+	k.t.Helper()
+	awaitBehind(k.t, (busyMisses+1)*k.m.opts.pingWait+k.m.opts.againWait, what, f)
 }
 
 // stall stops the process of a session's sandbox, which neither answers nor dies then.
@@ -50,7 +59,8 @@ func TestASandboxThatHangsIsReplaced(t *testing.T) {
 	py(t, s, note(2))
 	hung := s.Info().Sandbox
 	k.stall(s)
-	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
+	k.watch()
+	k.awaitJudged("restored", func() bool { return s.Info().Restored >= 1 })
 	v, err := s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || v.Result.Text() != "1" || v.Metadata[MetaStateFrom] == "" {
 		t.Errorf("%v, %v", v, err)
@@ -69,7 +79,8 @@ func TestASandboxThatHangsWithoutASnapshotIsLost(t *testing.T) {
 	k := newBench(t, watchful())
 	s := k.open("work")
 	k.stall(s)
-	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
+	k.watch()
+	k.awaitJudged("given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell", err, CodeLost)
 	await(t, "what hangs is ended", func() bool { return k.sandboxes() == 0 })
@@ -90,6 +101,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 		return err == nil && slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.Running })
 	})
 	k.stall(s)
+	k.watch()
 	select {
 	case err := <-failed:
 		if code := sandbox.CodeOf(err); code != sandbox.CodeGuestLost && code != sandbox.CodeSandboxLost {
@@ -98,7 +110,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the caller waits for ever")
 	}
-	await(t, "restored", func() bool { return s.Info().Restored >= 1 })
+	k.awaitJudged("restored", func() bool { return s.Info().Restored >= 1 })
 	want(t, "x", py(t, s, noted(k.b)), "1")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)

@@ -223,7 +223,13 @@ func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
 // await waits until a condition holds.
 func await(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	bound := time.Duration(number(20, 60)) * time.Second // an engine has more to do for each thing, and on a busy machine takes many times as long
+	awaitBehind(t, 0, what, f)
+}
+
+// awaitBehind is await for what may come only after a while.
+func awaitBehind(t *testing.T, while time.Duration, what string, f func() bool) {
+	t.Helper()
+	bound := while + time.Duration(number(20, 60))*time.Second // an engine has more to do for each thing, and on a busy machine takes many times as long
 	for end := time.Now().Add(bound); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)

@@ -55,8 +55,8 @@ type Options struct {
 	Logger      *slog.Logger
 
 	// For tests; 0: the constants of these names.
-	reapEvery, healthEvery, pingWait, againWait, searchWait, stopWait time.Duration
-	journalRoom                                                       int
+	reapEvery, healthEvery, pingWait, againWait, searchWait, stopWait, endGrace time.Duration
+	journalRoom                                                                 int
 }
 
 // Manager opens sessions and looks after them.
@@ -127,6 +127,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.opts.reapEvery, m.opts.healthEvery = first(opts.reapEvery, reapEvery), first(opts.healthEvery, healthEvery)
 	m.opts.pingWait, m.opts.againWait = first(opts.pingWait, pingWait), first(opts.againWait, againWait)
 	m.opts.searchWait, m.opts.stopWait = first(opts.searchWait, searchWait), first(opts.stopWait, stopWait)
+	m.opts.endGrace = first(opts.endGrace, EndGrace)
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.journal.open(ctx, m); err != nil {
 		m.cancel()
@@ -139,7 +140,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m.work.Go(m.journal.tend)
 	m.work.Go(m.reap)
-	m.work.Go(m.checkHealth)
+	m.work.Go(func() { m.checkHealth(m.opts.healthEvery) })
 	m.work.Go(m.lookAgain)
 	for _, spec := range opts.Warm {
 		m.work.Go(func() { m.warm(spec) })

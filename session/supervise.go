@@ -389,8 +389,8 @@ func (m *Manager) ping(sb *sandbox.Sandbox) error {
 }
 
 // checkHealth asks sandboxes whether they are well, and looks for those that could not be reached.
-func (m *Manager) checkHealth() {
-	t := time.NewTicker(m.opts.healthEvery)
+func (m *Manager) checkHealth(every time.Duration) {
+	t := time.NewTicker(every)
 	defer t.Stop()
 	slots := make(chan struct{}, pingers)
 	for {
