@@ -118,8 +118,8 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m := &Manager{
 		opts: opts, store: st, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
-		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, going: map[string]chan struct{}{}, live: map[Key]*Session{},
-		owed: map[*Session]func(context.Context) error{},
+		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, going: map[string]chan struct{}{},
+		live: map[Key]*Session{}, owed: map[*Session]func(context.Context) error{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
