@@ -2,8 +2,8 @@ package session
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,53 +57,66 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	ctx = context.WithoutCancel(ctx) // the copies have begun, and others may wait for them already
 	image, release, err := s.image(ctx, kindFork)
 	if err != nil {
-		for _, f := range forks {
-			f.abortMaking(ctx, err)
-			f.give()
-		}
+		abandon(ctx, forks, err)
 		return nil, err
 	}
 	failpoint("fork.written")
-	var wg sync.WaitGroup
-	errs := make([]error, n)
-	for i, f := range forks {
-		wg.Go(func() { errs[i] = f.makeFork(ctx, image, vars) })
-	}
-	wg.Wait()
+	err = makeForks(ctx, forks, image, vars)
 	release()
-	if err := errors.Join(errs...); err != nil {
-		for i, f := range forks {
-			if errs[i] == nil {
-				_ = f.End(ctx, "another copy could not be made") // told there
-			}
-		}
-		return nil, errs[firstError(errs)]
+	if err != nil {
+		abandon(ctx, forks, err)
+		return nil, err
 	}
 	return forks, nil
 }
 
-func firstError(errs []error) int {
-	for i, err := range errs {
-		if err != nil {
-			return i
-		}
+// makeForks makes the copies, all or none. Nobody gets at one of them before all are made, nor does the store promise one.
+//
+// Preconditions: the turns are taken; on success they are given here.
+func makeForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot, vars map[string]string) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(forks))
+	for i, f := range forks {
+		wg.Go(func() { errs[i] = f.makeFork(ctx, image, vars) })
 	}
-	return 0
+	wg.Wait()
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return errs[i]
+	}
+	failpoint("fork.made")
+	if err := forks[0].m.announce(ctx, forks...); err != nil {
+		return err
+	}
+	for _, f := range forks {
+		close(f.making)
+		f.give()
+	}
+	return nil
 }
 
-// makeFork makes one copy.
+// makeFork makes the sandbox of one copy.
 //
-// Preconditions: the turn is taken; it is given here.
+// Preconditions: the turn is taken.
 func (s *Session) makeFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	stop := context.AfterFunc(s.m.ctx, cancel)
 	defer stop()
-	defer s.give()
-	s.finishMaking(ctx, s.makeCopy(ctx, image, vars))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.makeErr
+	return s.makeCopy(ctx, image, vars)
+}
+
+// abandon undoes what there is of copies that could not all be made.
+//
+// Preconditions: the turns are taken; they are given here.
+func abandon(ctx context.Context, forks []*Session, err error) {
+	var wg sync.WaitGroup
+	for _, f := range forks {
+		wg.Go(func() {
+			f.abortMaking(ctx, err)
+			f.give()
+		})
+	}
+	wg.Wait()
 }
 
 // reserve takes the keys of n copies, all or none.
@@ -142,9 +155,9 @@ func (s *Session) reserve(n int, names []string) ([]*Session, error) {
 	for i, key := range keys {
 		forks[i] = s.m.newSession(record{
 			ID: newID(), Key: key, State: Creating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
-			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName,
+			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1,
 		})
-		forks[i].turn <- struct{}{} // makeFork gives it
+		forks[i].turn <- struct{}{} // makeForks or abandon gives it
 		s.m.live[key] = forks[i]
 	}
 	return forks, nil

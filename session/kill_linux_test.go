@@ -32,6 +32,7 @@ type scenario struct {
 	pool    bool
 	sleeps  bool // needs a backend whose sessions can be hibernated or forked
 	points  []string
+	ahead   string // only the first who comes to this point goes on; empty: all do
 	prepare func(ctx context.Context, m *Manager) error
 	act     func(ctx context.Context, m *Manager) error
 	check   func(t *testing.T, k *bench)
@@ -75,8 +76,9 @@ var (
 		_, err := s.Cell(ctx, sandbox.Cell{Code: note(2)})
 		return err
 	})
-	doze  = with(func(ctx context.Context, s *Session) error { return s.Hibernate(ctx) })
-	touch = with(func(ctx context.Context, s *Session) error {
+	doze    = with(func(ctx context.Context, s *Session) error { return s.Hibernate(ctx) })
+	forkTwo = with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err })
+	touch   = with(func(ctx context.Context, s *Session) error {
 		_, err := s.Cell(ctx, sandbox.Cell{Code: "x"})
 		return err
 	})
@@ -113,6 +115,21 @@ func checkSnapshots(t *testing.T, k *bench) {
 			t.Fatal(err)
 		}
 		want(t, "x in the snapshot", py(t, n, noted(k.b)), "1")
+	}
+}
+
+// checkForks wants both copies, or none.
+func checkForks(t *testing.T, k *bench) {
+	t.Helper()
+	copies := 0
+	for i := range k.m.List(t.Context(), ListOptions{}) {
+		want(t, "x in "+i.Key.Name, py(t, k.get(i.Key.Name), "x"), "1")
+		if i.Key.Name != "work" {
+			copies++
+		}
+	}
+	if copies != 0 && copies != 2 {
+		t.Errorf("there are %d of 2 copies", copies)
 	}
 }
 
@@ -178,14 +195,12 @@ var scenarios = map[string]scenario{
 		check: checkEach(checkAlive, checkSnapshots),
 	},
 	"fork": {
-		sleeps: true, points: []string{"fork.written", "create.registered", "create.made", "create.saved"},
-		prepare: prepared,
-		act:     with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err }),
-		check: checkEach(checkAlive, func(t *testing.T, k *bench) {
-			for i := range k.m.List(t.Context(), ListOptions{}) {
-				want(t, "x in "+i.Key.Name, py(t, k.get(i.Key.Name), "x"), "1")
-			}
-		}, checkSnapshots),
+		sleeps: true, points: []string{"fork.written", "create.begun", "create.registered", "create.made", "fork.made", "create.saved"},
+		prepare: prepared, act: forkTwo, check: checkEach(checkAlive, checkForks, checkSnapshots),
+	},
+	"fork of which one copy is ahead": {
+		sleeps: true, points: []string{"create.registered", "create.made"}, ahead: "create.begun",
+		prepare: prepared, act: forkTwo, check: checkEach(checkAlive, checkForks, checkSnapshots),
 	},
 	"end": {
 		points:  []string{"end.begun", "end.saved", "end.terminated", "end.stopped"},
@@ -246,14 +261,18 @@ func child(dir string) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	var armed atomic.Bool
+	sc := scenarios[os.Getenv(scenarioEnv)]
+	var armed, taken atomic.Bool
 	failpoint = func(name string) {
-		if armed.Load() && name == os.Getenv(failpointEnv) {
+		switch {
+		case !armed.Load():
+		case name == os.Getenv(failpointEnv):
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {} // until it arrives
+		case name == sc.ahead && !taken.CompareAndSwap(false, true):
+			select {} // until whoever is ahead dies
 		}
 	}
-	sc := scenarios[os.Getenv(scenarioEnv)]
 	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowContainer: true}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
@@ -299,7 +318,7 @@ func busy(ctx context.Context, m *Manager) int {
 		_ = doze(ctx, m)
 		_ = touch(ctx, m)
 		_ = with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") })(ctx, m)
-		_ = with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err })(ctx, m)
+		_ = forkTwo(ctx, m)
 		_ = m.DeleteSnapshot(ctx, Key{Name: "work"}, "*")
 		for i := range m.List(ctx, ListOptions{}) {
 			if s, err := m.Get(ctx, i.Key); err == nil && i.Key.Name != "work" && i.Key.Name != bystander {

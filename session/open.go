@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -269,21 +270,49 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 // finishMaking tells how the making of a session ended.
 func (s *Session) finishMaking(ctx context.Context, err error) {
 	if err == nil {
-		s.mu.Lock()
-		s.rec.Since = time.Now().UTC()
-		if s.become(Ready, "made") {
-			s.mu.Unlock()
-			err = s.save(context.WithoutCancel(ctx))
-			failpoint("create.saved")
-		} else {
-			s.mu.Unlock() // it was ended meanwhile, and whoever did that waits for the turn to clean up
-		}
+		err = s.m.announce(ctx, s)
 	}
-	if err == nil {
-		close(s.making)
+	if err != nil {
+		s.abortMaking(ctx, err)
 		return
 	}
-	s.abortMaking(ctx, err)
+	close(s.making)
+}
+
+// announce takes sessions whose sandboxes are made to their first state. The store hears of all of them at once, and before anybody else.
+//
+// Preconditions: the turns are taken.
+func (m *Manager) announce(ctx context.Context, made ...*Session) error {
+	now := time.Now().UTC()
+	var rows []store.Session
+	for _, s := range made {
+		s.saveMu.Lock()
+		defer s.saveMu.Unlock()
+		s.mu.Lock()
+		next := s.rec
+		s.mu.Unlock()
+		if next.State != Creating {
+			continue // it was ended meanwhile, and whoever did that waits for the turn to clean up
+		}
+		next.State, next.Reason, next.Since = Ready, "made", now
+		row, err := next.row()
+		if err != nil {
+			return err
+		}
+		rows = append(rows, row)
+	}
+	if err := m.store.SaveSessions(context.WithoutCancel(ctx), rows...); err != nil {
+		return err
+	}
+	failpoint("create.saved")
+	for _, s := range made {
+		s.mu.Lock()
+		if s.become(Ready, "made") {
+			s.rec.Since = now
+		}
+		s.mu.Unlock()
+	}
+	return nil
 }
 
 // abortMaking undoes what there is of a session that could not be made.

@@ -61,6 +61,9 @@ type record struct {
 	Base     string `json:"base,omitempty"`
 	BaseName string `json:"base_name,omitempty"`
 
+	// Copy is which of a fork's copies it is, from 1; 0: none. They are made together, so one that is still being made after a restart never was.
+	Copy int `json:"copy,omitempty"`
+
 	Restored  int         `json:"restored,omitempty"`
 	StateFrom *time.Time  `json:"state_from,omitempty"`
 	Losses    []time.Time `json:"losses,omitempty"`   // restores within the window

@@ -15,6 +15,8 @@ import (
 //	create     record, no sandbox                    never was: the record goes
 //	           record and sandbox                    made: the session is ready
 //	           a sandbox of the pool, not labelled   a stray: ended
+//	fork       copies that are being made            never were: records, sandboxes and image go
+//	           copies that were made, and the image  made: all are ready, the image goes
 //	hibernate  sandbox and image                     awake: the image goes
 //	           image, and a record that names the sandbox it was taken of   asleep
 //	wake       record asleep, and a sandbox          awake: the image goes
@@ -145,6 +147,10 @@ func (m *Manager) recover(ctx context.Context) error {
 // reconcile decides what a session is, from its record and what there is of it. False: it never was.
 func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 	r := &s.rec
+	if r.State == Creating && r.Copy > 0 { // nobody was promised it, and the others may be missing
+		f.strays = append(f.strays, running...)
+		return false
+	}
 	known := s.m.known(r.Backend) != nil
 	if f.silent[r.Backend] || !known {
 		// Nothing is known, so nothing is decided; but nobody was promised one that was being made.
