@@ -32,6 +32,9 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 			return nil, err
 		}
 	}
+	if forks, err := s.m.forksBy(ctx); len(forks) > 0 || err != nil {
+		return forks, err
+	}
 	if err := s.made(ctx); err != nil {
 		return nil, err
 	}
@@ -50,7 +53,7 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	if err != nil {
 		return nil, err
 	}
-	forks, err := s.reserve(n, names)
+	forks, err := s.reserve(ctx, n, names)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +123,7 @@ func abandon(ctx context.Context, forks []*Session, err error) {
 }
 
 // reserve takes the keys of n copies, all or none.
-func (s *Session) reserve(n int, names []string) ([]*Session, error) {
+func (s *Session) reserve(ctx context.Context, n int, names []string) ([]*Session, error) {
 	s.mu.Lock()
 	proto := s.rec
 	s.mu.Unlock()
@@ -155,7 +158,7 @@ func (s *Session) reserve(n int, names []string) ([]*Session, error) {
 	for i, key := range keys {
 		forks[i] = s.m.newSession(record{
 			ID: newID(), Key: key, State: Creating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
-			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1,
+			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
 		})
 		forks[i].turn <- struct{}{} // makeForks or abandon gives it
 		s.m.live[key] = forks[i]

@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Open finds the session of a key, or makes it; created says which. A hundred callers at once make one sandbox. A session that is being
+// Open finds the session of a key, or makes it; created says which. A session that the same request has made counts as created. A hundred callers at once make one sandbox. A session that is being
 // made is made to its end, also when whoever asked for it has given up.
 func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (s *Session, created bool, err error) {
 	key, w, err := m.wish(key, o)
@@ -30,7 +30,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (s *Session,
 		if err := s.made(ctx); err != nil {
 			return nil, false, err
 		}
-		if created {
+		if created || s.madeBy(ctx) {
 			m.auditOpen(ctx, s)
 			return s, true, nil
 		}
@@ -113,7 +113,7 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, o OpenOptions, w wis
 		m.mu.Unlock()
 		return nil, false, m.missing(ctx, key)
 	}
-	s := m.newSession(m.newRecord(key, o, w))
+	s := m.newSession(m.newRecord(ctx, key, o, w))
 	s.turn <- struct{}{} // make gives it
 	m.live[key] = s
 	actor := context.WithoutCancel(ctx) // who asked is who made it, for as long as it takes
@@ -122,11 +122,11 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, o OpenOptions, w wis
 	return s, true, nil
 }
 
-func (m *Manager) newRecord(key Key, o OpenOptions, w wish) record {
+func (m *Manager) newRecord(ctx context.Context, key Key, o OpenOptions, w wish) record {
 	now := time.Now().UTC()
 	return record{
 		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: w.spec, SpecHash: w.hash, Policy: w.policy, Gate: o.Gate, Role: o.Role, From: o.From,
-		Created: now, Used: now,
+		Created: now, Used: now, Request: request(ctx),
 	}
 }
 

@@ -63,6 +63,8 @@ type record struct {
 
 	// Copy is which of a fork's copies it is, from 1; 0: none. They are made together, so one that is still being made after a restart never was.
 	Copy int `json:"copy,omitempty"`
+	// Request is the id of the request that made it, if that may be repeated.
+	Request string `json:"request,omitempty"`
 
 	Restored  int         `json:"restored,omitempty"`
 	StateFrom *time.Time  `json:"state_from,omitempty"`

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -243,5 +244,75 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	<-s.disposed
 	if took := time.Since(begun); took < 5*time.Second {
 		t.Errorf("who does not listen was killed after %s, want five seconds", took)
+	}
+}
+
+func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
+	k := newBench(t, quick())
+	one, two := WithRequest(t.Context(), "one"), WithRequest(t.Context(), "two")
+	open := func(ctx context.Context, o OpenOptions) (string, bool, error) {
+		s, created, err := k.m.Open(ctx, Key{Name: "work"}, o)
+		if err != nil {
+			return "", created, err
+		}
+		return s.ID(), created, nil
+	}
+	id, created, err := open(one, OpenOptions{New: true})
+	if err != nil || !created {
+		t.Fatal(created, err)
+	}
+	k.restart()
+	if again, created, err := open(one, OpenOptions{New: true}); again != id || !created || err != nil {
+		t.Errorf("%s, %v, %v; it is %s", again, created, err, id)
+	}
+	for what, ctx := range map[string]context.Context{"another request": two, "no request": t.Context(), "an empty one": WithRequest(t.Context(), "")} {
+		_, _, err := open(ctx, OpenOptions{New: true})
+		wantCode(t, what, err, CodeExists)
+		if found, created, err := open(ctx, OpenOptions{}); found != id || created || err != nil {
+			t.Errorf("%s: %s, %v, %v", what, found, created, err)
+		}
+	}
+
+	s := k.get("work")
+	snap, err := s.Save(one, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.Save(one, "a"); err != nil || again.ID != snap.ID {
+		t.Errorf("%+v, %v", again, err)
+	}
+	_, err = s.Save(two, "a")
+	wantCode(t, "a snapshot of another request's", err, CodeSnapshotExists)
+
+	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
+		t.Fatal(err)
+	}
+
+	if !sleeps(k.b) {
+		return
+	}
+	forks := func(ctx context.Context) string {
+		t.Helper()
+		made, err := k.get("work").Fork(ctx, 2, []string{"b", "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for _, f := range made {
+			ids = append(ids, f.Key().Name+" "+f.ID())
+		}
+		return strings.Join(ids, ", ")
+	}
+	fork := WithRequest(t.Context(), "fork")
+	made := forks(fork)
+	k.restart()
+	want(t, "the copies", forks(fork), made)
+	_, err = k.get("work").Fork(two, 2, []string{"b", "a"})
+	wantCode(t, "copies of another request's", err, CodeExists)
+	if err := k.get("b").End(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, left, _ := strings.Cut(made, ", "); forks(fork) != left {
+		t.Errorf("of %s %s is left", made, left)
 	}
 }

@@ -19,6 +19,7 @@ type saved struct {
 	Image    *sandbox.Snapshot `json:"image"`
 	Spec     sandbox.Spec      `json:"spec"`
 	SpecHash string            `json:"spec_hash"`
+	Request  string            `json:"request,omitempty"` // as a session's
 }
 
 // imageOf gives the image of a named snapshot.
@@ -251,6 +252,9 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	// One at a time, so that the limit holds and a name is given once.
 	s.namingMu.Lock()
 	defer s.namingMu.Unlock()
+	if snap, found, err := s.savedBy(ctx, name); found || err != nil {
+		return snap, err
+	}
 	if err := s.mayName(ctx, name); err != nil {
 		return Snapshot{}, err
 	}
@@ -265,7 +269,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		ID: "p" + newID(), Tenant: s.key.Tenant, Session: s.key.Name, SessionID: s.id, Name: name, Parent: s.rec.BaseName, Image: imageRef(image), Size: image.Size,
 		Memory: true, Created: image.Created,
 	}
-	v := saved{Image: image, Spec: s.rec.Spec, SpecHash: s.rec.SpecHash}
+	v := saved{Image: image, Spec: s.rec.Spec, SpecHash: s.rec.SpecHash, Request: request(ctx)}
 	s.mu.Unlock()
 	if row.Data, err = json.Marshal(v); err != nil {
 		return Snapshot{}, fmt.Errorf("encode snapshot: %w", err)

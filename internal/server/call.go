@@ -37,7 +37,8 @@ type call struct {
 	after  func() // called once the answer is out
 	// repeatable is the body once it was read for an idempotency key.
 	repeatable *[]byte
-	again      bool // a server before this one began to answer it
+	again      bool   // somebody began to answer it before
+	request    string // its id, the same for each repetition under an idempotency key; empty: it has none
 }
 
 // none is the body of a request or answer that has none.
@@ -45,6 +46,9 @@ type none struct{}
 
 // ctx is the request's context, marked with who acts.
 func (c *call) ctx() context.Context { return c.r.Context() }
+
+// making is ctx for what makes something, so that a repetition of the request finds it.
+func (c *call) making() context.Context { return session.WithRequest(c.ctx(), c.request) }
 
 // session finds the session the path names, under the caller's own tenant. One of another tenant is not there.
 func (c *call) session() (*session.Session, error) {

@@ -4,7 +4,13 @@ import (
 	"os"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 )
 
-func TestMain(m *testing.M) { os.Exit(servertest.Main(m)) }
+func TestMain(m *testing.M) {
+	if servertest.Doomed() {
+		server.DieOverAnswers()
+	}
+	os.Exit(servertest.Main(m))
+}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -79,12 +81,22 @@ func (r *repeats) once(c *call, do func() error) error {
 		if old.Done {
 			return replay(c, old)
 		}
-		// Nobody of this server answers it, or enter would have waited: the server before this one ended over it. What it was to make is
-		// found by name, or made now.
-		c.again = true
+		// Nobody of this server answers it, or enter would have waited: its caller has gone, or the server before this one ended over it. What it
+		// has made is found by its id, or made now.
+		c.again, claim.Created = true, old.Created
 	}
+	c.request = requestOf(claim)
 	return r.first(c, claim, do)
 }
+
+// requestOf gives an id that a request has under its key for as long as the key is remembered.
+func requestOf(claim store.Reply) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%x\x00%d", claim.Tenant, claim.Key, claim.Request, claim.Created.UnixNano()))
+	return hex.EncodeToString(sum[:16])
+}
+
+// answered is called between what a request does and the note of its answer. Tests replace it to die there.
+var answered = func() {}
 
 // first answers, and remembers the answer.
 func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
@@ -102,7 +114,8 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 		}
 	}()
 	if err := do(); err != nil {
-		done = c.s.draining() && sandbox.CodeOf(err) == api.CodeUnavailable // it goes on, and whoever repeats finds it
+		// What goes on without its caller, or its server, is found by whoever repeats.
+		done = c.ctx().Err() != nil || c.s.draining() && sandbox.CodeOf(err) == api.CodeUnavailable
 		return err
 	}
 	if code := c.w.problem.Code; code != "" { // told as an event
@@ -117,11 +130,11 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 	if kept.over { // that it was done must be known, or it would be done twice
 		claim.Body, claim.Header = nil, map[string]string{notKept: "true"}
 	}
-	if err := r.store.EndReply(ctx, claim); err != nil {
-		c.log.Warn("an answer could not be kept for its idempotency key", "error", err)
-		return nil
-	}
+	answered()
 	done = true
+	if err := r.store.EndReply(ctx, claim); err != nil { // the claim stays, and whoever repeats finds what was made
+		c.log.Warn("an answer could not be kept for its idempotency key", "error", err)
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"crypto/rand"
 	"net/http"
 	"net/url"
@@ -51,7 +52,7 @@ func createSession(c *call, in api.Open) (api.Opened, error) {
 		return api.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
 	}
 	if in.Name == "" {
-		in.Name = "s-" + strings.ToLower(rand.Text()[:16])
+		in.Name = "s-" + strings.ToLower(cmp.Or(c.request, rand.Text())[:16])
 	}
 	in.New = true
 	return open(c, in)
@@ -77,7 +78,7 @@ func open(c *call, in api.Open) (api.Opened, error) {
 		}
 	}
 	began := time.Now()
-	ses, made, err := c.s.manager.Open(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Name}, session.OpenOptions{
+	ses, made, err := c.s.manager.Open(c.making(), session.Key{Tenant: c.who.tenant, Name: in.Name}, session.OpenOptions{
 		Spec: in.Spec, Backend: in.Backend, Policy: in.Policy.Session(), From: in.From, Vars: in.Vars, Existing: in.Existing, New: in.New, Gate: in.Gate, Role: in.Role,
 	})
 	if err != nil {

@@ -39,7 +39,7 @@ func saveSnapshot(c *call, in api.Save) (session.Snapshot, error) {
 	if err != nil {
 		return session.Snapshot{}, err
 	}
-	snap, err := ses.Save(c.ctx(), in.Name)
+	snap, err := ses.Save(c.making(), in.Name)
 	c.status = http.StatusCreated
 	return snap, err
 }
@@ -92,7 +92,7 @@ func forkSession(c *call, in api.Fork) (api.Forked, error) {
 		return api.Forked{}, err
 	}
 	began := time.Now()
-	copies, err := ses.Fork(c.ctx(), n, in.Names)
+	copies, err := ses.Fork(c.making(), n, in.Names)
 	if len(copies) == 0 && err != nil {
 		return api.Forked{}, err
 	}

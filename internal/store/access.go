@@ -106,7 +106,7 @@ func (s *SQLite) BeginReply(ctx context.Context, r Reply) (old Reply, claimed bo
 		}
 		claimed = true
 		_, err = tx.ExecContext(ctx, "INSERT INTO replies (tenant, key, request, done, status, body, header, created) VALUES (?, ?, ?, 0, 0, x'', '{}', ?)",
-			r.Tenant, r.Key, r.Request, stamp(time.Now()))
+			r.Tenant, r.Key, r.Request, stamp(r.Created))
 		return err
 	})
 	return old, claimed && err == nil, err

@@ -30,6 +30,9 @@ var shared string
 
 // Main is TestMain for packages that use a Bench. Nothing may be left behind: no sandbox and no goroutine.
 func Main(m *testing.M) int {
+	if Doomed() {
+		return serveDoomed()
+	}
 	var err error
 	if shared, err = os.MkdirTemp("", "recluse-server-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -107,8 +110,8 @@ func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Bench{t: t, dir: t.TempDir(), Backend: b, opts: opts, tcp: "127.0.0.1:0", warm: warm}
-	k.Socket = filepath.Join(k.dir, "run", "recluse.sock")
+	k := &Bench{t: t, Backend: b, opts: opts, tcp: "127.0.0.1:0", warm: warm}
+	k.in(t.TempDir())
 	if k.opts.Logger == nil {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -122,6 +125,9 @@ func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 	t.Cleanup(k.close)
 	return k
 }
+
+// in sets the data directory.
+func (k *Bench) in(dir string) { k.dir, k.Socket = dir, filepath.Join(dir, "run", "recluse.sock") }
 
 // Start makes manager and server.
 func (k *Bench) Start() {
