@@ -69,13 +69,13 @@ func (c *Client) Get(ctx context.Context, name string) (*Session, session.Info, 
 	return s, info, nil
 }
 
-// List gives sessions in the order of their names. The tenant is the client's own.
+// List gives sessions in the order of their names, the oldest first among those of one name. The tenant is the client's own.
 func (c *Client) List(ctx context.Context, o session.ListOptions) iter.Seq2[session.Info, error] {
 	return func(yield func(session.Info, error) bool) {
-		given := 0
+		given, after := 0, ""
 		for {
 			q := url.Values{"limit": {strconv.Itoa(pageSize(o.Limit, given))}}
-			set(q, "after", o.After)
+			set(q, "after", after)
 			for _, st := range o.States {
 				q.Add("state", string(st))
 			}
@@ -93,7 +93,7 @@ func (c *Client) List(ctx context.Context, o session.ListOptions) iter.Seq2[sess
 			if page.Next == "" {
 				return
 			}
-			o.After = page.Next
+			after = page.Next
 		}
 	}
 }

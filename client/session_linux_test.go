@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"sort"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -231,3 +233,42 @@ func TestFilesOfASession(t *testing.T) {
 type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errBroken }
+
+func TestSessionsOfOneNameAreAllListed(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	s, _, err := k.Manager.Open(t.Context(), session.Key{Name: "dup"}, session.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.End(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	st := k.Manager.Store()
+	rows, err := st.FindSessions(t.Context(), store.SessionQuery{ID: s.ID()})
+	if err != nil || len(rows) != 1 {
+		t.Fatal(rows, err)
+	}
+	const others = 1500 // more than a page holds
+	var more []store.Session
+	for i := range others {
+		row := rows[0]
+		row.ID = fmt.Sprintf("%s%04d", s.ID(), i)
+		row.Data = bytes.ReplaceAll(row.Data, []byte(s.ID()), []byte(row.ID))
+		more = append(more, row)
+	}
+	if err := st.SaveSessions(t.Context(), more...); err != nil {
+		t.Fatal(err)
+	}
+	for limit, want := range map[int]int{0: others + 1, 1200: 1200} {
+		seen := map[string]bool{}
+		for i, err := range k.Trusted.List(t.Context(), session.ListOptions{States: []session.State{session.Ended}, Limit: limit}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[i.ID] = true
+		}
+		if len(seen) != want {
+			t.Errorf("with limit %d there are %d of %d", limit, len(seen), want)
+		}
+	}
+}

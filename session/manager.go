@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -282,11 +283,10 @@ func (m *Manager) missing(ctx context.Context, key Key) error {
 type ListOptions struct {
 	Tenant string  // "*": all; empty: DefaultTenant
 	States []State // empty: all that are live
-	After  string  // name after which to begin; with all tenants "tenant/name"
 	Limit  int     // 0: all
 }
 
-// List gives sessions in the order of their names.
+// List gives sessions in the order of their names, the oldest first among those of one name.
 func (m *Manager) List(ctx context.Context, o ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		all, err := m.list(ctx, o)
@@ -306,14 +306,8 @@ func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
 	if o.Tenant == "" {
 		o.Tenant = DefaultTenant
 	}
-	place := func(k Key) string {
-		if o.Tenant == "*" {
-			return k.String()
-		}
-		return k.Name
-	}
 	wanted := func(i *Info) bool {
-		return (o.Tenant == "*" || i.Key.Tenant == o.Tenant) && place(i.Key) > o.After &&
+		return (o.Tenant == "*" || i.Key.Tenant == o.Tenant) &&
 			(len(o.States) == 0 && i.State.Live() || slices.Contains(o.States, i.State))
 	}
 	var out []Info
@@ -341,26 +335,14 @@ func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Info) int {
-		return cmpString(a.Key.Tenant, b.Key.Tenant, a.Key.Name, b.Key.Name, a.ID, b.ID)
+	slices.SortFunc(out, func(a, b Info) int {
+		return cmp.Or(
+			cmp.Compare(a.Key.Tenant, b.Key.Tenant), cmp.Compare(a.Key.Name, b.Key.Name), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 	if o.Limit > 0 && len(out) > o.Limit {
 		out = out[:o.Limit]
 	}
 	return out, nil
-}
-
-// cmpString compares pairs until one differs.
-func cmpString(pairs ...string) int {
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if pairs[i] < pairs[i+1] {
-			return -1
-		}
-		if pairs[i] > pairs[i+1] {
-			return 1
-		}
-	}
-	return 0
 }
 
 // sessions gives those that hold their key.

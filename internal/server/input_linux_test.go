@@ -141,24 +141,32 @@ func TestExpiredSessionSaysSo(t *testing.T) {
 
 func TestSessionsComeInPages(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	for i := range 3 {
-		open(t, k, "default", fmt.Sprintf("s%d", i))
+	live := []string{"s", "s-1", "s.2", "s0", "t"}
+	for _, name := range live {
+		open(t, k, "default", name)
 	}
-	var names []string
-	path := "/v1/sessions?limit=2"
-	for {
-		var page api.Sessions
-		ask(t, k, "", "GET", path, "").decode(t, &page)
-		for _, i := range page.Sessions {
-			names = append(names, i.Key.Name)
+	var ended []string
+	for range 5 {
+		s := open(t, k, "default", "dup")
+		ended = append(ended, s.ID())
+		if err := s.End(t.Context(), ""); err != nil {
+			t.Fatal(err)
 		}
-		if page.Next == "" {
-			break
-		}
-		path = "/v1/sessions?limit=2&after=" + page.Next
 	}
-	if got := strings.Join(names, " "); got != "s0 s1 s2" {
-		t.Errorf("got %s", got)
+	names := func(p api.Sessions) ([]string, string) {
+		return named(p.Sessions, func(i session.Info) string { return i.Key.Name }), p.Next
+	}
+	ids := func(p api.Sessions) ([]string, string) {
+		return named(p.Sessions, func(i session.Info) string { return i.ID }), p.Next
+	}
+	if got := collect(t, k, "", "/v1/sessions?", 2, names); !slices.Equal(got, live) {
+		t.Errorf("got %q, want %q", got, live)
+	}
+	if got := collect(t, k, "", "/v1/sessions?state=ended", 2, ids); !slices.Equal(got, ended) {
+		t.Errorf("got %q, want %q", got, ended)
+	}
+	if got := collect(t, k, "", "/v1/sessions?state=ended&state=ready", 3, names); len(got) != len(live)+len(ended) {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -110,7 +110,7 @@ func (s *Server) table() []route {
 		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
-			with(qLimit, param{"after", "string", "name behind which to begin"}, param{"state", "string", "only this state; may be repeated"}),
+			with(qLimit, qAfter, param{"state", "string", "only this state; may be repeated"}),
 		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
 		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).repeating().lasting(),
 		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, showSession),

@@ -21,29 +21,24 @@ var states = []session.State{
 }
 
 func listSessions(c *call, _ none) (api.Sessions, error) {
-	limit, err := c.page()
-	if err != nil {
-		return api.Sessions{}, err
-	}
-	o := session.ListOptions{Tenant: c.who.tenant, After: c.query.Get("after"), Limit: limit + 1}
+	o := session.ListOptions{Tenant: c.who.tenant}
 	for _, name := range c.query["state"] {
 		if !slices.Contains(states, session.State(name)) {
 			return api.Sessions{}, badQuery("state", "one of the states of a session")
 		}
 		o.States = append(o.States, session.State(name))
 	}
-	out := api.Sessions{Sessions: []session.Info{}}
+	var all []session.Info
 	for i, err := range c.s.manager.List(c.ctx(), o) {
 		if err != nil {
-			return out, err
+			return api.Sessions{}, err
 		}
-		if len(out.Sessions) == limit {
-			out.Next = out.Sessions[limit-1].Key.Name
-			break
-		}
-		out.Sessions = append(out.Sessions, i)
+		all = append(all, i)
 	}
-	return out, nil
+	var out api.Sessions
+	var err error
+	out.Sessions, out.Next, err = paged(c, all, func(i session.Info) string { return place(i.Key.Name, i.Created, i.ID) })
+	return out, err
 }
 
 // createSession makes a session that was not there.

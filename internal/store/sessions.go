@@ -32,7 +32,6 @@ func (s *SQLite) FindSessions(ctx context.Context, q SessionQuery) ([]Session, e
 	w.and(q.Name != "", "name = ?", q.Name)
 	w.and(q.Live, "live = 1")
 	w.and(q.Dead, "live = 0")
-	w.and(q.After != "", "name > ?", q.After)
 	w.and(!q.EndedBefore.IsZero(), "live = 0 AND ended < ?", stamp(q.EndedBefore))
 	scan := func(rows *sql.Rows) (r Session, err error) {
 		var ended, changed int64

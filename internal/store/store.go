@@ -43,7 +43,6 @@ type SessionQuery struct {
 	ID, Tenant, Name string
 	Live             bool      // only those
 	Dead             bool      // only the others
-	After            string    // names behind this one
 	EndedBefore      time.Time // dead since before this moment
 	Limit            int
 }
