@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
 // jsonInline is the output kept per stream with --json: the largest there is, for the file with the rest ends with the sandbox.
@@ -239,6 +241,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if v == nil {
 		return cause(ctx, err)
 	}
+	a.wentBack(v)
 	if a.json {
 		if err := writeJSON(a.stdout, v); err != nil {
 			return err
@@ -265,6 +268,15 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		return nil
 	}
 	return exit(status)
+}
+
+// wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
+func (a *app) wentBack(v *sandbox.Verdict) {
+	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
+	if err != nil || a.json { // it did not, or it is part of the verdict
+		return
+	}
+	a.say("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
 }
 
 // epitaph says in one line what ended it, where its status alone does not tell, or "".

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -63,6 +64,30 @@ func (w *world) sandboxes() []string {
 		w.t.Fatal(err)
 	}
 	return list
+}
+
+// murder kills the process of a session's sandbox, and waits until that is noticed.
+func (w *world) murder(name string) {
+	w.t.Helper()
+	show := func() (i session.Info) {
+		decodeJSON(w.t, w.must("session", "show", name, "--json"), &i)
+		return i
+	}
+	i := show()
+	files, err := filepath.Glob(filepath.Join(w.data, "recluse", "gvisor", "engine", "*"+i.Sandbox+"*.state"))
+	if err != nil || len(files) != 1 {
+		w.t.Fatalf("%v, %v", files, err)
+	}
+	text, err := os.ReadFile(files[0])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var r struct{ Sandbox struct{ PID int } }
+	decodeJSON(w.t, string(text), &r)
+	if err := syscall.Kill(r.Sandbox.PID, syscall.SIGKILL); err != nil {
+		w.t.Fatal(err)
+	}
+	w.await("it is noticed", func() bool { now := show(); return now.Sandbox != i.Sandbox || now.State == session.Lost })
 }
 
 func (w *world) await(what string, ok func() bool) {
@@ -207,6 +232,37 @@ func TestSnapshotsAndForks(t *testing.T) {
 	if got := w.must("snapshot", "list", "work", "--json"); strings.TrimSpace(got) != "[]" {
 		t.Errorf("after --all: %s", got)
 	}
+}
+
+func TestALostStateIsTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("exec", "--session", "work", "--python", "x = 1")
+	w.must("snapshot", "save", "work", "warm")
+	for _, args := range [][]string{{}, {"--json"}} {
+		w.must("exec", "--session", "work", "--python", "x = 2")
+		w.murder("work")
+		got := w.run("", append(append([]string{"exec"}, args...), "--session", "work", "--python", "x")...)
+		where := got.stderr
+		if len(args) > 0 {
+			var v sandbox.Verdict
+			decodeJSON(t, got.stdout, &v)
+			where = v.Metadata[session.MetaStateFrom]
+			got.stdout = v.Result.Text() + "\n"
+		}
+		if got.status != 0 || got.stdout != "1\n" || !strings.Contains(where, strconv.Itoa(time.Now().Year())) {
+			t.Errorf("%v: %+v", args, got)
+		}
+		if got := w.run("", "exec", "--session", "work", "--python", "x"); got.stderr != "" {
+			t.Errorf("told twice: %+v", got)
+		}
+	}
+	w.must("exec", "--session", "work", "--", "touch", "gone")
+	w.murder("work")
+	talkInTerminal(t, w.command("shell", "--session", "work"), 1, func(master *os.File, screen *heard) {
+		say(t, master, "ls gone; exit 1\r")
+		screen.await(t, "its state is that of")
+	})
 }
 
 func TestSessionExecIsLikeExec(t *testing.T) {

@@ -76,6 +76,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 	if err != nil {
 		return cause(ctx, err)
 	}
+	a.wentBack(v)
 	if a.json {
 		if err := writeJSON(a.stderr, v); err != nil {
 			return err

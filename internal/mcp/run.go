@@ -54,6 +54,7 @@ type outcome struct {
 	Error      *sandbox.CellError `json:"error,omitempty" jsonschema:"exception that ended the cell"`
 	StateKept  *bool              `json:"state_kept,omitempty" jsonschema:"the interpreter and its variables live on"`
 	StateLost  bool               `json:"state_lost_before,omitempty" jsonschema:"the interpreter had died before: earlier variables are gone"`
+	StateFrom  string             `json:"state_from,omitempty" jsonschema:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
 	WallMS     int64              `json:"wall_ms"`
 	CPUMS      int64              `json:"cpu_ms"`
 	PeakMemory int64              `json:"peak_memory_bytes"`
@@ -137,7 +138,7 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		Stdout: strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"), Stderr: strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
 		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
 		Error: v.Error, StateLost: v.StateLostBefore, WallMS: v.Wall.Milliseconds(), CPUMS: v.CPU.Milliseconds(), PeakMemory: v.PeakMemory,
-		Warning: v.Metadata[session.MetaGate],
+		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
 	}
 	if v.Ended == sandbox.EndedSignal || v.Ended == sandbox.EndedKilled {
 		o.Signal = v.Signal.String()
@@ -173,6 +174,9 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	}
 	if o.NewSession {
 		block("", "[session "+o.Session+" was made for this call]")
+	}
+	if o.StateFrom != "" {
+		block("", "[the session's sandbox was lost: variables and files are those of "+o.StateFrom+"]")
 	}
 	if o.StateLost {
 		block("", "[the interpreter had died: earlier variables are gone]")

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -212,6 +213,26 @@ func TestSnapshotsAndCopies(t *testing.T) {
 	}})
 	if found.Count != 1 || found.Tools[0].Name != "b" {
 		t.Fatalf("%+v", found)
+	}
+}
+
+func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
+	d := open(t, Options{})
+	s := d.overStdio(t, StdioOptions{Session: "work"}, nil)
+	use[outcome](t, s, "run_code", args{"code": "x = 1"})
+	use[snapshotResult](t, s, "snapshot", args{"action": "create", "name": "one"})
+	use[outcome](t, s, "run_code", args{"code": "x = 2"})
+	work, err := d.Manager.Get(t.Context(), session.Key{Name: "work"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Murder(work)
+	o, res := use[outcome](t, s, "run_code", args{"code": "x"})
+	if from, err := time.Parse(time.RFC3339Nano, o.StateFrom); o.Result != "1" || err != nil || !strings.Contains(text(res), o.StateFrom) {
+		t.Errorf("x is %q, from %s (%v): %s", o.Result, from, err, text(res))
+	}
+	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
+		t.Error("told twice")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -185,6 +186,29 @@ func (k *Bench) close() {
 		k.t.Error(err)
 	}
 	k.Server.Wait()
+}
+
+// Murder kills the process of a session's sandbox, and waits until that is noticed.
+func (k *Bench) Murder(s *session.Session) {
+	k.t.Helper()
+	id := s.Info().Sandbox
+	list, err := k.Backend.List(context.Background())
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for _, i := range list {
+		if i.ID != id {
+			continue
+		}
+		if err := syscall.Kill(i.PID, syscall.SIGKILL); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(30 * time.Second); s.Info().Sandbox == id && s.Info().State != session.Lost; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			k.t.Fatal("nobody noticed that the sandbox has gone")
+		}
+	}
 }
 
 // Client speaks to the server over TCP with a key.
