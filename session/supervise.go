@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
@@ -361,16 +362,20 @@ func (s *Session) alert() {
 	s.m.log.ErrorContext(s.m.ctx, "webhook could not be told of a lost session", "session", s.key.String(), "error", err)
 }
 
-func post(ctx context.Context, url string, body []byte) error {
+// post sends a message to an address. No error of it holds the address, which is often a secret.
+func post(ctx context.Context, address string, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, webhookWait)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return errors.New("it is no address of HTTP")
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true // it is rare: no connection is kept for it
 	resp, err := (&http.Client{Timeout: webhookWait}).Do(req)
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
 	if err != nil {
 		return err
 	}

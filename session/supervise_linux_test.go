@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -104,6 +105,28 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	want(t, "x", py(t, s, noted(k.b)), "1")
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestTheAddressOfAWebhookIsNotLogged(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	answers := httptest.NewServer(http.NotFoundHandler())
+	defer answers.Close()
+	const secret = "/SECRET?token=SECRET#SECRET"
+	for _, base := range []string{gone.URL, answers.URL, "http://[", "gopher://host"} {
+		if err := post(t.Context(), base+secret, nil); err == nil || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%s: %v", base, err)
+		}
+	}
+	log := &lines{}
+	k := newBench(t, quick())
+	k.opts.Webhook, k.opts.Logger = gone.URL+secret, slog.New(slog.NewJSONHandler(log, nil))
+	k.restart()
+	k.murder(k.open("work"))
+	await(t, "the failure is logged", func() bool { return strings.Contains(log.String(), "webhook could not be told") })
+	if text := log.String(); strings.Contains(text, "SECRET") {
+		t.Error(text)
 	}
 }
 

@@ -2,10 +2,12 @@ package mcptools
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -49,6 +51,14 @@ func (w *web) RoundTrip(r *http.Request) (*http.Response, error) {
 		res.Body = &bounded{ReadCloser: res.Body, left: w.limit, limit: w.limit}
 	}
 	return res, nil
+}
+
+// quoted is an address as the errors of package http have it.
+var quoted = regexp.MustCompile(`"https?://[^"]*"`)
+
+// unaddressed keeps the addresses out of an error: they may hold a token, and the code in the sandbox hears of it.
+func unaddressed(err error) error {
+	return errors.New(quoted.ReplaceAllString(err.Error(), "its address"))
 }
 
 // closing calls a function behind its end.

@@ -222,7 +222,7 @@ func (s *server) dial(ctx context.Context) (*link, error) {
 	}
 	if l.web != nil {
 		l.web.base.CloseIdleConnections()
-		return nil, fail("is it running, and is this the address of streamable HTTP?", err)
+		return nil, fail("is it running, and is this the address of streamable HTTP?", unaddressed(err))
 	}
 	_ = l.proc.Close() // it has ended, then
 	return nil, fail("try the command by hand: it must speak MCP over stdin and stdout", fmt.Errorf("%s (%w)", l.proc.story(), err))
@@ -279,6 +279,9 @@ func (s *server) failure(ctx context.Context, l *link, op string, err error) err
 	}
 	s.giveUp(l)
 	lost := &sandbox.Error{Code: CodeServerLost, Op: op, Message: "the MCP server was lost", Remedy: "the next call connects to it again", Retry: true, Err: err}
+	if l.web != nil {
+		lost.Err = unaddressed(err)
+	}
 	if l.proc != nil {
 		if story := l.proc.story(); story != "" {
 			lost.Err = errors.New(story)

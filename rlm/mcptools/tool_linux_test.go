@@ -244,6 +244,24 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+func TestTheAddressOfAServerIsNotTold(t *testing.T) {
+	const token = "/SECRET?key=SECRET"
+	front := &switchable{}
+	srv := httptest.NewServer(front)
+	front.set(overHTTP(t, nil))
+	_, tools := open(t, Options{}, Server{Name: "shop", URL: srv.URL + token})
+	front.set(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1"+token, http.StatusTemporaryRedirect) }))
+	_, moved := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`)
+	srv.CloseClientConnections()
+	srv.Close()
+	_, away := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`)
+	for _, err := range []error{moved, away} {
+		if err == nil || !strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	t.Setenv("TOKEN", "a b")
 	for text, want := range map[string][]string{
