@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -140,6 +141,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Lock()
 	labels := s.m.imageLabels(&s.rec, kindHibernation)
 	s.mu.Unlock()
+	seen := glanceAt(ctx, sb)
 	failpoint("hibernate.begun")
 	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels, Stop: true})
 	failpoint("hibernate.stopped")
@@ -153,6 +155,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Lock()
 	s.sb, s.frozen = nil, false
 	s.rec.layDown(snap, time.Now().UTC())
+	s.rec.Asleep = seen
 	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
 	s.become(Hibernated, reason)
 	s.mu.Unlock()
@@ -163,6 +166,34 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	err = s.save(ctx)
 	failpoint("hibernate.saved")
 	return err
+}
+
+// glance is what somebody sees of a sandbox who only looks. It is never changed.
+type glance struct {
+	Operations []sandbox.Operation `json:"operations,omitempty"`
+	Contexts   []sandbox.Context   `json:"contexts,omitempty"`
+	Guest      *sandbox.Guest      `json:"guest"`
+}
+
+// glanceAt looks at a sandbox that is about to sleep. Without an answer there is none, and whoever looks later wakes it.
+func glanceAt(ctx context.Context, sb *sandbox.Sandbox) *glance {
+	ops, err1 := sb.Operations(ctx)
+	contexts, err2 := sb.Contexts(ctx)
+	guest, err3 := sb.Guest(ctx)
+	if errors.Join(err1, err2, err3) != nil {
+		return nil
+	}
+	return &glance{Operations: ops, Contexts: contexts, Guest: guest}
+}
+
+// seen gives what was noted of a session that sleeps; nil: it does not, or nothing was.
+func (s *Session) seen() *glance {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec.State != Hibernated || s.refusal(time.Now()) != nil {
+		return nil
+	}
+	return s.rec.Asleep
 }
 
 // freeze keeps everybody from the sandbox and gives it, or nil if the session sleeps already.

@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -117,6 +119,82 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	})
 	if !s.Info().Used.Equal(used) {
 		t.Error("looking counted as use")
+	}
+}
+
+func TestWatchingKeepsNoSessionAwake(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
+	err = s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { return nil })
+	wantCode(t, "a watcher when the session has ended", err, CodeExpired)
+	if !s.Info().Used.Equal(used) {
+		t.Error("watching counted as use")
+	}
+}
+
+func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 100 * time.Millisecond, OnIdle: IdleEnd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, done, err := s.LookAtFiles(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := s.Info().Used; s.due(used.Add(time.Hour)) != nil || !strings.Contains(s.Info().Reason, "transfer") {
+		t.Errorf("a session from which somebody reads: %+v", s.Info())
+	}
+	used := s.Info().Used
+	done()
+	if !s.Info().Used.Equal(used) {
+		t.Error("reading counted as use")
+	}
+	k.awaitState(s, Expired)
+}
+
+func TestLookingDoesNotWakeASleeper(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := func(s *Session) {
+		t.Helper()
+		ops, err := s.Operations(t.Context())
+		i := slices.IndexFunc(ops, func(o sandbox.Operation) bool { return o.ID == id })
+		if err != nil || len(ops) != 2 || i < 0 || !ops[i].Running || ops[i].PID == 0 || ops[1-i].Verdict == nil {
+			t.Errorf("operations: %+v, %v", ops, err)
+		}
+		if all, err := s.Contexts(t.Context()); err != nil || len(all) != 1 || all[0].Name != defaultContext {
+			t.Errorf("interpreters: %+v, %v", all, err)
+		}
+		if g, err := s.Guest(t.Context()); err != nil || g.Home != sandbox.DefaultHome {
+			t.Errorf("the inside: %+v, %v", g, err)
+		}
+	}
+	looks(s)
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	looks(s)
+	want(t, "state", string(s.Info().State), string(Hibernated))
+	k.restart()
+	s = k.get("work")
+	looks(s)
+	want(t, "state after a restart", string(s.Info().State), string(Hibernated))
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	if ops, err := s.Operations(t.Context()); err != nil || len(ops) != 3 {
+		t.Errorf("awake: %+v, %v", ops, err)
+	}
+	if err := s.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -53,9 +53,10 @@ type record struct {
 	Extended   int           `json:"extended"`
 	ExtendedBy time.Duration `json:"extended_by_ns"`
 
-	// Hibernation is the image it sleeps in, since Slept.
+	// Hibernation is the image it sleeps in, since Slept, and Asleep what those see who look meanwhile; nil: not known.
 	Hibernation *sandbox.Snapshot `json:"hibernation,omitempty"`
 	Slept       time.Time         `json:"slept,omitzero"`
+	Asleep      *glance           `json:"asleep,omitempty"`
 
 	// Base is the id of the snapshot its state comes from last, and BaseName that one's name.
 	Base     string `json:"base,omitempty"`
@@ -94,7 +95,7 @@ func imageRef(s *sandbox.Snapshot) string { return s.Backend + "/" + s.ID }
 
 // layDown notes that a session sleeps in an image.
 func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
-	r.Hibernation, r.Slept, r.Sandbox = image, now, ""
+	r.Hibernation, r.Slept, r.Sandbox, r.Asleep = image, now, "", nil
 	if !r.Since.IsZero() {
 		r.Lived += now.Sub(r.Since)
 		r.Since = time.Time{}

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -77,7 +78,10 @@ func (s *Session) Info() Info {
 	i.Snapshots = s.named
 	i.Gate = string(gate.AtLeast(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == Ready && i.Running > 0 {
-		i.State, i.Reason = Executing, "a cell or command runs"
+		i.State, i.Reason = Executing, "a command runs in the background"
+		if s.calls > 0 {
+			i.Reason = "a cell, a command or a transfer is under way"
+		}
 	}
 	return i
 }
@@ -113,6 +117,9 @@ func (s *Session) become(next State, reason string) bool {
 		s.m.counts.add(next)
 	}
 	s.rec.State, s.rec.Reason = next, reason
+	if next != Hibernated {
+		s.rec.Asleep = nil
+	}
 	s.dirty = true
 	s.emit(Event{Kind: "state", State: next, Reason: reason}, true)
 	s.wakeWaiters()
@@ -321,23 +328,26 @@ func (s *Session) OnHostCall(f sandbox.HostFunc) {
 	}
 }
 
-// Operations lists what runs and what has ended lately. Looking is not use.
+// Operations lists what runs and what has ended lately; of a session that sleeps, what did when it fell asleep. Looking is not use.
 func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
-	return look(ctx, s, (*sandbox.Sandbox).Operations)
+	return look(ctx, s, func(g *glance) []sandbox.Operation { return slices.Clone(g.Operations) }, (*sandbox.Sandbox).Operations)
 }
 
 // Contexts lists the live interpreters. Looking is not use.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
-	return look(ctx, s, (*sandbox.Sandbox).Contexts)
+	return look(ctx, s, func(g *glance) []sandbox.Context { return slices.Clone(g.Contexts) }, (*sandbox.Sandbox).Contexts)
 }
 
 // Guest tells what the inside looks like. Looking is not use.
 func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
-	return look(ctx, s, (*sandbox.Sandbox).Guest)
+	return look(ctx, s, func(g *glance) *sandbox.Guest { return new(*g.Guest) }, (*sandbox.Sandbox).Guest)
 }
 
-// look asks the sandbox without using it.
-func look[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+// look asks the sandbox without using it. One that sleeps is not woken for that: what was seen when it fell asleep is still so.
+func look[T any](ctx context.Context, s *Session, asleep func(*glance) T, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+	if g := s.seen(); g != nil {
+		return asleep(g), nil
+	}
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
 		return out, err
@@ -390,11 +400,35 @@ func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions
 
 // Files gives access to the files; release says that the caller is done with them, until then they count as use.
 func (s *Session) Files(ctx context.Context) (f *sandbox.Files, release func(), err error) {
-	sb, done, err := s.enter(ctx, true)
+	return s.files(ctx, true)
+}
+
+// LookAtFiles is Files for somebody who only reads: the session stays until release, and its idle time is as it was.
+func (s *Session) LookAtFiles(ctx context.Context) (f *sandbox.Files, release func(), err error) {
+	return s.files(ctx, false)
+}
+
+func (s *Session) files(ctx context.Context, use bool) (f *sandbox.Files, release func(), err error) {
+	sb, done, err := s.enter(ctx, use)
 	if err != nil {
 		return nil, nil, err
 	}
 	return sb.Files(), done, nil
+}
+
+// Watch tells of changes below a path, within root if that is not empty, until ctx ends, fn gives an error, or the sandbox is no longer
+// there: it is put to sleep, or ends. Watching is looking.
+func (s *Session) Watch(ctx context.Context, root, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
+	sb, done, err := s.enter(ctx, false)
+	if err != nil {
+		return err
+	}
+	done() // a watcher must not keep a session from sleeping
+	f := sb.Files()
+	if root != "" {
+		f = f.Below(root)
+	}
+	return s.explain(sb, f.Watch(ctx, name, recursive, fn))
 }
 
 // Extend gives the session more time, 0: as much as its policy allows at once.

@@ -9,7 +9,7 @@ type State string
 const (
 	Creating   State = "creating"   // its sandbox is being made
 	Ready      State = "ready"      // nothing runs in it
-	Executing  State = "executing"  // a cell or command runs in it
+	Executing  State = "executing"  // a cell, a command or a transfer is under way
 	Paused     State = "paused"     // frozen in memory, by hand
 	Hibernated State = "hibernated" // on disk, its memory given back
 	Lost       State = "lost"       // its sandbox has gone and could not be brought back

@@ -66,7 +66,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 	seen("work", Ready, "made")
 	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
 	do(err)
-	seen("work", Executing, "a cell or command runs")
+	seen("work", Executing, "a command runs in the background")
 	do(s.Cancel(t.Context(), id))
 	k.awaitState(s, Ready)
 	do(s.Pause(t.Context()))

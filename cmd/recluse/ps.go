@@ -12,6 +12,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -28,7 +29,7 @@ func (a *app) psCommand() *cobra.Command {
 }
 
 func (a *app) ps(ctx context.Context, name string, all bool) error {
-	s, _, done, err := a.session(ctx, name)
+	s, info, done, err := a.session(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -49,10 +50,13 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 	rows := [][]string{{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT", "COMMAND"}}
 	for _, o := range ops {
 		state, t := "running", time.Since(o.Started)
-		if o.Verdict != nil {
+		switch {
+		case o.Verdict != nil:
 			state, t = o.Verdict.String(), o.Verdict.Wall
-		} else if !o.Running {
+		case !o.Running:
 			state = "ended"
+		case info.State == session.Hibernated:
+			state = "asleep"
 		}
 		pid := "-"
 		if o.PID > 0 {

@@ -198,8 +198,17 @@ func TestSessionHibernatesPausesAndResumes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.must("exec", "--session", "work", "--python", "x = 41")
+	id := strings.TrimSpace(w.must("exec", "--session", "work", "--background", "--", "sleep", "1000"))
 	w.expect("work hibernated\n", "session", "hibernate", "work")
+	if got := w.must("ps", "work"); !strings.Contains(got, id) || !strings.Contains(got, "asleep") {
+		t.Errorf("ps: %s", got)
+	}
+	if got := w.must("session", "list"); !strings.Contains(got, "hibernated") {
+		t.Errorf("after ps: %s", got)
+	}
 	w.expect("42\n", "exec", "--session", "work", "--python", "x + 1")
+	w.must("kill", "work", id)
+	w.await("it has ended", func() bool { return !strings.Contains(w.must("ps", "work"), id) })
 	w.expect("work paused\n", "session", "pause", "work")
 	w.expect("work ready\n", "session", "resume", "work")
 	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")

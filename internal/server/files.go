@@ -16,13 +16,18 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// files gives access to the session's files until done is called, confined to the directory the query names as root.
+// files gives access to the session's files until done is called, confined to the directory the query names as root. Whoever may only look
+// does not use the session by it.
 func (c *call) files() (f *sandbox.Files, done func(), err error) {
 	ses, err := c.session()
 	if err != nil {
 		return nil, nil, err
 	}
-	f, done, err = ses.Files(c.ctx())
+	if c.who.scope < scopeExecute {
+		f, done, err = ses.LookAtFiles(c.ctx())
+	} else {
+		f, done, err = ses.Files(c.ctx())
+	}
 	if err == nil && c.query.Get("root") != "" {
 		f = f.Below(c.query.Get("root"))
 	}
@@ -313,15 +318,14 @@ func watchFiles(c *call) error {
 	if err != nil {
 		return err
 	}
-	f, done, err := c.files()
+	ses, err := c.session()
 	if err != nil {
 		return err
 	}
-	defer done()
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	var st *stream
-	err = f.Watch(ctx, name, recursive, func(e sandbox.FileEvent) error {
+	err = ses.Watch(ctx, c.query.Get("root"), name, recursive, func(e sandbox.FileEvent) error {
 		if st == nil {
 			st = startStream(c)
 		}

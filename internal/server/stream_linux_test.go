@@ -216,6 +216,36 @@ func TestWatchedFiles(t *testing.T) {
 	}
 }
 
+func TestWhoOnlyLooksAtFilesDoesNotUseTheSession(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	if a := ask(t, k, "", "PUT", "/v1/sessions/work", `{"policy":{"idle":"1s","on_idle":"end"}}`); a.status != 201 {
+		t.Fatal(a.body)
+	}
+	r, done := listen(t.Context(), t, k, "GET", "/v1/sessions/work/files/watch?path=/tmp", "")
+	defer done()
+	next(t, r) // it listens
+	if e := next(t, r); e.Kind != api.EventProblem || !strings.Contains(string(e.Data), string(session.CodeExpired)) {
+		t.Errorf("%s %s", e.Kind, e.Data)
+	}
+
+	s := open(t, k, "default", "other")
+	if err := s.SetVar(t.Context(), "v", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for scope, use := range map[string]bool{"read": false, "execute": true} {
+		key := k.Key("default", scope)
+		for _, path := range []string{"?path=/etc/passwd", "/stat?path=/tmp", "/list?path=/tmp", "/tar?path=/etc/passwd"} {
+			used := s.Info().Used
+			if a := ask(t, k, key, "GET", "/v1/sessions/other/files"+path, ""); a.status != 200 {
+				t.Fatalf("%s: %s", path, a.body)
+			}
+			if got := !s.Info().Used.Equal(used); got != use {
+				t.Errorf("%s by a key that may %s: use is %t", path, scope, got)
+			}
+		}
+	}
+}
+
 func TestStoppedServerLosesNoCommand(t *testing.T) {
 	k := servertest.New(t, server.Options{Drain: 100 * time.Millisecond})
 	s := k.Trusted.Session("work")

@@ -250,7 +250,9 @@ func TestTheAddressOfAServerIsNotTold(t *testing.T) {
 	srv := httptest.NewServer(front)
 	front.set(overHTTP(t, nil))
 	_, tools := open(t, Options{}, Server{Name: "shop", URL: srv.URL + token})
-	front.set(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1"+token, http.StatusTemporaryRedirect) }))
+	front.set(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://127.0.0.1:1"+token, http.StatusTemporaryRedirect)
+	}))
 	_, moved := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`)
 	srv.CloseClientConnections()
 	srv.Close()
