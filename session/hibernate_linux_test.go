@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -424,6 +425,30 @@ func TestExtensions(t *testing.T) {
 	i := k.get("work").Info()
 	if i.Extended != 2 || i.Expires.Sub(before) != 2*time.Minute {
 		t.Errorf("extended %d times, by %s", i.Extended, i.Expires.Sub(before))
+	}
+}
+
+func TestExtensionsWithoutABound(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: None}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := *s.Info().Expires
+	for _, by := range []time.Duration{-time.Second, math.MaxInt64} {
+		_, err := s.Extend(t.Context(), by)
+		wantCode(t, by.String(), err, sandbox.CodeInvalidRequest)
+		if strings.Contains(err.Error(), "-1ns") {
+			t.Error(err)
+		}
+	}
+	for _, by := range []time.Duration{0, 1000 * time.Hour} {
+		if _, err := s.Extend(t.Context(), by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if by := s.Info().Expires.Sub(before); by != DefaultExtension+1000*time.Hour {
+		t.Errorf("extended by %s", by)
 	}
 }
 

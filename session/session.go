@@ -431,12 +431,18 @@ func (s *Session) Watch(ctx context.Context, root, name string, recursive bool, 
 	return s.explain(sb, f.Watch(ctx, name, recursive, fn))
 }
 
-// Extend gives the session more time, 0: as much as its policy allows at once.
+// longestExtension is what a policy without a bound allows at once: more than anybody needs, and few enough nanoseconds to add up.
+const longestExtension = 10 * 365 * 24 * time.Hour
+
+// Extend gives the session more time, 0: as much as its policy allows at once, or DefaultExtension where that has no bound.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 	s.mu.Lock()
 	p := s.rec.Policy
 	if by == 0 {
 		by = p.Extension
+		if by == None {
+			by = DefaultExtension
+		}
 	}
 	err := s.extendable(by)
 	counts := err == nil && p.TTL != None
@@ -475,8 +481,12 @@ func (s *Session) extendable(by time.Duration) error {
 	if !s.rec.State.Live() {
 		return s.refusal(time.Now())
 	}
-	if by <= 0 || p.Extension != None && by > p.Extension {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "at most " + p.Extension.String() + " at once"}
+	most := p.Extension
+	if most == None {
+		most = longestExtension
+	}
+	if by <= 0 || by > most {
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
 	}
 	if p.TTL != None && s.rec.Extended >= max(0, p.Extensions) {
 		return &sandbox.Error{Code: CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
