@@ -20,9 +20,6 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
-const maxDepth = 64
-
 // call is one request while it is answered.
 type call struct {
 	s      *Server
@@ -73,7 +70,7 @@ func (c *call) unknownSession() error {
 	}
 }
 
-// decode reads a JSON body strictly: nothing unknown, nothing behind it, nothing too deep.
+// decode reads a JSON body strictly: nothing unknown, nothing twice, nothing behind it, nothing too deep.
 func decode[T any](c *call) (T, error) {
 	var v T
 	if reflect.TypeFor[T]() == reflect.TypeFor[none]() {
@@ -109,7 +106,7 @@ func unmarshal(raw []byte, v any) error {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		raw = []byte("{}") // every field of ours that is needed is checked by its handler
 	}
-	if err := checkDepth(raw); err != nil {
+	if err := checkShape(raw, reflect.TypeOf(v)); err != nil {
 		return err
 	}
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -149,28 +146,6 @@ func jsonError(err error) error {
 		out.Remedy = "/v1/openapi.json lists the fields"
 	}
 	return out
-}
-
-// checkDepth refuses JSON that is nested deeper than maxDepth, before anything is made of it.
-func checkDepth(raw []byte) error {
-	depth, inString, escaped := 0, false, false
-	for i, b := range raw {
-		switch {
-		case escaped:
-			escaped = false
-		case inString:
-			escaped, inString = b == '\\', b != '"'
-		case b == '"':
-			inString = true
-		case b == '{' || b == '[':
-			if depth++; depth > maxDepth {
-				return &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("the JSON is nested deeper than %d, at byte %d", maxDepth, i)}
-			}
-		case b == '}' || b == ']':
-			depth--
-		}
-	}
-	return nil
 }
 
 // reply writes a JSON answer.

@@ -156,7 +156,7 @@ func (c *call) chat() error {
 	if err != nil {
 		return err
 	}
-	if err := checkDepth(raw); err != nil {
+	if err := checkShape(raw, nil); err != nil {
 		return err
 	}
 	var in chatRequest

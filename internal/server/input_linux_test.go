@@ -48,6 +48,13 @@ func TestBadInput(t *testing.T) {
 		{"a field of another kind", "POST", cells, `{"code":1}`, 400, api.CodeInvalidJSON},
 		{"an unknown field", "POST", cells, `{"code":"1","cod":2}`, 400, api.CodeUnknownField},
 		{"an unknown field further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memry":1}}}`, 400, api.CodeUnknownField},
+		{"a field twice", "POST", cells, `{"code":"1","code":"2"}`, 400, api.CodeInvalidJSON},
+		{"a field twice, once escaped", "POST", cells, `{"code":"1","c\u006fde":"2"}`, 400, api.CodeInvalidJSON},
+		{"a field twice further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1, "cpus":1, "memory":2}}}`, 400, api.CodeInvalidJSON},
+		{"a variable twice", "POST", cells, `{"code":"1","env":{"A":"1","A":"2"}}`, 400, api.CodeInvalidJSON},
+		{"a field of another case", "POST", cells, `{"CODE":"3"}`, 400, api.CodeUnknownField},
+		{"a field of another case, by an odd letter", "PUT", "/v1/sessions/x", `{"ſpec":{}}`, 400, api.CodeUnknownField},
+		{"a field of another case further down", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"Host":"/"}]}}`, 400, api.CodeUnknownField},
 		{"deep JSON", "POST", cells, `{"code":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, 400, api.CodeInvalidJSON},
 		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, sandbox.CodeInvalidSpec},
 		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, sandbox.CodeInvalidSpec},
@@ -113,6 +120,11 @@ func TestBadInput(t *testing.T) {
 	}
 	if p := ask(t, k, "", "POST", ses+"/forks", `{"count":101}`).problem(t); !strings.Contains(p.Detail, fmt.Sprintf("1 to %d copies", session.MaxForks)) {
 		t.Errorf("too many forks: %+v", p)
+	}
+	// Names that are no fields may differ by their case alone, and what is in a text is no JSON.
+	fine := `{"code":"import os; os.environ['a'] + os.environ['A'] + '{\"code\":1,\"code\":2}'[:0]","env":{"a":"4","A":"2"},"metadata":{"code":"1"}}`
+	if a := ask(t, k, "", "POST", cells, fine); a.status != http.StatusOK || !strings.Contains(a.body, "42") {
+		t.Errorf("names in two cases: %d %s", a.status, a.body)
 	}
 	// What curl says of the body that -d sends.
 	if a := ask(t, k, "", "POST", cells, `{"code":"40+2"}`, "Content-Type", "application/x-www-form-urlencoded"); a.status != http.StatusOK || !strings.Contains(a.body, `"text/plain":"42"`) {
