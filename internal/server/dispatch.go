@@ -32,15 +32,20 @@ func (s *Server) makeMux() *http.ServeMux {
 	}
 	for path, have := range methods {
 		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
+		r := noRoute(path, api.CodeMethod, "this method is not possible here: "+allow+" is", "")
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Allow", allow)
-			writeProblem(w, api.ProblemOf(&sandbox.Error{Code: api.CodeMethod, Op: "find route", Message: fmt.Sprintf("%s is not possible here: %s is", req.Method, allow)}))
+			s.dispatch(w, req, r)
 		})
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeProblem(w, api.ProblemOf(&sandbox.Error{Code: api.CodeNoRoute, Op: "find route", Message: "there is nothing here", Remedy: "/v1/openapi.json lists what there is"}))
-	})
+	nowhere := noRoute("unknown", api.CodeNoRoute, "there is nothing here", "/v1/openapi.json lists what there is")
+	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, nowhere) })
 	return mux
+}
+
+// noRoute is what a request goes to that has no route. Log and figures name it by words of ours: callers could think of any number.
+func noRoute(path string, code sandbox.Code, message, remedy string) *route {
+	return &route{method: "other", path: path, missing: &sandbox.Error{Code: code, Op: "find route", Message: message, Remedy: remedy}}
 }
 
 // serve is the way into everything.
@@ -86,6 +91,9 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 }
 
 func (c *call) answer() error {
+	if c.route.missing != nil {
+		return c.route.missing
+	}
 	if err := c.admit(); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -130,6 +131,36 @@ func TestLogHasIdsAndNoSecrets(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("no line for request %s in %s", id, text)
+	}
+}
+
+func TestRequestsWithoutARouteAreNotedToo(t *testing.T) {
+	var buf syncBuffer
+	k := servertest.New(t, server.Options{Logger: slog.New(slog.NewJSONHandler(&buf, nil)), PublicMetrics: true})
+	for path, c := range map[string]struct {
+		status        int
+		route, method string
+	}{
+		"/v1/nothing?with=more":   {http.StatusNotFound, "unknown", "GET"},
+		"/v1/sessions/work/cells": {http.StatusMethodNotAllowed, "/v1/sessions/{session}/cells", "BREW"},
+	} {
+		a := ask(t, k, "", c.method, path, "")
+		p := a.problem(t)
+		if a.status != c.status || p.Instance == "" || p.Instance != a.header.Get(api.HeaderRequest) {
+			t.Errorf("%s: %d %+v", path, a.status, p)
+		}
+		if a.status == http.StatusMethodNotAllowed && a.header.Get("Allow") != "POST" {
+			t.Errorf("allowed is %q", a.header.Get("Allow"))
+		}
+		await(t, path+" is logged", func() bool {
+			text := buf.String()
+			return strings.Contains(text, `"request":"`+p.Instance+`"`) && strings.Contains(text, `"route":"`+c.route+`"`)
+		})
+		want := fmt.Sprintf(`recluse_http_requests_total{method="other",route=%q,status="%d"} 1`, c.route, c.status)
+		await(t, path+" is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, want) })
+	}
+	if a := ask(t, k, "", "GET", "/metrics", ""); strings.Contains(a.body, "nothing") || strings.Contains(a.body, "BREW") {
+		t.Error("what a caller made up is a label")
 	}
 }
 

@@ -26,6 +26,7 @@ type route struct {
 	repeatable   bool         // heeds Idempotency-Key
 	large        bool         // its JSON may be as large as an upload
 	handle       func(c *call) error
+	missing      error // not nil: there is no such route, and this is what whoever asks for it is told
 }
 
 // param is a parameter of the query.
