@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -280,6 +281,51 @@ func TestKeysOverTheirLife(t *testing.T) {
 	other := k.Key("b", "admin")
 	if a := ask(t, k, other, "DELETE", "/v1/keys/"+made.ID, ""); a.problem(t).Code != api.CodeKeyUnknown {
 		t.Errorf("another tenant's key: %d %s", a.status, a.body)
+	}
+}
+
+func TestKeysAndTokensAreInTheAuditLog(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	admin := k.Key("a", "admin")
+	open(t, k, "a", "work")
+	var key api.Key
+	ask(t, k, admin, "POST", "/v1/keys", `{"name":"ci","scope":"read"}`).decode(t, &key)
+	var token api.Token
+	ask(t, k, admin, "POST", "/v1/sessions/work/tokens", `{"scope":"read"}`).decode(t, &token)
+	ask(t, k, admin, "DELETE", "/v1/keys/"+key.ID, "")
+	everywhere := k.Key("*", "read")
+	for tenant, want := range map[string][]string{
+		"a": {
+			`key.create "a admin", tenant a, scope admin`, `key.create "ci", tenant a, scope read`, `token.create work, scope read`,
+			`key.revoke "ci", tenant a, scope read`,
+		},
+		"default": {`key.create "* read", tenant *, scope read`},
+	} {
+		var got []string
+		for e, err := range k.Manager.Audit(t.Context(), session.AuditOptions{Tenant: tenant}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(e.Action, "key.") && !strings.HasPrefix(e.Action, "token.") {
+				continue
+			}
+			id, rest, _ := strings.Cut(e.Detail, " ")
+			if e.Session != "" {
+				rest = e.Session + ", " + rest
+			}
+			got = append(got, e.Action+" "+rest)
+			if len(strings.Trim(id, ",")) != 16 || e.Actor == "" {
+				t.Errorf("%+v", e)
+			}
+			for _, secret := range []string{admin, key.Secret, token.Token, everywhere} {
+				if strings.Contains(fmt.Sprintf("%+v", e), secret[20:]) {
+					t.Errorf("the secret is in the audit log: %+v", e)
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", tenant, got, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"net/http"
 	"time"
 
@@ -34,7 +35,9 @@ func createKey(c *call, in api.NewKey) (api.Key, error) {
 	if in.For > 0 {
 		k.Expires = k.Created.Add(time.Duration(in.For))
 	}
-	if err := c.s.access.store.AddKey(c.ctx(), k); err != nil {
+	err = c.s.access.store.AddKey(c.ctx(), k)
+	c.noteKey("key.create", k, err)
+	if err != nil {
 		return api.Key{}, err
 	}
 	c.s.access.mu.Lock()
@@ -44,6 +47,18 @@ func createKey(c *call, in api.NewKey) (api.Key, error) {
 	out := keyInfo(k)
 	out.Secret = text
 	return out, nil
+}
+
+// noteKey notes in the audit log of the key's tenant what was done with it. The key itself, and its hash, are nobody's business.
+func (c *call) noteKey(action string, k store.APIKey, err error) {
+	e := session.Entry{
+		Tenant: k.Tenant, Action: action, Error: string(sandbox.CodeOf(err)),
+		Detail: fmt.Sprintf("%s %q, tenant %s, scope %s", k.ID, k.Name, k.Tenant, scopeOf(k.Scopes)),
+	}
+	if e.Tenant == allTenants { // which has no log
+		e.Tenant = c.who.tenant
+	}
+	c.s.manager.Note(c.ctx(), e)
 }
 
 func listKeys(c *call, _ none) (api.Keys, error) {
@@ -80,10 +95,11 @@ func revokeKey(c *call, _ none) (none, error) {
 		return none{}, &sandbox.Error{Code: api.CodeKeyUnknown, Op: "revoke key", Message: "there is no such key"}
 	}
 	c.s.access.mu.Lock()
-	defer c.s.access.mu.Unlock()
 	k := c.s.access.keys[id]
 	k.Revoked = time.Now()
 	c.s.access.keys[id] = k
+	c.s.access.mu.Unlock()
+	c.noteKey("key.revoke", k, nil)
 	return none{}, nil
 }
 
@@ -127,7 +143,11 @@ func createToken(c *call, in api.NewToken) (api.Token, error) {
 	if in.For > 0 {
 		t.Expires = t.Created.Add(time.Duration(in.For))
 	}
-	if err := c.s.access.store.AddToken(c.ctx(), t); err != nil {
+	err = c.s.access.store.AddToken(c.ctx(), t)
+	c.s.manager.Note(c.ctx(), session.Entry{
+		Tenant: t.Tenant, Session: t.Name, Action: "token.create", Detail: fmt.Sprintf("%s, scope %s", t.ID, sc), Error: string(sandbox.CodeOf(err)),
+	})
+	if err != nil {
 		return api.Token{}, err
 	}
 	c.status = http.StatusCreated
