@@ -26,6 +26,7 @@ const (
 	CodeVarUnknown     sandbox.Code = "variable_not_found"
 	CodeDataLocked                  = store.CodeLocked
 	CodeStoreCorrupt                = store.CodeCorrupt
+	CodeStoreBusy                   = store.CodeBusy
 	CodeClosing        sandbox.Code = "closing"
 	CodeRefused                     = gate.CodeRefused
 )

@@ -95,7 +95,8 @@ var statuses = map[sandbox.Code]int{
 	session.CodeInvalidKey: http.StatusBadRequest, session.CodeQueueFull: http.StatusTooManyRequests, session.CodeLimit: http.StatusConflict,
 	session.CodeNoExtension: http.StatusConflict, session.CodePaused: http.StatusConflict, session.CodeSnapshotName: http.StatusNotFound,
 	session.CodeSnapshotExists: http.StatusConflict, session.CodeVarUnknown: http.StatusNotFound, session.CodeClosing: http.StatusServiceUnavailable,
-	session.CodeRefused: http.StatusForbidden, gate.CodeApprovalUnknown: http.StatusNotFound, gate.CodeApprovalResolved: http.StatusConflict,
+	session.CodeStoreBusy: http.StatusServiceUnavailable,
+	session.CodeRefused:   http.StatusForbidden, gate.CodeApprovalUnknown: http.StatusNotFound, gate.CodeApprovalResolved: http.StatusConflict,
 
 	sandbox.CodeNotSupported: http.StatusNotImplemented, sandbox.CodeBackendUnknown: http.StatusBadRequest,
 	sandbox.CodeBackendMissing: http.StatusServiceUnavailable, sandbox.CodeNoBackend: http.StatusServiceUnavailable,

@@ -17,6 +17,7 @@ const (
 	CodeLocked  sandbox.Code = "data_directory_locked"
 	CodeCorrupt sandbox.Code = "store_corrupt"
 	CodeNewer   sandbox.Code = "store_newer"
+	CodeBusy    sandbox.Code = "store_busy" // another program holds the file
 	CodeExists  sandbox.Code = "store_exists"
 	CodeFailed  sandbox.Code = "store_failed"
 )
@@ -53,7 +54,8 @@ func (s *SQLite) explain(op string, err error) error {
 	case sqlite3.SQLITE_CONSTRAINT:
 		e.Code, e.Message = CodeExists, "there is one already"
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-		e.Message, e.Retry = "the store is held by another program", true
+		e.Code, e.Message, e.Retry = CodeBusy, s.path+" is held by another program", true
+		e.Remedy = "end the program that has it open, e.g. sqlite3"
 	}
 	return e
 }

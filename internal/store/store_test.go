@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"crypto/sha256"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -115,6 +116,38 @@ func TestADamagedFileIsAnErrorAndStaysAsItIs(t *testing.T) {
 				t.Error("the damaged file was changed")
 			}
 		})
+	}
+}
+
+func TestAStoreThatAnotherProgramHolds(t *testing.T) {
+	dir := t.TempDir()
+	if err := open(t, dir).Close(); err != nil {
+		t.Fatal(err)
+	}
+	other, err := sql.Open("sqlite", filepath.Join(dir, File))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	holder, err := other.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	do := func(statement string) {
+		t.Helper()
+		if _, err := holder.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do("BEGIN EXCLUSIVE")
+	_, err = Open(t.Context(), dir)
+	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != CodeBusy || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, File) {
+		t.Errorf("%v", err)
+	}
+	do("ROLLBACK")
+	if err := open(t, dir).Close(); err != nil { // the attempt has left nothing, nor its lock
+		t.Error(err)
 	}
 }
 
