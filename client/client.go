@@ -51,6 +51,8 @@ type Options struct {
 	// Patience is how long a server that cannot be reached is tried again; 0: DefaultPatience, negative: not at all. Only what
 	// is safe is tried again.
 	Patience time.Duration
+	// Starting reports that somebody is about to start the server again: patience does not run out meanwhile. It may be nil.
+	Starting func() bool
 }
 
 // Client speaks to one server. Its methods may be called from several goroutines.
@@ -240,17 +242,20 @@ func unreachable(ctx context.Context, op string, err error) error {
 
 // patience measures how long to go on trying.
 type patience struct {
+	Options
 	until time.Time
 	pause time.Duration
 }
 
 func (c *Client) patience() *patience {
-	return &patience{until: time.Now().Add(c.opts.Patience), pause: firstPause}
+	return &patience{Options: c.opts, until: time.Now().Add(c.opts.Patience), pause: firstPause}
 }
 
 // wait waits before the next attempt, and reports whether there is to be one.
 func (p *patience) wait(ctx context.Context) bool {
-	if time.Now().Add(p.pause).After(p.until) {
+	if p.Starting != nil && p.Starting() {
+		p.until = time.Now().Add(p.Patience)
+	} else if time.Now().Add(p.pause).After(p.until) {
 		return false
 	}
 	t := time.NewTimer(p.pause)

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -208,6 +211,39 @@ func TestServerThatIsNotThere(t *testing.T) {
 		if _, err := client.New(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
+	}
+}
+
+func TestServerThatIsBeingStarted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	const patience = 100 * time.Millisecond
+	asked := 0
+	var srv *http.Server
+	c, err := client.New(client.Options{Socket: path, Patience: patience, Starting: func() bool {
+		if asked++; asked < 5 {
+			time.Sleep(patience)
+			return true
+		}
+		if srv == nil {
+			ln, err := net.Listen("unix", path)
+			if err != nil {
+				t.Error(err)
+				return false
+			}
+			srv = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }), ReadHeaderTimeout: time.Minute}
+			go func() { _ = srv.Serve(ln) }()
+		}
+		return true
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Session("x").Info(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if srv == nil || srv.Close() != nil {
+		t.Error("it was given up while it was being started")
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,18 +57,19 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err = client.New(client.Options{Socket: held.Status.Socket})
+	var starting atomic.Bool
+	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
 	if err != nil {
 		held.Close()
 		return nil, nil, err
 	}
-	release := a.hold(ctx, cfg, held)
+	release := a.hold(ctx, cfg, held, &starting)
 	return c, func() { c.Close(); release() }, nil
 }
 
 // hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a
-// session goes on meanwhile, and the client finds it again.
-func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn) (release func()) {
+// session goes on meanwhile, and the client finds it again: it waits for as long as starting is set, since a server with many sessions takes its time.
+func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, starting *atomic.Bool) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -79,7 +81,9 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn) (
 				return
 			}
 			held.Close()
+			starting.Store(true)
 			next, err := a.ensure(ctx, cfg)
+			starting.Store(false)
 			if err != nil {
 				return // the call that needs it will tell
 			}

@@ -169,6 +169,31 @@ func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
 	}
 }
 
+func TestAServerThatLeavesBeforeItsCallerComesIsStartedAgain(t *testing.T) {
+	p := place(t, lingers, "50ms")
+	begin, starts := p.Background(), 0
+	start := func(ctx context.Context) error {
+		if err := begin(ctx); err != nil {
+			return err
+		}
+		if starts++; starts > 1 {
+			return nil
+		}
+		if !p.gone(ctx, patience) {
+			t.Error("it stays for ever")
+		}
+		return nil
+	}
+	c, err := p.Ensure(t.Context(), Stamp{}, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if starts < 2 {
+		t.Errorf("%d starts", starts)
+	}
+}
+
 func TestKilledServerIsReplaced(t *testing.T) {
 	p := place(t)
 	first := ensure(t, p, Stamp{})

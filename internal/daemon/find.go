@@ -24,6 +24,8 @@ const (
 	// stopWait is how long one that was asked to leave has, and killWait how long one that was told to by a signal.
 	stopWait = 30 * time.Second
 	killWait = 3 * time.Second
+	// startAttempts is how often a server is started that has left again before its caller came: it lingers only so long.
+	startAttempts = 5
 )
 
 // Conn holds a server: while it is open, one that was started by itself does not leave.
@@ -95,15 +97,20 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 		return nil, &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
 	}
 	defer l.release()
-	c, err := p.usable(ctx, me)
-	if c != nil || err != nil {
-		return c, err
+	for attempt := 1; ; attempt++ {
+		c, err := p.usable(ctx, me)
+		if c != nil || err != nil {
+			return c, err
+		}
+		// One that was started by hand in the meantime is as good as ours.
+		if err := start(ctx); err != nil && sandbox.CodeOf(err) != CodeRunning {
+			return nil, err
+		}
+		c, err = p.Find(ctx)
+		if err == nil || attempt == startAttempts || ctx.Err() != nil {
+			return c, err
+		}
 	}
-	// One that was started by hand in the meantime is as good as ours.
-	if err := start(ctx); err != nil && sandbox.CodeOf(err) != CodeRunning {
-		return nil, err
-	}
-	return p.Find(ctx)
 }
 
 func (p *Place) outdated(c *Conn, me Stamp) bool {

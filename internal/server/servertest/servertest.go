@@ -26,6 +26,9 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
+// patience is for what must come, on a machine with much else to do.
+const patience = time.Minute
+
 // shared is where all tests' backends keep programs, roots and templates: making them takes seconds.
 var shared string
 
@@ -97,7 +100,7 @@ func New(t testing.TB, opts server.Options) *Bench {
 func NewWarm(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
 	k := newBench(t, opts, true)
-	for end := time.Now().Add(30 * time.Second); k.Manager.PoolStats()[k.Backend.Name()].Ready == 0; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); k.Manager.PoolStats()[k.Backend.Name()].Ready == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no sandbox is ready")
 		}
@@ -120,7 +123,7 @@ func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 		k.opts.Drain = 5 * time.Second
 	}
 	k.Start()
-	if k.Trusted, err = client.New(client.Options{Socket: k.Socket}); err != nil {
+	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, Patience: patience}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.close)
@@ -151,6 +154,9 @@ func (k *Bench) Start() {
 		k.t.Fatal(err)
 	}
 	tcp, err := net.Listen("tcp", k.tcp)
+	for end := time.Now().Add(patience); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		tcp, err = net.Listen("tcp", k.tcp) // while we were stopped somebody may call from this port
+	}
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -204,7 +210,7 @@ func (k *Bench) Murder(s *session.Session) {
 			k.t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); s.Info().Sandbox == id && s.Info().State != session.Lost; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); s.Info().Sandbox == id && s.Info().State != session.Lost; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			k.t.Fatal("nobody noticed that the sandbox has gone")
 		}
