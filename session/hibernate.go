@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -183,7 +184,27 @@ func glanceAt(ctx context.Context, sb *sandbox.Sandbox) *glance {
 	if errors.Join(err1, err2, err3) != nil {
 		return nil
 	}
-	return &glance{Operations: ops, Contexts: contexts, Guest: guest}
+	return &glance{Operations: lately(ops), Contexts: contexts, Guest: guest}
+}
+
+// endedKept is how many operations that have ended are noted of a session that sleeps, which is to need hardly any memory.
+const endedKept = 8
+
+// lately leaves out what ended long ago.
+func lately(ops []sandbox.Operation) []sandbox.Operation {
+	ended := 0
+	for _, o := range ops {
+		if !o.Running {
+			ended++
+		}
+	}
+	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool {
+		if o.Running {
+			return false
+		}
+		ended--
+		return ended >= endedKept
+	})
 }
 
 // seen gives what was noted of a session that sleeps; nil: it does not, or nothing was.
