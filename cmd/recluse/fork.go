@@ -41,14 +41,15 @@ func (a *app) fork(ctx context.Context, name string, n int, names []string) erro
 		return cause(ctx, err)
 	}
 	defer done()
-	made, err := s.Fork(ctx, n, names) // some may have been made even if others were not
+	made, err := s.Fork(ctx, n, names)
+	if err != nil {
+		return cause(ctx, err)
+	}
 	if !a.json {
 		for _, f := range made {
 			fmt.Fprintln(a.stdout, f.Name())
 		}
-	}
-	if err != nil || !a.json {
-		return cause(ctx, err)
+		return nil
 	}
 	infos := []session.Info{}
 	for _, f := range made {
