@@ -97,12 +97,7 @@ func inside(t reflect.Type, object bool) level {
 // name takes the name of what comes next, which begins at byte at.
 func (l *level) name(quoted []byte, at int) error {
 	l.naming = false
-	var name string
-	if bytes.IndexByte(quoted, '\\') < 0 {
-		name = string(bytes.Trim(quoted, `"`))
-	} else if json.Unmarshal(quoted, &name) != nil {
-		return nil // it is no JSON
-	}
+	name := unquoted(quoted)
 	if l.seen[name] {
 		return misshapen("field %q stands there twice, at byte %d", name, at)
 	}
@@ -123,6 +118,14 @@ func (l *level) name(quoted []byte, at int) error {
 		}
 	}
 	return nil // which package json refuses
+}
+
+// unquoted gives what a string of JSON says. One that is no JSON is as it is, until package json refuses it.
+func unquoted(quoted []byte) (text string) {
+	if bytes.IndexByte(quoted, '\\') < 0 || json.Unmarshal(quoted, &text) != nil {
+		return string(bytes.Trim(quoted, `"`))
+	}
+	return text
 }
 
 // knownFields has the fields of types that were asked for.
