@@ -4,6 +4,7 @@ package install
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +32,7 @@ func run(t *testing.T, home, path, program string, args ...string) []byte {
 	out, err := cmd.Output()
 	if err != nil {
 		why := ""
-		if e, ok := err.(*exec.ExitError); ok {
+		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			why = string(e.Stderr)
 		}
 		t.Fatalf("%s %v: %v\n%s%s", filepath.Base(program), args, err, out, why)
@@ -47,7 +48,7 @@ func place(t *testing.T, program, dir string) string {
 		t.Fatal(err)
 	}
 	to := filepath.Join(dir, filepath.Base(program))
-	if err := os.WriteFile(to, b, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(to, b, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return to
