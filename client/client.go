@@ -240,22 +240,28 @@ func unreachable(ctx context.Context, op string, err error) error {
 	return &sandbox.Error{Code: CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
 }
 
+// startingMost is how long a server that is being started is waited for, again and again if need be: one may die over the very request.
+const startingMost = 3 * time.Minute
+
 // patience measures how long to go on trying.
 type patience struct {
 	Options
-	until time.Time
-	pause time.Duration
+	until, latest time.Time
+	pause         time.Duration
 }
 
 func (c *Client) patience() *patience {
-	return &patience{Options: c.opts, until: time.Now().Add(c.opts.Patience), pause: firstPause}
+	until := time.Now().Add(c.opts.Patience)
+	return &patience{Options: c.opts, until: until, latest: until.Add(startingMost), pause: firstPause}
 }
 
 // wait waits before the next attempt, and reports whether there is to be one.
 func (p *patience) wait(ctx context.Context) bool {
-	if p.Starting != nil && p.Starting() {
+	starting := p.Starting != nil && p.Starting()
+	if starting {
 		p.until = time.Now().Add(p.Patience)
-	} else if time.Now().Add(p.pause).After(p.until) {
+	}
+	if next := time.Now().Add(p.pause); !starting && next.After(p.until) || next.After(p.latest) {
 		return false
 	}
 	t := time.NewTimer(p.pause)

@@ -257,6 +257,12 @@ func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
 	})
 }
 
+// Operation gives one of them.
+func (s *Session) Operation(ctx context.Context, id string) (out sandbox.Operation, err error) {
+	err = s.c.call(ctx, request{op: "find operation", method: http.MethodGet, path: s.path + "/operations/" + url.PathEscape(id), again: true}, &out)
+	return out, err
+}
+
 // Contexts lists the live interpreters.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
 	return pages(func(q url.Values) ([]sandbox.Context, string, error) {

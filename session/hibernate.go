@@ -174,6 +174,7 @@ type glance struct {
 	Operations []sandbox.Operation `json:"operations,omitempty"`
 	Contexts   []sandbox.Context   `json:"contexts,omitempty"`
 	Guest      *sandbox.Guest      `json:"guest"`
+	Shortened  bool                `json:"shortened,omitempty"` // there are more operations, which ended long ago
 }
 
 // glanceAt looks at a sandbox that is about to sleep. Without an answer there is none, and whoever looks later wakes it.
@@ -184,7 +185,9 @@ func glanceAt(ctx context.Context, sb *sandbox.Sandbox) *glance {
 	if errors.Join(err1, err2, err3) != nil {
 		return nil
 	}
-	return &glance{Operations: lately(ops), Contexts: contexts, Guest: guest}
+	all := len(ops)
+	ops = lately(ops)
+	return &glance{Operations: ops, Contexts: contexts, Guest: guest, Shortened: len(ops) < all}
 }
 
 // endedKept is how many operations that have ended are noted of a session that sleeps, which is to need hardly any memory.

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -138,8 +139,8 @@ func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 }
 
 func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
-	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 100 * time.Millisecond, OnIdle: IdleEnd}})
+	k := newBench(t, calm())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,15 +148,43 @@ func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if used := s.Info().Used; s.due(used.Add(time.Hour)) != nil || !strings.Contains(s.Info().Reason, "transfer") {
+	used := s.Info().Used
+	late := used.Add(time.Hour)
+	if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
 		t.Errorf("a session from which somebody reads: %+v", s.Info())
 	}
-	used := s.Info().Used
 	done()
 	if !s.Info().Used.Equal(used) {
 		t.Error("reading counted as use")
 	}
-	k.awaitState(s, Expired)
+	if s.due(late) == nil {
+		t.Error("it is kept when nobody reads any more")
+	}
+}
+
+func TestASleeperFindsWhatItDidNotNote(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	for i := range endedKept + 1 {
+		py(t, s, fmt.Sprint(i))
+	}
+	all, err := s.Operations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := s.Operation(t.Context(), all[endedKept].ID); err != nil || o.ID != all[endedKept].ID {
+		t.Errorf("the last: %+v, %v", o, err)
+	}
+	want(t, "state", string(s.Info().State), string(Hibernated))
+	if o, err := s.Operation(t.Context(), all[0].ID); err != nil || o.ID != all[0].ID {
+		t.Errorf("the first: %+v, %v", o, err)
+	}
+	want(t, "state", string(s.Info().State), string(Ready))
+	_, err = s.Operation(t.Context(), "nosuch")
+	wantCode(t, "one that never was", err, sandbox.CodeNotFound)
 }
 
 func TestLookingDoesNotWakeASleeper(t *testing.T) {

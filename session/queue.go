@@ -256,6 +256,11 @@ func (s *Session) learn(sb *sandbox.Sandbox) {
 	running, err := s.running(sb)
 	s.mu.Lock()
 	s.hear(sb, running, err)
+	if err == nil {
+		s.unlearned = 0
+	} else if s.unlearned++; s.unlearned >= busyMisses {
+		s.unheard = false // one that answers and does not say what runs in it must not live for ever
+	}
 	s.mu.Unlock()
 	s.thaw()
 }

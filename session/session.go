@@ -40,6 +40,7 @@ type Session struct {
 	unsure     bool                        // guarded by mu; its backend could not be asked for it when the manager started
 	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
 	unheard    bool                        // guarded by mu; what runs in the sandbox is not known, and somebody is to find out
+	unlearned  int                         // guarded by mu; how often in a row a sandbox that answers has not told it
 	away       error                       // guarded by mu; why its backend cannot restore it yet
 	calls      int                         // guarded by mu; cells, commands, transfers
 	background map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
@@ -333,6 +334,22 @@ func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
 	return look(ctx, s, func(g *glance) []sandbox.Operation { return slices.Clone(g.Operations) }, (*sandbox.Sandbox).Operations)
 }
 
+// Operation gives one of them. A session that sleeps is woken for one that it had forgotten to note.
+func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, error) {
+	is := func(o sandbox.Operation) bool { return o.ID == id }
+	ops, err := s.Operations(ctx)
+	if g := s.seen(); err == nil && g != nil && g.Shortened && !slices.ContainsFunc(ops, is) {
+		ops, err = ask(ctx, s, (*sandbox.Sandbox).Operations)
+	}
+	if err != nil {
+		return sandbox.Operation{}, err
+	}
+	if i := slices.IndexFunc(ops, is); i >= 0 {
+		return ops[i], nil
+	}
+	return sandbox.Operation{}, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
+}
+
 // Contexts lists the live interpreters. Looking is not use.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
 	return look(ctx, s, func(g *glance) []sandbox.Context { return slices.Clone(g.Contexts) }, (*sandbox.Sandbox).Contexts)
@@ -348,6 +365,11 @@ func look[T any](ctx context.Context, s *Session, asleep func(*glance) T, f func
 	if g := s.seen(); g != nil {
 		return asleep(g), nil
 	}
+	return ask(ctx, s, f)
+}
+
+// ask asks the sandbox without using it, and wakes it.
+func ask[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
 		return out, err

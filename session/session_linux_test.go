@@ -213,9 +213,10 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")
 	py(t, s, "x = 1")
-	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "trap '' TERM; sleep 1000 & wait; sleep 1000"}); err != nil {
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "trap '' TERM; touch deaf; sleep 1000 & wait; sleep 1000"}); err != nil {
 		t.Fatal(err)
 	}
+	await(t, "it does not listen", func() bool { return py(t, s, "__import__('os').path.exists('deaf')") == "True" })
 	begun := time.Now()
 	for range 2 { // twice is no error
 		if err := s.End(t.Context(), ""); err != nil {

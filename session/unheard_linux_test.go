@@ -148,6 +148,27 @@ func TestASandboxThatDoesNotSayWhatRunsIsNotTakenForOneInWhichNothingDoes(t *tes
 	overdue(t, s)
 }
 
+func TestASandboxThatNeverSaysWhatRunsDoesNotLiveForEver(t *testing.T) {
+	k, _ := elderly(t)
+	s := k.open("work")
+	outlive(s)
+	if err := s.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	sb := s.sb
+	s.unheard = true
+	s.mu.Unlock()
+	k.m.opts.pingWait = time.Nanosecond // for its answer
+	for range busyMisses {
+		spared(t, s, "while it is asked")
+		s.learn(sb)
+	}
+	k.m.opts.pingWait = pingWait
+	s.give()
+	overdue(t, s)
+}
+
 func TestASessionWhoseSandboxDiesWithWhatRanInItExpires(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")

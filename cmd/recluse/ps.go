@@ -96,6 +96,9 @@ func operation(ctx context.Context, s *client.Session, word string) (sandbox.Ope
 	case len(begin) > 1:
 		return sandbox.Operation{}, usage("%q is the beginning of %d ids", word, len(begin))
 	}
+	if o, err := s.Operation(ctx, word); sandbox.CodeOf(err) != sandbox.CodeNotFound { // of a session that sleeps only some are listed
+		return o, err
+	}
 	return sandbox.Operation{}, &sandbox.Error{
 		Code: sandbox.CodeNotFound, Op: "find " + word, Message: "there is no such cell or command in the session", Remedy: "recluse ps SESSION --all lists them",
 	}

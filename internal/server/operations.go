@@ -32,16 +32,7 @@ func showOperation(c *call, _ none) (sandbox.Operation, error) {
 	if err != nil {
 		return sandbox.Operation{}, err
 	}
-	ops, err := ses.Operations(c.ctx())
-	if err != nil {
-		return sandbox.Operation{}, err
-	}
-	for _, o := range ops {
-		if o.ID == c.r.PathValue("operation") {
-			return o, nil
-		}
-	}
-	return sandbox.Operation{}, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
+	return ses.Operation(c.ctx(), c.r.PathValue("operation"))
 }
 
 func forgetOperation(c *call, _ none) (none, error) {

@@ -218,7 +218,7 @@ func TestWatchedFiles(t *testing.T) {
 
 func TestWhoOnlyLooksAtFilesDoesNotUseTheSession(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	if a := ask(t, k, "", "PUT", "/v1/sessions/work", `{"policy":{"idle":"1s","on_idle":"end"}}`); a.status != 201 {
+	if a := ask(t, k, "", "PUT", "/v1/sessions/work", `{"policy":{"idle":"5s","on_idle":"end"}}`); a.status != 201 {
 		t.Fatal(a.body)
 	}
 	r, done := listen(t.Context(), t, k, "GET", "/v1/sessions/work/files/watch?path=/tmp", "")

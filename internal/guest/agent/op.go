@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -198,6 +199,21 @@ func (o *op) describe() *wire.Op {
 	}
 }
 
+// listedMetadata bounds what a list tells of an operation's metadata, of which there may be megabytes.
+const listedMetadata = 1 << 10
+
+// short leaves out metadata that is long.
+func short(m map[string]string) map[string]string {
+	room, out := listedMetadata, map[string]string{}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if n := len(k) + len(m[k]); n <= room {
+			room -= n
+			out[k] = m[k]
+		}
+	}
+	return out
+}
+
 func brief(v *wire.Verdict) *wire.Verdict {
 	if v == nil {
 		return nil
@@ -207,7 +223,7 @@ func brief(v *wire.Verdict) *wire.Verdict {
 	}
 	b := &wire.Verdict{
 		Id: v.Id, Ending: v.Ending, ExitCode: v.ExitCode, Signal: v.Signal, Stdout: kept(v.Stdout), Stderr: kept(v.Stderr), WallNs: v.WallNs,
-		CpuNs: v.CpuNs, PeakMemory: v.PeakMemory, StateKept: v.StateKept, StartError: v.StartError, Metadata: v.Metadata,
+		CpuNs: v.CpuNs, PeakMemory: v.PeakMemory, StateKept: v.StateKept, StartError: v.StartError, Metadata: short(v.Metadata),
 		StartedUnixNs: v.StartedUnixNs, DisplaysDropped: v.DisplaysDropped, SurvivorsTotal: v.SurvivorsTotal, MemoryKills: v.MemoryKills,
 		StateLostBefore: v.StateLostBefore,
 	}
