@@ -15,6 +15,7 @@ import (
 // distant is a real backend that can be made to look as if it were away.
 type distant struct {
 	sandbox.Backend
+	over chan struct{} // closed when the test is over
 
 	mu       sync.Mutex
 	away     error             // guarded by mu; what everybody who asks hears
@@ -88,6 +89,7 @@ func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
 		case <-m.Gone():
 			w.end(m.Cause())
 		case <-w.gone:
+		case <-d.over: // nobody hears of the end of a container to which he is no longer attached
 		}
 	}()
 	return w, nil
@@ -172,13 +174,14 @@ func newDistantBenchWith(t *testing.T, o Options) (*bench, *distant) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &distant{Backend: b}
+	d := &distant{Backend: b, over: make(chan struct{})}
 	k := &bench{t: t, dir: t.TempDir(), b: d, opts: o}
 	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{d}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	k.start()
+	t.Cleanup(func() { close(d.over) })
 	t.Cleanup(k.close)
 	t.Cleanup(func() { d.say(nil, false) })
 	return k, d
