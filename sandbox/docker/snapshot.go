@@ -123,8 +123,8 @@ func (b *Backend) pack(ctx context.Context, r record) (f *os.File, err error) {
 	if f, err = os.CreateTemp("", "recluse-snapshot-"); err != nil {
 		return nil, err
 	}
+	_ = os.Remove(f.Name()) // at once, so that nobody who is killed leaves it; where a file in use cannot be removed it is left to the system
 	defer func() {
-		_ = os.Remove(f.Name()) // where a file in use cannot be removed it is left to the system
 		if err != nil {
 			_ = f.Close()
 		}

@@ -60,7 +60,12 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer func() { _ = os.RemoveAll(rootsDir) }()
+	defer func() {
+		_ = os.RemoveAll(rootsDir)
+		if dir, err := backendDir(); err == nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
 	code := m.Run()
 	if err := sandboxtest.Leaks(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
