@@ -56,12 +56,12 @@ func unknownVerb(c *cobra.Command, word string) error {
 			known = append(known, sub.Name())
 		}
 	}
-	remedy := "known are " + strings.Join(known, ", ")
+	remedy := "known are " + strings.Join(known, ", ") + "; "
 	if c.SuggestionsMinimumDistance = 2; len(c.SuggestionsFor(word)) > 0 {
-		remedy = "did you mean " + strings.Join(c.SuggestionsFor(word), " or ")
+		remedy = "did you mean " + strings.Join(c.SuggestionsFor(word), " or ") + "? "
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf("unknown command %q for %q", word, c.CommandPath()), Remedy: remedy + "; " + seeHelp(c),
+		Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf("unknown command %q for %q", word, c.CommandPath()), Remedy: remedy + seeHelp(c),
 	}
 }
 

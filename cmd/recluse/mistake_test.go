@@ -35,7 +35,7 @@ func TestAWrongCallSaysWhatToDo(t *testing.T) {
 		{"flags that exclude each other", []string{"exec", "--json", "--python", "1", "--python-file", "x"}, "python-file", "see recluse exec --help"},
 		{"a flag that is missing", []string{"runs", "fork", "last", "--json"}, `"at" not set`, "see recluse runs fork --help"},
 		{"an unknown verb", []string{"nosuch", "--json"}, `unknown command "nosuch" for "recluse"`, "known are ask, audit, "},
-		{"a verb with a slip", []string{"exce", "--json"}, `unknown command "exce" for "recluse"`, "did you mean exec; see recluse --help"},
+		{"a verb with a slip", []string{"exce", "--json"}, `unknown command "exce" for "recluse"`, "did you mean exec? see recluse --help"},
 		{"an unknown verb with flags of its own", []string{"nosuch", "--memory", "1g", "--json"}, `unknown command "nosuch" for "recluse"`, "see recluse --help"},
 		{"an unknown verb below another", []string{"session", "nosuch", "--json"}, `unknown command "nosuch" for "recluse session"`, "known are end, events, "},
 		{"an unknown verb below one that runs", []string{"demo", "nosuch", "--json"}, `unknown command "nosuch" for "recluse demo"`, "known are rlm; "},

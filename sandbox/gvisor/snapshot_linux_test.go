@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -128,5 +129,178 @@ func TestAttachingLetsAPausedSandboxGoOn(t *testing.T) {
 	defer again.Close()
 	if v := cell(t, again, "x"); v.Result.Text() != "5" {
 		t.Error(v)
+	}
+}
+
+func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "import json; x = 41")
+	take := func(t *testing.T) *sandbox.Snapshot {
+		t.Helper()
+		snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := b.DeleteSnapshot(context.Background(), snap.ID); err != nil {
+				t.Error(err)
+			}
+		})
+		return snap
+	}
+	change := func(t *testing.T, snap *sandbox.Snapshot, f func(*manifest)) {
+		t.Helper()
+		path := filepath.Join(b.snapshotDir(snap.ID), manifestFile)
+		m := &manifest{}
+		if err := statefile.Read(path, m); err != nil {
+			t.Fatal(err)
+		}
+		f(m)
+		if err := statefile.Write(path, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(t *testing.T, snap *sandbox.Snapshot, code sandbox.Code) (err error) {
+		t.Helper()
+		toldInTime(t, func() {
+			_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+			wantCode(t, err, code)
+		})
+		return err
+	}
+	t.Run("it holds interpreter state", func(t *testing.T) {
+		snap := take(t)
+		cell(t, sb, "x = 0")
+		got, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{Env: map[string]string{"COLOUR": "green"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer got.Close()
+		if v := cell(t, got, "import os; (x, os.environ['COLOUR'])"); v.Result.Text() != "(41, 'green')" {
+			t.Errorf("%s %+v", v.Result.Text(), v.Error)
+		}
+		if snap.Size == 0 || snap.Parent != sb.ID() {
+			t.Errorf("%+v", snap)
+		}
+		cell(t, sb, "x = 41")
+	})
+	t.Run("a changed file of the host is named", func(t *testing.T) {
+		snap := take(t)
+		var held string
+		change(t, snap, func(m *manifest) {
+			for i, h := range m.Held {
+				if held == "" && strings.Contains(h.Path, "python3") {
+					m.Held[i].Mtime--
+					held = h.Path
+				}
+			}
+		})
+		if held == "" {
+			t.Fatal("the interpreter is not among the files that the snapshot holds")
+		}
+		if err := refused(t, snap, sandbox.CodeSnapshotStale); !strings.Contains(err.Error(), held) {
+			t.Errorf("the error does not name %s: %v", held, err)
+		}
+	})
+	t.Run("a damaged one", func(t *testing.T) {
+		snap := take(t)
+		files, err := filepath.Glob(filepath.Join(b.snapshotDir(snap.ID), checkpointDir, "*"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil || len(data) == 0 {
+				continue
+			}
+			data[len(data)/2] ^= 0xff
+			if err := os.WriteFile(f, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
+			data[len(data)/2] ^= 0xff
+			if err := os.WriteFile(f, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	t.Run("one with a broken manifest", func(t *testing.T) {
+		snap := take(t)
+		if err := os.WriteFile(filepath.Join(b.snapshotDir(snap.ID), manifestFile), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
+	})
+	t.Run("one of another version", func(t *testing.T) {
+		snap := take(t)
+		change(t, snap, func(m *manifest) { m.Format = 99 })
+		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
+	})
+	t.Run("one whose engine is gone", func(t *testing.T) {
+		snap := take(t)
+		change(t, snap, func(m *manifest) { m.Record.Engine = strings.Repeat("0", 64) })
+		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
+	})
+	t.Run("one that does not exist", func(t *testing.T) {
+		for _, id := range []string{"p0000", "../../etc", ""} {
+			_ = refused(t, &sandbox.Snapshot{ID: id}, sandbox.CodeNotFound)
+		}
+	})
+	if v := cell(t, sb, "x"); v.Result.Text() != "41" {
+		t.Errorf("the original was harmed: %v", v)
+	}
+}
+
+func TestSnapshotOnAFullDisk(t *testing.T) {
+	testneed.Root(t, "mounting a small disk")
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	b := backendIn(t, dir)
+	b.opts.NoTemplates = true
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "import os; data = os.urandom(90 << 20); x = 7")
+	_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	wantCode(t, err, sandbox.CodeDiskFull)
+	if entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots")); err != nil || len(entries) != 0 {
+		t.Errorf("something is left: %v %v", entries, err)
+	}
+	if v := cell(t, sb, "x, len(data)"); v.Result.Text() != "(7, 94371840)" {
+		t.Errorf("the sandbox was harmed: %v %v", v, v.Result.Text())
+	}
+}
+
+func TestATemplateIsMadeAgainWhenTheHostChanged(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	open(t, b, sandbox.Spec{})
+	find := func() string {
+		dirs, err := filepath.Glob(filepath.Join(b.dir, "templates", "*", manifestFile))
+		if err != nil || len(dirs) != 1 {
+			t.Fatal(dirs, err)
+		}
+		return dirs[0]
+	}
+	m := &manifest{}
+	if err := statefile.Read(find(), m); err != nil {
+		t.Fatal(err)
+	}
+	was := m.Snapshot.Created
+	m.Held[0].Mtime++
+	if err := statefile.Write(find(), m); err != nil {
+		t.Fatal(err)
+	}
+	sb := open(t, b, sandbox.Spec{})
+	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
+		t.Fatal(v)
+	}
+	if err := statefile.Read(find(), m); err != nil || !m.Snapshot.Created.After(was) {
+		t.Fatalf("the stale template was used: %v", err)
 	}
 }

@@ -158,6 +158,19 @@ func TestNoCoreDumps(t *testing.T) {
 	lacks(t, out, "core.", " core\n")
 }
 
+// family is a sandbox and two forks of it.
+func family(t *testing.T, sb *sandbox.Sandbox) []*sandbox.Sandbox {
+	t.Helper()
+	copies, err := sb.Fork(t.Context(), 2)
+	for _, c := range copies {
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]*sandbox.Sandbox{sb}, copies...)
+}
+
 func TestForks(t *testing.T) {
 	sb := fresh(t, small())
 	py(t, sb, `
@@ -172,14 +185,7 @@ def draw():
     if numpy: out += [float(numpy.random.rand())]
     return out`)
 	began := time.Now()
-	copies, err := sb.Fork(t.Context(), 2)
-	for _, c := range copies {
-		t.Cleanup(func() { _ = c.Close() })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := append([]*sandbox.Sandbox{sb}, copies...)
+	all := family(t, sb)
 	seen := map[string]int{}
 	names := map[string]bool{}
 	for i, c := range all {
@@ -217,8 +223,8 @@ def draw():
 	}
 	t.Log("forked and looked in ", time.Since(began))
 	// A copy is a machine of its own: what is done to it is not done to its parent.
-	py(t, copies[0], "rng2 = 'changed'")
-	sh(t, copies[0], "echo x > /tmp/only-here")
+	py(t, all[1], "rng2 = 'changed'")
+	sh(t, all[1], "echo x > /tmp/only-here")
 	lacks(t, sh(t, sb, "ls /tmp")+py(t, sb, "print(sorted(globals()))"), "only-here", "rng2")
 }
 
@@ -247,14 +253,7 @@ def asked():
 def key():
     try: return recluse.call('key').decode()
     except recluse.CallError as e: return e.code`)
-	copies, err := sb.Fork(t.Context(), 2)
-	for _, c := range copies {
-		t.Cleanup(func() { _ = c.Close() })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := append([]*sandbox.Sandbox{sb}, copies...)
+	all := family(t, sb)
 	for _, c := range all {
 		if err := c.Files().WriteAll(t.Context(), "/tmp/who", []byte(c.ID()), sandbox.WriteOptions{}); err != nil {
 			t.Fatal(err)
@@ -271,10 +270,10 @@ def key():
 		tokenIsUnreadable(t, c)
 	}
 	// What runs in one is ended in that one.
-	if err := copies[0].Cancel(t.Context(), echo); err != nil {
+	if err := all[1].Cancel(t.Context(), echo); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := copies[0].Follow(t.Context(), echo, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+	if v, err := all[1].Follow(t.Context(), echo, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
 		t.Errorf("its own: %v, %v", v, err)
 	}
 	if got, want := py(t, sb, "print(asked())"), sb.ID()+"\n"; got != want {

@@ -1,0 +1,135 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestAnOrdinaryUsersMountsAreReadOnly(t *testing.T) {
+	b := backendIn(t, t.TempDir())
+	b.opts.AsUser = true
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	_, err = sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data", Writable: true}}})
+	wantCode(t, err, sandbox.CodeNotSupported)
+}
+
+func TestMounts(t *testing.T) {
+	testneed.Root(t, "a writable mount")
+	b := testBackend(t)
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "data"), []byte("42"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	sb := open(t, b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}, {Host: dir, Path: "/mnt/out", Writable: true}}})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "cat /data/data; touch /data/x 2>/dev/null || echo ' read-only'; echo made > /mnt/out/made"})
+	if err != nil || v.Stdout.String() != "42 read-only\n" || !v.OK() {
+		t.Fatalf("%v %v %s %s", v, err, v.Stdout, v.Stderr)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "made")); err != nil || string(got) != "made\n" {
+		t.Errorf("%q %v", got, err)
+	}
+	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "/var/../etc", "/run"} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
+		wantError(t, err, sandbox.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
+	}
+	for bad, want := range map[string][2]string{
+		"relative":                      {"this path is not shown to a sandbox", "give an absolute path"},
+		filepath.Join(dir, "not there"): {"it does not exist", "create it first"},
+	} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
+		wantError(t, err, sandbox.CodeMountRefused, want[0], want[1])
+	}
+	for _, bad := range []string{"/", "/etc", "/usr/lib", "data", "/proc/x", "/home/user/x", "/tmp"} {
+		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: bad}}})
+		wantCode(t, err, sandbox.CodeInvalidSpec)
+	}
+}
+
+// bareRoot is a root file system with one static program and nothing else.
+func bareRoot(t *testing.T) string {
+	t.Helper()
+	_, guest, err := testbin.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "recluse-root-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "app"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	copyProgram(t, guest.Path, filepath.Join(dir, "app", "program"))
+	return dir
+}
+
+func TestARootWithoutShellAndPython(t *testing.T) {
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{RootFS: bareRoot(t)})
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/app/program"}})
+	if err != nil || v.ExitCode != 2 || !strings.Contains(v.Stderr.String(), "started by recluse") {
+		t.Fatalf("%v %v %s", v, err, v.Stderr)
+	}
+	toldInTime(t, func() {
+		_, err := sb.Run(t.Context(), sandbox.Command{Shell: "true"})
+		wantCode(t, err, sandbox.CodeNoShell)
+	})
+	toldInTime(t, func() {
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
+		wantCode(t, err, sandbox.CodeNoPython)
+	})
+	v, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"nothing"}})
+	if err != nil || v.ExitCode != 127 {
+		t.Errorf("%v %v", v, err)
+	}
+}
+
+func TestRootsThatCannotBe(t *testing.T) {
+	b := testBackend(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const name = "name a directory that holds a system"
+	for what, c := range map[string]struct {
+		spec            sandbox.Spec
+		code            sandbox.Code
+		message, remedy string
+	}{
+		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, sandbox.CodeRootFS, "/does/not/exist cannot be used as one", "create it first"},
+		"a file":              {sandbox.Spec{RootFS: file}, sandbox.CodeRootFS, "cannot be used as one", name},
+		"all of the host":     {sandbox.Spec{RootFS: "/"}, sandbox.CodeRootFS, "cannot be used as one", "made for sharing"},
+		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, sandbox.CodeRootFS, "cannot be used as one", name},
+		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, sandbox.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
+		"no archive":          {sandbox.Spec{Image: "/none.tar"}, sandbox.CodeImageNotFound, "there is no file or directory", "check the path"},
+		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, sandbox.CodeInvalidSpec, "memory of 1048576 bytes", ""},
+		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, sandbox.CodeInvalidSpec, "-1 cpus", ""},
+		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, sandbox.CodeInvalidSpec, "1 processes", ""},
+		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, sandbox.CodeInvalidSpec, "a disk of", ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			toldInTime(t, func() {
+				_, err := sandbox.Open(t.Context(), b, c.spec)
+				wantError(t, err, c.code, c.message, c.remedy)
+			})
+		})
+	}
+}

@@ -1,0 +1,142 @@
+package attack
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestProcessBombs(t *testing.T) {
+	need(t)
+	for _, b := range []bomb{
+		{name: "fork bomb", script: `:(){ :|:& };:; sleep 60`, timeout: 4 * time.Second},
+		{name: "vfork and exec storm", timeout: 3 * time.Second, script: `while :; do setsid /bin/true & done`},
+		{name: "thread bomb", timeout: 4 * time.Second, python: `
+import threading, time
+n = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); n += 1
+except RuntimeError as e: print(n, 'threads', e, flush=True)
+time.sleep(1000)`},
+		{name: "zombies", timeout: 3 * time.Second, python: `
+import os, time
+try:
+    while True:
+        if os.fork() == 0: os._exit(0)
+except OSError as e: print(e, flush=True)
+time.sleep(1000)`},
+		{name: "a spin on every core", timeout: 4 * time.Second, script: `for i in $(seq 100); do (while :; do :; done) & done; wait`},
+		{name: "system calls without end", timeout: 3 * time.Second, python: `
+import os
+for i in range(16):
+    if os.fork() == 0: break
+while True: os.stat('/usr/bin'); os.getppid(); os.listdir('/proc')`},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			sb := fresh(t, small())
+			siege(t, sb, func() {
+				v := b.run(t, sb)
+				if v.Ended != sandbox.EndedTimeout {
+					t.Errorf("ended by %s", v)
+				}
+				// All of it is gone, so there is room for others.
+				allGone(t, sb)
+			})
+		})
+	}
+}
+
+// strangers lists the processes inside that are neither ours nor the interpreter that asks, zombies included.
+const strangers = `
+import os
+def _name(p):
+    try: return open('/proc/%s/comm' % p).read().strip()
+    except OSError: return None # it has gone
+print([(p, n) for p, n in ((p, _name(p)) for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()) if n not in (None, 'recluse-guest')])`
+
+// allGone waits until nothing but the guest and the interpreter is left.
+func allGone(t *testing.T, sb *sandbox.Sandbox) {
+	t.Helper()
+	eventually(t, "the end of all of it", func() bool { return py(t, sb, strangers) == "[]\n" })
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// TestProcessBombWhileOthersWork leaves the bomb alive: commands of the host must then still be told why they cannot start,
+// and the bomb can be cancelled.
+func TestProcessBombWhileOthersWork(t *testing.T) {
+	need(t)
+	for name, c := range map[string]sandbox.Command{
+		"one that boils": {Shell: `:(){ :|:& };: 2>/dev/null; : > /tmp/on; exec sleep 60`},
+		"one that has all there is": {Args: []string{"python3", "-c", `
+import os, time
+while True:
+    try: os.posix_spawn('/bin/sleep', ['sleep', '1000'], {})
+    except OSError: open('/tmp/on', 'w').close(); time.sleep(0.01)`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sb := fresh(t, small())
+			siege(t, sb, func() {
+				id, err := sb.Start(t.Context(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "the bomb", func() bool { _, err := sb.Files().Stat(t.Context(), "/tmp/on"); return err == nil }) // asked of the guest, who needs no process for it
+				v := run(t, sb, sandbox.Command{Args: []string{"true"}})
+				t.Log("a command meanwhile:", v)
+				if !v.OK() && (v.Ended != sandbox.EndedStart || v.StartError == "") {
+					t.Errorf("a command meanwhile neither ran nor was told why not: %s", v)
+				}
+				if v := cell(t, sb, sandbox.Cell{Code: "40+2"}); v.Result.Text() != "42" {
+					t.Errorf("a cell meanwhile: %s", v)
+				}
+				if err := sb.Files().WriteAll(t.Context(), "/tmp/meanwhile", []byte("x"), sandbox.WriteOptions{}); err != nil {
+					t.Errorf("a write meanwhile: %v", err)
+				}
+				if err := sb.Cancel(t.Context(), id); err != nil {
+					t.Fatal(err)
+				}
+				if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+					t.Errorf("the bomb: %v, %v", v, err)
+				}
+				allGone(t, sb)
+			})
+		})
+	}
+}
+
+// TestForkBombThatDetaches is one that goes on behind the verdict, so that nobody who needs processes of his own can be asked to have any. The sandbox
+// lives through it; in a container, whose engine gives the guest no share of its own, it may be lost, which is told.
+func TestForkBombThatDetaches(t *testing.T) {
+	need(t)
+	bomb := bomb{timeout: 4 * time.Second, python: `
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0: os.setsid()
+    except OSError: pass`}
+	sb := fresh(t, small())
+	underSiege(t, nil, func() {
+		v, err := sb.Run(t.Context(), bomb.command())
+		if err == nil {
+			t.Logf("%s, %d killed for memory, %d survivors", v, v.MemoryKills, v.SurvivorsTotal)
+			return
+		}
+		if code := sandbox.CodeOf(err); os.Getenv(dockertest.RuntimeVariable) == "" || code != sandbox.CodeSandboxLost && code != sandbox.CodeGuestLost {
+			t.Errorf("told as %s: %v", code, err)
+		}
+	})
+}
