@@ -201,7 +201,9 @@ type Result struct {
 	By       []Spent       `json:"by,omitempty"`
 	Wall     time.Duration `json:"wall_ns"`
 	Coverage *Coverage     `json:"coverage,omitempty"`
-	Dir      string        `json:"-"`
+	// StateFrom says that the machine the run was lent had lost its state, and went back to that of this moment.
+	StateFrom *time.Time `json:"state_from,omitempty"`
+	Dir       string     `json:"-"`
 	// Conversation is what a follow-up question goes on from.
 	Conversation []llm.Message `json:"-"`
 }

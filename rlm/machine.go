@@ -2,6 +2,7 @@ package rlm
 
 import (
 	"context"
+	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -28,6 +29,12 @@ type Machine interface {
 type Judging interface {
 	// Judges reports whether it has.
 	Judges() bool
+}
+
+// Reverting is a Machine that may lose what was done in it last, as a session does whose sandbox is lost.
+type Reverting interface {
+	// StateFrom is the moment that its state went back to while the run was there; nil: it did not.
+	StateFrom() *time.Time
 }
 
 // Sandboxes makes the machines of a run and its children.

@@ -180,6 +180,9 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	if r.coverage != nil {
 		res.Coverage = r.coverage.report(ctx)
 	}
+	if m, ok := r.q.Machine.(Reverting); ok {
+		res.StateFrom = m.StateFrom()
+	}
 	if a := n.taken(); a != nil {
 		res.Answer, res.Value = a.Content, a.Value
 		return res, nil

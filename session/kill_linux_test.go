@@ -118,6 +118,22 @@ func checkSnapshots(t *testing.T, k *bench) {
 	}
 }
 
+// checkGoesBack wants the session to go back to its snapshot, if that has its name: what is saved next comes from it.
+func checkGoesBack(t *testing.T, k *bench) {
+	t.Helper()
+	all, err := k.m.Snapshots(t.Context(), Key{Name: "work"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := ""
+	for _, s := range all {
+		parent = s.Name
+	}
+	if next := save(t, k.get("work"), "next"); next.Parent != parent {
+		t.Errorf("what is saved next comes from %q, want %q", next.Parent, parent)
+	}
+}
+
 // checkForks wants both copies, or none.
 func checkForks(t *testing.T, k *bench) {
 	t.Helper()
@@ -152,11 +168,11 @@ var scenarios = map[string]scenario{
 	},
 	"snapshot": {
 		points:  []string{"snapshot.written", "snapshot.named"},
-		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots),
+		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
 	},
 	"snapshot of a sleeper": {
 		sleeps: true, points: []string{"snapshot.written", "snapshot.named"},
-		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots),
+		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
 	},
 	"hibernate": {
 		sleeps: true, points: []string{"hibernate.begun", "hibernate.stopped", "hibernate.saved"},

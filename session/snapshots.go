@@ -277,20 +277,44 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	if b := s.m.known(image.Backend); b != nil {
 		row.Memory = b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
 	}
-	if err := s.m.store.AddSnapshot(context.WithoutCancel(ctx), row); err != nil {
-		if errors.Is(err, store.ErrExists) {
-			err = snapshotExists(name)
-		}
+	if err := s.name(context.WithoutCancel(ctx), row); err != nil {
 		return Snapshot{}, err
 	}
 	failpoint("snapshot.named")
 	_ = s.recount(ctx) // the next change tries again
 	s.mu.Lock()
-	s.rec.Base, s.rec.BaseName = row.ID, name
 	s.emit(Event{Kind: "snapshot", Reason: "saved", Attrs: map[string]string{"name": name}}, true)
 	s.mu.Unlock()
-	_ = s.save(context.WithoutCancel(ctx)) // told there; the snapshot is safe
 	return describe(row)
+}
+
+// name gives an image its name, and notes that the session goes back to it, in one: a session whose server is killed has done both or neither.
+func (s *Session) name(ctx context.Context, row store.Snapshot) error {
+	s.saveMu.Lock()
+	defer s.saveMu.Unlock()
+	based := func(r *record) { r.Base, r.BaseName = row.ID, row.Name }
+	s.mu.Lock()
+	next := s.rec
+	s.mu.Unlock()
+	var changed []store.Session
+	if next.State.Live() { // one that has ended meanwhile goes nowhere
+		based(&next)
+		own, err := next.row()
+		if err != nil {
+			return err
+		}
+		changed = append(changed, own)
+	}
+	if err := s.m.store.AddSnapshot(ctx, row, changed...); err != nil {
+		if errors.Is(err, store.ErrExists) {
+			err = snapshotExists(row.Name)
+		}
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	based(&s.rec)
+	return nil
 }
 
 func snapshotExists(name string) error {

@@ -421,4 +421,12 @@ func TestAskInASession(t *testing.T) {
 	if got := a.must("ask", "How long is it?", "--session", "work", "-q"); got != "9\n" {
 		t.Errorf("the second question: %q", got)
 	}
+	a.must("snapshot", "save", "work", "warm")
+	a.murder("work")
+	if got := a.run("", "ask", "How long is it?", "--session", "work", "-q"); got.stdout != "9\n" || !strings.Contains(got.stderr, "its state is that of") {
+		t.Errorf("asked in a session that was lost: %+v", got)
+	}
+	if got := a.run("", "exec", "--session", "work", "--python", "word"); got.stderr != "" {
+		t.Errorf("told twice: %+v", got)
+	}
 }

@@ -276,6 +276,10 @@ func (a *app) wentBack(v *sandbox.Verdict) {
 	if err != nil || a.json { // it did not, or it is part of the verdict
 		return
 	}
+	a.sayWentBack(from)
+}
+
+func (a *app) sayWentBack(from time.Time) {
 	a.say("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
 }
 

@@ -51,6 +51,7 @@ type queryResult struct {
 	Cost      float64 `json:"cost_usd"`
 	Estimated bool    `json:"estimated,omitempty" jsonschema:"some of the tokens were not told but estimated"`
 	WallMS    int64   `json:"wall_ms"`
+	StateFrom string  `json:"state_from,omitempty" jsonschema:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
 }
 
 func (f *face) addQuery() {
@@ -167,10 +168,14 @@ func queryOf(id string, r *rlm.Result) queryResult {
 	if len(r.Value) > 0 {
 		value = r.Value
 	}
-	return queryResult{
+	o := queryResult{
 		Run: id, Answer: r.Answer, Value: value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
 		Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Cost: r.Usage.Cost, Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
 	}
+	if r.StateFrom != nil {
+		o.StateFrom = r.StateFrom.Format(time.RFC3339Nano)
+	}
+	return o
 }
 
 // answered shows the answer as it is. A run without one has failed, whatever it can show.

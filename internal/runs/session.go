@@ -2,6 +2,8 @@ package runs
 
 import (
 	"context"
+	"sync/atomic"
+	"time"
 
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -12,6 +14,7 @@ import (
 type machine struct {
 	*session.Session
 	files *sandbox.Files
+	from  atomic.Pointer[time.Time] // what its state went back to
 }
 
 // inSession makes a session a machine. It stays awake until release is called.
@@ -20,22 +23,49 @@ func inSession(ctx context.Context, s *session.Session) (m rlm.Machine, release 
 	if err != nil {
 		return nil, nil, err
 	}
-	return machine{s, f}, done, nil
+	return &machine{Session: s, files: f}, done, nil
 }
 
 // ID names it. No backend knows the name: a run that is resumed begins in a sandbox of its own.
-func (m machine) ID() string { return "session " + m.Session.ID() }
+func (m *machine) ID() string { return "session " + m.Session.ID() }
+
+// Cell implements rlm.Machine.
+func (m *machine) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
+	v, err := m.Session.Cell(ctx, c)
+	m.hear(v)
+	return v, err
+}
+
+// Run implements rlm.Machine.
+func (m *machine) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
+	v, err := m.Session.Run(ctx, c)
+	m.hear(v)
+	return v, err
+}
+
+// hear keeps what a verdict tells of a state that went back. The session tells it once, and it may be in a cell that nobody asked for.
+func (m *machine) hear(v *sandbox.Verdict) {
+	if v == nil {
+		return
+	}
+	if from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom]); err == nil {
+		m.from.Store(&from)
+	}
+}
+
+// StateFrom implements rlm.Reverting.
+func (m *machine) StateFrom() *time.Time { return m.from.Load() }
 
 // Files implements rlm.Machine.
-func (m machine) Files() *sandbox.Files { return m.files }
+func (m *machine) Files() *sandbox.Files { return m.files }
 
 // Judges says that sessions have a gate of their own, and a mode for it.
-func (machine) Judges() bool { return true }
+func (*machine) Judges() bool { return true }
 
 // Snapshot is refused: those of a session are its owner's.
-func (m machine) Snapshot(context.Context, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+func (m *machine) Snapshot(context.Context, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "take snapshot", Message: "a run takes no snapshots of a session"}
 }
 
 // Close does nothing: the session stays.
-func (machine) Close() error { return nil }
+func (*machine) Close() error { return nil }

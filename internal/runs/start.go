@@ -82,6 +82,9 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	if len(q.Inputs) == 0 && len(q.History) > 0 {
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
+	if from := info.StateFrom; from != nil {
+		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, and what was done later is gone.)", from.UTC().Format(time.RFC3339))
+	}
 	r, err := k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
 		free()

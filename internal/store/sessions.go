@@ -8,20 +8,22 @@ import (
 
 // SaveSessions implements Sessions.
 func (s *SQLite) SaveSessions(ctx context.Context, all ...Session) error {
-	return s.change(ctx, "save session", func(tx *sql.Tx) error {
-		now := stamp(time.Now())
-		for _, r := range all {
-			_, err := tx.ExecContext(ctx, `
-				INSERT INTO sessions (id, tenant, name, state, live, image, ended, changed, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-				ON CONFLICT (id) DO UPDATE SET
-					state = excluded.state, live = excluded.live, image = excluded.image, ended = excluded.ended, changed = excluded.changed, data = excluded.data`,
-				r.ID, r.Tenant, r.Name, r.State, r.Live, r.Image, stamp(r.Ended), now, r.Data)
-			if err != nil {
-				return err
-			}
+	return s.change(ctx, "save session", func(tx *sql.Tx) error { return saveSessions(ctx, tx, all) })
+}
+
+func saveSessions(ctx context.Context, tx *sql.Tx, all []Session) error {
+	now := stamp(time.Now())
+	for _, r := range all {
+		_, err := tx.ExecContext(ctx, `
+			INSERT INTO sessions (id, tenant, name, state, live, image, ended, changed, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+			ON CONFLICT (id) DO UPDATE SET
+				state = excluded.state, live = excluded.live, image = excluded.image, ended = excluded.ended, changed = excluded.changed, data = excluded.data`,
+			r.ID, r.Tenant, r.Name, r.State, r.Live, r.Image, stamp(r.Ended), now, r.Data)
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // FindSessions implements Sessions.

@@ -6,12 +6,15 @@ import (
 )
 
 // AddSnapshot implements Snapshots.
-func (s *SQLite) AddSnapshot(ctx context.Context, r Snapshot) error {
+func (s *SQLite) AddSnapshot(ctx context.Context, r Snapshot, changed ...Session) error {
 	return s.change(ctx, "add snapshot", func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `
 			INSERT INTO snapshots (id, tenant, session, session_id, name, parent, image, size, memory, created, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 			r.ID, r.Tenant, r.Session, r.SessionID, r.Name, r.Parent, r.Image, r.Size, r.Memory, stamp(r.Created), r.Data)
-		return err
+		if err != nil {
+			return err
+		}
+		return saveSessions(ctx, tx, changed)
 	})
 }
 

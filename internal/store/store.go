@@ -79,8 +79,8 @@ type SnapshotQuery struct {
 
 // Snapshots keeps the names of snapshots.
 type Snapshots interface {
-	// AddSnapshot writes a new record. A name that the session has already is the error exists.
-	AddSnapshot(ctx context.Context, s Snapshot) error
+	// AddSnapshot writes a new record, and with it those of sessions that change by it. A name that the session has already is the error exists.
+	AddSnapshot(ctx context.Context, s Snapshot, changed ...Session) error
 	// FindSnapshots gives snapshots by session, oldest first.
 	FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	// DropSnapshots removes records.

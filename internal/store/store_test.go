@@ -225,6 +225,28 @@ func TestImagesAreCountedOverSnapshotsAndSessions(t *testing.T) {
 	}
 }
 
+func TestASnapshotIsAddedTogetherWithWhatChangesByIt(t *testing.T) {
+	s := open(t, t.TempDir())
+	of := func(data string) Session {
+		return Session{ID: "a", Tenant: "t", Name: "n", Live: true, Data: []byte(data)}
+	}
+	is := func(want string) {
+		t.Helper()
+		all, err := s.FindSessions(t.Context(), SessionQuery{ID: "a"})
+		must(t, err)
+		if len(all) != 1 || string(all[0].Data) != want {
+			t.Errorf("the session is %+v, want %s", all, want)
+		}
+	}
+	must(t, s.SaveSessions(t.Context(), of("old")))
+	must(t, s.AddSnapshot(t.Context(), Snapshot{ID: "1", Tenant: "t", Session: "n", Name: "x", Image: "g/1", Data: []byte("{}")}, of("new")))
+	is("new")
+	if err := s.AddSnapshot(t.Context(), Snapshot{ID: "2", Tenant: "t", Session: "n", Name: "x", Image: "g/2", Data: []byte("{}")}, of("newer")); !errors.Is(err, ErrExists) {
+		t.Errorf("a second snapshot of a name: %v", err)
+	}
+	is("new")
+}
+
 func TestAuditLog(t *testing.T) {
 	s := open(t, t.TempDir())
 	old := time.Now().Add(-time.Hour)
