@@ -58,7 +58,9 @@ while n < 100: pass`)
 	}
 }
 
-func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
+// onSmallDisk gives a sandbox of which no snapshot fits onto its backend's disk.
+func onSmallDisk(t *testing.T) (*Backend, *sandbox.Sandbox) {
+	t.Helper()
 	testneed.Root(t, "mounting a small disk")
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
@@ -73,6 +75,11 @@ func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
 	b.opts.NoTemplates = true
 	sb := open(t, b, sandbox.Spec{})
 	cell(t, sb, "import os; data = os.urandom(90 << 20); x = 7")
+	return b, sb
+}
+
+func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
+	b, sb := onSmallDisk(t)
 	_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Stop: true})
 	wantCode(t, err, sandbox.CodeDiskFull)
 	if v := cell(t, sb, "x, len(data)"); v.Result.Text() != "(7, 94371840)" {
@@ -253,22 +260,11 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 }
 
 func TestSnapshotOnAFullDisk(t *testing.T) {
-	testneed.Root(t, "mounting a small disk")
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
+	b, sb := onSmallDisk(t)
+	toldInTime(t, func() {
+		_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+		wantCode(t, err, sandbox.CodeDiskFull)
 	})
-	b := backendIn(t, dir)
-	b.opts.NoTemplates = true
-	sb := open(t, b, sandbox.Spec{})
-	cell(t, sb, "import os; data = os.urandom(90 << 20); x = 7")
-	_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
-	wantCode(t, err, sandbox.CodeDiskFull)
 	if entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots")); err != nil || len(entries) != 0 {
 		t.Errorf("something is left: %v %v", entries, err)
 	}
