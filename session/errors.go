@@ -21,6 +21,7 @@ const (
 	CodeLimit          sandbox.Code = "session_limit" // snapshots, output
 	CodeNoExtension    sandbox.Code = "no_extension_left"
 	CodePaused         sandbox.Code = "session_paused"
+	CodeMoved          sandbox.Code = "session_moved" // away from the sandbox that was used
 	CodeSnapshotName   sandbox.Code = "snapshot_not_found"
 	CodeSnapshotExists sandbox.Code = "snapshot_exists"
 	CodeVarUnknown     sandbox.Code = "variable_not_found"

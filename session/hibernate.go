@@ -144,9 +144,11 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Unlock()
 	seen := glanceAt(ctx, sb)
 	failpoint("hibernate.begun")
+	s.leave(sb.ID()) // whoever listens hears of its end before we do
 	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels, Stop: true})
 	failpoint("hibernate.stopped")
 	if snap == nil {
+		s.leave("")
 		s.thaw()
 		return err
 	}
@@ -167,6 +169,13 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	err = s.save(ctx)
 	failpoint("hibernate.saved")
 	return err
+}
+
+// leave notes that the session goes away from its sandbox, or stays after all.
+func (s *Session) leave(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = id
 }
 
 // glance is what somebody sees of a sandbox who only looks. It is never changed.

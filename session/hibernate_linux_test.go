@@ -138,6 +138,31 @@ func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	}
 }
 
+func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	save(t, s, "one")
+	for name, leave := range map[string]func() error{
+		"asleep":   func() error { return s.Hibernate(t.Context()) },
+		"restored": func() error { return s.Restore(t.Context(), "one") },
+	} {
+		if name == "asleep" && !sleeps(k.b) {
+			continue
+		}
+		py(t, s, "1")
+		listens := make(chan struct{}, 100)
+		heard := make(chan error, 1)
+		go func() {
+			heard <- s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
+		}()
+		<-listens
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, "a watcher of a session that is "+name, <-heard, CodeMoved)
+	}
+}
+
 func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	k := newBench(t, calm())
 	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}})

@@ -36,6 +36,7 @@ type Session struct {
 	dirty      bool                        // guarded by mu; rec differs from the store's in what may be written later
 	sb         *sandbox.Sandbox            // guarded by mu; nil: not attached
 	frozen     bool                        // guarded by mu; the sandbox is about to be taken away: wait for the turn
+	left       string                      // guarded by mu; the sandbox that the session left last by itself, to sleep or to be restored
 	reviving   bool                        // guarded by mu; lost, and being restored
 	unsure     bool                        // guarded by mu; its backend could not be asked for it when the manager started
 	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
@@ -439,7 +440,7 @@ func (s *Session) files(ctx context.Context, use bool) (f *sandbox.Files, releas
 }
 
 // Watch tells of changes below a path, within root if that is not empty, until ctx ends, fn gives an error, or the sandbox is no longer
-// there: it is put to sleep, or ends. Watching is looking.
+// there: the session is put to sleep, restored, or ends, and the error says which. Watching is looking.
 func (s *Session) Watch(ctx context.Context, root, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
@@ -532,6 +533,9 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	refused := s.rec.State == Ended || s.rec.State == Expired
 	if refused {
 		err = s.refusal(time.Now())
+	}
+	if !refused && s.left == sb.ID() {
+		err = &sandbox.Error{Code: CodeMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was put to sleep, or restored", Remedy: "ask again", Retry: true}
 	}
 	look := !refused && code == sandbox.CodeGuestLost && s.sb == sb
 	if look { // what the caller had started may run on

@@ -475,6 +475,7 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
 	})
 	_ = s.save(ctx) // told there, and tried again; it is restored already
+	s.leave(oldID)
 	switch known := s.m.known(oldBackend); {
 	case old != nil:
 		err = old.Close()

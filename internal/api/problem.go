@@ -93,7 +93,7 @@ var statuses = map[sandbox.Code]int{
 	session.CodeNotFound: http.StatusNotFound, session.CodeExists: http.StatusConflict, session.CodeExpired: http.StatusGone,
 	session.CodeEnded: http.StatusGone, session.CodeLost: http.StatusGone, session.CodeSpecConflict: http.StatusConflict,
 	session.CodeInvalidKey: http.StatusBadRequest, session.CodeQueueFull: http.StatusTooManyRequests, session.CodeLimit: http.StatusConflict,
-	session.CodeNoExtension: http.StatusConflict, session.CodePaused: http.StatusConflict, session.CodeSnapshotName: http.StatusNotFound,
+	session.CodeNoExtension: http.StatusConflict, session.CodePaused: http.StatusConflict, session.CodeMoved: http.StatusConflict, session.CodeSnapshotName: http.StatusNotFound,
 	session.CodeSnapshotExists: http.StatusConflict, session.CodeVarUnknown: http.StatusNotFound, session.CodeClosing: http.StatusServiceUnavailable,
 	session.CodeStoreBusy: http.StatusServiceUnavailable,
 	session.CodeRefused:   http.StatusForbidden, gate.CodeApprovalUnknown: http.StatusNotFound, gate.CodeApprovalResolved: http.StatusConflict,
