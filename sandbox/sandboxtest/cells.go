@@ -81,6 +81,14 @@ var cells = []feature{
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Stdin: strings.NewReader(strings.Repeat("never read ", 100_000))}))
 		same(t, "a child reads it too", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", Stdin: strings.NewReader("through")}).Stdout.String(), "through")
 	}},
+	{"what is printed is heard, also where no thread can be started", func(t *testing.T, s *suite) {
+		sb := s.python(t)
+		okCell(t, sb, "import threading\ndef refuse(self): raise RuntimeError(\"can't start new thread\")\nstart, threading.Thread.start = threading.Thread.start, refuse")
+		v := okCell(t, sb, "print('no end of line', end='')\nprint(' and one')")
+		same(t, "stdout", v.Stdout.String(), "no end of line and one\n")
+		v = okCell(t, sb, "threading.Thread.start = start\nprint('soon', end='')")
+		same(t, "stdout, with threads", v.Stdout.String(), "soon")
+	}},
 	{"arguments and environment reach the cell", func(t *testing.T, s *suite) {
 		v := runCell(t, s.python(t), sandbox.Cell{Code: "import sys, os\n(sys.argv, os.environ['K'])", Args: []string{"prog", "a b"}, Env: map[string]string{"K": "v"}})
 		same(t, "result", v.Result.Text(), "(['prog', 'a b'], 'v')")

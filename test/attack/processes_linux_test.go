@@ -99,8 +99,8 @@ while True:
 				if !v.OK() && (v.Ended != sandbox.EndedStart || v.StartError == "") {
 					t.Errorf("a command meanwhile neither ran nor was told why not: %s", v)
 				}
-				if v := cell(t, sb, sandbox.Cell{Code: "40+2"}); v.Result.Text() != "42" {
-					t.Errorf("a cell meanwhile: %s", v)
+				if v := cell(t, sb, sandbox.Cell{Code: "print('heard', end='')\n40+2"}); v.Result.Text() != "42" || v.Stdout.String() != "heard" {
+					t.Errorf("a cell meanwhile: %s, %q %q", v, v.Stdout, v.Stderr)
 				}
 				if err := sb.Files().WriteAll(t.Context(), "/tmp/meanwhile", []byte("x"), sandbox.WriteOptions{}); err != nil {
 					t.Errorf("a write meanwhile: %v", err)

@@ -199,15 +199,20 @@ class _Gathered:
                     if now - self.last > FLUSH_SECONDS and data.endswith(b"\n"):
                         flush = True
                     elif self.timer is None or not self.timer.armed:
-                        self.arm()
+                        flush = not self.arm()
         if flush:
             self.flush()
 
     def arm(self):
+        """Sees to it that what is gathered is sent soon, and says whether it can."""
         if self.timer is None:
-            self.timer = _Timer(self)
+            try:
+                self.timer = _Timer(self)
+            except RuntimeError:
+                return False    # no thread is to be had: all processes are taken, or the interpreter is ending
         self.timer.armed = True
         self.timer.wake.set()
+        return True
 
     def take(self):
         """The gathered output as frames."""
