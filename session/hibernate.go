@@ -144,7 +144,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Unlock()
 	seen := glanceAt(ctx, sb)
 	failpoint("hibernate.begun")
-	s.leave(sb.ID()) // whoever listens hears of its end before we do
+	s.leave(sb.ID()) // whoever listens hears of its end before we do; one who is told so of a sandbox that is lost in this moment asks again, and is told
 	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels, Stop: true})
 	failpoint("hibernate.stopped")
 	if snap == nil {

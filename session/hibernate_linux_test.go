@@ -155,7 +155,11 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 		go func() {
 			heard <- s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
 		}()
-		<-listens
+		select {
+		case <-listens:
+		case err := <-heard:
+			t.Fatal("it does not listen: ", err)
+		}
 		if err := leave(); err != nil {
 			t.Fatal(err)
 		}

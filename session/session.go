@@ -410,7 +410,8 @@ func (s *Session) act(ctx context.Context, f func(*sandbox.Sandbox) error) error
 	return s.explain(sb, f(sb))
 }
 
-// Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. Following is looking.
+// Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. Following is looking: where the session is
+// put to sleep or restored meanwhile, the error is [CodeMoved].
 func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
@@ -440,7 +441,7 @@ func (s *Session) files(ctx context.Context, use bool) (f *sandbox.Files, releas
 }
 
 // Watch tells of changes below a path, within root if that is not empty, until ctx ends, fn gives an error, or the sandbox is no longer
-// there: the session is put to sleep, restored, or ends, and the error says which. Watching is looking.
+// there: the session has ended, was put to sleep or restored, or the sandbox is lost, which the error tells apart. Watching is looking.
 func (s *Session) Watch(ctx context.Context, root, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {

@@ -295,14 +295,14 @@ func (s *Session) name(ctx context.Context, row store.Snapshot) error {
 	based := func(r *record) { r.Base, r.BaseName = row.ID, row.Name }
 	s.mu.Lock()
 	next := s.rec
+	based(&next)
+	own, err := next.row() // while nobody changes what it shares with the record
 	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	var changed []store.Session
-	if next.State.Live() { // one that has ended meanwhile goes nowhere
-		based(&next)
-		own, err := next.row()
-		if err != nil {
-			return err
-		}
+	if own.Live { // one that has ended meanwhile goes nowhere
 		changed = append(changed, own)
 	}
 	if err := s.m.store.AddSnapshot(ctx, row, changed...); err != nil {

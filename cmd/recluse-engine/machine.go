@@ -13,7 +13,8 @@ import (
 )
 
 // machineFile stands beside a bundle's config.json and says what size of machine to show inside. Where an engine that is not ours has made the bundle there is
-// none; but what the guest was told is in config.json, and that it keeps code below so much memory. The limit of the bundle itself stands above that.
+// none; but what the guest was told is in config.json, and that it keeps code below so much memory. The limit of the bundle itself stands above that, unless
+// somebody has chosen a lower one.
 const (
 	machineFile = "machine.json"
 	guestConfig = "RECLUSE_GUEST_CONFIG" // as in internal/guest/agent, of which nothing is to be linked in here
@@ -21,8 +22,9 @@ const (
 
 // machine is the size of one; zero is what gVisor would show.
 type machine struct {
-	Memory int64 `json:"memory"`
-	CPUs   int   `json:"cpus"`
+	Memory  int64 `json:"memory"`
+	CPUs    int   `json:"cpus"`
+	foreign bool  // the bundle is not ours, and its own limit holds too
 }
 
 // showMachine makes the sandbox process show the size of its machine. gVisor takes memory and processors from the cgroup that
@@ -40,7 +42,9 @@ func showMachine() {
 	}
 	m := machineOf(dir) // in the second exec, already in its empty root, there is none: it has the flags from the first
 	if i := slices.Index(os.Args, "--total-memory"); i > 0 && i+1 < len(os.Args) && m.Memory > 0 {
-		os.Args[i+1] = strconv.FormatInt(m.Memory, 10)
+		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); !m.foreign || err != nil || m.Memory < own {
+			os.Args[i+1] = strconv.FormatInt(m.Memory, 10)
+		}
 	}
 	if m.CPUs > 0 {
 		os.Args = slices.Insert(os.Args, boot+1, "--cpu-num="+strconv.Itoa(min(m.CPUs, runtime.NumCPU())))
@@ -73,7 +77,7 @@ func machineOf(dir string) (m machine) {
 				Memory int64 `json:"memory"`
 			}
 			if json.Unmarshal([]byte(text), &guest) == nil {
-				m.Memory = guest.Memory
+				m.Memory, m.foreign = guest.Memory, true
 			}
 		}
 	}

@@ -380,9 +380,6 @@ func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, err
 
 // answerOut prints an answer.
 func (a *app) answerOut(r *rlm.Result) {
-	if r.StateFrom != nil {
-		a.sayWentBack(*r.StateFrom)
-	}
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		text = harmless(text)

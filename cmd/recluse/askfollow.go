@@ -64,6 +64,9 @@ func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(conte
 	res, err := r.Wait()
 	v.Close()
 	if res != nil && !a.json {
+		if res.StateFrom != nil {
+			a.sayWentBack(*res.StateFrom)
+		}
 		a.answerOut(res)
 	}
 	return a.verdictOf(ctx, res, err)

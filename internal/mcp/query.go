@@ -184,6 +184,9 @@ func answered(o queryResult) *sdk.CallToolResult {
 	if o.Reason != string(rlm.ReasonAnswered) {
 		text = strings.TrimSpace(fmt.Sprintf("[the run ended without an answer: %s %s]\n%s", o.Reason, o.Message, o.Answer))
 	}
+	if o.StateFrom != "" {
+		text = wentBack(o.StateFrom) + "\n" + text
+	}
 	res := &sdk.CallToolResult{IsError: o.Reason != string(rlm.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
 	if o.Run != "" {
 		res.Content = append(res.Content, &sdk.ResourceLink{URI: runsPrefix + o.Run, Name: "trajectory of run " + o.Run, MIMEType: trajectoryType})

@@ -157,6 +157,11 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 	return o
 }
 
+// wentBack tells that a session is no longer as it was left.
+func wentBack(from string) string {
+	return "[the session's sandbox was lost: variables and files are those of " + from + "]"
+}
+
 // shown is an outcome as text and pictures. Code that failed is an error of the tool, so that a model looks at it.
 func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	var b strings.Builder
@@ -176,7 +181,7 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 		block("", "[session "+o.Session+" was made for this call]")
 	}
 	if o.StateFrom != "" {
-		block("", "[the session's sandbox was lost: variables and files are those of "+o.StateFrom+"]")
+		block("", wentBack(o.StateFrom))
 	}
 	if o.StateLost {
 		block("", "[the interpreter had died: earlier variables are gone]")

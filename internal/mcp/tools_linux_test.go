@@ -11,6 +11,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -233,6 +234,9 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	}
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
 		t.Error("told twice")
+	}
+	if got := text(answered(queryResult{Answer: "42", Reason: string(rlm.ReasonAnswered), StateFrom: "then"})); got != wentBack("then")+"\n42" {
+		t.Errorf("an answer from a state that went back: %q", got)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -18,7 +17,7 @@ type machine struct {
 }
 
 // inSession makes a session a machine. It stays awake until release is called.
-func inSession(ctx context.Context, s *session.Session) (m rlm.Machine, release func(), err error) {
+func inSession(ctx context.Context, s *session.Session) (m *machine, release func(), err error) {
 	f, done, err := s.Files(ctx)
 	if err != nil {
 		return nil, nil, err

@@ -79,11 +79,12 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	// The session judges its own code. What is run elsewhere, by children or when somebody goes on with the run, is judged in the same way.
 	info := s.Info()
 	q.Machine, q.Gate, q.Role = m, gate.Mode(info.Gate), info.Role
-	if len(q.Inputs) == 0 && len(q.History) > 0 {
+	switch {
+	case info.StateFrom != nil:
+		m.from.Store(info.StateFrom) // somebody else may hear of it before we do
+		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, and what was done later is gone.)", info.StateFrom.UTC().Format(time.RFC3339))
+	case len(q.Inputs) == 0 && len(q.History) > 0:
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
-	}
-	if from := info.StateFrom; from != nil {
-		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, and what was done later is gone.)", from.UTC().Format(time.RFC3339))
 	}
 	r, err := k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
