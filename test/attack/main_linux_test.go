@@ -187,8 +187,8 @@ func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict 
 	return v
 }
 
-// memoryTries is how many sandboxes a part about memory may have where another engine than ours starts gVisor: its kernel has there no share of
-// memory and processors of its own, so on a busy machine the guest may be late, and the host's kernel quicker. A loss must be told as one, nobody
+// memoryTries is how many sandboxes a part about memory may have where Docker starts gVisor: its kernel has there no share of the
+// processors of its own, so on a busy machine the guest may be late, and the host's kernel quicker. A loss must be told as one, nobody
 // else may notice, and one sandbox has to stand it.
 const memoryTries = 3
 
