@@ -79,7 +79,10 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func TestProcessBombWhileOthersWork(t *testing.T) {
 	need(t)
 	for name, c := range map[string]sandbox.Command{
-		"one that boils": {Shell: `:(){ :|:& };: 2>/dev/null; : > /tmp/on; exec sleep 60`},
+		// Once it has begun, its parent gets no process any more, and needs none to see that it boils.
+		"one that boils": {Shell: `( :(){ :|:& };: ) 2>/dev/null &
+until set -- /proc/[0-9]*; [ $# -gt 60 ]; do true; done
+> /tmp/on; exec sleep 60`},
 		"one that has all there is": {Args: []string{"python3", "-c", `
 import os, time
 while True:
