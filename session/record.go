@@ -194,18 +194,23 @@ func fields(v any) map[string]json.RawMessage {
 func (s *Session) promise(ctx context.Context, change func(*record)) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
-	s.mu.Lock()
-	next := s.rec
-	s.mu.Unlock()
-	if !next.State.Live() {
-		return s.living()
-	}
-	change(&next)
-	row, err := next.row()
+	row, err := s.imagined(change)
 	if err != nil {
 		return err
 	}
+	if !row.Live {
+		return s.living()
+	}
 	return s.m.store.SaveSessions(ctx, row)
+}
+
+// imagined gives the record as it will be, encoded while nobody changes what it has in common with the one that is.
+func (s *Session) imagined(change func(*record)) (store.Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.rec
+	change(&next)
+	return next.row()
 }
 
 // save writes the record. Writes of one session keep their order.

@@ -532,10 +532,10 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	}
 	s.mu.Lock()
 	refused := s.rec.State == Ended || s.rec.State == Expired
-	if refused {
+	switch {
+	case refused:
 		err = s.refusal(time.Now())
-	}
-	if !refused && s.left == sb.ID() {
+	case s.left == sb.ID():
 		err = &sandbox.Error{Code: CodeMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was put to sleep, or restored", Remedy: "ask again", Retry: true}
 	}
 	look := !refused && code == sandbox.CodeGuestLost && s.sb == sb

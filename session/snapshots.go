@@ -293,19 +293,15 @@ func (s *Session) name(ctx context.Context, row store.Snapshot) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
 	based := func(r *record) { r.Base, r.BaseName = row.ID, row.Name }
-	s.mu.Lock()
-	next := s.rec
-	based(&next)
-	own, err := next.row() // while nobody changes what it shares with the record
-	s.mu.Unlock()
+	own, err := s.imagined(based)
 	if err != nil {
 		return err
 	}
-	var changed []store.Session
-	if own.Live { // one that has ended meanwhile goes nowhere
-		changed = append(changed, own)
+	with := []store.Session{own}
+	if !own.Live {
+		with = nil // it has ended meanwhile, and goes nowhere
 	}
-	if err := s.m.store.AddSnapshot(ctx, row, changed...); err != nil {
+	if err := s.m.store.AddSnapshot(ctx, row, with...); err != nil {
 		if errors.Is(err, store.ErrExists) {
 			err = snapshotExists(row.Name)
 		}

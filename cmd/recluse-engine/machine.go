@@ -22,9 +22,8 @@ const (
 
 // machine is the size of one; zero is what gVisor would show.
 type machine struct {
-	Memory  int64 `json:"memory"`
-	CPUs    int   `json:"cpus"`
-	foreign bool  // the bundle is not ours, and its own limit holds too
+	Memory int64 `json:"memory"`
+	CPUs   int   `json:"cpus"`
 }
 
 // showMachine makes the sandbox process show the size of its machine. gVisor takes memory and processors from the cgroup that
@@ -42,7 +41,7 @@ func showMachine() {
 	}
 	m := machineOf(dir) // in the second exec, already in its empty root, there is none: it has the flags from the first
 	if i := slices.Index(os.Args, "--total-memory"); i > 0 && i+1 < len(os.Args) && m.Memory > 0 {
-		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); !m.foreign || err != nil || m.Memory < own {
+		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); err != nil || m.Memory < own { // no more than there is
 			os.Args[i+1] = strconv.FormatInt(m.Memory, 10)
 		}
 	}
@@ -77,7 +76,7 @@ func machineOf(dir string) (m machine) {
 				Memory int64 `json:"memory"`
 			}
 			if json.Unmarshal([]byte(text), &guest) == nil {
-				m.Memory, m.foreign = guest.Memory, true
+				m.Memory = guest.Memory
 			}
 		}
 	}

@@ -1,0 +1,206 @@
+package session
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestLookingIsNotUse(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
+	for name, look := range map[string]func() error{
+		"operations":   func() error { _, err := s.Operations(t.Context()); return err },
+		"interpreters": func() error { _, err := s.Contexts(t.Context()); return err },
+		"the inside":   func() error { _, err := s.Guest(t.Context()); return err },
+		"output":       func() error { _, err := s.Follow(t.Context(), v.ID, sandbox.FollowOptions{}); return err },
+		"one of its variables": func() error {
+			_, err := s.Var(t.Context(), "none")
+			if sandbox.CodeOf(err) == CodeVarUnknown {
+				return nil
+			}
+			return err
+		},
+		"events": func() error {
+			for _, err := range s.Events(t.Context(), 0, false) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		if err := look(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !s.Info().Used.Equal(used) {
+			t.Fatalf("looking at %s counted as use", name)
+		}
+	}
+}
+
+func TestLookingKeepsNoSessionAwake(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
+	asleep := Hibernated
+	if !sleeps(k.b) {
+		asleep = Expired
+	}
+	await(t, string(asleep)+" while somebody looks", func() bool {
+		for range k.m.List(t.Context(), ListOptions{}) {
+		}
+		if _, err := s.Vars(t.Context()); err != nil && sandbox.CodeOf(err) != CodeExpired {
+			t.Fatal(err)
+		}
+		return s.Info().State == asleep
+	})
+	if !s.Info().Used.Equal(used) {
+		t.Error("looking counted as use")
+	}
+}
+
+func TestWatchingKeepsNoSessionAwake(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
+	err = s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { return nil })
+	wantCode(t, "a watcher when the session has ended", err, CodeExpired)
+	if !s.Info().Used.Equal(used) {
+		t.Error("watching counted as use")
+	}
+}
+
+func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	save(t, s, "one")
+	for name, leave := range map[string]func() error{
+		"asleep":   func() error { return s.Hibernate(t.Context()) },
+		"restored": func() error { return s.Restore(t.Context(), "one") },
+	} {
+		if name == "asleep" && !sleeps(k.b) {
+			continue
+		}
+		py(t, s, "1")
+		listens := make(chan struct{}, 100)
+		heard := make(chan error, 1)
+		go func() {
+			heard <- s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
+		}()
+		select {
+		case <-listens:
+		case err := <-heard:
+			t.Fatal("it does not listen: ", err)
+		}
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, "a watcher of a session that is "+name, <-heard, CodeMoved)
+	}
+}
+
+func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
+	k := newBench(t, calm())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, done, err := s.LookAtFiles(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := s.Info().Used
+	late := used.Add(time.Hour)
+	if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
+		t.Errorf("a session from which somebody reads: %+v", s.Info())
+	}
+	done()
+	if !s.Info().Used.Equal(used) {
+		t.Error("reading counted as use")
+	}
+	if s.due(late) == nil {
+		t.Error("it is kept when nobody reads any more")
+	}
+}
+
+func TestASleeperFindsWhatItDidNotNote(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	for i := range endedKept + 1 {
+		py(t, s, fmt.Sprint(i))
+	}
+	all, err := s.Operations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := s.Operation(t.Context(), all[endedKept].ID); err != nil || o.ID != all[endedKept].ID {
+		t.Errorf("the last: %+v, %v", o, err)
+	}
+	want(t, "state", string(s.Info().State), string(Hibernated))
+	if o, err := s.Operation(t.Context(), all[0].ID); err != nil || o.ID != all[0].ID {
+		t.Errorf("the first: %+v, %v", o, err)
+	}
+	want(t, "state", string(s.Info().State), string(Ready))
+	_, err = s.Operation(t.Context(), "nosuch")
+	wantCode(t, "one that never was", err, sandbox.CodeNotFound)
+}
+
+func TestLookingDoesNotWakeASleeper(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	py(t, s, "x = 41")
+	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := func(s *Session) {
+		t.Helper()
+		ops, err := s.Operations(t.Context())
+		i := slices.IndexFunc(ops, func(o sandbox.Operation) bool { return o.ID == id })
+		if err != nil || len(ops) != 2 || i < 0 || !ops[i].Running || ops[i].PID == 0 || ops[1-i].Verdict == nil {
+			t.Errorf("operations: %+v, %v", ops, err)
+		}
+		if all, err := s.Contexts(t.Context()); err != nil || len(all) != 1 || all[0].Name != defaultContext {
+			t.Errorf("interpreters: %+v, %v", all, err)
+		}
+		if g, err := s.Guest(t.Context()); err != nil || g.Home != sandbox.DefaultHome {
+			t.Errorf("the inside: %+v, %v", g, err)
+		}
+	}
+	looks(s)
+	if err := s.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	looks(s)
+	want(t, "state", string(s.Info().State), string(Hibernated))
+	k.restart()
+	s = k.get("work")
+	looks(s)
+	want(t, "state after a restart", string(s.Info().State), string(Hibernated))
+	want(t, "x + 1", py(t, s, "x + 1"), "42")
+	if ops, err := s.Operations(t.Context()); err != nil || len(ops) != 3 {
+		t.Errorf("awake: %+v, %v", ops, err)
+	}
+	if err := s.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,282 @@
+package session
+
+import (
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// calm looks at lifetimes only when the test does.
+func calm() Options { return Options{NoPool: true, reapEvery: time.Hour} }
+
+// overdue gives what the reaper would do about a session now, and fails if that is nothing.
+func overdue(t *testing.T, s *Session) func() {
+	t.Helper()
+	act := s.due(time.Now())
+	if act == nil {
+		t.Fatal("its time is not up")
+	}
+	return act
+}
+
+func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
+	k := newBench(t, calm())
+	open := func(name string, p Policy) *Session {
+		s, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{Policy: p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	brief := Policy{TTL: time.Nanosecond, Extension: time.Hour}
+	s := open("extended", brief)
+	act := overdue(t, s)
+	if _, err := s.Extend(t.Context(), 0); err != nil {
+		t.Errorf("an extension that came first: %v", err)
+	}
+	act()
+	want(t, "state after an extension", string(s.Info().State), string(Ready))
+
+	s = open("expired", brief)
+	overdue(t, s)()
+	_, err := s.Extend(t.Context(), 0)
+	wantCode(t, "an extension that came second", err, CodeExpired)
+
+	s = open("both", brief)
+	act = overdue(t, s)
+	var wg sync.WaitGroup
+	wg.Go(act)
+	wg.Go(func() { _, err = s.Extend(t.Context(), 0) })
+	wg.Wait()
+	if state := s.Info().State; (err == nil) != state.Live() || err != nil && sandbox.CodeOf(err) != CodeExpired {
+		t.Errorf("told %v, and it is %s", err, state)
+	}
+
+	s = open("used", Policy{Idle: time.Minute, OnIdle: IdleEnd})
+	idle := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
+		s.rec.Policy.TTL = None
+	}
+	idle()
+	act = overdue(t, s)
+	py(t, s, "1")
+	act()
+	want(t, "state after a call", string(s.Info().State), string(Ready))
+	idle()
+	overdue(t, s)()
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a call that came second", err, CodeExpired)
+}
+
+func TestNoneIsForEver(t *testing.T) {
+	k := newBench(t, calm())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: None, Idle: None, Hibernation: None}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ages := time.Now().Add(100 * 365 * 24 * time.Hour)
+	look := func(when string) {
+		t.Helper()
+		if i := s.Info(); i.Expires != nil || i.IdleAt != nil || s.due(ages) != nil {
+			t.Errorf("%s it ends at %v, and is idle at %v", when, i.Expires, i.IdleAt)
+		}
+	}
+	look("new")
+	if sleeps(k.b) {
+		if err := s.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		look("asleep")
+	}
+	k.restart()
+	s = k.get("work")
+	look("after a restart")
+}
+
+func TestIdleSessionsEndIfTheyShall(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.awaitState(s, Expired)
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a cell", err, CodeExpired)
+	<-s.freed
+	_, err = k.m.Get(t.Context(), Key{Name: "work"})
+	wantCode(t, "get", err, CodeExpired)
+	if again := k.open("work"); again.ID() == s.ID() {
+		t.Error("an expired session was found")
+	}
+}
+
+// lingering is a gate that takes its time to forget a session.
+type lingering struct {
+	strict
+	begun, may chan struct{}
+}
+
+func (l lingering) Forget(string, string) {
+	close(l.begun)
+	<-l.may
+}
+
+func TestASessionThatExpiresWhileItsManagerIsClosedLeavesNothing(t *testing.T) {
+	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
+	o.Gate = g
+	k := newBench(t, o)
+	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}); err != nil {
+		t.Fatal(err)
+	}
+	<-g.begun
+	closed := make(chan error, 1)
+	go func() { closed <- k.m.Close() }()
+	await(t, "it is being closed", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.leaving })
+	close(g.may)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestAManagerThatIsBeingClosedOpensNothing(t *testing.T) {
+	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
+	o.Gate = g
+	k := newBench(t, o)
+	s := k.open("work")
+	closed := make(chan error, 1)
+	go func() { closed <- k.m.Close() }()
+	<-g.begun // the end of the session, which is under way
+	<-s.disposed
+	_, _, err := k.m.Open(t.Context(), Key{Name: "late"}, OpenOptions{})
+	wantCode(t, "a session", err, sandbox.CodeOf(errClosing))
+	close(g.may)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := k.sandboxes(); n != 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestWhatRunsIsNotReaped(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	id, err := s.Start(t.Context(), sandbox.Command{Shell: "while [ ! -e /tmp/stop ]; do sleep 0.05; done; echo over"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock() // only now, because on a busy machine the command takes a while to start
+	s.rec.Policy.Idle, s.rec.Policy.TTL, s.dirty = time.Millisecond, time.Millisecond, true
+	s.mu.Unlock()
+	await(t, "its lifetime passes", func() bool { return time.Now().After(*s.Info().Expires) })
+	k.restart() // the new manager finds the command
+	s = k.get("work")
+	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
+	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+	wantCode(t, "a cell after the lifetime", err, CodeExpired)
+	for range 10 { // looks of the reaper
+		time.Sleep(20 * time.Millisecond)
+		want(t, "state", string(s.Info().State), string(Executing))
+	}
+	s.mu.Lock()
+	sb := s.sb
+	s.mu.Unlock()
+	if _, err := sb.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err == nil && v.Stdout.String() != "over\n" {
+		t.Errorf("its output is %q", v.Stdout.String())
+	}
+	k.awaitState(s, Expired)
+	<-s.disposed
+}
+
+func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.rec.Policy.TTL = time.Millisecond
+	s.mu.Unlock()
+	k.m.cancel() // as Detach does first
+	await(t, "it no longer hears of the command", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.background) == 0 })
+	if s.due(time.Now()) != nil {
+		t.Error("a session in which a command runs would be reaped")
+	}
+}
+
+func TestExtensions(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: time.Minute}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := *s.Info().Expires
+	_, err = s.Extend(t.Context(), time.Hour)
+	wantCode(t, "too much at once", err, sandbox.CodeInvalidRequest)
+	for range 2 {
+		if _, err := s.Extend(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = s.Extend(t.Context(), time.Second)
+	wantCode(t, "a third", err, CodeNoExtension)
+	k.restart()
+	i := k.get("work").Info()
+	if i.Extended != 2 || i.Expires.Sub(before) != 2*time.Minute {
+		t.Errorf("extended %d times, by %s", i.Extended, i.Expires.Sub(before))
+	}
+}
+
+func TestExtensionsWithoutABound(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: None}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := *s.Info().Expires
+	for _, by := range []time.Duration{-time.Second, math.MaxInt64} {
+		_, err := s.Extend(t.Context(), by)
+		wantCode(t, by.String(), err, sandbox.CodeInvalidRequest)
+		if strings.Contains(err.Error(), "-1ns") {
+			t.Error(err)
+		}
+	}
+	for _, by := range []time.Duration{0, 1000 * time.Hour} {
+		if _, err := s.Extend(t.Context(), by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if by := s.Info().Expires.Sub(before); by != DefaultExtension+1000*time.Hour {
+		t.Errorf("extended by %s", by)
+	}
+}
+
+// Calls and an eager reaper race each other: every call must be answered with the state it left.
+func TestCallsRaceTheReaper(t *testing.T) {
+	k := newBench(t, quick())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	py(t, s, "n = 0")
+	for range 6 {
+		py(t, s, "n += 1")
+		k.awaitState(s, Hibernated)
+	}
+	for range 50 {
+		py(t, s, "n += 1")
+	}
+	want(t, "n", py(t, s, "n"), "56")
+}
