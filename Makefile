@@ -2,7 +2,9 @@
 #
 #   make build     one file, bin/recluse, with the engine and the guest in it
 #   make demo      set-up, build, and a visible first result
-#   make test      set-up, linters, cross-compilation, every test
+#   make check     format, linters, unit tests and the feature suite on local: before each commit
+#   make test      set-up, linters, cross-compilation, and tests of every backend on the real thing
+#   make test-all  the same with every combination of tests and backends
 #   make lint      the linters alone
 #   make bench     the figures, each beside its baseline
 #   make desktop   bin/recluse-* for macOS and Windows, with the guests in them, for Docker Desktop
@@ -35,8 +37,8 @@ STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
 # Tests use the programs that were just built, wherever the tests run from.
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
 
-# One package after the other: several of them attack a sandbox with all the machine has, and watch how fast others answer meanwhile.
-TESTFLAGS ?= -p=1 -timeout=30m
+# scripts/test.sh runs a tier; docs/DEVELOPMENT.md says what is in each.
+RUN_TESTS = RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) GOTESTSUM=$(TOOLS)/gotestsum-$(GOTESTSUM) scripts/test.sh
 
 BUNDLE := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle -ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
@@ -87,11 +89,15 @@ $(GUESTS): $(OUT)/%/recluse-guest:
 demo: build
 	@bin/recluse demo
 
-.PHONY: test
+.PHONY: check test test-all
+check: lint $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@$(RUN_TESTS) check
+
 test: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
-	@echo "==> tests"
-	@RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails \
-		--packages=./... -- -race $(TESTFLAGS)
+	@$(RUN_TESTS) test
+
+test-all: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@$(RUN_TESTS) all
 
 .PHONY: lint
 lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)

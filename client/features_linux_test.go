@@ -9,6 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 	"github.com/recluse-dev/recluse/session"
@@ -72,9 +73,7 @@ func openMachine(ctx context.Context, c *client.Client, name string, o session.O
 
 // TestFeaturesOverHTTP runs the suite of the backends through client and server.
 func TestFeaturesOverHTTP(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: the whole suite takes a minute")
-	}
+	testneed.Alone(t) // the suite sets the environment, and runs its features beside each other
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("features", "execute"))
 	var n atomic.Int64
@@ -86,8 +85,9 @@ func TestFeaturesOverHTTP(t *testing.T) {
 			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
 			"a flood of 50 MB leaves this program small":                    "client and server are one program here, and its memory is measured",
 		},
-		Only: []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
-		Many: 8,
+		Only:  []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
+		Many:  8,
+		Scope: sandboxtest.HTTPFeatures,
 	}
 	backend := func(*testing.T) sandbox.Backend { return k.Backend }
 	sandboxtest.Run(t, backend, o)

@@ -28,7 +28,7 @@ func benchEngine(b *testing.B, root, sub *fake, change func(*Options)) *Engine {
 			}
 			return sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: b.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(b), Limits: &l, Dir: b.TempDir(), PlainBelow: -1,
 	}
 	if change != nil {
 		change(&o)

@@ -14,10 +14,7 @@ import (
 )
 
 func TestRunsAtOnceDoNotMix(t *testing.T) {
-	runs := 32
-	if testing.Short() {
-		runs = 8
-	}
+	const runs = 32
 	l := unlimited()
 	l.Depth, l.Turns = 2, 10
 	// One engine and one pair of models serve all: whoever mixes something up mixes it here.
@@ -39,7 +36,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 			}
 			return sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(t), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -61,10 +58,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 }
 
 func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing.T) {
-	calls, turns := 10_000, 10
-	if testing.Short() {
-		calls = 2000
-	}
+	const calls, turns = 10_000, 10
 	var early, late runtime.MemStats
 	d := newDesk(t)
 	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {

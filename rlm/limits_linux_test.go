@@ -200,7 +200,7 @@ func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
 			}
 		})
 	}
-	_, err := New(Options{Sandboxes: FromBackend(boxes)})
+	_, err := New(Options{Sandboxes: sandboxes(t)})
 	same(t, "no model", sandbox.CodeOf(err), CodeNoModel)
 	for _, way := range []string{"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "Ollama"} {
 		contains(t, "the remedy", err.Error(), way)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
@@ -58,6 +59,13 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	return code
+}
+
+// sandboxes returns the real sandboxes of these tests.
+func sandboxes(t testing.TB) Sandboxes {
+	t.Helper()
+	testneed.Sandboxes(t)
+	return FromBackend(boxes)
 }
 
 // fake is a model that answers with a function.
@@ -205,7 +213,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 			}
 			return d.sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(t), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
 	}
 	return d
 }

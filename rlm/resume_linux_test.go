@@ -399,7 +399,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 }
 
 func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{Persist: true})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{Persist: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +419,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "answer", res.Answer, "1")
-	if m, err = FromBackend(boxes).Attach(t.Context(), m.ID()); err != nil {
+	if m, err = sandboxes(t).Attach(t.Context(), m.ID()); err != nil {
 		t.Fatalf("the machine was closed: %v", err)
 	}
 	if err := m.Close(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
@@ -36,6 +37,7 @@ func (k *bench) held() held {
 }
 
 func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
+	testneed.Alone(t) // it counts what the whole program holds
 	o := quick()
 	o.NoPool, o.Pool, o.Warm = false, pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
 	k := newBench(t, o)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -13,6 +14,7 @@ import (
 // engine has a model that says one block of code.
 func engine(t *testing.T, dir string, tools []rlm.Tool, code string) *rlm.Engine {
 	t.Helper()
+	testneed.Sandboxes(t)
 	m := llm.NewScripted("root", llm.Rule{Reply: "```repl\n" + code + "\n```"})
 	e, err := rlm.New(rlm.Options{
 		Models:    func(int, string) (llm.Model, error) { return m, nil },

@@ -40,6 +40,7 @@ func testBackend(t testing.TB) *Backend {
 
 func backendIn(t testing.TB, dir string) *Backend {
 	t.Helper()
+	testneed.Sandboxes(t)
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +109,12 @@ func wantError(t *testing.T, err error, code sandbox.Code, message, remedy strin
 
 func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
+	scope := sandboxtest.Everything
+	if os.Getenv(asUserEnv) != "" {
+		scope = sandboxtest.BackendFeatures
+	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		Scope:     scope,
 		KillGuest: killGuest, EndUntold: endUntold(t),
 		Leftovers: func(_ *testing.T, ids []string) []string { return leftovers(b, ids) },
 	})
@@ -210,7 +216,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	cmd.Dir = dir
 	cmd.Env = []string{
 		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
-		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"),
+		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"), testneed.AllVariable + "=" + os.Getenv(testneed.AllVariable),
 	}
 	runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
 	defer runtime.UnlockOSThread()

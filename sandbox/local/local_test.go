@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -31,26 +32,15 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(makerEnv); dir != "" {
 		make1(dir)
 	}
-	dir, err := os.MkdirTemp("", "recluse-local-")
-	if err == nil {
-		guestPath = filepath.Join(dir, "recluse-guest")
-		cmd := exec.Command("go", "build", "-o", guestPath, "github.com/recluse-dev/recluse/cmd/recluse-guest")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		var out []byte
-		if out, err = cmd.CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-	}
+	guest, err := testbin.Guest()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "build the guest:", err)
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	guestPath = guest.Path
 	// A developer's own PATH may lead to wrappers; the suite wants the system's programs.
 	_ = os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(dir)
-		os.Exit(code)
-	}))
+	goleak.VerifyTestMain(m)
 }
 
 func TestFeatures(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 // cellCalls are the calls of a cell to its host.
 var cellCalls = []feature{
-	{"code calls the host", func(t *testing.T, s *suite) {
+	{"code calls the host", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		v := cell(t, sb, "import recluse\ntry: recluse.call('echo')\nexcept recluse.CallError as e: print(e.code)")
 		same(t, "without a handler", v.Stdout.String(), "host_call_undefined\n")
@@ -39,7 +39,7 @@ var cellCalls = []feature{
 		}
 		same(t, "a typed error", okCell(t, sb, "try: recluse.call('typed')\nexcept recluse.CallError as e: x = e.code\nx").Result.Text(), "'too_many'")
 	}},
-	{"calls to the host run at once, and end with their cell", func(t *testing.T, s *suite) {
+	{"calls to the host run at once, and end with their cell", inGuest, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		waiting := 0
@@ -75,7 +75,7 @@ got`)
 		same(t, "state kept", v.StateKept, true)
 		_ = await(t, "the end of the call", ended) // why does not matter
 	}},
-	{"more calls to the host than can run at once wait, and a flood of them harms nobody", func(t *testing.T, s *suite) {
+	{"more calls to the host than can run at once wait, and a flood of them harms nobody", inGuest, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		running, most := 0, 0

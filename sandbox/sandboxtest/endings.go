@@ -42,7 +42,7 @@ func bystander(t *testing.T, sb Machine) (check func()) {
 }
 
 var endings = []feature{
-	{"a command runs though somebody has killed what was to look after it", func(t *testing.T, s *suite) {
+	{"a command runs though somebody has killed what was to look after it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "import os")
 		for range 2 {
@@ -53,7 +53,7 @@ var endings = []feature{
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
 	}},
-	{"a command with input that does not start leaves no trace in the next call", func(t *testing.T, s *suite) {
+	{"a command with input that does not start leaves no trace in the next call", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 20 {
 			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))})
@@ -61,7 +61,7 @@ var endings = []feature{
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
 	}},
-	{"a timeout ends everything the command started and nothing else", func(t *testing.T, s *suite) {
+	{"a timeout ends everything the command started and nothing else", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, e := range escapes {
 			t.Run(e.name, func(t *testing.T) {
 				sb := s.open(t)
@@ -83,7 +83,7 @@ var endings = []feature{
 			})
 		}
 	}},
-	{"a cancel ends everything the command started and keeps the output so far", func(t *testing.T, s *suite) {
+	{"a cancel ends everything the command started and keeps the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, e := range escapes {
 			t.Run(e.name, func(t *testing.T) {
 				sb := s.open(t)
@@ -106,7 +106,7 @@ var endings = []feature{
 			})
 		}
 	}},
-	{"a command has time to tidy up before it is killed", func(t *testing.T, s *suite) {
+	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "tidied\n")
@@ -114,14 +114,14 @@ var endings = []feature{
 			t.Errorf("the grace was waited for although nothing was left: %s", v.Wall)
 		}
 	}},
-	{"a command that spins is ended in time", func(t *testing.T, s *suite) {
+	{"a command that spins is ended in time", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, Timeout: 300 * time.Millisecond})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		if v.CPU <= 0 {
 			t.Errorf("CPU time %s", v.CPU)
 		}
 	}},
-	{"a fork storm is ended whole", func(t *testing.T, s *suite) {
+	{"a fork storm is ended whole", onBackend, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		// Bounded, because not every backend has a limit of its own.
 		v := run(t, sb, sandbox.Command{
@@ -133,7 +133,7 @@ var endings = []feature{
 			t.Errorf("%s of them live on", n)
 		}
 	}},
-	{"what a command leaves behind is listed and lives on", func(t *testing.T, s *suite) {
+	{"what a command leaves behind is listed and lives on", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `sleep 1234 & echo $! > pids; echo done`})
 		succeeded(t, v)
@@ -150,12 +150,12 @@ var endings = []feature{
 		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, true))
 		eventually(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
 	}},
-	{"what a survivor writes shortly after is kept too", func(t *testing.T, s *suite) {
+	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "early\nlate\n")
 	}},
-	{"survivors are killed on request", func(t *testing.T, s *suite) {
+	{"survivors are killed on request", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, KillSurvivors: true})
@@ -169,7 +169,7 @@ var endings = []feature{
 		}
 		unharmed()
 	}},
-	{"a timeout that races a natural end is one or the other", func(t *testing.T, s *suite) {
+	{"a timeout that races a natural end is one or the other", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 10 {
 			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", Timeout: 105 * time.Millisecond})
@@ -181,7 +181,7 @@ var endings = []feature{
 			}
 		}
 	}},
-	{"a nanny that is killed ends its command and nothing more", func(t *testing.T, s *suite) {
+	{"a nanny that is killed ends its command and nothing more", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Isolation != sandbox.IsolationNone {
 			t.Skip("code in here cannot reach a nanny: it runs as somebody else")
 		}
@@ -194,26 +194,26 @@ var endings = []feature{
 		eventually(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
 		unharmed()
 	}},
-	{"a command may end the process group it is in", func(t *testing.T, s *suite) {
+	{"a command may end the process group it is in", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `kill -9 0; sleep 1000`})
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a verdict is complete however it ended", completeVerdicts},
-	{"a command that reads its own output has its time all the same", func(t *testing.T, s *suite) {
+	{"a verdict is complete however it ended", onBackend | overHTTP, completeVerdicts},
+	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a signal to what looks after a command costs nothing", func(t *testing.T, s *suite) {
+	{"a signal to what looks after a command costs nothing", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `for s in USR1 USR2 ALRM PIPE IO; do kill -$s $PPID 2>/dev/null; done; sleep 0.1; echo alive`})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "alive\n")
 	}},
-	{"many timeouts at once", func(t *testing.T, s *suite) {
+	{"many timeouts at once", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 10 {

@@ -21,7 +21,7 @@ import (
 var names = []string{"plain", "with space", "new\nline", "quote'\"$(x)`", "-rf", "...", "%2e%2e", "\xff\xfe invalid", "ünïcödé", "tab\t", "back\\slash", strings.Repeat("l", 255)}
 
 var fileFeatures = []feature{
-	{"a file is written, described and read", func(t *testing.T, s *suite) {
+	{"a file is written, described and read", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		data := bytes.Repeat([]byte{0, 1, 2, 0xff, '\n'}, 200_000)
@@ -44,7 +44,7 @@ var fileFeatures = []feature{
 		same(t, "a range", part.String(), string(data[5:15]))
 		same(t, "its owner can read it", shell(t, sb, "wc -c < a/b/c.bin"), "1000000\n")
 	}},
-	{"an empty file is a file", func(t *testing.T, s *suite) {
+	{"an empty file is a file", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		noError(t, f.WriteAll(t.Context(), "empty", nil, sandbox.WriteOptions{}))
@@ -52,7 +52,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "size", len(got), 0)
 	}},
-	{"a write is whole or not at all", func(t *testing.T, s *suite) {
+	{"a write is whole or not at all", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old"), sandbox.WriteOptions{}))
@@ -71,7 +71,7 @@ var fileFeatures = []feature{
 		same(t, "content", shell(t, sb, "cat file"), "old")
 		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
-	{"a source is not read after a write has failed", func(t *testing.T, s *suite) {
+	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", nil, sandbox.WriteOptions{}))
@@ -86,7 +86,7 @@ var fileFeatures = []feature{
 		time.Sleep(100 * time.Millisecond)
 		same(t, "reads later", reads-then, 0)
 	}},
-	{"a source that gives nothing does not hold up a refusal", func(t *testing.T, s *suite) {
+	{"a source that gives nothing does not hold up a refusal", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		noError(t, f.WriteAll(t.Context(), "file", nil, sandbox.WriteOptions{}))
@@ -98,7 +98,7 @@ var fileFeatures = []feature{
 		}), sandbox.WriteOptions{Exclusive: true})
 		fails(t, "exclusive", err, sandbox.CodeFileExists)
 	}},
-	{"a running reader keeps the file it has opened", func(t *testing.T, s *suite) {
+	{"a running reader keeps the file it has opened", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old\n"), sandbox.WriteOptions{}))
@@ -112,7 +112,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "stdout", out.String(), "open\nnew\n") // cat with a name ignores its stdin; the name leads to the new file
 	}},
-	{"write options hold", func(t *testing.T, s *suite) {
+	{"write options hold", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
@@ -126,7 +126,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "the mode stays", info.Mode.Perm(), fs.FileMode(0o755))
 	}},
-	{"directories are made, listed, moved and removed", func(t *testing.T, s *suite) {
+	{"directories are made, listed, moved and removed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", false), sandbox.CodeFileNotFound)
@@ -152,7 +152,7 @@ var fileFeatures = []feature{
 		noError(t, f.Remove(ctx, "a", true))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
-	{"a list of many files comes whole and in order", func(t *testing.T, s *suite) {
+	{"a list of many files comes whole and in order", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		shell(t, sb, "mkdir many; cd many; seq -f %05g 1 3500 | xargs touch")
 		var got []string
@@ -165,7 +165,7 @@ var fileFeatures = []feature{
 			t.Error("they are not in order, or some came twice")
 		}
 	}},
-	{"names may hold anything", func(t *testing.T, s *suite) {
+	{"names may hold anything", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, n := range names {
@@ -201,7 +201,7 @@ var fileFeatures = []feature{
 			fails(t, fmt.Sprintf("%.20q", bad), f.WriteAll(ctx, bad, nil, sandbox.WriteOptions{}), sandbox.CodePathInvalid)
 		}
 	}},
-	{"what is not a plain file is refused at once", func(t *testing.T, s *suite) {
+	{"what is not a plain file is refused at once", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		shell(t, sb, "mkfifo pipe; mkdir dir; ln -s dir/ link; ln -s loop loop")
@@ -228,7 +228,7 @@ var fileFeatures = []feature{
 		}
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"nothing leads out of the directory given to Below", func(t *testing.T, s *suite) {
+	{"nothing leads out of the directory given to Below", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		h := home(t, sb)
 		shell(t, sb, `mkdir -p box/sub; echo secret > secret; cd box; ln -s .. up; ln -s ../secret leak; ln -s "$HOME/secret" absolute; ln -s sub/../../secret two-steps; ln -s sub inside; echo fine > sub/fine`)
@@ -251,7 +251,7 @@ var fileFeatures = []feature{
 		fails(t, "write through a link", f.WriteAll(ctx, "leak", []byte("mine"), sandbox.WriteOptions{}), sandbox.CodePathEscapes)
 		same(t, "what lies outside", shell(t, sb, "cat secret"), "secret\n")
 	}},
-	{"a tar stream goes in and comes out", func(t *testing.T, s *suite) {
+	{"a tar stream goes in and comes out", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		in := map[string]string{"dir/one": "1", "dir/deep/two": strings.Repeat("22", 100_000), "three": ""}
@@ -291,7 +291,7 @@ var fileFeatures = []feature{
 			t.Errorf("came back: %v", slices.Sorted(maps.Keys(got)))
 		}
 	}},
-	{"a hostile archive stays where it is unpacked", func(t *testing.T, s *suite) {
+	{"a hostile archive stays where it is unpacked", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, c := range []struct {
@@ -335,7 +335,7 @@ var fileFeatures = []feature{
 		_, err = f.Upload(ctx, "into", &big, sandbox.TarOptions{Parents: true, MaxBytes: 1 << 10})
 		fails(t, "more than allowed", err, sandbox.CodeTooLarge)
 	}},
-	{"changes are told while they happen", func(t *testing.T, s *suite) {
+	{"changes are told while they happen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		noError(t, f.Mkdir(t.Context(), "watched", false))
@@ -379,7 +379,7 @@ var fileFeatures = []feature{
 		}
 		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", false, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
 	}},
-	{"a download that is given up harms nothing", func(t *testing.T, s *suite) {
+	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		shell(t, sb, "head -c 30000000 /dev/zero > large")

@@ -13,7 +13,7 @@ import (
 
 // interpreters are what becomes of an interpreter and its state: deaths, interrupts, contexts.
 var interpreters = []feature{
-	{"exit is told as an exit, and state stays", func(t *testing.T, s *suite) {
+	{"exit is told as an exit, and state stays", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for code, want := range map[string]int{"import sys; keep = 1; sys.exit(7)": 7, "exit()": 0, "raise SystemExit('sorry')": 1} {
 			v := cell(t, sb, code)
@@ -24,7 +24,7 @@ var interpreters = []feature{
 		}
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
-	{"an interpreter that dies is told as what it died of, and the next one is fresh", func(t *testing.T, s *suite) {
+	{"an interpreter that dies is told as what it died of, and the next one is fresh", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, c := range []struct {
 			name, code string
 			ended      sandbox.Ending
@@ -50,7 +50,7 @@ var interpreters = []feature{
 			})
 		}
 	}},
-	{"an interpreter that died between cells is replaced, and the next verdict tells it", func(t *testing.T, s *suite) {
+	{"an interpreter that died between cells is replaced, and the next verdict tells it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for name, die := range map[string]func(pid int){
 			"by itself": func(int) { okCell(t, sb, "import threading\nthreading.Timer(0.3, lambda: os._exit(0)).start()") },
@@ -95,7 +95,7 @@ var interpreters = []feature{
 			same(t, "state kept", v.StateKept, true)
 		})
 	}},
-	{"an interpreter that leaves before every cell is an error, not a success", func(t *testing.T, s *suite) {
+	{"an interpreter that leaves before every cell is an error, not a success", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.Python {
 			t.Skip("SKIPPED: this backend has no Python in its default root file system")
 		}
@@ -113,7 +113,7 @@ sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startsw
 			t.Errorf("told as %v", err)
 		}
 	}},
-	{"a cell ends in time while its interpreter starts, and the start is not in vain", func(t *testing.T, s *suite) {
+	{"a cell ends in time while its interpreter starts, and the start is not in vain", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.Python {
 			t.Skip("SKIPPED: this backend has no Python in its default root file system")
 		}
@@ -143,7 +143,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		same(t, "the interpreter", v.Result.Text(), fmt.Sprint(pids[0]))
 		same(t, "interpreters started", len(pidsIn(t, sb, "slow/pids", 1)), 1)
 	}},
-	{"a context can be closed while a cell runs in it", func(t *testing.T, s *suite) {
+	{"a context can be closed while a cell runs in it", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "x = 1")
 		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
@@ -170,7 +170,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		}
 		same(t, "another context", okCell(t, sb, "x").Result.Text(), "1")
 	}},
-	{"an interpreter that has died costs nothing more", func(t *testing.T, s *suite) {
+	{"an interpreter that has died costs nothing more", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for range 3 {
 			cell(t, sb, "import os; os._exit(1)")
@@ -201,7 +201,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Errorf("the guest used %d hundredths of a second of processor time in a second of rest", ticks[0])
 		}
 	}},
-	{"endless recursion is an exception", func(t *testing.T, s *suite) {
+	{"endless recursion is an exception", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := cell(t, sb, "keep = 1\ndef f(): return f()\nf()")
 		if v.Error == nil || v.Error.Name != "RecursionError" {
@@ -209,7 +209,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		}
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
-	{"an interrupt keeps the state and the output so far", func(t *testing.T, s *suite) {
+	{"an interrupt keeps the state and the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for name, code := range map[string]string{
 			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
 			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
@@ -232,7 +232,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			})
 		}
 	}},
-	{"a timeout interrupts, and then kills what does not listen", func(t *testing.T, s *suite) {
+	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "1") // the time counts from the call, and an interpreter takes some to start
 		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", Timeout: 300 * time.Millisecond})
@@ -267,7 +267,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			})
 		}
 	}},
-	{"a timeout ends what this cell started and nothing of earlier ones", func(t *testing.T, s *suite) {
+	{"a timeout ends what this cell started and nothing of earlier ones", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		unharmed := bystander(t, sb)
 		v := okCell(t, sb, "import subprocess\nold = subprocess.Popen(['setsid', 'sleep', '1000'])\nold.pid")
@@ -293,7 +293,7 @@ p.wait()`})
 		same(t, "killed", len(living(t, sb, numbers(t, v.Result.Text()))), 0)
 		same(t, "of the first cell", len(living(t, sb, old)), 1)
 	}},
-	{"contexts are interpreters of their own", func(t *testing.T, s *suite) {
+	{"contexts are interpreters of their own", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for _, c := range []string{"", "one", "two"} {
 			succeeded(t, runCell(t, sb, sandbox.Cell{Code: fmt.Sprintf("x = %q", c), Context: c}))
@@ -311,7 +311,7 @@ p.wait()`})
 		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "../x"})
 		fails(t, "a context like a path", err, sandbox.CodeInvalidRequest)
 	}},
-	{"cells of one context wait for each other, those of two do not", func(t *testing.T, s *suite) {
+	{"cells of one context wait for each other, those of two do not", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
@@ -348,7 +348,7 @@ p.wait()`})
 		succeeded(t, verdictOf(t, first))
 		same(t, "log", verdictOf(t, second).Result.Text(), "[1, 2]")
 	}},
-	{"a cell that forks does not confuse anybody", func(t *testing.T, s *suite) {
+	{"a cell that forks does not confuse anybody", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := okCell(t, sb, `
 import os
@@ -362,7 +362,7 @@ print("parent")`)
 		v = okCell(t, sb, "from multiprocessing import get_context\nwith get_context('fork').Pool(2) as p: r = p.map(abs, [-1, -2])\nr")
 		same(t, "a pool", v.Result.Text(), "[1, 2]")
 	}},
-	{"a sandbox without Python runs commands all the same", func(t *testing.T, s *suite) {
+	{"a sandbox without Python runs commands all the same", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Python {
 			t.Skip("there is Python here")
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 var outputs = []feature{
-	{"a long output keeps head and tail, and the rest is in a file", func(t *testing.T, s *suite) {
+	{"a long output keeps head and tail, and the rest is in a file", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", InlineBytes: 1000})
 		var want strings.Builder
@@ -35,7 +35,7 @@ var outputs = []feature{
 		}
 		same(t, "a command can read it", shell(t, sb, "tail -n 1 "+o.File), "100000\n")
 	}},
-	{"an output that fits exactly is not cut", func(t *testing.T, s *suite) {
+	{"an output that fits exactly is not cut", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for _, n := range []int{999, 1000, 1001} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", n), InlineBytes: 1000})
@@ -44,7 +44,7 @@ var outputs = []feature{
 			same(t, "file", v.Stdout.File != "", n > 1000)
 		}
 	}},
-	{"the file ends at its cap, and the count goes on", func(t *testing.T, s *suite) {
+	{"the file ends at its cap, and the count goes on", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: "head -c 3000000 /dev/zero", InlineBytes: 1000, SpoolBytes: 100_000})
 		same(t, "produced", v.Stdout.Produced, 3_000_000)
@@ -53,13 +53,13 @@ var outputs = []feature{
 		noError(t, err)
 		same(t, "size of the file", info.Size, 100_000)
 	}},
-	{"no file is written when none is wanted", func(t *testing.T, s *suite) {
+	{"no file is written when none is wanted", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 300000 /dev/zero", SpoolBytes: -1})
 		same(t, "file", v.Stdout.File, "")
 		same(t, "produced", v.Stdout.Produced, 300_000)
 		same(t, "kept", v.Stdout.Kept(), sandbox.DefaultInlineBytes)
 	}},
-	{"following skips what is no longer kept and says so", func(t *testing.T, s *suite) {
+	{"following skips what is no longer kept and says so", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", InlineBytes: 1000, SpoolBytes: 10_000})
 		var out recorder
@@ -72,7 +72,7 @@ var outputs = []feature{
 			t.Errorf("the end is %q", out.String()[len(out.String())-20:])
 		}
 	}},
-	{"output is exact, whatever bytes it is made of", func(t *testing.T, s *suite) {
+	{"output is exact, whatever bytes it is made of", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var all []byte
 		for i := range 256 {
@@ -87,13 +87,13 @@ var outputs = []feature{
 			}
 		}
 	}},
-	{"one endless line is an output like any other", func(t *testing.T, s *suite) {
+	{"one endless line is an output like any other", inGuest, func(t *testing.T, s *suite) {
 		var n counter
 		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 20000000 /dev/zero | tr '\\0' a", Stdout: &n})
 		same(t, "produced", v.Stdout.Produced, 20_000_000)
 		same(t, "streamed", n.Load(), 20_000_000)
 	}},
-	{"two floods and a quiet command do not disturb each other", func(t *testing.T, s *suite) {
+	{"two floods and a quiet command do not disturb each other", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var a, b recorder
 		first := beside(func() (*sandbox.Verdict, error) {
@@ -119,7 +119,7 @@ var outputs = []feature{
 			same(t, "stdout", v.Stdout.String(), "go\nfin\n")
 		}
 	}},
-	{"a reader that stands still holds up its own command only", func(t *testing.T, s *suite) {
+	{"a reader that stands still holds up its own command only", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		release := make(chan struct{})
 		var n counter
@@ -175,7 +175,7 @@ var outputs = []feature{
 		close(release)
 		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
 	}},
-	{"a cell whose output nobody takes still ends in time, and keeps its state", func(t *testing.T, s *suite) {
+	{"a cell whose output nobody takes still ends in time, and keeps its state", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "x = 42")
 		release := make(chan struct{})
@@ -202,7 +202,7 @@ var outputs = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 	}},
-	{"a list of operations fits, however much they said", func(t *testing.T, s *suite) {
+	{"a list of operations fits, however much they said", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 12 {
 			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero", InlineBytes: 1 << 20})
@@ -224,7 +224,7 @@ var outputs = []feature{
 		noError(t, err)
 		same(t, "what following gives", v.Stdout.Kept(), 1_000_000)
 	}},
-	{"a writer that fails is an error beside the verdict", func(t *testing.T, s *suite) {
+	{"a writer that fails is an error beside the verdict", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo a; echo b; exit 4", Stdout: writerFunc(func([]byte) (int, error) { return 0, fmt.Errorf("no more") })})
 		if err == nil || v == nil || v.ExitCode != 4 || v.Stdout.String() != "a\nb\n" {

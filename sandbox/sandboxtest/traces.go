@@ -12,7 +12,7 @@ import (
 
 // commandTraces and cellTraces are about going on with the trace of whoever asks.
 var commandTraces = []feature{
-	{"a command belongs to its caller's trace", func(t *testing.T, s *suite) {
+	{"a command belongs to its caller's trace", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		ctx, want := inTrace(t, 1)
 		const script = `printf %s "$TRACEPARENT"`
@@ -34,7 +34,7 @@ var commandTraces = []feature{
 }
 
 var cellTraces = []feature{
-	{"a cell belongs to its caller's trace, and the next one does not", func(t *testing.T, s *suite) {
+	{"a cell belongs to its caller's trace, and the next one does not", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		const look = "import os; os.environ.get('TRACEPARENT', 'none')"
 		ask := func(ctx context.Context, c sandbox.Cell) string {
@@ -61,7 +61,7 @@ var cellTraces = []feature{
 		same(t, "the code's own", ask(t.Context(), sandbox.Cell{Code: look}), `"the code's own"`)
 		same(t, "what no environment can hold", ask(t.Context(), sandbox.Cell{Code: look, Metadata: map[string]string{"traceparent": "a\x00b"}}), `"the code's own"`)
 	}},
-	{"cells that run at once have a trace each", func(t *testing.T, s *suite) {
+	{"cells that run at once have a trace each", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		first, one := inTrace(t, 1)
 		second, two := inTrace(t, 2)

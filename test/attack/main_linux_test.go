@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -115,6 +116,7 @@ func onHostKernel(t *testing.T) bool {
 // need skips where a prerequisite is missing, and fails there in CI.
 func need(t *testing.T) {
 	t.Helper()
+	testneed.Sandboxes(t)
 	if missing == nil {
 		return
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/pool"
@@ -110,6 +111,8 @@ func NewWarm(t testing.TB, opts server.Options) *Bench {
 
 func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 	t.Helper()
+	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	b, err := backend()
 	if err != nil {
 		t.Fatal(err)
