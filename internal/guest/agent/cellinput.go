@@ -43,7 +43,7 @@ func (r *cellRun) stdin() (path string, done func(), err error) {
 		for {
 			f := &wire.Frame{}
 			if err := r.stream.Receive(f); err != nil {
-				if !r.req.Detach {
+				if !r.req.Options.Detach {
 					r.op.end(wire.Ending_ENDING_CANCELLED)
 				}
 				break

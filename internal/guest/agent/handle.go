@@ -234,7 +234,7 @@ func (a *Agent) rehearse(i *interpreter) {
 	if bad != nil {
 		return
 	}
-	r := &cellRun{agent: a, op: o, req: &wire.Cell{TimeoutNs: int64(rehearsal)}}
+	r := &cellRun{agent: a, op: o, req: &wire.Cell{Options: &wire.RunOptions{TimeoutNs: int64(rehearsal)}}}
 	v, bad := r.run(i.context, []byte("1 + 1\nNone"))
 	for _, s := range o.out {
 		s.end()

@@ -16,8 +16,8 @@ package wire
 
 // Protocol is the version this build speaks, OldestProtocol the oldest it understands.
 const (
-	Protocol       = 1
-	OldestProtocol = 1
+	Protocol       = 2
+	OldestProtocol = 2
 )
 
 const (

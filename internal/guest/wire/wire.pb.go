@@ -1522,33 +1522,148 @@ func (x *Guest) GetPythonVersion() string {
 	return ""
 }
 
+// RunOptions is what cells and commands have in common.
+type RunOptions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                 // chosen by the host, unique in the sandbox
+	Env           [][]byte               `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`                               // KEY=VALUE, on top of the sandbox's own
+	Stdin         bool                   `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // false: /dev/null, or EOFError in a cell
+	Stream        bool                   `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`                        // send output while it is produced
+	TimeoutNs     int64                  `protobuf:"varint,5,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // 0: none
+	GraceNs       int64                  `protobuf:"varint,6,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`       // between the polite signal and SIGKILL
+	KillSurvivors bool                   `protobuf:"varint,7,opt,name=kill_survivors,json=killSurvivors,proto3" json:"kill_survivors,omitempty"`
+	Detach        bool                   `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`                              // keep running when the attachment is lost or the stream is closed
+	InlineBytes   int64                  `protobuf:"varint,9,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"` // head and tail together
+	SpoolBytes    int64                  `protobuf:"varint,10,opt,name=spool_bytes,json=spoolBytes,proto3" json:"spool_bytes,omitempty"`
+	Metadata      map[string]string      `protobuf:"bytes,11,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunOptions) Reset() {
+	*x = RunOptions{}
+	mi := &file_wire_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunOptions) ProtoMessage() {}
+
+func (x *RunOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunOptions.ProtoReflect.Descriptor instead.
+func (*RunOptions) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RunOptions) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RunOptions) GetEnv() [][]byte {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *RunOptions) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *RunOptions) GetStream() bool {
+	if x != nil {
+		return x.Stream
+	}
+	return false
+}
+
+func (x *RunOptions) GetTimeoutNs() int64 {
+	if x != nil {
+		return x.TimeoutNs
+	}
+	return 0
+}
+
+func (x *RunOptions) GetGraceNs() int64 {
+	if x != nil {
+		return x.GraceNs
+	}
+	return 0
+}
+
+func (x *RunOptions) GetKillSurvivors() bool {
+	if x != nil {
+		return x.KillSurvivors
+	}
+	return false
+}
+
+func (x *RunOptions) GetDetach() bool {
+	if x != nil {
+		return x.Detach
+	}
+	return false
+}
+
+func (x *RunOptions) GetInlineBytes() int64 {
+	if x != nil {
+		return x.InlineBytes
+	}
+	return 0
+}
+
+func (x *RunOptions) GetSpoolBytes() int64 {
+	if x != nil {
+		return x.SpoolBytes
+	}
+	return 0
+}
+
+func (x *RunOptions) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
 type Exec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // chosen by the host, unique in the sandbox
+	Options       *RunOptions            `protobuf:"bytes,1,opt,name=options,proto3" json:"options,omitempty"`
 	Argv          [][]byte               `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
 	Shell         []byte                 `protobuf:"bytes,3,opt,name=shell,proto3" json:"shell,omitempty"` // a script for the shell, instead of argv
-	Env           [][]byte               `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"`     // KEY=VALUE, on top of the sandbox's own
-	Dir           []byte                 `protobuf:"bytes,5,opt,name=dir,proto3" json:"dir,omitempty"`
-	Stdin         bool                   `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"` // false: /dev/null
-	Pty           bool                   `protobuf:"varint,7,opt,name=pty,proto3" json:"pty,omitempty"`
-	Rows          uint32                 `protobuf:"varint,8,opt,name=rows,proto3" json:"rows,omitempty"`
-	Cols          uint32                 `protobuf:"varint,9,opt,name=cols,proto3" json:"cols,omitempty"`
-	TimeoutNs     int64                  `protobuf:"varint,10,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // 0: none
-	GraceNs       int64                  `protobuf:"varint,11,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`       // between the polite signal and the last one
-	Stream        bool                   `protobuf:"varint,12,opt,name=stream,proto3" json:"stream,omitempty"`                        // send output while it comes
-	Detach        bool                   `protobuf:"varint,13,opt,name=detach,proto3" json:"detach,omitempty"`                        // goes on when the attachment is lost, or the stream is closed
-	KillSurvivors bool                   `protobuf:"varint,14,opt,name=kill_survivors,json=killSurvivors,proto3" json:"kill_survivors,omitempty"`
-	InlineBytes   int64                  `protobuf:"varint,15,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"` // head and tail together
-	SpoolBytes    int64                  `protobuf:"varint,16,opt,name=spool_bytes,json=spoolBytes,proto3" json:"spool_bytes,omitempty"`
-	Metadata      map[string]string      `protobuf:"bytes,17,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Background    bool                   `protobuf:"varint,18,opt,name=background,proto3" json:"background,omitempty"` // answer Started as the last frame
+	Dir           []byte                 `protobuf:"bytes,4,opt,name=dir,proto3" json:"dir,omitempty"`
+	Pty           bool                   `protobuf:"varint,5,opt,name=pty,proto3" json:"pty,omitempty"`
+	Rows          uint32                 `protobuf:"varint,6,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols          uint32                 `protobuf:"varint,7,opt,name=cols,proto3" json:"cols,omitempty"`
+	Background    bool                   `protobuf:"varint,8,opt,name=background,proto3" json:"background,omitempty"` // answer Started as the last frame
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1675,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,14 +1688,14 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *Exec) GetId() string {
+func (x *Exec) GetOptions() *RunOptions {
 	if x != nil {
-		return x.Id
+		return x.Options
 	}
-	return ""
+	return nil
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -1597,25 +1712,11 @@ func (x *Exec) GetShell() []byte {
 	return nil
 }
 
-func (x *Exec) GetEnv() [][]byte {
-	if x != nil {
-		return x.Env
-	}
-	return nil
-}
-
 func (x *Exec) GetDir() []byte {
 	if x != nil {
 		return x.Dir
 	}
 	return nil
-}
-
-func (x *Exec) GetStdin() bool {
-	if x != nil {
-		return x.Stdin
-	}
-	return false
 }
 
 func (x *Exec) GetPty() bool {
@@ -1639,62 +1740,6 @@ func (x *Exec) GetCols() uint32 {
 	return 0
 }
 
-func (x *Exec) GetTimeoutNs() int64 {
-	if x != nil {
-		return x.TimeoutNs
-	}
-	return 0
-}
-
-func (x *Exec) GetGraceNs() int64 {
-	if x != nil {
-		return x.GraceNs
-	}
-	return 0
-}
-
-func (x *Exec) GetStream() bool {
-	if x != nil {
-		return x.Stream
-	}
-	return false
-}
-
-func (x *Exec) GetDetach() bool {
-	if x != nil {
-		return x.Detach
-	}
-	return false
-}
-
-func (x *Exec) GetKillSurvivors() bool {
-	if x != nil {
-		return x.KillSurvivors
-	}
-	return false
-}
-
-func (x *Exec) GetInlineBytes() int64 {
-	if x != nil {
-		return x.InlineBytes
-	}
-	return 0
-}
-
-func (x *Exec) GetSpoolBytes() int64 {
-	if x != nil {
-		return x.SpoolBytes
-	}
-	return 0
-}
-
-func (x *Exec) GetMetadata() map[string]string {
-	if x != nil {
-		return x.Metadata
-	}
-	return nil
-}
-
 func (x *Exec) GetBackground() bool {
 	if x != nil {
 		return x.Background
@@ -1704,28 +1749,18 @@ func (x *Exec) GetBackground() bool {
 
 type Cell struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Options       *RunOptions            `protobuf:"bytes,1,opt,name=options,proto3" json:"options,omitempty"`
 	Context       string                 `protobuf:"bytes,2,opt,name=context,proto3" json:"context,omitempty"`
 	Code          []byte                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // up to wire.MaxInlineCode, else sent as data frames before eof
 	CodeFollows   bool                   `protobuf:"varint,4,opt,name=code_follows,json=codeFollows,proto3" json:"code_follows,omitempty"`
-	Stdin         bool                   `protobuf:"varint,5,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	TimeoutNs     int64                  `protobuf:"varint,6,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"`
-	GraceNs       int64                  `protobuf:"varint,7,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`
-	Stream        bool                   `protobuf:"varint,8,opt,name=stream,proto3" json:"stream,omitempty"`
-	Detach        bool                   `protobuf:"varint,9,opt,name=detach,proto3" json:"detach,omitempty"`
-	InlineBytes   int64                  `protobuf:"varint,10,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"`
-	SpoolBytes    int64                  `protobuf:"varint,11,opt,name=spool_bytes,json=spoolBytes,proto3" json:"spool_bytes,omitempty"`
-	Metadata      map[string]string      `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Argv          [][]byte               `protobuf:"bytes,13,rep,name=argv,proto3" json:"argv,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,14,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	KillSurvivors bool                   `protobuf:"varint,15,opt,name=kill_survivors,json=killSurvivors,proto3" json:"kill_survivors,omitempty"`
+	Argv          [][]byte               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Cell) Reset() {
 	*x = Cell{}
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1772,7 @@ func (x *Cell) String() string {
 func (*Cell) ProtoMessage() {}
 
 func (x *Cell) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,14 +1785,14 @@ func (x *Cell) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cell.ProtoReflect.Descriptor instead.
 func (*Cell) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Cell) GetId() string {
+func (x *Cell) GetOptions() *RunOptions {
 	if x != nil {
-		return x.Id
+		return x.Options
 	}
-	return ""
+	return nil
 }
 
 func (x *Cell) GetContext() string {
@@ -1781,81 +1816,11 @@ func (x *Cell) GetCodeFollows() bool {
 	return false
 }
 
-func (x *Cell) GetStdin() bool {
-	if x != nil {
-		return x.Stdin
-	}
-	return false
-}
-
-func (x *Cell) GetTimeoutNs() int64 {
-	if x != nil {
-		return x.TimeoutNs
-	}
-	return 0
-}
-
-func (x *Cell) GetGraceNs() int64 {
-	if x != nil {
-		return x.GraceNs
-	}
-	return 0
-}
-
-func (x *Cell) GetStream() bool {
-	if x != nil {
-		return x.Stream
-	}
-	return false
-}
-
-func (x *Cell) GetDetach() bool {
-	if x != nil {
-		return x.Detach
-	}
-	return false
-}
-
-func (x *Cell) GetInlineBytes() int64 {
-	if x != nil {
-		return x.InlineBytes
-	}
-	return 0
-}
-
-func (x *Cell) GetSpoolBytes() int64 {
-	if x != nil {
-		return x.SpoolBytes
-	}
-	return 0
-}
-
-func (x *Cell) GetMetadata() map[string]string {
-	if x != nil {
-		return x.Metadata
-	}
-	return nil
-}
-
 func (x *Cell) GetArgv() [][]byte {
 	if x != nil {
 		return x.Argv
 	}
 	return nil
-}
-
-func (x *Cell) GetEnv() map[string]string {
-	if x != nil {
-		return x.Env
-	}
-	return nil
-}
-
-func (x *Cell) GetKillSurvivors() bool {
-	if x != nil {
-		return x.KillSurvivors
-	}
-	return false
 }
 
 // Follow joins an operation's output at absolute offsets.
@@ -1871,7 +1836,7 @@ type Follow struct {
 
 func (x *Follow) Reset() {
 	*x = Follow{}
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1848,7 @@ func (x *Follow) String() string {
 func (*Follow) ProtoMessage() {}
 
 func (x *Follow) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1861,7 @@ func (x *Follow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Follow.ProtoReflect.Descriptor instead.
 func (*Follow) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Follow) GetId() string {
@@ -1941,7 +1906,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +1918,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +1931,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Signal) GetId() string {
@@ -2021,7 +1986,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +1998,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2011,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Forget) GetId() string {
@@ -2070,7 +2035,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2047,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2060,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Input) GetStdin() []byte {
@@ -2150,7 +2115,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2127,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2140,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Started) GetId() string {
@@ -2204,7 +2169,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2181,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2194,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Output) GetStream() uint32 {
@@ -2270,7 +2235,7 @@ type Display struct {
 
 func (x *Display) Reset() {
 	*x = Display{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2247,7 @@ func (x *Display) String() string {
 func (*Display) ProtoMessage() {}
 
 func (x *Display) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2260,7 @@ func (x *Display) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Display.ProtoReflect.Descriptor instead.
 func (*Display) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Display) GetResult() bool {
@@ -2325,7 +2290,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2302,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2315,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Kept) GetProduced() int64 {
@@ -2399,7 +2364,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2376,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2389,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Process) GetPid() int32 {
@@ -2460,7 +2425,7 @@ type CellError struct {
 
 func (x *CellError) Reset() {
 	*x = CellError{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2437,7 @@ func (x *CellError) String() string {
 func (*CellError) ProtoMessage() {}
 
 func (x *CellError) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2450,7 @@ func (x *CellError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CellError.ProtoReflect.Descriptor instead.
 func (*CellError) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CellError) GetName() string {
@@ -2545,7 +2510,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2557,7 +2522,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2570,7 +2535,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Verdict) GetId() string {
@@ -2738,7 +2703,7 @@ type Op struct {
 
 func (x *Op) Reset() {
 	*x = Op{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2715,7 @@ func (x *Op) String() string {
 func (*Op) ProtoMessage() {}
 
 func (x *Op) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2728,7 @@ func (x *Op) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Op.ProtoReflect.Descriptor instead.
 func (*Op) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Op) GetId() string {
@@ -2845,7 +2810,7 @@ type Ops struct {
 
 func (x *Ops) Reset() {
 	*x = Ops{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +2822,7 @@ func (x *Ops) String() string {
 func (*Ops) ProtoMessage() {}
 
 func (x *Ops) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +2835,7 @@ func (x *Ops) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ops.ProtoReflect.Descriptor instead.
 func (*Ops) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Ops) GetOps() []*Op {
@@ -2893,7 +2858,7 @@ type ContextInfo struct {
 
 func (x *ContextInfo) Reset() {
 	*x = ContextInfo{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +2870,7 @@ func (x *ContextInfo) String() string {
 func (*ContextInfo) ProtoMessage() {}
 
 func (x *ContextInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +2883,7 @@ func (x *ContextInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContextInfo.ProtoReflect.Descriptor instead.
 func (*ContextInfo) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ContextInfo) GetName() string {
@@ -2965,7 +2930,7 @@ type ContextList struct {
 
 func (x *ContextList) Reset() {
 	*x = ContextList{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +2942,7 @@ func (x *ContextList) String() string {
 func (*ContextList) ProtoMessage() {}
 
 func (x *ContextList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2990,7 +2955,7 @@ func (x *ContextList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContextList.ProtoReflect.Descriptor instead.
 func (*ContextList) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ContextList) GetContexts() []*ContextInfo {
@@ -3012,7 +2977,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +2989,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3002,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
+	return file_wire_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FileRead) GetRoot() []byte {
@@ -3083,7 +3048,7 @@ type FileWrite struct {
 
 func (x *FileWrite) Reset() {
 	*x = FileWrite{}
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3060,7 @@ func (x *FileWrite) String() string {
 func (*FileWrite) ProtoMessage() {}
 
 func (x *FileWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3073,7 @@ func (x *FileWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileWrite.ProtoReflect.Descriptor instead.
 func (*FileWrite) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{31}
+	return file_wire_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FileWrite) GetRoot() []byte {
@@ -3174,7 +3139,7 @@ type FileList struct {
 
 func (x *FileList) Reset() {
 	*x = FileList{}
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3151,7 @@ func (x *FileList) String() string {
 func (*FileList) ProtoMessage() {}
 
 func (x *FileList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3164,7 @@ func (x *FileList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileList.ProtoReflect.Descriptor instead.
 func (*FileList) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{32}
+	return file_wire_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FileList) GetRoot() []byte {
@@ -3254,7 +3219,7 @@ type FileStat struct {
 
 func (x *FileStat) Reset() {
 	*x = FileStat{}
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3231,7 @@ func (x *FileStat) String() string {
 func (*FileStat) ProtoMessage() {}
 
 func (x *FileStat) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3244,7 @@ func (x *FileStat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileStat.ProtoReflect.Descriptor instead.
 func (*FileStat) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{33}
+	return file_wire_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FileStat) GetRoot() []byte {
@@ -3308,7 +3273,7 @@ type FileMkdir struct {
 
 func (x *FileMkdir) Reset() {
 	*x = FileMkdir{}
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3285,7 @@ func (x *FileMkdir) String() string {
 func (*FileMkdir) ProtoMessage() {}
 
 func (x *FileMkdir) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3298,7 @@ func (x *FileMkdir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileMkdir.ProtoReflect.Descriptor instead.
 func (*FileMkdir) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{34}
+	return file_wire_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileMkdir) GetRoot() []byte {
@@ -3377,7 +3342,7 @@ type FileMove struct {
 
 func (x *FileMove) Reset() {
 	*x = FileMove{}
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3354,7 @@ func (x *FileMove) String() string {
 func (*FileMove) ProtoMessage() {}
 
 func (x *FileMove) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3367,7 @@ func (x *FileMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileMove.ProtoReflect.Descriptor instead.
 func (*FileMove) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{35}
+	return file_wire_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FileMove) GetRoot() []byte {
@@ -3452,7 +3417,7 @@ type FileRemove struct {
 
 func (x *FileRemove) Reset() {
 	*x = FileRemove{}
-	mi := &file_wire_proto_msgTypes[36]
+	mi := &file_wire_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3429,7 @@ func (x *FileRemove) String() string {
 func (*FileRemove) ProtoMessage() {}
 
 func (x *FileRemove) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[36]
+	mi := &file_wire_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3442,7 @@ func (x *FileRemove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRemove.ProtoReflect.Descriptor instead.
 func (*FileRemove) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{36}
+	return file_wire_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FileRemove) GetRoot() []byte {
@@ -3519,7 +3484,7 @@ type FileWatch struct {
 
 func (x *FileWatch) Reset() {
 	*x = FileWatch{}
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3531,7 +3496,7 @@ func (x *FileWatch) String() string {
 func (*FileWatch) ProtoMessage() {}
 
 func (x *FileWatch) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3544,7 +3509,7 @@ func (x *FileWatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileWatch.ProtoReflect.Descriptor instead.
 func (*FileWatch) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{37}
+	return file_wire_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileWatch) GetRoot() []byte {
@@ -3582,7 +3547,7 @@ type TarIn struct {
 
 func (x *TarIn) Reset() {
 	*x = TarIn{}
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3559,7 @@ func (x *TarIn) String() string {
 func (*TarIn) ProtoMessage() {}
 
 func (x *TarIn) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3572,7 @@ func (x *TarIn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarIn.ProtoReflect.Descriptor instead.
 func (*TarIn) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{38}
+	return file_wire_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TarIn) GetRoot() []byte {
@@ -3662,7 +3627,7 @@ type TarOut struct {
 
 func (x *TarOut) Reset() {
 	*x = TarOut{}
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3639,7 @@ func (x *TarOut) String() string {
 func (*TarOut) ProtoMessage() {}
 
 func (x *TarOut) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3652,7 @@ func (x *TarOut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarOut.ProtoReflect.Descriptor instead.
 func (*TarOut) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{39}
+	return file_wire_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TarOut) GetRoot() []byte {
@@ -3720,7 +3685,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3697,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3710,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{40}
+	return file_wire_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FileInfo) GetPath() []byte {
@@ -3815,7 +3780,7 @@ type FileEvent struct {
 
 func (x *FileEvent) Reset() {
 	*x = FileEvent{}
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +3792,7 @@ func (x *FileEvent) String() string {
 func (*FileEvent) ProtoMessage() {}
 
 func (x *FileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +3805,7 @@ func (x *FileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
 func (*FileEvent) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{41}
+	return file_wire_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FileEvent) GetOp() string {
@@ -3879,7 +3844,7 @@ type TarStats struct {
 
 func (x *TarStats) Reset() {
 	*x = TarStats{}
-	mi := &file_wire_proto_msgTypes[42]
+	mi := &file_wire_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +3856,7 @@ func (x *TarStats) String() string {
 func (*TarStats) ProtoMessage() {}
 
 func (x *TarStats) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[42]
+	mi := &file_wire_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +3869,7 @@ func (x *TarStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarStats.ProtoReflect.Descriptor instead.
 func (*TarStats) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{42}
+	return file_wire_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TarStats) GetEntries() int64 {
@@ -3966,7 +3931,7 @@ type TarNote struct {
 
 func (x *TarNote) Reset() {
 	*x = TarNote{}
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +3943,7 @@ func (x *TarNote) String() string {
 func (*TarNote) ProtoMessage() {}
 
 func (x *TarNote) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +3956,7 @@ func (x *TarNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarNote.ProtoReflect.Descriptor instead.
 func (*TarNote) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{43}
+	return file_wire_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TarNote) GetPath() []byte {
@@ -4018,7 +3983,7 @@ type ListEnd struct {
 
 func (x *ListEnd) Reset() {
 	*x = ListEnd{}
-	mi := &file_wire_proto_msgTypes[44]
+	mi := &file_wire_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4030,7 +3995,7 @@ func (x *ListEnd) String() string {
 func (*ListEnd) ProtoMessage() {}
 
 func (x *ListEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[44]
+	mi := &file_wire_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4043,7 +4008,7 @@ func (x *ListEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnd.ProtoReflect.Descriptor instead.
 func (*ListEnd) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{44}
+	return file_wire_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEnd) GetNext() []byte {
@@ -4070,7 +4035,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_wire_proto_msgTypes[45]
+	mi := &file_wire_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4047,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[45]
+	mi := &file_wire_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4060,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{45}
+	return file_wire_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Held) GetPaths() [][]byte {
@@ -4118,7 +4083,7 @@ type HostCall struct {
 
 func (x *HostCall) Reset() {
 	*x = HostCall{}
-	mi := &file_wire_proto_msgTypes[46]
+	mi := &file_wire_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4095,7 @@ func (x *HostCall) String() string {
 func (*HostCall) ProtoMessage() {}
 
 func (x *HostCall) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[46]
+	mi := &file_wire_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4108,7 @@ func (x *HostCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostCall.ProtoReflect.Descriptor instead.
 func (*HostCall) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{46}
+	return file_wire_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HostCall) GetOp() string {
@@ -4278,59 +4243,43 @@ const file_wire_proto_rawDesc = "" +
 	"\x06memory\x18\f \x01(\x03R\x06memory\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\r \x01(\tR\tsandboxId\x12%\n" +
-	"\x0epython_version\x18\x0e \x01(\tR\rpythonVersion\"\xa8\x04\n" +
-	"\x04Exec\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x0epython_version\x18\x0e \x01(\tR\rpythonVersion\"\x9e\x03\n" +
+	"\n" +
+	"RunOptions\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03env\x18\x02 \x03(\fR\x03env\x12\x14\n" +
+	"\x05stdin\x18\x03 \x01(\bR\x05stdin\x12\x16\n" +
+	"\x06stream\x18\x04 \x01(\bR\x06stream\x12\x1d\n" +
+	"\n" +
+	"timeout_ns\x18\x05 \x01(\x03R\ttimeoutNs\x12\x19\n" +
+	"\bgrace_ns\x18\x06 \x01(\x03R\agraceNs\x12%\n" +
+	"\x0ekill_survivors\x18\a \x01(\bR\rkillSurvivors\x12\x16\n" +
+	"\x06detach\x18\b \x01(\bR\x06detach\x12!\n" +
+	"\finline_bytes\x18\t \x01(\x03R\vinlineBytes\x12\x1f\n" +
+	"\vspool_bytes\x18\n" +
+	" \x01(\x03R\n" +
+	"spoolBytes\x12F\n" +
+	"\bmetadata\x18\v \x03(\v2*.recluse.guest.v1.RunOptions.MetadataEntryR\bmetadata\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd4\x01\n" +
+	"\x04Exec\x126\n" +
+	"\aoptions\x18\x01 \x01(\v2\x1c.recluse.guest.v1.RunOptionsR\aoptions\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x03 \x01(\fR\x05shell\x12\x10\n" +
-	"\x03env\x18\x04 \x03(\fR\x03env\x12\x10\n" +
-	"\x03dir\x18\x05 \x01(\fR\x03dir\x12\x14\n" +
-	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x12\x10\n" +
-	"\x03pty\x18\a \x01(\bR\x03pty\x12\x12\n" +
-	"\x04rows\x18\b \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\t \x01(\rR\x04cols\x12\x1d\n" +
+	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x10\n" +
+	"\x03pty\x18\x05 \x01(\bR\x03pty\x12\x12\n" +
+	"\x04rows\x18\x06 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\a \x01(\rR\x04cols\x12\x1e\n" +
 	"\n" +
-	"timeout_ns\x18\n" +
-	" \x01(\x03R\ttimeoutNs\x12\x19\n" +
-	"\bgrace_ns\x18\v \x01(\x03R\agraceNs\x12\x16\n" +
-	"\x06stream\x18\f \x01(\bR\x06stream\x12\x16\n" +
-	"\x06detach\x18\r \x01(\bR\x06detach\x12%\n" +
-	"\x0ekill_survivors\x18\x0e \x01(\bR\rkillSurvivors\x12!\n" +
-	"\finline_bytes\x18\x0f \x01(\x03R\vinlineBytes\x12\x1f\n" +
-	"\vspool_bytes\x18\x10 \x01(\x03R\n" +
-	"spoolBytes\x12@\n" +
-	"\bmetadata\x18\x11 \x03(\v2$.recluse.guest.v1.Exec.MetadataEntryR\bmetadata\x12\x1e\n" +
-	"\n" +
-	"background\x18\x12 \x01(\bR\n" +
-	"background\x1a;\n" +
-	"\rMetadataEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x04\n" +
-	"\x04Cell\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"background\x18\b \x01(\bR\n" +
+	"background\"\xa3\x01\n" +
+	"\x04Cell\x126\n" +
+	"\aoptions\x18\x01 \x01(\v2\x1c.recluse.guest.v1.RunOptionsR\aoptions\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\fR\x04code\x12!\n" +
-	"\fcode_follows\x18\x04 \x01(\bR\vcodeFollows\x12\x14\n" +
-	"\x05stdin\x18\x05 \x01(\bR\x05stdin\x12\x1d\n" +
-	"\n" +
-	"timeout_ns\x18\x06 \x01(\x03R\ttimeoutNs\x12\x19\n" +
-	"\bgrace_ns\x18\a \x01(\x03R\agraceNs\x12\x16\n" +
-	"\x06stream\x18\b \x01(\bR\x06stream\x12\x16\n" +
-	"\x06detach\x18\t \x01(\bR\x06detach\x12!\n" +
-	"\finline_bytes\x18\n" +
-	" \x01(\x03R\vinlineBytes\x12\x1f\n" +
-	"\vspool_bytes\x18\v \x01(\x03R\n" +
-	"spoolBytes\x12@\n" +
-	"\bmetadata\x18\f \x03(\v2$.recluse.guest.v1.Cell.MetadataEntryR\bmetadata\x12\x12\n" +
-	"\x04argv\x18\r \x03(\fR\x04argv\x121\n" +
-	"\x03env\x18\x0e \x03(\v2\x1f.recluse.guest.v1.Cell.EnvEntryR\x03env\x12%\n" +
-	"\x0ekill_survivors\x18\x0f \x01(\bR\rkillSurvivors\x1a;\n" +
-	"\rMetadataEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
-	"\bEnvEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"{\n" +
+	"\fcode_follows\x18\x04 \x01(\bR\vcodeFollows\x12\x12\n" +
+	"\x04argv\x18\x05 \x03(\fR\x04argv\"{\n" +
 	"\x06Follow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x03R\fstdoutOffset\x12#\n" +
@@ -4547,7 +4496,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_wire_proto_goTypes = []any{
 	(Ending)(0),         // 0: recluse.guest.v1.Ending
 	(*Request)(nil),     // 1: recluse.guest.v1.Request
@@ -4563,98 +4512,97 @@ var file_wire_proto_goTypes = []any{
 	(*Warm)(nil),        // 11: recluse.guest.v1.Warm
 	(*Quiesce)(nil),     // 12: recluse.guest.v1.Quiesce
 	(*Guest)(nil),       // 13: recluse.guest.v1.Guest
-	(*Exec)(nil),        // 14: recluse.guest.v1.Exec
-	(*Cell)(nil),        // 15: recluse.guest.v1.Cell
-	(*Follow)(nil),      // 16: recluse.guest.v1.Follow
-	(*Signal)(nil),      // 17: recluse.guest.v1.Signal
-	(*Forget)(nil),      // 18: recluse.guest.v1.Forget
-	(*Input)(nil),       // 19: recluse.guest.v1.Input
-	(*Started)(nil),     // 20: recluse.guest.v1.Started
-	(*Output)(nil),      // 21: recluse.guest.v1.Output
-	(*Display)(nil),     // 22: recluse.guest.v1.Display
-	(*Kept)(nil),        // 23: recluse.guest.v1.Kept
-	(*Process)(nil),     // 24: recluse.guest.v1.Process
-	(*CellError)(nil),   // 25: recluse.guest.v1.CellError
-	(*Verdict)(nil),     // 26: recluse.guest.v1.Verdict
-	(*Op)(nil),          // 27: recluse.guest.v1.Op
-	(*Ops)(nil),         // 28: recluse.guest.v1.Ops
-	(*ContextInfo)(nil), // 29: recluse.guest.v1.ContextInfo
-	(*ContextList)(nil), // 30: recluse.guest.v1.ContextList
-	(*FileRead)(nil),    // 31: recluse.guest.v1.FileRead
-	(*FileWrite)(nil),   // 32: recluse.guest.v1.FileWrite
-	(*FileList)(nil),    // 33: recluse.guest.v1.FileList
-	(*FileStat)(nil),    // 34: recluse.guest.v1.FileStat
-	(*FileMkdir)(nil),   // 35: recluse.guest.v1.FileMkdir
-	(*FileMove)(nil),    // 36: recluse.guest.v1.FileMove
-	(*FileRemove)(nil),  // 37: recluse.guest.v1.FileRemove
-	(*FileWatch)(nil),   // 38: recluse.guest.v1.FileWatch
-	(*TarIn)(nil),       // 39: recluse.guest.v1.TarIn
-	(*TarOut)(nil),      // 40: recluse.guest.v1.TarOut
-	(*FileInfo)(nil),    // 41: recluse.guest.v1.FileInfo
-	(*FileEvent)(nil),   // 42: recluse.guest.v1.FileEvent
-	(*TarStats)(nil),    // 43: recluse.guest.v1.TarStats
-	(*TarNote)(nil),     // 44: recluse.guest.v1.TarNote
-	(*ListEnd)(nil),     // 45: recluse.guest.v1.ListEnd
-	(*Held)(nil),        // 46: recluse.guest.v1.Held
-	(*HostCall)(nil),    // 47: recluse.guest.v1.HostCall
-	nil,                 // 48: recluse.guest.v1.Identity.EnvEntry
-	nil,                 // 49: recluse.guest.v1.Exec.MetadataEntry
-	nil,                 // 50: recluse.guest.v1.Cell.MetadataEntry
-	nil,                 // 51: recluse.guest.v1.Cell.EnvEntry
-	nil,                 // 52: recluse.guest.v1.Verdict.MetadataEntry
+	(*RunOptions)(nil),  // 14: recluse.guest.v1.RunOptions
+	(*Exec)(nil),        // 15: recluse.guest.v1.Exec
+	(*Cell)(nil),        // 16: recluse.guest.v1.Cell
+	(*Follow)(nil),      // 17: recluse.guest.v1.Follow
+	(*Signal)(nil),      // 18: recluse.guest.v1.Signal
+	(*Forget)(nil),      // 19: recluse.guest.v1.Forget
+	(*Input)(nil),       // 20: recluse.guest.v1.Input
+	(*Started)(nil),     // 21: recluse.guest.v1.Started
+	(*Output)(nil),      // 22: recluse.guest.v1.Output
+	(*Display)(nil),     // 23: recluse.guest.v1.Display
+	(*Kept)(nil),        // 24: recluse.guest.v1.Kept
+	(*Process)(nil),     // 25: recluse.guest.v1.Process
+	(*CellError)(nil),   // 26: recluse.guest.v1.CellError
+	(*Verdict)(nil),     // 27: recluse.guest.v1.Verdict
+	(*Op)(nil),          // 28: recluse.guest.v1.Op
+	(*Ops)(nil),         // 29: recluse.guest.v1.Ops
+	(*ContextInfo)(nil), // 30: recluse.guest.v1.ContextInfo
+	(*ContextList)(nil), // 31: recluse.guest.v1.ContextList
+	(*FileRead)(nil),    // 32: recluse.guest.v1.FileRead
+	(*FileWrite)(nil),   // 33: recluse.guest.v1.FileWrite
+	(*FileList)(nil),    // 34: recluse.guest.v1.FileList
+	(*FileStat)(nil),    // 35: recluse.guest.v1.FileStat
+	(*FileMkdir)(nil),   // 36: recluse.guest.v1.FileMkdir
+	(*FileMove)(nil),    // 37: recluse.guest.v1.FileMove
+	(*FileRemove)(nil),  // 38: recluse.guest.v1.FileRemove
+	(*FileWatch)(nil),   // 39: recluse.guest.v1.FileWatch
+	(*TarIn)(nil),       // 40: recluse.guest.v1.TarIn
+	(*TarOut)(nil),      // 41: recluse.guest.v1.TarOut
+	(*FileInfo)(nil),    // 42: recluse.guest.v1.FileInfo
+	(*FileEvent)(nil),   // 43: recluse.guest.v1.FileEvent
+	(*TarStats)(nil),    // 44: recluse.guest.v1.TarStats
+	(*TarNote)(nil),     // 45: recluse.guest.v1.TarNote
+	(*ListEnd)(nil),     // 46: recluse.guest.v1.ListEnd
+	(*Held)(nil),        // 47: recluse.guest.v1.Held
+	(*HostCall)(nil),    // 48: recluse.guest.v1.HostCall
+	nil,                 // 49: recluse.guest.v1.Identity.EnvEntry
+	nil,                 // 50: recluse.guest.v1.RunOptions.MetadataEntry
+	nil,                 // 51: recluse.guest.v1.Verdict.MetadataEntry
 }
 var file_wire_proto_depIdxs = []int32{
 	7,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
 	8,  // 1: recluse.guest.v1.Request.ping:type_name -> recluse.guest.v1.Ping
-	14, // 2: recluse.guest.v1.Request.exec:type_name -> recluse.guest.v1.Exec
-	15, // 3: recluse.guest.v1.Request.cell:type_name -> recluse.guest.v1.Cell
-	16, // 4: recluse.guest.v1.Request.follow:type_name -> recluse.guest.v1.Follow
+	15, // 2: recluse.guest.v1.Request.exec:type_name -> recluse.guest.v1.Exec
+	16, // 3: recluse.guest.v1.Request.cell:type_name -> recluse.guest.v1.Cell
+	17, // 4: recluse.guest.v1.Request.follow:type_name -> recluse.guest.v1.Follow
 	9,  // 5: recluse.guest.v1.Request.list_ops:type_name -> recluse.guest.v1.ListOps
-	17, // 6: recluse.guest.v1.Request.signal:type_name -> recluse.guest.v1.Signal
-	18, // 7: recluse.guest.v1.Request.forget:type_name -> recluse.guest.v1.Forget
-	31, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
-	32, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
-	33, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
-	34, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
-	35, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
-	36, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
-	37, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
-	38, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
-	39, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
-	40, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
+	18, // 6: recluse.guest.v1.Request.signal:type_name -> recluse.guest.v1.Signal
+	19, // 7: recluse.guest.v1.Request.forget:type_name -> recluse.guest.v1.Forget
+	32, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
+	33, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
+	34, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
+	35, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
+	36, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
+	37, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
+	38, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
+	39, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
+	40, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
+	41, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
 	11, // 18: recluse.guest.v1.Request.warm:type_name -> recluse.guest.v1.Warm
 	10, // 19: recluse.guest.v1.Request.contexts:type_name -> recluse.guest.v1.Contexts
 	12, // 20: recluse.guest.v1.Request.quiesce:type_name -> recluse.guest.v1.Quiesce
-	47, // 21: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
+	48, // 21: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
 	3,  // 22: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
 	13, // 23: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
-	20, // 24: recluse.guest.v1.Frame.started:type_name -> recluse.guest.v1.Started
-	21, // 25: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
-	22, // 26: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
-	26, // 27: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
-	28, // 28: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
-	41, // 29: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
-	42, // 30: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
-	43, // 31: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
-	19, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
-	30, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
-	45, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
-	46, // 35: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
+	21, // 24: recluse.guest.v1.Frame.started:type_name -> recluse.guest.v1.Started
+	22, // 25: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
+	23, // 26: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
+	27, // 27: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
+	29, // 28: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
+	42, // 29: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
+	43, // 30: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
+	44, // 31: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
+	20, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
+	31, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
+	46, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
+	47, // 35: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
 	5,  // 36: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
-	48, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
-	49, // 38: recluse.guest.v1.Exec.metadata:type_name -> recluse.guest.v1.Exec.MetadataEntry
-	50, // 39: recluse.guest.v1.Cell.metadata:type_name -> recluse.guest.v1.Cell.MetadataEntry
-	51, // 40: recluse.guest.v1.Cell.env:type_name -> recluse.guest.v1.Cell.EnvEntry
+	49, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
+	50, // 38: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
+	14, // 39: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
+	14, // 40: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
 	0,  // 41: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
-	23, // 42: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
-	23, // 43: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
-	24, // 44: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
-	25, // 45: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
-	52, // 46: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
-	26, // 47: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
-	27, // 48: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
-	29, // 49: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
-	44, // 50: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
+	24, // 42: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
+	24, // 43: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
+	25, // 44: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
+	26, // 45: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
+	51, // 46: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
+	27, // 47: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
+	28, // 48: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
+	30, // 49: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
+	45, // 50: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
 	51, // [51:51] is the sub-list for method output_type
 	51, // [51:51] is the sub-list for method input_type
 	51, // [51:51] is the sub-list for extension type_name
@@ -4716,7 +4664,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   52,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
