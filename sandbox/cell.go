@@ -68,10 +68,11 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 
 // Context is one live interpreter of a sandbox.
 type Context struct {
-	Name   string `json:"name"`
-	PID    int    `json:"pid"`
-	Python string `json:"python"`
-	Busy   bool   `json:"busy"`
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	Language string `json:"language"`
+	Version  string `json:"version"` // of the interpreter
+	Busy     bool   `json:"busy"`
 }
 
 // Contexts lists the live interpreters.
@@ -82,7 +83,7 @@ func (s *Sandbox) Contexts(ctx context.Context) ([]Context, error) {
 	}
 	var out []Context
 	for _, c := range f.GetContexts().GetContexts() {
-		out = append(out, Context{Name: c.Name, PID: int(c.Pid), Python: c.Python, Busy: c.Busy})
+		out = append(out, Context{Name: c.Name, PID: int(c.Pid), Language: c.Language, Version: c.Version, Busy: c.Busy})
 	}
 	return out, nil
 }

@@ -54,9 +54,6 @@ func (r *cellRun) stdin() (path string, done func(), err error) {
 					continue // nobody reads it any more
 				}
 			}
-			if in.GetCancel() {
-				r.op.end(wire.Ending_ENDING_CANCELLED)
-			}
 			if in.GetCloseStdin() {
 				r.awaitReader(hold)
 				_ = hold.Close()

@@ -78,17 +78,11 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		o.finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 	}
-	started := &wire.Frame{Body: &wire.Frame_Started{Started: &wire.Started{Id: o.id, Pid: int32(c.pid)}}, Last: req.Background}
 	if req.Background {
 		go c.supervise()
-		return st.Send(started) == nil
+		return answer(st, nil)
 	}
-	interactive := req.Options.Stdin || req.Pty
-	if req.Options.Stream || interactive {
-		// A host that cannot be told has gone; then the attachment's end decides.
-		_ = st.Send(started)
-	}
-	if interactive {
+	if req.Options.Stdin || req.Pty {
 		go c.inputs(st)
 	}
 	v := c.supervise()
@@ -182,7 +176,6 @@ func (c *running) start() *wire.Verdict {
 	c.op.mu.Lock()
 	c.op.pid = c.pid
 	c.op.signal = c.signaller(n, c.tree)
-	c.op.resize = c.resize
 	c.op.mu.Unlock()
 	return nil
 }
@@ -236,10 +229,6 @@ func (c *running) inputs(st *wire.Stream) {
 			_, _ = c.tty.Write([]byte{4}) // end of file, as a terminal says it
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
-		case in.Signal != 0:
-			_ = c.signaller(c.nanny, c.tree)(in.Signal, false)
-		case in.Cancel:
-			c.op.end(wire.Ending_ENDING_CANCELLED)
 		}
 	}
 }
