@@ -6,6 +6,7 @@
 #   make test      set-up, linters, cross-compilation, and tests of every backend on the real thing
 #   make test-all  the same with every combination of tests and backends
 #   make lint      the linters alone
+#   make generate  Go code of the wire protocol, from wire.proto
 #   make bench     the figures, each beside its baseline
 #   make desktop   bin/recluse-* for macOS and Windows, with the guests in them, for Docker Desktop
 #   make install   bin/recluse into PREFIX/bin (default /usr/local)
@@ -21,6 +22,8 @@ PREFIX ?= /usr/local
 
 GOLANGCI_LINT := 2.14.0
 GOTESTSUM     := 1.13.0
+PROTOC        := 3.21.12
+PROTOC_GEN_GO := 1.36.12
 
 # The tree may belong to another user than the one who builds, and then git refuses to speak: so not -buildvcs.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -147,3 +150,15 @@ $(TOOLS)/gotestsum-$(GOTESTSUM):
 	@echo "==> installing gotestsum $(GOTESTSUM)"
 	@GOBIN=$(TOOLS) $(GO) install gotest.tools/gotestsum@v$(GOTESTSUM)
 	@mv $(TOOLS)/gotestsum $@
+
+# protoc is Debian's; another version would change the generated file's header.
+.PHONY: generate
+generate: $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO)
+	@command -v protoc >/dev/null || apt-get install -y protobuf-compiler
+	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is needed, this is $$(protoc --version)" >&2; exit 1; }
+	@protoc -I internal/guest/wire --plugin=protoc-gen-go=$< --go_out=internal/guest/wire --go_opt=paths=source_relative wire.proto
+
+$(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO):
+	@echo "==> installing protoc-gen-go $(PROTOC_GEN_GO)"
+	@GOBIN=$(TOOLS) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v$(PROTOC_GEN_GO)
+	@mv $(TOOLS)/protoc-gen-go $@

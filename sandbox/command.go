@@ -19,30 +19,37 @@ type Command struct {
 	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
 	Args  []string
 	Shell string
-	Env   map[string]string // on top of the sandbox's
-	Dir   string            // empty: the sandbox's
-
-	Stdin  io.Reader // nil: none; one that blocks may be left in its Read when the command has ended, so no two commands should share it
-	Stdout io.Writer // nil: only what the verdict keeps
-	Stderr io.Writer
+	Dir   string // empty: the sandbox's
 
 	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
 	PTY *Size
 	// Resize changes the terminal's size.
 	Resize <-chan Size
 
+	// RunOptions apply as they are described there; the environment has the trace of ctx as TRACEPARENT.
+	RunOptions
+}
+
+// RunOptions are what a Cell and a Command have in common.
+type RunOptions struct {
+	ID  string            // names the operation; empty: chosen for you
+	Env map[string]string // on top of the sandbox's
+
+	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
+	Stdout io.Writer // nil: only what the verdict keeps
+	Stderr io.Writer
+
 	Timeout   time.Duration // 0: DefaultTimeout; NoTimeout: none
-	KillGrace time.Duration // 0: DefaultKillGrace
-	// KillSurvivors ends what the command leaves running.
+	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
+	// KillSurvivors kills processes that are left running at the end.
 	KillSurvivors bool
-	// Detach lets it go on when this program's connection is lost.
+	// Detach keeps it running when this program's connection is lost.
 	Detach bool
 
 	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
 	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
 
-	ID string // names the operation; empty: chosen for you
-	// Metadata comes back in the verdict. The trace of ctx is added to it, and to the command's environment as TRACEPARENT.
+	// Metadata is returned in the verdict, with the trace of ctx added.
 	Metadata map[string]string
 }
 
@@ -92,8 +99,8 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 		return nil, err
 	}
 	return s.converse(ctx, conversation{
-		op: "run command", id: req.Id, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}},
-		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, grace: time.Duration(req.GraceNs), input: req.Stdin || req.Pty,
+		RunOptions: c.RunOptions, op: "run command", opts: req.Options, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}}, resize: c.Resize,
+		input: req.Options.Stdin || req.Pty,
 	})
 }
 
@@ -110,7 +117,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	req.Background, req.Detach, req.Stream = true, true, false
+	req.Background, req.Options.Detach, req.Options.Stream = true, true, false
 	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Exec{Exec: req}})
 	if err != nil {
 		return "", s.explain("start command", err)
@@ -118,7 +125,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if v := f.GetVerdict(); v != nil {
 		return "", &Error{Code: CodeStartFailed, Op: "start command", Message: v.StartError}
 	}
-	return req.Id, nil
+	return req.Options.Id, nil
 }
 
 func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
@@ -130,69 +137,71 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
-	l, err := common(c.Timeout, c.KillGrace, DefaultKillGrace, c.InlineBytes, c.SpoolBytes)
+	opts, err := s.wireOptions(c.RunOptions, "c", DefaultKillGrace)
 	if err != nil {
 		return nil, err
 	}
-	req := &wire.Exec{
-		Id: c.ID, Shell: []byte(c.Shell), Dir: []byte(c.Dir), Stdin: c.Stdin != nil, TimeoutNs: l.timeout, GraceNs: l.grace,
-		Stream: c.Stdout != nil || c.Stderr != nil, Detach: c.Detach, KillSurvivors: c.KillSurvivors,
-		InlineBytes: l.inline, SpoolBytes: l.spool, Metadata: c.Metadata,
-	}
-	if req.Id == "" {
-		req.Id = s.newID("c")
-	}
-	for _, a := range c.Args {
-		req.Argv = append(req.Argv, []byte(a))
-	}
-	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
-		req.Env = append(req.Env, []byte(k+"="+c.Env[k]))
-	}
+	req := &wire.Exec{Options: opts, Argv: byteSlices(c.Args), Shell: []byte(c.Shell), Dir: []byte(c.Dir)}
 	if c.PTY != nil {
 		req.Pty, req.Rows, req.Cols = true, uint32(max(1, c.PTY.Rows)), uint32(max(1, c.PTY.Cols))
 	}
 	return req, nil
 }
 
-type commonLimits struct{ timeout, grace, inline, spool int64 }
-
-func common(timeout, grace, defaultGrace time.Duration, inline, spool int64) (commonLimits, error) {
-	l := commonLimits{timeout: int64(timeout), grace: int64(grace), inline: inline, spool: spool}
+// wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
+func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
+	w := &wire.RunOptions{
+		Id: o.ID, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
+		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
+	}
 	switch {
-	case timeout == NoTimeout:
-		l.timeout = 0
-	case timeout == 0:
-		l.timeout = int64(DefaultTimeout)
-	case timeout < 0:
-		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("a timeout of %s", timeout)}
+	case o.Timeout == NoTimeout:
+		w.TimeoutNs = 0
+	case o.Timeout == 0:
+		w.TimeoutNs = int64(DefaultTimeout)
+	case o.Timeout < 0:
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid timeout %s", o.Timeout)}
 	}
-	if grace == 0 {
-		l.grace = int64(defaultGrace)
+	if o.KillGrace < 0 || o.InlineBytes < 0 || o.InlineBytes > maxInline {
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", o.KillGrace, o.InlineBytes)}
 	}
-	if grace < 0 || inline < 0 || inline > maxInline {
-		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", grace, inline)}
+	if o.KillGrace == 0 {
+		w.GraceNs = int64(defaultGrace)
 	}
-	if inline == 0 {
-		l.inline = DefaultInlineBytes
+	if o.InlineBytes == 0 {
+		w.InlineBytes = DefaultInlineBytes
 	}
-	if spool == 0 {
-		l.spool = DefaultSpoolBytes
+	if o.SpoolBytes == 0 {
+		w.SpoolBytes = DefaultSpoolBytes
 	}
-	l.spool = max(0, l.spool)
-	return l, nil
+	w.SpoolBytes = max(0, w.SpoolBytes)
+	if w.Id == "" {
+		w.Id = s.newID(prefix)
+	}
+	for _, k := range slices.Sorted(maps.Keys(o.Env)) {
+		w.Env = append(w.Env, []byte(k+"="+o.Env[k]))
+	}
+	return w, nil
+}
+
+func byteSlices(texts []string) [][]byte {
+	var out [][]byte
+	for _, t := range texts {
+		out = append(out, []byte(t))
+	}
+	return out
 }
 
 // conversation is one cell or command while it runs, seen from the host.
 type conversation struct {
-	op, id         string
-	req            *wire.Request
-	more           func(st *wire.Stream) error // sends what did not fit into the request
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	display        func(Bundle)
-	resize         <-chan Size
-	grace          time.Duration
-	input          bool
+	RunOptions
+	op      string
+	opts    *wire.RunOptions // as sent, so with the defaults
+	req     *wire.Request
+	more    func(st *wire.Stream) error // sends what did not fit into the request
+	display func(Bundle)
+	resize  <-chan Size
+	input   bool
 }
 
 // converse sends the request and listens until the verdict.
@@ -215,7 +224,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	over := make(chan struct{})
 	defer close(over)
 	stop := context.AfterFunc(ctx, func() {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+c.grace)
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+time.Duration(c.opts.GraceNs))
 		defer cancel()
 		if c.cancel(cctx, client) {
 			select {
@@ -236,7 +245,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		}
 	}
 	if c.input {
-		defer feed(st, c.stdin, c.resize)()
+		defer feed(st, c.Stdin, c.resize)()
 	}
 	var writeErr error
 	for {
@@ -249,9 +258,9 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		}
 		switch b := f.Body.(type) {
 		case *wire.Frame_Output:
-			w := c.stdout
+			w := c.Stdout
 			if b.Output.Stream == 2 {
-				w = c.stderr
+				w = c.Stderr
 			}
 			if w != nil && writeErr == nil {
 				_, writeErr = w.Write(b.Output.Data)
@@ -285,7 +294,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 // cancel ends it in the guest, and reports whether there will be a verdict. It travels on a stream of its own: that of the call may
 // be full of output.
 func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
-	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.id, Cancel: true}}})
+	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.opts.Id, Cancel: true}}})
 	e, ok := errors.AsType[*host.Error](err)
 	return err == nil || ok && e.Code == "not_found"
 }

@@ -89,7 +89,7 @@ type WriteOptions struct {
 // of a failure, or when ctx ended.
 func (f *Files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
-		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append, Size: -1,
+		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append,
 	}}}, r)
 	if err != nil {
 		return nil, err

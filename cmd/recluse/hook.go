@@ -149,7 +149,10 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 		code = ":" // nothing is a command, too
 	}
 	v, err := t.Run(ctx, sandbox.Command{
-		Shell: code, Dir: dir, Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: o.timeout.timeout(),
+		Shell: code, Dir: dir,
+		RunOptions: sandbox.RunOptions{
+			Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: o.timeout.timeout(),
+		},
 	})
 	a.warned(v, warning)
 	return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)

@@ -68,7 +68,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 		args = []string{g.Shell}
 	}
 	a.say("%s", t.greeting())
-	cmd := sandbox.Command{Args: args, KillSurvivors: session == ""}
+	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
 		cmd.Env, cmd.Dir = m.env.values, m.dir
 	}

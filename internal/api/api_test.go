@@ -106,15 +106,18 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
-		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
-		InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
+		Code: "x\xff", Context: "c", Args: []string{"\xfe"},
+		RunOptions: sandbox.RunOptions{
+			Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
+			InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
+		},
 	}
 	var in Cell
 	through(t, CellOf(c), &in)
 	if got := in.Sandbox(); !reflect.DeepEqual(got, c) {
 		t.Errorf("got %+v", got)
 	}
-	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, Timeout: time.Minute, ID: "j"}
+	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, RunOptions: sandbox.RunOptions{Timeout: time.Minute, ID: "j"}}
 	var cmd Command
 	through(t, CommandOf(d), &cmd)
 	if got := cmd.Sandbox(); !reflect.DeepEqual(got, d) {

@@ -89,42 +89,44 @@ type Offsets struct {
 	Stderr int64 `json:"stderr"`
 }
 
-func (r Run) timeout() time.Duration { return time.Duration(r.Timeout) }
+// options returns what the sandbox is given. The streams travel apart.
+func (r Run) options() sandbox.RunOptions {
+	return sandbox.RunOptions{
+		ID: r.ID, Env: r.Env, Timeout: time.Duration(r.Timeout), KillGrace: time.Duration(r.KillGrace), KillSurvivors: r.KillSurvivors,
+		InlineBytes: r.InlineBytes, SpoolBytes: r.SpoolBytes, Metadata: r.Metadata,
+	}
+}
 
-// Sandbox gives the cell to run.
+// runOf is the inverse of options.
+func runOf(o sandbox.RunOptions) Run {
+	return Run{
+		ID: o.ID, Env: o.Env, Timeout: Duration(o.Timeout), KillGrace: Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
+		InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata, OnDisconnect: fate(o.Detach),
+	}
+}
+
+// Sandbox returns the cell to run.
 func (c Cell) Sandbox() sandbox.Cell {
-	return sandbox.Cell{
-		Code: string(c.Code), Context: c.Context, Args: Strings(c.Args), Env: c.Env, Timeout: c.timeout(), KillGrace: time.Duration(c.KillGrace),
-		KillSurvivors: c.KillSurvivors, InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, ID: c.ID, Metadata: c.Metadata,
-	}
+	return sandbox.Cell{Code: string(c.Code), Context: c.Context, Args: Strings(c.Args), RunOptions: c.options()}
 }
 
-// CellOf writes a cell for the way. Its streams travel apart.
+// CellOf returns a cell as it is sent. Its streams travel apart.
 func CellOf(c sandbox.Cell) Cell {
-	return Cell{Code: Text(c.Code), Context: c.Context, Args: Texts(c.Args), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
-		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
-	}}
+	return Cell{Code: Text(c.Code), Context: c.Context, Args: Texts(c.Args), Run: runOf(c.RunOptions)}
 }
 
-// Sandbox gives the command to run.
+// Sandbox returns the command to run.
 func (c Command) Sandbox() sandbox.Command {
-	out := sandbox.Command{
-		Args: Strings(c.Args), Shell: string(c.Shell), Dir: string(c.Dir), Env: c.Env, Timeout: c.timeout(), KillGrace: time.Duration(c.KillGrace),
-		KillSurvivors: c.KillSurvivors, InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, ID: c.ID, Metadata: c.Metadata,
-	}
+	out := sandbox.Command{Args: Strings(c.Args), Shell: string(c.Shell), Dir: string(c.Dir), RunOptions: c.options()}
 	if c.PTY != nil {
 		out.PTY = &sandbox.Size{Rows: c.PTY.Rows, Cols: c.PTY.Cols}
 	}
 	return out
 }
 
-// CommandOf writes a command for the way. Its streams travel apart.
+// CommandOf returns a command as it is sent. Its streams travel apart.
 func CommandOf(c sandbox.Command) Command {
-	out := Command{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
-		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
-	}}
+	out := Command{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), Run: runOf(c.RunOptions)}
 	if c.PTY != nil {
 		out.PTY = &Size{Rows: c.PTY.Rows, Cols: c.PTY.Cols}
 	}

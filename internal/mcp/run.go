@@ -71,7 +71,7 @@ func (f *face) addRun() {
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runCode) (*sdk.CallToolResult, outcome, error) {
-		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, Timeout: seconds(in.Timeout), Env: in.Env})
+		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 	add(f, tool{
 		name: "run_bash", title: "Run a shell command", destructive: true,
@@ -81,7 +81,7 @@ func (f *face) addRun() {
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (*sdk.CallToolResult, outcome, error) {
-		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), Timeout: seconds(in.Timeout), Env: in.Env})
+		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 }
 

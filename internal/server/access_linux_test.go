@@ -133,7 +133,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if err := mine.SetVar(t.Context(), "v", "secret-value"); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := mine.Run(t.Context(), sandbox.Command{ID: "c1", Shell: "echo secret-value > /tmp/x"}); err != nil || !v.OK() {
+	if v, err := mine.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "c1"}, Shell: "echo secret-value > /tmp/x"}); err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}
 	k.Key("a", "admin")

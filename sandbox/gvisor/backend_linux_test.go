@@ -307,7 +307,7 @@ func TestSandboxProcessKilled(t *testing.T) {
 		ready := &said{ready: make(chan struct{})}
 		result := make(chan error, 1)
 		go func() {
-			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: ready})
+			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo ready; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: ready}})
 			result <- err
 		}()
 		select {
@@ -392,7 +392,7 @@ func TestNumericPythonFromTheHost(t *testing.T) {
 	}
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 30}})
-	v, err := sb.Cell(t.Context(), sandbox.Cell{Timeout: 2 * time.Minute, Code: `
+	v, err := sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: 2 * time.Minute}, Code: `
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 df = pd.DataFrame({"a": np.arange(5), "b": np.arange(5) ** 2})
 plt.plot(df.a, df.b)

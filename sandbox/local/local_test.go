@@ -81,7 +81,7 @@ func make1(dir string) {
 	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept = 42"}); err != nil || !v.OK() {
 		fail(fmt.Errorf("%v, %w", v, err))
 	}
-	if _, err := sb.Start(ctx, sandbox.Command{ID: "counting", Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
+	if _, err := sb.Start(ctx, sandbox.Command{RunOptions: sandbox.RunOptions{ID: "counting"}, Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
 		fail(err)
 	}
 	fmt.Println(sb.ID())
@@ -308,7 +308,7 @@ func TestAFloodLeavesTheGuestSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sb.Close()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", Stdout: io.Discard})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: io.Discard}})
 	if err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}

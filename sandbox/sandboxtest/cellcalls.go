@@ -70,7 +70,7 @@ with ThreadPoolExecutor(8) as pool:
     got = list(pool.map(lambda i: recluse.call("meet", str(i)), range(8)))
 got`)
 		same(t, "result", v.Result.Text(), `[b'0', b'1', b'2', b'3', b'4', b'5', b'6', b'7']`)
-		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", Timeout: 300 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		_ = await(t, "the end of the call", ended) // why does not matter
@@ -115,7 +115,7 @@ with ThreadPoolExecutor(150) as pool:
 got == [str(i).encode() for i in range(150)]`)
 		same(t, "all replies", v.Result.Text(), "True")
 		same(t, "at once", most, 64)
-		v = runCell(t, sb, sandbox.Cell{Timeout: 3 * time.Second, Code: `
+		v = runCell(t, sb, sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second}, Code: `
 k = recluse.call.__globals__
 for i in range(4000): k["_send"](k["_headed"](b"C", {"id": 0, "call": 100000 + i, "name": "hang"}, b""))
 try: recluse.call("hang")

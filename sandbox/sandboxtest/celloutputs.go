@@ -58,7 +58,7 @@ display("second")
 		sb := s.python(t)
 		var both recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Stdout: &both, Stderr: &both, Code: `
+			return sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
 import sys, time, os
 for i in range(20):
     print("out", i)

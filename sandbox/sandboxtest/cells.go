@@ -58,7 +58,7 @@ var cells = []feature{
 	}},
 	{"input reads what the caller gives", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
-		v := runCell(t, sb, sandbox.Cell{Code: "a = input('? ')\nimport sys\nrest = sys.stdin.read()\n(a, rest)", Stdin: strings.NewReader("first\nsecond\nthird")})
+		v := runCell(t, sb, sandbox.Cell{Code: "a = input('? ')\nimport sys\nrest = sys.stdin.read()\n(a, rest)", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("first\nsecond\nthird")}})
 		succeeded(t, v)
 		same(t, "result", v.Result.Text(), `('first', 'second\nthird')`)
 		contains(t, "stdout", v.Stdout.String(), "? ")
@@ -69,7 +69,7 @@ var cells = []feature{
 		r, w := io.Pipe()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", Stdin: r, Stdout: &out})
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		})
 		for _, line := range []string{"one", "two"} {
 			_, err := io.WriteString(w, line+"\n")
@@ -78,8 +78,8 @@ var cells = []feature{
 		}
 		noError(t, w.Close())
 		succeeded(t, verdictOf(t, done))
-		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Stdin: strings.NewReader(strings.Repeat("never read ", 100_000))}))
-		same(t, "a child reads it too", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", Stdin: strings.NewReader("through")}).Stdout.String(), "through")
+		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader(strings.Repeat("never read ", 100_000))}}))
+		same(t, "a child reads it too", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("through")}}).Stdout.String(), "through")
 	}},
 	{"what is printed is heard, also where no thread can be started", onBackend, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -90,16 +90,16 @@ var cells = []feature{
 		same(t, "stdout, with threads", v.Stdout.String(), "soon")
 	}},
 	{"arguments and environment reach the cell", overHTTP, func(t *testing.T, s *suite) {
-		v := runCell(t, s.python(t), sandbox.Cell{Code: "import sys, os\n(sys.argv, os.environ['K'])", Args: []string{"prog", "a b"}, Env: map[string]string{"K": "v"}})
+		v := runCell(t, s.python(t), sandbox.Cell{Code: "import sys, os\n(sys.argv, os.environ['K'])", Args: []string{"prog", "a b"}, RunOptions: sandbox.RunOptions{Env: map[string]string{"K": "v"}}})
 		same(t, "result", v.Result.Text(), "(['prog', 'a b'], 'v')")
 	}},
 	{"an environment that no process can have is refused, and state stays", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "x = 41")
 		for _, env := range []map[string]string{{"": "v"}, {"K=L": "v"}, {"K\x00L": "v"}, {"K": "v\x00w"}} {
-			_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x", Env: env})
+			_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x", RunOptions: sandbox.RunOptions{Env: env}})
 			fails(t, fmt.Sprintf("a cell with %q", env), err, sandbox.CodeInvalidRequest)
-			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, Env: env})
+			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Env: env}})
 			fails(t, fmt.Sprintf("a command with %q", env), err, sandbox.CodeInvalidRequest)
 		}
 		same(t, "result", okCell(t, sb, "x + 1").Result.Text(), "42")
@@ -130,7 +130,7 @@ var cells = []feature{
 		sb := s.python(t)
 		okCell(t, sb, "import time\nbegan = time.process_time()")
 		before := time.Now()
-		v := runCell(t, sb, sandbox.Cell{Code: "x = bytearray(30 << 20)\nwhile time.process_time() < began + 0.05: pass\nprint('hello')\n1/0", ID: "mine", Metadata: map[string]string{"turn": "3"}})
+		v := runCell(t, sb, sandbox.Cell{Code: "x = bytearray(30 << 20)\nwhile time.process_time() < began + 0.05: pass\nprint('hello')\n1/0", RunOptions: sandbox.RunOptions{ID: "mine", Metadata: map[string]string{"turn": "3"}}})
 		same(t, "id", v.ID, "mine")
 		same(t, "metadata", v.Metadata["turn"], "3")
 		if took := time.Since(before); v.Wall <= 0 || v.Wall > took || v.CPU <= 0 || v.CPU > 4*took {

@@ -72,7 +72,7 @@ var commands = []feature{
 		spec := s.opts.Spec
 		spec.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"}
 		sb := s.openSpec(t, s.backend(t), spec)
-		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, Env: map[string]string{"B": "of the command", "C": "x=y\nz"}})
+		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, RunOptions: sandbox.RunOptions{Env: map[string]string{"B": "of the command", "C": "x=y\nz"}}})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "of the sandbox,of the command,x=y\nz\n")
 	}},
@@ -94,7 +94,7 @@ var commands = []feature{
 		r, w := io.Pipe()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", Stdin: r, Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		})
 		for _, line := range []string{"one\n", "two\n"} {
 			_, err := io.WriteString(w, line)
@@ -107,7 +107,7 @@ var commands = []feature{
 	}},
 	{"a large stdin arrives whole", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		data := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
-		v := run(t, s.open(t), sandbox.Command{Shell: "cksum; wc -c", Stdin: bytes.NewReader(data)})
+		v := run(t, s.open(t), sandbox.Command{Shell: "cksum; wc -c", RunOptions: sandbox.RunOptions{Stdin: bytes.NewReader(data)}})
 		same(t, "first word", strings.Fields(v.Stdout.String())[1], fmt.Sprint(len(data)))
 	}},
 	{"without stdin a command reads an end at once", overHTTP, func(t *testing.T, s *suite) {
@@ -116,11 +116,11 @@ var commands = []feature{
 	{"a stdin that is never read holds nobody up", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
-		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless}))
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless}}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", Stdin: endless, Stdout: &out})
+			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
 		})
 		out.await(t, "ready")
 		cancel()
@@ -129,7 +129,7 @@ var commands = []feature{
 	{"a stdin that gives nothing holds nobody up", inGuest, func(t *testing.T, s *suite) {
 		r, w := io.Pipe()
 		defer w.Close()
-		succeeded(t, run(t, s.open(t), sandbox.Command{Args: []string{"true"}, Stdin: r}))
+		succeeded(t, run(t, s.open(t), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: r}}))
 	}},
 	{"exit codes are the command's own", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -184,7 +184,9 @@ var commands = []feature{
 			return sb.Run(t.Context(), sandbox.Command{
 				Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
 					until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized; echo to stderr >&2`,
-				PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, Stdout: &out,
+				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+				Resize:     resize,
+				RunOptions: sandbox.RunOptions{Stdout: &out},
 			})
 		})
 		out.await(t, "terminal")
@@ -204,8 +206,9 @@ var commands = []feature{
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{
-				Shell: `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
-				PTY:   &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out,
+				Shell:      `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
+				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+				RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out},
 			})
 		})
 		out.await(t, "ready")
@@ -227,7 +230,7 @@ var commands = []feature{
 		defer w.Close()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		})
 		out.await(t, "ready")
 		_, err := w.Write([]byte{3})
@@ -236,7 +239,7 @@ var commands = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGINT)
 
-		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: strings.NewReader("text\n")})
+		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("text\n")}})
 		succeeded(t, v)
 		contains(t, "stdout", v.Stdout.String(), "end\r\n")
 	}},
@@ -245,7 +248,7 @@ var commands = []feature{
 			t.Skip("SKIPPED: no terminals here")
 		}
 		var out recorder
-		v := run(t, s.open(t), sandbox.Command{Shell: "seq 1 20000; echo the end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdout: &out})
+		v := run(t, s.open(t), sandbox.Command{Shell: "seq 1 20000; echo the end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdout: &out}})
 		succeeded(t, v)
 		if !strings.HasSuffix(out.String(), "20000\r\nthe end\r\n") {
 			t.Errorf("the end of %d bytes is %q", len(out.String()), out.String()[max(0, len(out.String())-60):])
@@ -253,7 +256,7 @@ var commands = []feature{
 	}},
 	{"a background command is listed, followed, and ends by itself", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", Metadata: map[string]string{"k": "v"}})
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", RunOptions: sandbox.RunOptions{Metadata: map[string]string{"k": "v"}}})
 		noError(t, err)
 		var part recorder
 		eventually(t, "the first line", func() bool {
@@ -335,7 +338,7 @@ var commands = []feature{
 		sb := s.open(t)
 		var out, errs recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", Stdout: &out, Stderr: &errs})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
 		})
 		out.await(t, "out\n")
 		errs.await(t, "err\n")
@@ -371,7 +374,7 @@ var commands = []feature{
 		v := run(t, sb, sandbox.Command{
 			Shell: `python3 -c 'x = bytearray(40 << 20); s = 0
 for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | tail -c 39000000 >/dev/null; }; echo hello`,
-			ID: "my-own", Metadata: map[string]string{"ticket": "42"},
+			RunOptions: sandbox.RunOptions{ID: "my-own", Metadata: map[string]string{"ticket": "42"}},
 		})
 		took := time.Since(before)
 		same(t, "id", v.ID, "my-own")
@@ -416,18 +419,18 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			{"both arguments and a script", sandbox.Command{Args: []string{"true"}, Shell: "true"}},
 			{"an empty program", sandbox.Command{Args: []string{""}}},
 			{"NUL in an argument", sandbox.Command{Args: []string{"echo", "a\x00b"}}},
-			{"NUL in the environment", sandbox.Command{Args: []string{"true"}, Env: map[string]string{"A": "\x00"}}},
+			{"NUL in the environment", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Env: map[string]string{"A": "\x00"}}}},
 			{"NUL in the directory", sandbox.Command{Args: []string{"true"}, Dir: "/\x00"}},
-			{"a negative timeout", sandbox.Command{Args: []string{"true"}, Timeout: -5}},
-			{"a negative grace", sandbox.Command{Args: []string{"true"}, KillGrace: -5}},
-			{"too much output inline", sandbox.Command{Args: []string{"true"}, InlineBytes: 1 << 30}},
-			{"an id like a path", sandbox.Command{Args: []string{"true"}, ID: "../../x"}},
+			{"a negative timeout", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Timeout: -5}}},
+			{"a negative grace", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{KillGrace: -5}}},
+			{"too much output inline", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{InlineBytes: 1 << 30}}},
+			{"an id like a path", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "../../x"}}},
 		} {
 			_, err := sb.Run(t.Context(), c.cmd)
 			fails(t, c.name, err, sandbox.CodeInvalidRequest)
 		}
-		run(t, sb, sandbox.Command{Args: []string{"true"}, ID: "twice"})
-		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, ID: "twice"})
+		run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
+		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		fails(t, "an id used twice", err, sandbox.CodeInvalidRequest)
 		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
 		fails(t, "a context that is over", err, sandbox.CodeCancelled)

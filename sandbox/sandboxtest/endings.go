@@ -56,7 +56,7 @@ var endings = []feature{
 	{"a command with input that does not start leaves no trace in the next call", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 20 {
-			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))})
+			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))}})
 			same(t, "ended", v.Ended, sandbox.EndedStart)
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
@@ -67,7 +67,7 @@ var endings = []feature{
 				sb := s.open(t)
 				unharmed := bystander(t, sb)
 				began := time.Now()
-				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, Timeout: time.Second, KillGrace: 100 * time.Millisecond})
+				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
 				took := time.Since(began)
 				same(t, "ended", v.Ended, sandbox.EndedTimeout)
 				same(t, "exit code", v.ExitCode, -1)
@@ -91,7 +91,7 @@ var endings = []feature{
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, KillGrace: 100 * time.Millisecond})
+					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
 				})
 				pids := pidsIn(t, sb, "pids", e.pids)
 				cancel()
@@ -107,7 +107,7 @@ var endings = []feature{
 		}
 	}},
 	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second})
+		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "tidied\n")
 		if v.Wall > 8*time.Second {
@@ -115,7 +115,7 @@ var endings = []feature{
 		}
 	}},
 	{"a command that spins is ended in time", inGuest, func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, Timeout: 300 * time.Millisecond})
+		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		if v.CPU <= 0 {
 			t.Errorf("CPU time %s", v.CPU)
@@ -125,8 +125,8 @@ var endings = []feature{
 		sb := s.open(t)
 		// Bounded, because not every backend has a limit of its own.
 		v := run(t, sb, sandbox.Command{
-			Shell:   `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
-			Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond,
+			Shell:      `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
+			RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond},
 		})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		if n := strings.TrimSpace(shell(t, sb, `n=0; for p in /proc/[0-9]*; do grep -qs '^Name:.sleep' $p/status && grep -qsz "^PWD=$PWD$" $p/environ && n=$((n+1)); done; echo $n`)); n != "0" {
@@ -158,7 +158,7 @@ var endings = []feature{
 	{"survivors are killed on request", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, KillSurvivors: true})
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		same(t, "ended", v.Ended, sandbox.EndedExit)
 		same(t, "exit code", v.ExitCode, 7)
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
@@ -172,7 +172,7 @@ var endings = []feature{
 	{"a timeout that races a natural end is one or the other", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 10 {
-			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", Timeout: 105 * time.Millisecond})
+			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", RunOptions: sandbox.RunOptions{Timeout: 105 * time.Millisecond}})
 			switch {
 			case v.Ended == sandbox.EndedExit && v.ExitCode == 0:
 			case v.Ended == sandbox.EndedTimeout && v.ExitCode == -1:
@@ -187,7 +187,7 @@ var endings = []feature{
 		}
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, Timeout: 20 * time.Second})
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
 		pids := pidsIn(t, sb, "pids", 1)
@@ -203,7 +203,7 @@ var endings = []feature{
 	{"a verdict is complete however it ended", onBackend | overHTTP, completeVerdicts},
 	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond})
+		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
@@ -218,7 +218,7 @@ var endings = []feature{
 		var runs []<-chan outcome
 		for i := range 10 {
 			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond})
+				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}})
 			}))
 		}
 		for i, r := range runs {
@@ -266,7 +266,7 @@ func completeVerdicts(t *testing.T, s *suite) {
 	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
 	whole("an exit", run(t, sb, python("sys.exit(3)")), sandbox.EndedExit)
 	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), sandbox.EndedSignal)
-	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", Timeout: 500 * time.Millisecond}), sandbox.EndedTimeout)
+	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), sandbox.EndedTimeout)
 	if s.caps.MemoryLimit {
 		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), sandbox.EndedMemory)
 	}
@@ -305,7 +305,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 	defer cancel()
 	var out recorder
 	done := beside(func() (*sandbox.Verdict, error) {
-		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", Stdout: &out})
+		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 	})
 	out.await(t, "warm")
 	cancel()
@@ -314,7 +314,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 		{"a cell's timeout", "while True: pass"},
 		{"a cell that will not end", "while True:\n  try:\n    while True: pass\n  except BaseException: pass"},
 	} {
-		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, Timeout: time.Second, KillGrace: 100 * time.Millisecond}), sandbox.EndedTimeout)
+		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), sandbox.EndedTimeout)
 	}
 	// Each of these costs the interpreter.
 	for _, c := range []struct {

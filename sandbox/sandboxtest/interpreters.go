@@ -73,7 +73,7 @@ var interpreters = []feature{
 			// Only when it stands still can it no longer take anything.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
 			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", ID: "late"})
+				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
 			})
 			eventually(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
@@ -125,7 +125,7 @@ import os, time
 open("slow/pids", "a").write("%d\n" % os.getpid())
 while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		began := time.Now()
-		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", Timeout: 300 * time.Millisecond})
+		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
@@ -150,12 +150,12 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 			t.Run(name, func(t *testing.T) {
 				var out recorder
 				run := func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, Stdout: &out})
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				}
 				done := beside(run)
 				out.await(t, "ready")
 				next := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", ID: "next-" + strings.ReplaceAll(name, " ", "-")})
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
 				})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
@@ -220,7 +220,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				defer cancel()
 				var out recorder
 				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, Stdout: &out})
+					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				})
 				out.await(t, "ready")
 				cancel()
@@ -235,11 +235,11 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "1") // the time counts from the call, and an interpreter takes some to start
-		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "state", okCell(t, sb, "x").Result.Text(), "1")
-		v = runCell(t, sb, sandbox.Cell{Code: "import time\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "import time\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended, one interrupt swallowed", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "stdout", v.Stdout.String(), "once\n")
@@ -253,7 +253,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Run(name, func(t *testing.T) {
 				okCell(t, sb, "x = 1")
 				began := time.Now()
-				v := runCell(t, sb, sandbox.Cell{Code: code, Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond})
+				v := runCell(t, sb, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
 				same(t, "ended", v.Ended, sandbox.EndedTimeout)
 				if took := time.Since(began); took > patience {
 					t.Errorf("it took %s", took)
@@ -275,7 +275,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Errorf("survivors of the first cell: %+v", v.Survivors)
 		}
 		old := numbers(t, v.Result.Text())
-		v = runCell(t, sb, sandbox.Cell{Timeout: time.Second, Code: `
+		v = runCell(t, sb, sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: time.Second}, Code: `
 import os
 p = subprocess.Popen(["sh", "-c", "trap '' TERM INT; setsid sh -c 'trap \"\" TERM INT; echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000"])
 p.wait()`})
@@ -286,7 +286,7 @@ p.wait()`})
 		}
 		same(t, "of the first cell", len(living(t, sb, old)), 1)
 		unharmed()
-		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", KillSurvivors: true})
+		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
 			t.Errorf("survivors, to be killed: %+v", v.Survivors)
 		}
@@ -316,11 +316,11 @@ p.wait()`})
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
 		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", Stdout: &out})
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		})
 		out.await(t, "first")
 		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", ID: "second"})
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
 		})
 		eventually(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
@@ -331,7 +331,7 @@ p.wait()`})
 
 		ctx, cancel := context.WithCancel(t.Context())
 		third := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", ID: "third"})
+			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
 		})
 		eventually(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
@@ -342,7 +342,7 @@ p.wait()`})
 		v := verdictOf(t, third)
 		same(t, "the third", v.Ended, sandbox.EndedCancelled)
 		same(t, "its state", v.StateKept, true)
-		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", Timeout: 50 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
 		same(t, "the fourth, whose time was up in the queue", v.Ended, sandbox.EndedTimeout)
 		shell(t, sb, "touch go")
 		succeeded(t, verdictOf(t, first))

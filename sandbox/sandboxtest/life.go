@@ -55,7 +55,7 @@ var life = []feature{
 		sb := s.library(t)
 		var out recorder
 		command := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		})
 		out.await(t, "ready")
 		began := time.Now()

@@ -53,7 +53,7 @@ var limits = []feature{
 		spec.Limits.Processes = 64
 		sb := s.openSpec(t, s.backend(t), spec)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, Timeout: 5 * time.Second, KillSurvivors: true})
+		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second, KillSurvivors: true}})
 		t.Logf("the bomb: %s", v)
 		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
 		unharmed()
@@ -70,7 +70,7 @@ n = 0
 try:
     while n < 1000: os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}); n += 1
 except OSError as e: assert e.errno == errno.EAGAIN, e
-print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
+print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		succeeded(t, v)
 		got := numbers(t, v.Stdout.String())
 		t.Logf("%d processes, limits %d", got[0], got[1:])

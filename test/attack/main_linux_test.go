@@ -241,7 +241,7 @@ func noVerdict(t *testing.T, err error) {
 // sh gives what a script wrote on both streams, however it ended.
 func sh(t *testing.T, sb *sandbox.Sandbox, script string) string {
 	t.Helper()
-	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, InlineBytes: 1 << 20})
+	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
 	return v.Stdout.String()
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 
@@ -30,8 +31,11 @@ const (
 // cell runs one Cell and answers with its verdict. It reports whether the stream can carry another call, which one with
 // input never can.
 func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bool) {
+	if req.Options == nil {
+		req.Options = &wire.RunOptions{}
+	}
 	answered := a.execute(st, req, epoch)
-	return answered && !req.Stdin
+	return answered && !req.Options.Stdin
 }
 
 func (a *Agent) execute(st *wire.Stream, req *wire.Cell, epoch uint64) (answered bool) {
@@ -53,13 +57,13 @@ func (a *Agent) execute(st *wire.Stream, req *wire.Cell, epoch uint64) (answered
 		return answer(st, failure("invalid_request", "context %q is not a name: letters, digits, dot, dash and underscore, at most 64", clip(name, 80)))
 	}
 	o, bad := a.ops.add(newOp{
-		id: req.Id, kind: "cell", command: firstLine(code), context: name, inline: req.InlineBytes, spool: req.SpoolBytes,
-		detach: req.Detach, epoch: epoch, meta: req.Metadata,
+		id: req.Options.Id, kind: "cell", command: firstLine(code), context: name, inline: req.Options.InlineBytes, spool: req.Options.SpoolBytes,
+		detach: req.Options.Detach, epoch: epoch, meta: req.Options.Metadata,
 	})
 	if bad != nil {
 		return answer(st, bad)
 	}
-	if req.Stream {
+	if req.Options.Stream {
 		o.live = &listener{st: st}
 	}
 	heard := o.live
@@ -129,8 +133,8 @@ func (r *cellRun) run(name string, code []byte) (*wire.Verdict, *wire.Error) {
 	// The time counts from here, so that a cell that waits behind another one or for the
 	// interpreter's start is still answered in time.
 	var timeout *time.Timer
-	if r.req.TimeoutNs > 0 {
-		timeout = time.AfterFunc(time.Duration(r.req.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) })
+	if r.req.Options.TimeoutNs > 0 {
+		timeout = time.AfterFunc(time.Duration(r.req.Options.TimeoutNs), func() { o.end(wire.Ending_ENDING_TIMEOUT) })
 		defer timeout.Stop()
 	}
 	defer func() {
@@ -215,13 +219,17 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 		}
 		header["argv"] = argv
 	}
-	if len(r.req.Env) > 0 {
-		header["env"] = r.req.Env
+	env, bad := variables(r.req.Options.Env)
+	if bad != nil {
+		return nil, bad
 	}
-	if t := traceOf(r.req); t != nil {
+	if len(env) > 0 {
+		header["env"] = env
+	}
+	if t := traceOf(env, r.req.Options.Metadata); t != nil {
 		header["trace"] = t
 	}
-	if r.req.Stdin {
+	if r.req.Options.Stdin {
 		if r.fifo.path == "" {
 			path, done, err := r.stdin()
 			if err != nil {
@@ -260,14 +268,30 @@ func (r *cellRun) runOn(i *interpreter, code []byte) (*wire.Verdict, *wire.Error
 // traceVariables are the metadata in which a trace comes, and the variables by which programs are handed one.
 var traceVariables = [...][2]string{{"traceparent", "TRACEPARENT"}, {"tracestate", "TRACESTATE"}}
 
-// traceOf gives the variables of the trace to which a cell belongs; nil: to none. One that the caller has set itself stays.
-func traceOf(req *wire.Cell) map[string]string {
-	if _, set := req.Env["TRACEPARENT"]; set || req.Metadata["traceparent"] == "" {
+// variables returns the environment of a request as a map, nil for none. The interpreter takes JSON, which holds nothing but UTF-8.
+func variables(env [][]byte) (map[string]string, *wire.Error) {
+	if len(env) == 0 {
+		return nil, nil
+	}
+	m := make(map[string]string, len(env))
+	for _, e := range env {
+		if !utf8.Valid(e) {
+			return nil, failure("invalid_request", "invalid UTF-8 in environment variable %.80q", e)
+		}
+		k, v, _ := strings.Cut(string(e), "=")
+		m[k] = v
+	}
+	return m, nil
+}
+
+// traceOf returns the variables of the trace that a cell belongs to, nil for none. A trace that the caller has set in env stays.
+func traceOf(env, metadata map[string]string) map[string]string {
+	if _, set := env["TRACEPARENT"]; set || metadata["traceparent"] == "" {
 		return nil
 	}
 	t := map[string]string{}
 	for _, v := range traceVariables {
-		if s := req.Metadata[v[0]]; s != "" && visible(s) {
+		if s := metadata[v[0]]; s != "" && visible(s) {
 			t[v[1]] = s
 		}
 	}
@@ -368,7 +392,7 @@ func (r *cellRun) display(p []byte) error {
 	r.shown += len(bundle)
 	r.displays = append(r.displays, bundle)
 	r.hasResult = result
-	if r.req.Stream && !r.hasResult {
+	if r.req.Options.Stream && !r.hasResult {
 		// The verdict has it too.
 		r.op.say(func(p []byte) []proto.Message {
 			return []proto.Message{&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: p}}}}

@@ -85,7 +85,7 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 			v.CellError.Line = int32(*end.Error.Line)
 		}
 	}
-	kill := v.Ending == why && why != wire.Ending_ENDING_UNKNOWN || r.req.KillSurvivors
+	kill := v.Ending == why && why != wire.Ending_ENDING_UNKNOWN || r.req.Options.KillSurvivors
 	// After an interrupt the list is asked for in any case: once it is answered the signal has
 	// been sent, and cannot hit the next cell.
 	if kill || end.Spawned > 0 || len(i.known) > 0 || why != wire.Ending_ENDING_UNKNOWN {

@@ -43,7 +43,7 @@ func (r *cellRun) stdin() (path string, done func(), err error) {
 		for {
 			f := &wire.Frame{}
 			if err := r.stream.Receive(f); err != nil {
-				if !r.req.Detach {
+				if !r.req.Options.Detach {
 					r.op.end(wire.Ending_ENDING_CANCELLED)
 				}
 				break
@@ -53,9 +53,6 @@ func (r *cellRun) stdin() (path string, done func(), err error) {
 				if _, err := w.Write(in.Stdin); err != nil {
 					continue // nobody reads it any more
 				}
-			}
-			if in.GetCancel() {
-				r.op.end(wire.Ending_ENDING_CANCELLED)
 			}
 			if in.GetCloseStdin() {
 				r.awaitReader(hold)

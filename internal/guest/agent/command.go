@@ -33,8 +33,11 @@ const (
 // can carry another call: with input the other side may still be sending, so that this stream's calls are over, however
 // this one ended.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
+	if req.Options == nil {
+		req.Options = &wire.RunOptions{}
+	}
 	answered := a.exec(st, req, epoch)
-	return answered && !req.Stdin && !req.Pty
+	return answered && !req.Options.Stdin && !req.Pty
 }
 
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
@@ -50,7 +53,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if len(argv) == 0 || len(argv[0]) == 0 {
 		return answer(st, failure("invalid_request", "no command"))
 	}
-	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Env...) {
+	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Options.Env...) {
 		if strings.IndexByte(string(s), 0) >= 0 {
 			return answer(st, failure("invalid_request", "NUL in the command, its environment or its directory"))
 		}
@@ -60,14 +63,14 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		line[i] = string(s)
 	}
 	o, bad := a.ops.add(newOp{
-		id: req.Id, kind: "command", command: strings.Join(line, " "), inline: req.InlineBytes, spool: req.SpoolBytes,
-		detach: req.Detach || req.Background, epoch: epoch, meta: req.Metadata,
+		id: req.Options.Id, kind: "command", command: strings.Join(line, " "), inline: req.Options.InlineBytes, spool: req.Options.SpoolBytes,
+		detach: req.Options.Detach || req.Background, epoch: epoch, meta: req.Options.Metadata,
 	})
 	if bad != nil {
 		return answer(st, bad)
 	}
-	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Stream && !req.Stdin && !req.Pty}
-	if req.Stream && !req.Background {
+	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
+	if req.Options.Stream && !req.Background {
 		o.live = &listener{st: st}
 	}
 	heard := o.live
@@ -75,17 +78,11 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		o.finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 	}
-	started := &wire.Frame{Body: &wire.Frame_Started{Started: &wire.Started{Id: o.id, Pid: int32(c.pid)}}, Last: req.Background}
 	if req.Background {
 		go c.supervise()
-		return st.Send(started) == nil
+		return answer(st, nil)
 	}
-	interactive := req.Stdin || req.Pty
-	if req.Stream || interactive {
-		// A host that cannot be told has gone; then the attachment's end decides.
-		_ = st.Send(started)
-	}
-	if interactive {
+	if req.Options.Stdin || req.Pty {
 		go c.inputs(st)
 	}
 	v := c.supervise()
@@ -127,7 +124,7 @@ type running struct {
 
 // start gives a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
-	env := c.agent.environment(c.req.Env)
+	env := c.agent.environment(c.req.Options.Env)
 	dir := c.dir()
 	path, err := lookPath(string(c.argv[0]), dir, env)
 	if err != nil {
@@ -179,7 +176,6 @@ func (c *running) start() *wire.Verdict {
 	c.op.mu.Lock()
 	c.op.pid = c.pid
 	c.op.signal = c.signaller(n, c.tree)
-	c.op.resize = c.resize
 	c.op.mu.Unlock()
 	return nil
 }
@@ -211,7 +207,7 @@ func (c *running) inputs(st *wire.Stream) {
 		if err := st.Receive(f); err != nil {
 			// The host has gone. Whether the command goes on is decided by who cuts the
 			// attachment; its input is over in any case.
-			if !c.req.Detach {
+			if !c.req.Options.Detach {
 				c.op.end(wire.Ending_ENDING_CANCELLED)
 			}
 			c.closeInput()
@@ -233,10 +229,6 @@ func (c *running) inputs(st *wire.Stream) {
 			_, _ = c.tty.Write([]byte{4}) // end of file, as a terminal says it
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
-		case in.Signal != 0:
-			_ = c.signaller(c.nanny, c.tree)(in.Signal, false)
-		case in.Cancel:
-			c.op.end(wire.Ending_ENDING_CANCELLED)
 		}
 	}
 }
@@ -278,8 +270,8 @@ func (c *running) resize(rows, cols uint32) error {
 
 // clock starts the time that the command has. That it was not known to run before is none of its own doing.
 func (c *running) clock() {
-	if c.req.TimeoutNs > 0 && c.limit == nil {
-		c.limit = time.AfterFunc(time.Duration(c.req.TimeoutNs), func() { c.op.end(wire.Ending_ENDING_TIMEOUT) })
+	if c.req.Options.TimeoutNs > 0 && c.limit == nil {
+		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.end(wire.Ending_ENDING_TIMEOUT) })
 	}
 }
 
@@ -306,7 +298,7 @@ func (c *running) supervise() *wire.Verdict {
 			_ = n.SignalTree(tree, syscall.SIGCONT) // one that is stopped could not even hear it
 			killMu.Lock()
 			defer killMu.Unlock()
-			killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
+			killTimer = time.AfterFunc(time.Duration(c.req.Options.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
 		})
 	}
 
@@ -395,13 +387,13 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	}
 	usage := e.Usage
 	gone := e.Empty
-	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.KillSurvivors
+	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.Options.KillSurvivors
 	for _, p := range e.Survivors {
 		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
 	}
 	v.SurvivorsTotal = int64(e.Total)
 	if !gone && kill {
-		if c.req.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
+		if c.req.Options.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
 			_ = c.nanny.SignalTree(c.tree, syscall.SIGKILL)
 		}
 		gone, usage = c.awaitEmpty(usage)

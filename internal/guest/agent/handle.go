@@ -18,13 +18,13 @@ import (
 func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, epoch uint64) bool {
 	switch c := req.Call.(type) {
 	case *wire.Request_Ping:
-		return last(st, &wire.Frame{Body: &wire.Frame_Data{Data: c.Ping.Payload}})
+		return answer(st, nil)
 	case *wire.Request_Cell:
 		return a.cell(st, c.Cell, epoch)
 	case *wire.Request_Exec:
 		return a.command(st, c.Exec, epoch)
 	case *wire.Request_Info:
-		return last(st, &wire.Frame{Body: &wire.Frame_Info{Info: a.info(epoch)}})
+		return last(st, &wire.Frame{Body: &wire.Frame_Info{Info: a.info()}})
 	case *wire.Request_ListOps:
 		ops := &wire.Ops{}
 		for _, o := range a.ops.all() {
@@ -70,14 +70,13 @@ func answer(st *wire.Stream, bad *wire.Error) bool {
 	return last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 }
 
-func (a *Agent) info(epoch uint64) *wire.Guest {
+func (a *Agent) info() *wire.Guest {
 	g := &wire.Guest{
-		Protocol: wire.Protocol, Version: Version, Python: a.lookPython(), Shell: a.shell(),
-		Uid: uint32(max(a.cfg.UID, 0)), Gid: uint32(max(a.cfg.GID, 0)), Home: a.cfg.Home, Epoch: epoch,
+		Version: Version, Python: a.lookPython(), Shell: a.shell(), Uid: uint32(max(a.cfg.UID, 0)), Home: a.cfg.Home,
 		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()),
 	}
 	if a.cfg.UID < 0 {
-		g.Uid, g.Gid = uint32(unix.Getuid()), uint32(unix.Getgid())
+		g.Uid = uint32(unix.Getuid())
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
@@ -85,14 +84,6 @@ func (a *Agent) info(epoch uint64) *wire.Guest {
 	}
 	if m, ok := meminfo(); ok {
 		g.Memory = m.total
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.identity != nil {
-		g.SandboxId = a.identity.SandboxId
-	}
-	if i := a.interps["default"]; i != nil {
-		g.PythonVersion = i.hello.Python
 	}
 	return g
 }
@@ -107,12 +98,10 @@ func (a *Agent) signal(s *wire.Signal) *wire.Error {
 		return nil
 	}
 	o.mu.Lock()
-	send, resize, over := o.signal, o.resize, o.verdict != nil
+	send, over := o.signal, o.verdict != nil
 	o.mu.Unlock()
 	var err error
 	switch {
-	case s.Rows > 0 && s.Cols > 0 && resize != nil:
-		err = resize(s.Rows, s.Cols)
 	case over && !s.Tree:
 		return failure("not_found", "operation %s has ended", s.Id)
 	case send == nil:
@@ -199,7 +188,7 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 
 // warm starts what the first calls would otherwise wait for.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
-	if w.Python {
+	if w.Interpreter {
 		i, bad := a.interpreterFor("default", nil)
 		if bad != nil {
 			return bad
@@ -234,7 +223,7 @@ func (a *Agent) rehearse(i *interpreter) {
 	if bad != nil {
 		return
 	}
-	r := &cellRun{agent: a, op: o, req: &wire.Cell{TimeoutNs: int64(rehearsal)}}
+	r := &cellRun{agent: a, op: o, req: &wire.Cell{Options: &wire.RunOptions{TimeoutNs: int64(rehearsal)}}}
 	v, bad := r.run(i.context, []byte("1 + 1\nNone"))
 	for _, s := range o.out {
 		s.end()
@@ -275,7 +264,7 @@ func (a *Agent) contexts(st *wire.Stream, req *wire.Contexts) bool {
 	list := &wire.ContextList{}
 	a.mu.Lock()
 	for name, i := range a.interps {
-		list.Contexts = append(list.Contexts, &wire.ContextInfo{Name: name, Pid: int32(i.pid), Python: i.hello.Python, Busy: len(i.turn) == 0})
+		list.Contexts = append(list.Contexts, &wire.ContextInfo{Name: name, Pid: int32(i.pid), Language: "python", Version: i.hello.Python, Busy: len(i.turn) == 0})
 	}
 	a.mu.Unlock()
 	return last(st, &wire.Frame{Body: &wire.Frame_Contexts{Contexts: list}})

@@ -19,7 +19,7 @@ func (r *cellRun) tell(s syscall.Signal) {
 // interrupt asks the cell to stop, and ends the interpreter if it does not.
 func (r *cellRun) interrupt() {
 	r.tell(syscall.SIGINT)
-	grace := time.Duration(r.req.GraceNs)
+	grace := time.Duration(r.req.Options.GraceNs)
 	if grace <= 0 {
 		grace = interruptWait
 	}

@@ -57,8 +57,8 @@ func (c *running) named(pid int) {
 func (c *running) listen() error {
 	young := c.pid == 0
 	grown := time.Now().Add(early)
-	if c.req.TimeoutNs > 0 {
-		grown = time.Now().Add(min(early, time.Duration(c.req.TimeoutNs)))
+	if c.req.Options.TimeoutNs > 0 {
+		grown = time.Now().Add(min(early, time.Duration(c.req.Options.TimeoutNs)))
 	}
 	for !c.nanny.Heard() {
 		fds := []unix.PollFd{{Fd: int32(c.nanny.FD()), Events: unix.POLLIN}}

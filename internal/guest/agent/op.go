@@ -39,7 +39,6 @@ type op struct {
 	why     wire.Ending                    // guarded by mu; set once we have decided to end it
 	stop    func()                         // guarded by mu; begins to end it; nil before it runs
 	signal  func(s int32, tree bool) error // guarded by mu
-	resize  func(rows, cols uint32) error  // guarded by mu
 	verdict *wire.Verdict                  // guarded by mu
 	asked   int32                          // guarded by mu; a signal that the caller asked for
 	oom     bool                           // guarded by mu; its main process was killed for memory

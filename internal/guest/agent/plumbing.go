@@ -76,7 +76,7 @@ func (c *running) plumb() (*plumbing, error) {
 		p.outputs = []int{fd}
 		return p, nil
 	}
-	if c.req.Stdin {
+	if c.req.Options.Stdin {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return nil, err

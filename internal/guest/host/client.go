@@ -193,8 +193,8 @@ func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 }
 
 // Warm starts what the first cell, and the first command, would otherwise wait for.
-func (c *Client) Warm(ctx context.Context, python, command bool) error {
-	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: python, Command: command}}})
+func (c *Client) Warm(ctx context.Context, interpreter, command bool) error {
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Interpreter: interpreter, Command: command}}})
 	return err
 }
 

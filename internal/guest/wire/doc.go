@@ -12,12 +12,12 @@
 // by a sandbox that was copied, can never be taken for a message.
 package wire
 
-//go:generate protoc -I . --go_out=. --go_opt=paths=source_relative wire.proto
+//go:generate make -C ../../.. generate
 
 // Protocol is the version this build speaks, OldestProtocol the oldest it understands.
 const (
-	Protocol       = 1
-	OldestProtocol = 1
+	Protocol       = 2
+	OldestProtocol = 2
 )
 
 const (

@@ -170,7 +170,7 @@ func NewLinkAfter(r io.Reader, w io.Writer, token []byte, epoch uint64) *Link {
 }
 
 // Accept waits for the next host that attaches and fences out the one before.
-// decide sees the Hello and gives the Welcome, whose nonce and epoch Accept fills in.
+// decide sees the Hello and returns the Welcome, whose nonce Accept fills in.
 // A host whose hello cannot be understood, because it was cut off or is broken, is passed over: the next one must find us.
 func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	hello := &Hello{}
@@ -186,7 +186,7 @@ func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	defer l.writeMu.Unlock()
 	l.epoch++
 	w := decide(hello)
-	w.Nonce, w.Epoch = hello.Nonce, l.epoch
+	w.Nonce = hello.Nonce
 	a.Epoch = l.epoch
 	l.current = a
 	b, err := tokenMessage(l.scan.token, w)
