@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"archive/tar"
@@ -25,7 +25,7 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 		w.CloseWithError(err)
 		walked <- err
 	}()
-	stats, err := c.files.Upload(ctx, dst, r, sandbox.TarOptions{Parents: true, Exclusive: c.keep})
+	stats, err := c.files.Upload(ctx, dst, r, sandbox.TarOptions{Parents: true, Exclusive: c.opts.NoClobber})
 	r.CloseWithError(io.ErrClosedPipe)
 	if werr := <-walked; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return werr // why the archive broke off says more than that it did
@@ -138,13 +138,13 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 	return err
 }
 
-// note takes over what the other side left out.
+// note adds what the other side left out.
 func (c *copier) note(stats *sandbox.TarStats) {
 	for _, n := range stats.Skipped {
 		c.Skipped = append(c.Skipped, n.Path+": "+n.Reason)
 	}
 	for _, name := range stats.Changed {
-		c.app.say("warning: %s changed while it was read", oneLine(name))
+		c.Changed = append(c.Changed, name)
 	}
 }
 
@@ -228,7 +228,7 @@ func (c *copier) link(root *os.Root, name, target string) error {
 		return err
 	}
 	err := root.Symlink(target, name)
-	if errors.Is(err, fs.ErrExist) && !c.keep {
+	if errors.Is(err, fs.ErrExist) && !c.opts.NoClobber {
 		if err := root.Remove(name); err != nil {
 			return err
 		}
@@ -244,7 +244,7 @@ func (c *copier) hardLink(root *os.Root, name, target, base string) error {
 		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
 		return nil
 	}
-	if !c.keep {
+	if !c.opts.NoClobber {
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -257,8 +257,8 @@ func (c *copier) hardLink(root *os.Root, name, target, base string) error {
 func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func(io.Writer) (int64, error)) error {
 	at := filepath.Join(root.Name(), name)
 	if fi, err := root.Lstat(name); err == nil {
-		if c.keep {
-			return &sandbox.Error{Code: sandbox.CodeFileExists, Op: "write " + at, Message: "it is there already", Remedy: "without --no-clobber it is replaced"}
+		if c.opts.NoClobber {
+			return &sandbox.Error{Code: sandbox.CodeFileExists, Op: "write " + at, Message: "the file exists", Remedy: "copy without no-clobber to replace it"}
 		}
 		if fi.IsDir() {
 			return &sandbox.Error{Code: sandbox.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
