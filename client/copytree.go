@@ -143,9 +143,7 @@ func (c *copier) note(stats *sandbox.TarStats) {
 	for _, n := range stats.Skipped {
 		c.Skipped = append(c.Skipped, n.Path+": "+n.Reason)
 	}
-	for _, name := range stats.Changed {
-		c.Changed = append(c.Changed, name)
-	}
+	c.Changed = append(c.Changed, stats.Changed...)
 }
 
 // unpack writes what an archive from a sandbox holds. Nothing in it is to be trusted: root keeps every path beneath it.

@@ -176,6 +176,7 @@ func (n *node) carry(ctx context.Context, w way) error {
 		if !errors.Is(err, sandbox.ErrNotSupported) {
 			return err
 		}
+	case streamed:
 	}
 	n.settle(path.Join(streamPath, n.place()))
 	return n.stream(ctx)

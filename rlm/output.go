@@ -77,6 +77,7 @@ func observe(e *CellEnded, timeout time.Duration, limit int) string {
 		b.WriteString("[killed: it took more memory than there is]\n")
 	case sandbox.EndedSignal, sandbox.EndedKilled:
 		b.WriteString("[the process was ended by a signal]\n")
+	case sandbox.EndedExit, sandbox.EndedCancelled, sandbox.EndedStart: // the output says it
 	}
 	if e.Ended == sandbox.EndedExit && e.Exit != 0 && e.Error == "" {
 		fmt.Fprintf(&b, "[exit status %d]\n", e.Exit)

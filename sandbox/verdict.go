@@ -96,6 +96,7 @@ func (v *Verdict) String() string {
 		return "ended by " + signalName(v.Signal)
 	case EndedStart:
 		return "did not start: " + v.StartError
+	case EndedExit:
 	}
 	return fmt.Sprintf("exit status %d", v.ExitCode)
 }
