@@ -27,7 +27,7 @@ type Cell struct {
 	Stderr  io.Writer
 	Display func(Bundle) // hears what the cell shows while it runs
 
-	Timeout time.Duration // 0: DefaultTimeout; NoTimeout: none
+	Timeout time.Duration // 0: DefaultTimeout
 	// KillGrace is how long the cell has after an interrupt before its interpreter is killed, and with it
 	// the state; 0: DefaultInterruptGrace.
 	KillGrace     time.Duration

@@ -31,7 +31,7 @@ type Command struct {
 	// Resize changes the terminal's size.
 	Resize <-chan Size
 
-	Timeout   time.Duration // 0: DefaultTimeout; NoTimeout: none
+	Timeout   time.Duration // 0: DefaultTimeout
 	KillGrace time.Duration // 0: DefaultKillGrace
 	// KillSurvivors ends what the command leaves running.
 	KillSurvivors bool
@@ -104,7 +104,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
 	}
 	if c.Timeout == 0 {
-		c.Timeout = NoTimeout
+		c.Timeout = NoLimit
 	}
 	req, err := s.exec(ctx, c)
 	if err != nil {
@@ -159,7 +159,7 @@ type commonLimits struct{ timeout, grace, inline, spool int64 }
 func common(timeout, grace, defaultGrace time.Duration, inline, spool int64) (commonLimits, error) {
 	l := commonLimits{timeout: int64(timeout), grace: int64(grace), inline: inline, spool: spool}
 	switch {
-	case timeout == NoTimeout:
+	case timeout == NoLimit:
 		l.timeout = 0
 	case timeout == 0:
 		l.timeout = int64(DefaultTimeout)

@@ -49,9 +49,9 @@ type Options struct {
 	Webhook string // told when a session is lost
 	// Gate judges code before it runs; nil: nobody does. A session's own mode says how much its opinion weighs.
 	Gate gate.Gate
-	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, None: for ever.
+	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, sandbox.NoLimit: for ever.
 	AuditKept time.Duration
-	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, None: for ever.
+	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, sandbox.NoLimit: for ever.
 	RecordsKept time.Duration
 	Logger      *slog.Logger
 

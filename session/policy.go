@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
 
 // or fills zero fields from another policy.
 func (p Policy) or(d Policy) Policy {
@@ -32,7 +36,7 @@ var defaultPolicy = Policy{
 // check refuses a policy that makes no sense. It expects zero fields to be filled in.
 func (p Policy) check() error {
 	for name, d := range map[string]time.Duration{"ttl": p.TTL, "idle": p.Idle, "extension": p.Extension, "hibernation": p.Hibernation} {
-		if d <= 0 && d != None {
+		if d <= 0 && d != sandbox.NoLimit {
 			return invalid("check policy", "%s of %s", name, d)
 		}
 	}

@@ -61,7 +61,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
-		s.rec.Policy.TTL = None
+		s.rec.Policy.TTL = sandbox.NoLimit
 	}
 	idle()
 	act = overdue(t, s)
@@ -76,7 +76,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 
 func TestNoneIsForEver(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: None, Idle: None, Hibernation: None}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: sandbox.NoLimit, Idle: sandbox.NoLimit, Hibernation: sandbox.NoLimit}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestExtensions(t *testing.T) {
 
 func TestExtensionsWithoutABound(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: None}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: sandbox.NoLimit}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -464,12 +464,12 @@ func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 	p := s.rec.Policy
 	if by == 0 {
 		by = p.Extension
-		if by == None {
+		if by == sandbox.NoLimit {
 			by = DefaultExtension
 		}
 	}
 	err := s.extendable(by)
-	counts := err == nil && p.TTL != None
+	counts := err == nil && p.TTL != sandbox.NoLimit
 	if counts {
 		s.rec.Extended++
 		s.rec.ExtendedBy += by
@@ -506,13 +506,13 @@ func (s *Session) extendable(by time.Duration) error {
 		return s.refusal(time.Now())
 	}
 	most := p.Extension
-	if most == None {
+	if most == sandbox.NoLimit {
 		most = longestExtension
 	}
 	if by <= 0 || by > most {
 		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
 	}
-	if p.TTL != None && s.rec.Extended >= max(0, p.Extensions) {
+	if p.TTL != sandbox.NoLimit && s.rec.Extended >= max(0, p.Extensions) {
 		return &sandbox.Error{Code: CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
 	}
 	return nil

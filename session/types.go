@@ -27,9 +27,6 @@ const (
 	EndGrace = 5 * time.Second
 )
 
-// None switches a time of a Policy off.
-const None time.Duration = -1
-
 // Key names a session. Name is the caller's own: 1 to 128 letters, digits, and - _ . : @ is not among them because it
 // separates a session from a snapshot.
 type Key struct {
@@ -47,7 +44,8 @@ const (
 	IdleKeep      IdleAction = "keep"
 )
 
-// Policy is how long a session lives and how much it may do. Zero fields take their defaults; None switches a time off.
+// Policy is how long a session lives and how much it may do. Zero fields take their defaults; sandbox.NoLimit
+// switches a time off.
 type Policy struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`
 	Idle        time.Duration `json:"idle_ns,omitempty"`

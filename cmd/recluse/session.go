@@ -12,6 +12,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -250,7 +251,7 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == session.None {
+			if time.Duration(by) == sandbox.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
 			s, _, done, err := a.session(c.Context(), args[0])

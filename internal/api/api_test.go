@@ -39,7 +39,7 @@ func TestTextKeepsEveryByte(t *testing.T) {
 }
 
 func TestDurationAsPeopleWriteIt(t *testing.T) {
-	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoTimeout, `""`: 0} {
+	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoLimit, `""`: 0} {
 		var d Duration
 		if err := json.Unmarshal([]byte(text), &d); err != nil || time.Duration(d) != want {
 			t.Errorf("%s: %v %v", text, d, err)
@@ -106,7 +106,7 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
-		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
+		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
 		InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
 	}
 	var in Cell
