@@ -30,13 +30,6 @@ func (m machine) Ping(ctx context.Context) error {
 	return err
 }
 
-func (m machine) FilesBelow(root string) sandboxtest.Files {
-	if root == "" {
-		return m.Files()
-	}
-	return m.Files().Below(root)
-}
-
 // Save implements sandboxtest.Copier.
 func (m machine) Save(ctx context.Context) (restore func(context.Context) (sandboxtest.Owned, error), forget func(context.Context) error, err error) {
 	if _, err := m.Session.Save(ctx, "kept"); err != nil {

@@ -279,9 +279,9 @@ func (s *Session) CloseContext(ctx context.Context, name string) error {
 
 func (s *Session) operation(id string) string { return "/operations/" + url.PathEscape(id) }
 
-// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
-func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	return s.post(ctx, "signal", s.operation(id)+"/signal", api.Signal{Signal: strconv.Itoa(int(sig)), Tree: tree}, nil)
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, o sandbox.SignalOptions) error {
+	return s.post(ctx, "signal", s.operation(id)+"/signal", api.Signal{Signal: strconv.Itoa(int(sig)), Tree: o.Tree}, nil)
 }
 
 // Cancel ends an operation and everything it started.

@@ -182,10 +182,10 @@ func TestFilesOfASession(t *testing.T) {
 	if _, err := below.Stat(ctx, "/../../etc/hosts"); err == nil {
 		t.Error("a confined access left its root")
 	}
-	if err := f.Mkdir(ctx, "/tmp/a/b", true); err != nil {
+	if err := f.Mkdir(ctx, "/tmp/a/b", sandbox.MkdirOptions{Parents: true}); err != nil {
 		t.Error(err)
 	}
-	if err := f.Move(ctx, "/tmp/dir/in", "/tmp/a/b/moved", true); err != nil {
+	if err := f.Move(ctx, "/tmp/dir/in", "/tmp/a/b/moved", sandbox.MoveOptions{Exclusive: true}); err != nil {
 		t.Error(err)
 	}
 	var paths []string
@@ -209,13 +209,13 @@ func TestFilesOfASession(t *testing.T) {
 	if st, err := f.Upload(ctx, "/tmp/copy", &arch, sandbox.TarOptions{Parents: true}); err != nil || st.Bytes != 1 {
 		t.Errorf("%+v %v", st, err)
 	}
-	if err := f.Remove(ctx, "/tmp/a", true); err != nil {
+	if err := f.Remove(ctx, "/tmp/a", sandbox.RemoveOptions{Recursive: true}); err != nil {
 		t.Error(err)
 	}
 	wctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	seen := false
-	err = f.Watch(wctx, "/tmp", false, func(e sandbox.FileEvent) error {
+	err = f.Watch(wctx, "/tmp", sandbox.WatchOptions{}, func(e sandbox.FileEvent) error {
 		if e.Op == "ready" {
 			return f.WriteAll(ctx, "/tmp/seen", nil, sandbox.WriteOptions{})
 		}

@@ -443,9 +443,14 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	}
 }
 
-// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
-func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: tree}}})
+// SignalOptions says which processes of an operation a signal is sent to.
+type SignalOptions struct {
+	Tree bool // everything the operation started, not only its main process and that one's group
+}
+
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
 	return s.explain("signal", err)
 }
 

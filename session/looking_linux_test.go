@@ -79,7 +79,7 @@ func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := s.Info().Used
-	err = s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { return nil })
+	err = s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
 	wantCode(t, "a watcher when the session has ended", err, CodeExpired)
 	if !s.Info().Used.Equal(used) {
 		t.Error("watching counted as use")
@@ -101,7 +101,7 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 		listens := make(chan struct{}, 100)
 		heard := make(chan error, 1)
 		go func() {
-			heard <- s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
+			heard <- s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
 		}()
 		select {
 		case <-listens:
@@ -121,16 +121,17 @@ func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, done, err := s.LookAtFiles(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	used := s.Info().Used
 	late := used.Add(time.Hour)
-	if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
-		t.Errorf("a session from which somebody reads: %+v", s.Info())
+	reading := writerFunc(func(p []byte) (int, error) {
+		if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
+			t.Errorf("a session from which somebody reads: %+v", s.Info())
+		}
+		return len(p), nil
+	})
+	if _, err := s.PeekFiles().Read(t.Context(), "/etc/passwd", reading); err != nil {
+		t.Fatal(err)
 	}
-	done()
 	if !s.Info().Used.Equal(used) {
 		t.Error("reading counted as use")
 	}

@@ -28,12 +28,7 @@ func TestStateStaysBetweenCallsAndManagers(t *testing.T) {
 	s = k.get("work")
 	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
 	want(t, "the sandbox", s.Info().Sandbox, sandboxID)
-	f, release, err := s.Files(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	b, err := f.ReadAll(t.Context(), "/home/user/f")
+	b, err := s.Files().ReadAll(t.Context(), "/home/user/f")
 	if err != nil || string(b) != "hello\n" {
 		t.Errorf("file holds %q, %v", b, err)
 	}

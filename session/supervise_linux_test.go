@@ -250,14 +250,9 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 	wantCode(t, "the one that was cancelled", <-all[1], sandbox.CodeCancelled)
 	late, cancel := add(3, 3)
 	defer cancel()
-	f, release, err := s.Files(t.Context())
-	if err != nil {
+	if err := s.Files().WriteAll(t.Context(), "/tmp/go", nil, sandbox.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Write(t.Context(), "/tmp/go", strings.NewReader(""), sandbox.WriteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	release()
 	for _, gone := range []chan error{all[0], all[2], late} {
 		if err := <-gone; err != nil {
 			t.Error(err)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -124,7 +123,7 @@ func (a *app) cp(ctx context.Context, sources []string, to string, keep bool) er
 // copier copies between this machine and one session.
 type copier struct {
 	app   *app
-	files *client.Files
+	files sandbox.FileSystem
 	home  string
 	keep  bool
 	copied

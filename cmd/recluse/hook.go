@@ -168,7 +168,7 @@ func (a *app) longScript(ctx context.Context, t inSession, code string) (short, 
 	forget = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
 		defer cancel()
-		_ = t.Files().Remove(ctx, file, false) // it ends with the session otherwise
+		_ = t.Files().Remove(ctx, file, sandbox.RemoveOptions{}) // it ends with the session otherwise
 	}
 	return ". " + file, warning, forget, nil
 }
