@@ -41,7 +41,7 @@ func TestLifeOfASession(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("a", "execute"))
 	ctx := t.Context()
-	s, err := c.Create(ctx, "", session.OpenOptions{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: time.Hour}})
+	s, err := c.Create(ctx, "", session.OpenOptions{Settings: session.Settings{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: time.Hour}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestLifeOfASession(t *testing.T) {
 		t.Error(err)
 	}
 	kinds := map[string]bool{}
-	for e, err := range s.Events(ctx, 0, false) {
+	for e, err := range s.Events(ctx, session.EventsOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,6 +144,21 @@ func TestLifeOfASession(t *testing.T) {
 	})
 	if err := s.End(ctx, ""); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestSettingsIfNew(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	with := func(memory int64) session.OpenOptions {
+		return session.OpenOptions{IfNew: session.Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: memory}}}}
+	}
+	_, opened, err := k.Trusted.Open(t.Context(), "work", with(256<<20))
+	if err != nil || !opened.New || opened.Spec.Limits.Memory != 256<<20 {
+		t.Fatalf("a new session: %+v, %v", opened, err)
+	}
+	_, again, err := k.Trusted.Open(t.Context(), "work", with(128<<20))
+	if err != nil || again.New || again.ID != opened.ID || again.Spec.Limits.Memory != 256<<20 {
+		t.Errorf("an existing session: %+v, %v", again, err)
 	}
 }
 

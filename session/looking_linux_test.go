@@ -31,7 +31,7 @@ func TestLookingIsNotUse(t *testing.T) {
 			return err
 		},
 		"events": func() error {
-			for _, err := range s.Events(t.Context(), 0, false) {
+			for _, err := range s.Events(t.Context(), EventsOptions{}) {
 				if err != nil {
 					return err
 				}
@@ -50,7 +50,7 @@ func TestLookingIsNotUse(t *testing.T) {
 
 func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 
 func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 
 func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}

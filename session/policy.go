@@ -20,6 +20,20 @@ func (p Policy) or(d Policy) Policy {
 	return p
 }
 
+// or fills zero fields from other settings.
+func (s Settings) or(d Settings) Settings {
+	s.Spec = first(s.Spec, d.Spec)
+	s.Backend = first(s.Backend, d.Backend)
+	s.Policy = s.Policy.or(d.Policy)
+	s.From = first(s.From, d.From)
+	if s.Vars == nil {
+		s.Vars = d.Vars
+	}
+	s.Gate = first(s.Gate, d.Gate)
+	s.Role = first(s.Role, d.Role)
+	return s
+}
+
 func first[T comparable](a, b T) T {
 	var zero T
 	if a != zero {

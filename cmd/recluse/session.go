@@ -99,16 +99,12 @@ and what it begins with.`,
 func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	s, done, err := a.openSession(ctx, name, m, o)
+	_, opened, done, err := a.openSession(ctx, name, m, o)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
-	i, err := s.Info(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	return a.printSession(i)
+	return a.printSession(opened.Info)
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
@@ -462,7 +458,7 @@ func (a *app) eventsCommand() *cobra.Command {
 				return cause(ctx, err)
 			}
 			defer done()
-			for e, err := range s.Events(ctx, after, follow) {
+			for e, err := range s.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
 					return cause(ctx, err)
 				}

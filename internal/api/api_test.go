@@ -104,6 +104,20 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 	}
 }
 
+func TestOpenGoesThereAndBack(t *testing.T) {
+	settings := session.Settings{
+		Spec: &sandbox.Spec{Shell: "dash"}, Backend: "b", Policy: session.Policy{TTL: sandbox.NoLimit, Commands: 3}, From: "a@b",
+		Vars: map[string]string{"a": "1"}, Gate: "warn", Role: "r",
+	}
+	for _, o := range []session.OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {
+		var in Open
+		through(t, OpenOf(o), &in)
+		if got := in.Options(); !reflect.DeepEqual(got, o) {
+			t.Errorf("got %+v, want %+v", got, o)
+		}
+	}
+}
+
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
 		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,

@@ -182,7 +182,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	}
 	// The same name is another session.
 	a = ask(t, k, foreign, "PUT", "/v1/sessions/alpha", `{}`)
-	var opened api.Opened
+	var opened session.Opened
 	a.decode(t, &opened)
 	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
 		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
@@ -192,7 +192,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
 		t.Errorf("its run: %+v %v", i, err)
 	}
-	if q, err := owner.Approval(t.Context(), question, false); err != nil || q.State != gate.Pending {
+	if q, err := owner.Approval(t.Context(), question, client.ApprovalOptions{}); err != nil || q.State != gate.Pending {
 		t.Errorf("its question: %+v %v", q, err)
 	}
 	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
