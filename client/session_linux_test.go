@@ -258,7 +258,7 @@ func TestSessionsOfOneNameAreAllListed(t *testing.T) {
 	if err := s.End(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	st := k.Manager.Store()
+	st := k.Store
 	rows, err := st.FindSessions(t.Context(), store.SessionQuery{ID: s.ID()})
 	if err != nil || len(rows) != 1 {
 		t.Fatal(rows, err)

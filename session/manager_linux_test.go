@@ -3,10 +3,12 @@ package session
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +17,41 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
+
+// keptStore is a store of somebody else's.
+type keptStore struct {
+	store.Store
+	closed atomic.Bool
+}
+
+func (s *keptStore) Close() error {
+	s.closed.Store(true)
+	return s.Store.Close()
+}
+
+func TestAManagerUsesTheStoreItIsGiven(t *testing.T) {
+	sqlite, err := store.OpenSQLite(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := &keptStore{Store: sqlite}
+	t.Cleanup(func() { _ = st.Close() })
+	o := quick()
+	o.Store = st
+	k := newBench(t, o)
+	s := k.open("work")
+	k.restart()
+	want(t, "session after a restart", k.get("work").ID(), s.ID())
+	if rows, err := sqlite.FindSessions(t.Context(), store.SessionQuery{Name: "work", Live: true}); err != nil || len(rows) != 1 || rows[0].ID != s.ID() {
+		t.Errorf("the store has %+v, %v", rows, err)
+	}
+	if _, err := os.Stat(filepath.Join(k.dir, store.File)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the manager has opened a store of its own: %v", err)
+	}
+	if st.closed.Load() {
+		t.Error("the manager has closed a store that is not its own")
+	}
+}
 
 func TestOptionsAreChecked(t *testing.T) {
 	_, err := New(t.Context(), Options{})

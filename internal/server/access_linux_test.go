@@ -263,7 +263,7 @@ func TestKeysOverTheirLife(t *testing.T) {
 	if a := ask(t, k, admin, "GET", "/v1/keys", ""); strings.Contains(a.body, made.Secret) || strings.Contains(a.body, "secret") || !strings.Contains(a.body, made.ID) {
 		t.Errorf("the list: %s", a.body)
 	}
-	stored, err := k.Manager.Store().Keys(t.Context(), "a")
+	stored, err := k.Store.Keys(t.Context(), "a")
 	if err != nil || strings.Contains(fmt.Sprintf("%s", stored), made.Secret[len("rk_0000000000000000_"):]) {
 		t.Errorf("the store holds the secret itself: %v", err)
 	}
