@@ -39,7 +39,7 @@ func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Mode
 		},
 		Sandboxes: rlm.FromBackend(b.backend), Dir: dir, PlainBelow: -1,
 		Limits: &rlm.Limits{
-			Tokens: rlm.Unlimited, Cost: rlm.Unlimited, Time: rlm.Unlimited, Calls: rlm.Unlimited, Depth: 2, Turns: rlm.Unlimited, Errors: 1, CPU: rlm.Unlimited,
+			Tokens: sandbox.NoLimit, Cost: sandbox.NoLimit, Time: sandbox.NoLimit, Calls: sandbox.NoLimit, Depth: 2, Turns: sandbox.NoLimit, Errors: 1, CPU: sandbox.NoLimit,
 		},
 	}
 	if change != nil {

@@ -54,7 +54,7 @@ func (s *Session) CopyOut(ctx context.Context, sources []string, dst string, o C
 
 // copier copies between this machine and one session.
 type copier struct {
-	files *Files
+	files sandbox.FileSystem
 	home  string
 	opts  CopyOptions
 	Copied

@@ -176,7 +176,7 @@ func TestRunning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Signal(ctx, id, syscall.SIGTERM, true); err != nil {
+		if err := s.Signal(ctx, id, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
 			t.Fatal(err)
 		}
 		v, err := s.Follow(ctx, id, sandbox.FollowOptions{})

@@ -12,9 +12,6 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Unlimited switches a limit off.
-const Unlimited = -1
-
 // Limits bounds a run with everything below it. Zero means zero: begin with DefaultLimits.
 type Limits struct {
 	Tokens int64         `json:"tokens"` // of all models, input and output
@@ -32,7 +29,7 @@ type Limits struct {
 // DefaultLimits are those of a run that sets none.
 func DefaultLimits() Limits {
 	return Limits{
-		Tokens: 100_000, Cost: Unlimited, Time: 300 * time.Second, Calls: Unlimited, Depth: 2, Turns: 30, Errors: 8, CPU: Unlimited,
+		Tokens: 100_000, Cost: sandbox.NoLimit, Time: 300 * time.Second, Calls: sandbox.NoLimit, Depth: 2, Turns: 30, Errors: 8, CPU: sandbox.NoLimit,
 	}
 }
 

@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func unlimited() Limits {
-	return Limits{Tokens: Unlimited, Cost: Unlimited, Time: Unlimited, Calls: Unlimited, Depth: Unlimited, Turns: Unlimited, Errors: Unlimited, CPU: Unlimited}
+	return Limits{Tokens: sandbox.NoLimit, Cost: sandbox.NoLimit, Time: sandbox.NoLimit, Calls: sandbox.NoLimit, Depth: sandbox.NoLimit, Turns: sandbox.NoLimit, Errors: sandbox.NoLimit, CPU: sandbox.NoLimit}
 }
 
 // tree spends at random: each node makes calls one after the other, and children beside one another, as runs do.

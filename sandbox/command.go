@@ -39,7 +39,7 @@ type RunOptions struct {
 	Stdout io.Writer // nil: only what the verdict keeps
 	Stderr io.Writer
 
-	Timeout   time.Duration // 0: DefaultTimeout; NoTimeout: none
+	Timeout   time.Duration // 0: DefaultTimeout; NoLimit: none
 	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
 	// KillSurvivors kills processes that are left running at the end.
 	KillSurvivors bool
@@ -111,7 +111,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
 	}
 	if c.Timeout == 0 {
-		c.Timeout = NoTimeout
+		c.Timeout = NoLimit
 	}
 	req, err := s.exec(ctx, c)
 	if err != nil {
@@ -155,7 +155,7 @@ func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Dur
 		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
 	}
 	switch {
-	case o.Timeout == NoTimeout:
+	case o.Timeout == NoLimit:
 		w.TimeoutNs = 0
 	case o.Timeout == 0:
 		w.TimeoutNs = int64(DefaultTimeout)
@@ -452,9 +452,14 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	}
 }
 
-// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
-func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: tree}}})
+// SignalOptions says which processes of an operation a signal is sent to.
+type SignalOptions struct {
+	Tree bool // everything the operation started, not only its main process and that one's group
+}
+
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
 	return s.explain("signal", err)
 }
 

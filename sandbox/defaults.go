@@ -2,6 +2,10 @@ package sandbox
 
 import "time"
 
+// NoLimit switches a limit off: a timeout, a lifetime, a retention, a budget. Zero asks for the default instead.
+// It is untyped, so that it fits durations, counts and amounts of money alike.
+const NoLimit = -1
+
 // The defaults of every sandbox. They stand here and nowhere else; each can be
 // set in a Spec, a Command or a Cell.
 const (
@@ -31,6 +35,3 @@ const (
 	// ProbeTimeout bounds one backend's answer during selection.
 	ProbeTimeout = 2 * time.Second
 )
-
-// NoTimeout lets a command or cell run until it ends.
-const NoTimeout time.Duration = -1

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"testing"
 )
 
@@ -34,6 +35,17 @@ func TestErrorsMatchByCode(t *testing.T) {
 		t.Error("it matches the sentinel of another code")
 	case !errors.Is(err, io.EOF):
 		t.Error("its cause is not found")
+	}
+}
+
+func TestFileErrorsMatchThoseOfPackageFS(t *testing.T) {
+	for code, want := range map[Code]error{CodeFileNotFound: fs.ErrNotExist, CodeFileExists: fs.ErrExist, CodeFilePermission: fs.ErrPermission} {
+		err := fmt.Errorf("wrapped: %w", &Error{Code: code})
+		for _, other := range []error{fs.ErrNotExist, fs.ErrExist, fs.ErrPermission} {
+			if got := errors.Is(err, other); got != (other == want) {
+				t.Errorf("%s matches %v: %t", code, other, got)
+			}
+		}
 	}
 }
 

@@ -161,7 +161,7 @@ func TestRequestsThatDoNotFitAreTooLarge(t *testing.T) {
 		"arguments of a cell":     cell(Cell{Args: []string{large}}),
 		"environment of a cell":   cell(Cell{RunOptions: RunOptions{Env: map[string]string{"A": large}}}),
 		"metadata of a cell":      cell(Cell{RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
-		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, false),
+		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, MkdirOptions{}),
 	} {
 		if CodeOf(err) != CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
 			t.Errorf("%s: %.200v", name, err)

@@ -69,7 +69,7 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 
 func retention(set, otherwise time.Duration) (time.Time, bool) {
 	switch set {
-	case None:
+	case sandbox.NoLimit:
 		return time.Time{}, false
 	case 0:
 		set = otherwise

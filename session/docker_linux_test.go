@@ -126,11 +126,11 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 	want(t, "x + 1 after that", py(t, s, "x + 1"), "42")
 	_, err := s.Fork(t.Context(), 1, nil)
 	wantCode(t, "fork", err, sandbox.CodeNotSupported)
-	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond}})
+	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}})
+	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
 		t.Errorf("reason %q", r)
 	}
-	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Policy: Policy{TTL: 50 * time.Millisecond}})
+	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: 50 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestDockerSnapshotsHoldFiles(t *testing.T) {
 		t.Errorf("snapshot %+v", snap)
 	}
 	py(t, s, "open('f', 'w').write('two')")
-	other, _, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{From: "work@one"})
+	other, _, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Settings: Settings{From: "work@one"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	var wg sync.WaitGroup
 	for _, t := range trees(ops, contexts) {
 		wg.Go(func() {
-			if sb.Signal(grace, t.op, syscall.SIGTERM, true) != nil {
+			if sb.Signal(grace, t.op, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}) != nil {
 				return
 			}
 			if t.running {

@@ -63,10 +63,16 @@ func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan stru
 	return list, oldest, s.events.heard, !s.rec.State.Live()
 }
 
-// Events gives what happened after seq, and goes on until ctx ends or the session does if follow is set. Of operations only the latest
-// are remembered; the audit log has them all.
-func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[Event, error] {
+// EventsOptions chooses events.
+type EventsOptions struct {
+	After  int64 // events with a larger Seq
+	Follow bool  // continue with later events until ctx or the session ends
+}
+
+// Events iterates over the events of the session. Only the latest operations are remembered; the audit log has all.
+func (s *Session) Events(ctx context.Context, o EventsOptions) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
+		after := o.After
 		checked := int64(-1)
 		for {
 			list, oldest, more, over := s.after(after)
@@ -89,7 +95,7 @@ func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq
 			if len(list) > 0 {
 				continue
 			}
-			if !follow || over {
+			if !o.Follow || over {
 				return
 			}
 			select {

@@ -110,7 +110,7 @@ func checkSnapshots(t *testing.T, k *bench) {
 	}
 	await(t, "images are those of the named snapshots", func() bool { k.collect(); return k.images() == len(all) })
 	for _, s := range all {
-		n, _, err := k.m.Open(t.Context(), Key{Name: "from-" + s.Name}, OpenOptions{From: s.Session + "@" + s.Name})
+		n, _, err := k.m.Open(t.Context(), Key{Name: "from-" + s.Name}, OpenOptions{Settings: Settings{From: s.Session + "@" + s.Name}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -319,8 +319,8 @@ const bystander = "bystander"
 
 // busy does everything again and again, beside a session with which nothing happens.
 func busy(ctx context.Context, m *Manager) int {
-	s, made, err := m.Open(ctx, Key{Name: bystander}, OpenOptions{})
-	if err == nil && made {
+	s, opened, err := m.Open(ctx, Key{Name: bystander}, OpenOptions{})
+	if err == nil && opened.New {
 		_, err = s.Cell(ctx, sandbox.Cell{Code: "x = 41"})
 	}
 	if err != nil {

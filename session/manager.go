@@ -38,10 +38,12 @@ type Options struct {
 	// Backends that may be used, and what the chosen one must offer.
 	Backends []sandbox.Backend
 	Require  sandbox.Requirements
-	// DataDir holds the store; empty: the user's own. One directory has one manager at a time.
+	// DataDir holds the store and the audit log's spool; empty: the user's own. One manager uses it at a time.
 	DataDir string
-	Policy  Policy // of sessions that do not say
-	Pool    pool.Options
+	// Store keeps what must outlive the manager. Its owner closes it after the manager. Nil: a SQLite file in DataDir.
+	Store  store.Store
+	Policy Policy // of sessions that do not say
+	Pool   pool.Options
 	// NoPool makes each sandbox on demand.
 	NoPool bool
 	// Warm are specs of which sandboxes are kept ready from the start.
@@ -49,9 +51,9 @@ type Options struct {
 	Webhook string // told when a session is lost
 	// Gate judges code before it runs; nil: nobody does. A session's own mode says how much its opinion weighs.
 	Gate gate.Gate
-	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, None: for ever.
+	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept, sandbox.NoLimit: for ever.
 	AuditKept time.Duration
-	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, None: for ever.
+	// RecordsKept is how long ended sessions are remembered, and their snapshots kept; 0: DefaultRecordsKept, sandbox.NoLimit: for ever.
 	RecordsKept time.Duration
 	Logger      *slog.Logger
 
@@ -62,13 +64,15 @@ type Options struct {
 
 // Manager opens sessions and looks after them.
 type Manager struct {
-	opts     Options
-	store    store.Store
-	instance string
-	maker    string // this manager among those of the instance, which follow one another
-	log      *slog.Logger
-	started  time.Time
-	policy   Policy
+	opts  Options
+	store store.Store
+	// closeStore closes a store that the manager has opened itself.
+	closeStore func() error
+	instance   string
+	maker      string // this manager among those of the instance, which follow one another
+	log        *slog.Logger
+	started    time.Time
+	policy     Policy
 
 	ctx    context.Context // ends with the manager
 	cancel context.CancelFunc
@@ -113,12 +117,16 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	if err := policy.check(); err != nil {
 		return nil, err
 	}
-	st, err := store.Open(ctx, opts.DataDir)
-	if err != nil {
-		return nil, err
+	st, closeStore := opts.Store, func() error { return nil }
+	if st == nil {
+		own, err := store.OpenSQLite(ctx, opts.DataDir)
+		if err != nil {
+			return nil, err
+		}
+		st, closeStore = own, own.Close
 	}
 	m := &Manager{
-		opts: opts, store: st, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
+		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
 		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, going: map[string]chan struct{}{},
 		live: map[Key]*Session{}, owed: map[*Session]func(context.Context) error{},
 	}
@@ -132,12 +140,12 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.journal.open(ctx, m); err != nil {
 		m.cancel()
-		return nil, errors.Join(err, st.Close())
+		return nil, errors.Join(err, closeStore())
 	}
 	if err := m.recover(ctx); err != nil {
 		m.cancel()
 		m.work.Wait()
-		return nil, errors.Join(err, m.journal.close(ctx), st.Close())
+		return nil, errors.Join(err, m.journal.close(ctx), closeStore())
 	}
 	m.work.Go(m.journal.tend)
 	m.work.Go(m.reap)
@@ -148,9 +156,6 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	return m, nil
 }
-
-// Store gives the store, for what the faces of this module keep beside sessions.
-func (m *Manager) Store() store.Store { return m.store }
 
 // Instance is the id by which our sandboxes are known from others'.
 func (m *Manager) Instance() string { return m.instance }
@@ -402,7 +407,7 @@ func (m *Manager) Detach(ctx context.Context) error {
 		}
 	}
 	wg.Wait()
-	errs = append(errs, m.settle(ctx, Key{}), m.journal.close(ctx), m.store.Close())
+	errs = append(errs, m.settle(ctx, Key{}), m.journal.close(ctx), m.closeStore())
 	return errors.Join(errs...)
 }
 

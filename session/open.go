@@ -12,37 +12,43 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Open finds the session of a key, or makes it; created says which. A session that the same request has made counts as created. A hundred callers at once make one sandbox. A session that is being
-// made is made to its end, also when whoever asked for it has given up.
-func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (s *Session, created bool, err error) {
-	key, w, err := m.wish(key, o)
+// Open returns the session of a key, and creates it if there is none. Opened.New reports whether this call, or an earlier
+// one for the same request, has created it. Concurrent calls create one sandbox. Once begun, a session is created even if
+// the caller gives up.
+func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, Opened, error) {
+	key, err := key.check()
 	if err != nil {
-		return nil, false, err
+		return nil, Opened{}, err
+	}
+	r, err := m.openRequest(o)
+	if err != nil {
+		return nil, Opened{}, err
 	}
 	for {
 		if err := ctx.Err(); err != nil {
-			return nil, false, cancelled("open session", err)
+			return nil, Opened{}, cancelled("open session", err)
 		}
-		s, created, err = m.findOrBegin(ctx, key, o, w)
+		s, created, err := m.findOrBegin(ctx, key, r)
 		if err != nil {
-			return nil, false, err
+			return nil, Opened{}, err
 		}
 		if err := s.made(ctx); err != nil {
-			return nil, false, err
+			return nil, Opened{}, err
 		}
 		if created || s.madeBy(ctx) {
-			m.auditOpen(ctx, s)
-			return s, true, nil
+			info := s.Info()
+			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
+			return s, Opened{Info: info, New: true}, nil
 		}
 		if o.New {
-			return nil, false, &sandbox.Error{Code: CodeExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
+			return nil, Opened{}, &sandbox.Error{Code: CodeExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
 		}
-		live, err := s.matches(o, w)
+		live, err := s.matches(r)
 		if err != nil {
-			return nil, false, err
+			return nil, Opened{}, err
 		}
 		if live {
-			return s, false, nil
+			return s, Opened{Info: s.Info()}, nil
 		}
 		// It is ending right now, and its key will be free in a moment.
 		select {
@@ -52,54 +58,54 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (s *Session,
 	}
 }
 
-func (m *Manager) auditOpen(ctx context.Context, s *Session) {
-	i := s.Info()
-	s.audit(ctx, Entry{Action: "open", Detail: i.Backend + " " + i.Sandbox})
+// openRequest is what a caller of Open asks for, checked.
+type openRequest struct {
+	OpenOptions
+	create creation
 }
 
-// wish is what a caller of Open wants, checked.
-type wish struct {
-	spec   sandbox.Spec
-	hash   string
-	given  bool // the caller named a spec
-	policy Policy
+// creation is what a session is created with: settings whose spec and policy are complete.
+type creation struct {
+	Settings
+	specHash string
+	ownSpec  bool // the caller asked for this spec
 }
 
-func (m *Manager) wish(key Key, o OpenOptions) (Key, wish, error) {
-	key, err := key.check()
-	if err != nil {
-		return key, wish{}, err
-	}
-	w := wish{given: o.Spec != nil, policy: o.Policy.or(m.policy)}
-	if err := w.policy.check(); err != nil {
-		return key, w, err
+// openRequest checks what a caller asks for. The settings of a new session are checked even if the session exists.
+func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
+	r := openRequest{OpenOptions: o, create: creation{Settings: o.Settings.or(o.IfNew)}}
+	c := &r.create
+	c.Policy = c.Policy.or(m.policy)
+	if err := c.Policy.check(); err != nil {
+		return r, err
 	}
 	if o.New && o.Existing {
-		return key, w, invalid("open session", "it cannot be both new and existing")
+		return r, invalid("open session", "it cannot be both new and existing")
 	}
-	switch o.Gate {
+	switch c.Gate {
 	case "", "off", "warn", "block":
 	default:
-		return key, w, invalid("open session", "gate %.20q is none of off, warn, block", o.Gate)
+		return r, invalid("open session", "gate %.20q is none of off, warn, block", c.Gate)
 	}
-	if len(o.Vars) > MaxVars {
-		return key, w, invalid("open session", "%d variables, the most is %d", len(o.Vars), MaxVars)
+	if len(c.Vars) > MaxVars {
+		return r, invalid("open session", "%d variables, the most is %d", len(c.Vars), MaxVars)
 	}
-	for name, value := range o.Vars {
+	for name, value := range c.Vars {
 		if err := checkVar(name, value); err != nil {
-			return key, w, err
+			return r, err
 		}
 	}
 	spec := sandbox.Spec{}
-	if w.given {
-		spec = *o.Spec
+	if c.ownSpec = c.Spec != nil; c.ownSpec {
+		spec = *c.Spec
 	}
-	w.spec, w.hash, err = normal(spec)
-	return key, w, err
+	spec, hash, err := normal(spec)
+	c.Spec, c.specHash = &spec, hash
+	return r, err
 }
 
-// findOrBegin gives the session that holds a key, or has one made.
-func (m *Manager) findOrBegin(ctx context.Context, key Key, o OpenOptions, w wish) (*Session, bool, error) {
+// findOrBegin returns the session that holds a key, or begins to create one.
+func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Session, bool, error) {
 	m.mu.Lock()
 	if m.closing {
 		m.mu.Unlock()
@@ -109,23 +115,23 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, o OpenOptions, w wis
 		m.mu.Unlock()
 		return s, false, nil
 	}
-	if o.Existing {
+	if r.Existing {
 		m.mu.Unlock()
 		return nil, false, m.missing(ctx, key)
 	}
-	s := m.newSession(m.newRecord(ctx, key, o, w))
+	s := m.newSession(newRecord(ctx, key, r.create))
 	s.turn <- struct{}{} // make gives it
 	m.live[key] = s
 	actor := context.WithoutCancel(ctx) // who asked is who made it, for as long as it takes
-	m.work.Go(func() { s.make(actor, o, w) })
+	m.work.Go(func() { s.make(actor, r.create) })
 	m.mu.Unlock()
 	return s, true, nil
 }
 
-func (m *Manager) newRecord(ctx context.Context, key Key, o OpenOptions, w wish) record {
+func newRecord(ctx context.Context, key Key, c creation) record {
 	now := time.Now().UTC()
 	return record{
-		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: w.spec, SpecHash: w.hash, Policy: w.policy, Gate: o.Gate, Role: o.Role, From: o.From,
+		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
 		Created: now, Used: now, Request: request(ctx),
 	}
 }
@@ -152,9 +158,9 @@ func (s *Session) made(ctx context.Context) error {
 	return s.makeErr
 }
 
-// matches says whether a session is what was asked for, and whether it is still live. What was not asked for matches, and so
-// do variables, which are those of a new session.
-func (s *Session) matches(o OpenOptions, w wish) (live bool, err error) {
+// matches reports whether the session is live, and returns an error if it isn't what the caller asked for. What the caller
+// left open matches, and so do variables, which are those of a new session.
+func (s *Session) matches(o openRequest) (live bool, err error) {
 	s.mu.Lock()
 	r := s.rec
 	s.mu.Unlock()
@@ -169,8 +175,8 @@ func (s *Session) matches(o OpenOptions, w wish) (live bool, err error) {
 	}
 	mode := func(m string) gate.Mode { return gate.AtLeast(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
-	case w.given && w.hash != r.SpecHash:
-		return true, conflict("differs in %s", differing(w.spec, r.Spec))
+	case o.Spec != nil && o.create.specHash != r.SpecHash:
+		return true, conflict("differs in %s", differing(*o.create.Spec, r.Spec))
 	case o.Backend != "" && o.Backend != r.Backend:
 		return true, conflict("lives on %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:
@@ -188,28 +194,28 @@ func (s *Session) matches(o OpenOptions, w wish) (live bool, err error) {
 // make makes the sandbox of a new session.
 //
 // Preconditions: the turn is taken; it is given here.
-func (s *Session) make(ctx context.Context, o OpenOptions, w wish) {
+func (s *Session) make(ctx context.Context, c creation) {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	stop := context.AfterFunc(s.m.ctx, cancel)
 	defer stop()
 	defer s.give()
 	var err error
-	if o.From != "" {
-		err = s.makeFrom(ctx, o, w)
+	if c.From != "" {
+		err = s.makeFrom(ctx, c)
 	} else {
-		err = s.makeNew(ctx, o)
+		err = s.makeNew(ctx, c)
 	}
 	s.finishMaking(ctx, err)
 }
 
 // makeNew makes it from its spec.
-func (s *Session) makeNew(ctx context.Context, o OpenOptions) error {
-	b, err := s.m.backend(ctx, o.Backend)
+func (s *Session) makeNew(ctx context.Context, c creation) error {
+	b, err := s.m.backend(ctx, c.Backend)
 	if err != nil {
 		return err
 	}
-	if err := s.register(ctx, b.Name(), o.Vars); err != nil {
+	if err := s.register(ctx, b.Name(), c.Vars); err != nil {
 		return err
 	}
 	sb, err := s.newSandbox(ctx, b)

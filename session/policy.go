@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
 
 // or fills zero fields from another policy.
 func (p Policy) or(d Policy) Policy {
@@ -14,6 +18,20 @@ func (p Policy) or(d Policy) Policy {
 	p.Commands = first(p.Commands, d.Commands)
 	p.Output = first(p.Output, d.Output)
 	return p
+}
+
+// or fills zero fields from other settings.
+func (s Settings) or(d Settings) Settings {
+	s.Spec = first(s.Spec, d.Spec)
+	s.Backend = first(s.Backend, d.Backend)
+	s.Policy = s.Policy.or(d.Policy)
+	s.From = first(s.From, d.From)
+	if s.Vars == nil {
+		s.Vars = d.Vars
+	}
+	s.Gate = first(s.Gate, d.Gate)
+	s.Role = first(s.Role, d.Role)
+	return s
 }
 
 func first[T comparable](a, b T) T {
@@ -32,7 +50,7 @@ var defaultPolicy = Policy{
 // check refuses a policy that makes no sense. It expects zero fields to be filled in.
 func (p Policy) check() error {
 	for name, d := range map[string]time.Duration{"ttl": p.TTL, "idle": p.Idle, "extension": p.Extension, "hibernation": p.Hibernation} {
-		if d <= 0 && d != None {
+		if d <= 0 && d != sandbox.NoLimit {
 			return invalid("check policy", "%s of %s", name, d)
 		}
 	}

@@ -105,9 +105,9 @@ func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
 // expires gives when it expires; ok is false for never.
 func (r *record) expires() (t time.Time, ok bool) {
 	if r.State == Hibernated {
-		return r.Slept.Add(r.Policy.Hibernation), r.Policy.Hibernation != None
+		return r.Slept.Add(r.Policy.Hibernation), r.Policy.Hibernation != sandbox.NoLimit
 	}
-	if r.Policy.TTL == None || r.Since.IsZero() {
+	if r.Policy.TTL == sandbox.NoLimit || r.Since.IsZero() {
 		return time.Time{}, false
 	}
 	return r.Since.Add(r.Policy.TTL + r.ExtendedBy - r.Lived), true
@@ -115,7 +115,7 @@ func (r *record) expires() (t time.Time, ok bool) {
 
 // idleAt gives when its idle policy acts; ok is false for never.
 func (r *record) idleAt() (t time.Time, ok bool) {
-	if r.Policy.Idle == None || r.Policy.OnIdle == IdleKeep || r.State == Hibernated || r.State == Lost || r.State == Creating || !r.State.Live() {
+	if r.Policy.Idle == sandbox.NoLimit || r.Policy.OnIdle == IdleKeep || r.State == Hibernated || r.State == Lost || r.State == Creating || !r.State.Live() {
 		return time.Time{}, false
 	}
 	from := r.Used

@@ -380,9 +380,9 @@ func ask[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, contex
 	return out, s.explain(sb, err)
 }
 
-// Signal sends a signal to an operation's main process, or with tree to everything it started.
-func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Signal(ctx, id, sig, tree) })
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, opts sandbox.SignalOptions) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Signal(ctx, id, sig, opts) })
 }
 
 // Cancel ends an operation and everything it started.
@@ -422,39 +422,6 @@ func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions
 	return v, s.explain(sb, err)
 }
 
-// Files gives access to the files; release says that the caller is done with them, until then they count as use.
-func (s *Session) Files(ctx context.Context) (f *sandbox.Files, release func(), err error) {
-	return s.files(ctx, true)
-}
-
-// LookAtFiles is Files for somebody who only reads: the session stays until release, and its idle time is as it was.
-func (s *Session) LookAtFiles(ctx context.Context) (f *sandbox.Files, release func(), err error) {
-	return s.files(ctx, false)
-}
-
-func (s *Session) files(ctx context.Context, use bool) (f *sandbox.Files, release func(), err error) {
-	sb, done, err := s.enter(ctx, use)
-	if err != nil {
-		return nil, nil, err
-	}
-	return sb.Files(), done, nil
-}
-
-// Watch tells of changes below a path, within root if that is not empty, until ctx ends, fn gives an error, or the sandbox is no longer
-// there: the session has ended, was put to sleep or restored, or the sandbox is lost, which the error tells apart. Watching is looking.
-func (s *Session) Watch(ctx context.Context, root, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
-	sb, done, err := s.enter(ctx, false)
-	if err != nil {
-		return err
-	}
-	done() // a watcher must not keep a session from sleeping
-	f := sb.Files()
-	if root != "" {
-		f = f.Below(root)
-	}
-	return s.explain(sb, f.Watch(ctx, name, recursive, fn))
-}
-
 // longestExtension is what a policy without a bound allows at once: more than anybody needs, and few enough nanoseconds to add up.
 const longestExtension = 10 * 365 * 24 * time.Hour
 
@@ -464,12 +431,12 @@ func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 	p := s.rec.Policy
 	if by == 0 {
 		by = p.Extension
-		if by == None {
+		if by == sandbox.NoLimit {
 			by = DefaultExtension
 		}
 	}
 	err := s.extendable(by)
-	counts := err == nil && p.TTL != None
+	counts := err == nil && p.TTL != sandbox.NoLimit
 	if counts {
 		s.rec.Extended++
 		s.rec.ExtendedBy += by
@@ -506,13 +473,13 @@ func (s *Session) extendable(by time.Duration) error {
 		return s.refusal(time.Now())
 	}
 	most := p.Extension
-	if most == None {
+	if most == sandbox.NoLimit {
 		most = longestExtension
 	}
 	if by <= 0 || by > most {
 		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
 	}
-	if p.TTL != None && s.rec.Extended >= max(0, p.Extensions) {
+	if p.TTL != sandbox.NoLimit && s.rec.Extended >= max(0, p.Extensions) {
 		return &sandbox.Error{Code: CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
 	}
 	return nil

@@ -486,8 +486,8 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 }
 
 // makeFrom makes a new session from a snapshot.
-func (s *Session) makeFrom(ctx context.Context, o OpenOptions, w wish) error {
-	of, name, err := parseRef(o.From, s.key.Name)
+func (s *Session) makeFrom(ctx context.Context, c creation) error {
+	of, name, err := parseRef(c.From, s.key.Name)
 	if err != nil {
 		return err
 	}
@@ -499,17 +499,17 @@ func (s *Session) makeFrom(ctx context.Context, o OpenOptions, w wish) error {
 	if err != nil {
 		return err
 	}
-	if w.given && w.hash != v.SpecHash {
-		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", o.From, differing(w.spec, v.Spec)), Remedy: "ask without a spec"}
+	if c.ownSpec && c.specHash != v.SpecHash {
+		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", c.From, differing(*c.Spec, v.Spec)), Remedy: "ask without a spec"}
 	}
-	if o.Backend != "" && o.Backend != v.Image.Backend {
-		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", o.From, v.Image.Backend, o.Backend)}
+	if c.Backend != "" && c.Backend != v.Image.Backend {
+		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", c.From, v.Image.Backend, c.Backend)}
 	}
 	defer s.m.hold(v.Image)()
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
-	return s.makeCopy(ctx, v.Image, o.Vars)
+	return s.makeCopy(ctx, v.Image, c.Vars)
 }
 
 // makeCopy makes a new session from an image that somebody holds.

@@ -47,9 +47,9 @@ func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
 		for range atOnce {
 			wg.Go(func() {
 				for name := range names {
-					s, created, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
-					if err != nil || !created {
-						t.Errorf("%s: created %v, %v", name, created, err)
+					s, opened, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
+					if err != nil || !opened.New {
+						t.Errorf("%s: created %v, %v", name, opened.New, err)
 						continue
 					}
 					if v, err := s.Cell(t.Context(), sandbox.Cell{Code: "x = 41; x + 1"}); err != nil || v.Result.Text() != "42" {

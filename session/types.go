@@ -27,9 +27,6 @@ const (
 	EndGrace = 5 * time.Second
 )
 
-// None switches a time of a Policy off.
-const None time.Duration = -1
-
 // Key names a session. Name is the caller's own: 1 to 128 letters, digits, and - _ . : @ is not among them because it
 // separates a session from a snapshot.
 type Key struct {
@@ -47,7 +44,8 @@ const (
 	IdleKeep      IdleAction = "keep"
 )
 
-// Policy is how long a session lives and how much it may do. Zero fields take their defaults; None switches a time off.
+// Policy is how long a session lives and how much it may do. Zero fields take their defaults; sandbox.NoLimit
+// switches a time off.
 type Policy struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`
 	Idle        time.Duration `json:"idle_ns,omitempty"`
@@ -60,27 +58,40 @@ type Policy struct {
 	Output      int64         `json:"output,omitempty"`
 }
 
-// OpenOptions says what session to make if the key has none.
-type OpenOptions struct {
-	// Spec of the sandbox. Nil asks for whatever the session has, or the default for a new one. Another spec than the live
-	// session's is the error spec_conflict.
+// Settings describe a session. Zero fields leave the choice to the manager.
+type Settings struct {
+	// Spec of the sandbox; nil: the default one.
 	Spec *sandbox.Spec
-	// Backend names the one to use; empty: the manager's choice. Another than the live session's is spec_conflict, too.
+	// Backend names the backend; empty: the manager's choice.
 	Backend string
-	// Policy of a new session. What is set in it and differs from the live session's is spec_conflict, and so are Gate and Role.
-	Policy Policy
-	// From makes a new session from a snapshot, "session@name" of the same tenant.
+	Policy  Policy
+	// From is the snapshot to start from, "session@name" of the same tenant.
 	From string
-	// Vars are the first context variables of a new session. A live one keeps its own, and that is no conflict.
+	// Vars are the first context variables of a new session; an existing session keeps its own.
 	Vars map[string]string
-	// Existing refuses to make a session: the error is session_not_found.
-	Existing bool
-	// New refuses to find one: the error is session_exists.
-	New bool
-	// Gate is off, warn or block; empty: the manager's own.
+	// Gate is off, warn or block; empty: the manager's mode.
 	Gate string
 	// Role chooses the thesaurus that the gate judges by; empty: the one without a role.
 	Role string
+}
+
+// OpenOptions says which session to open. By default it is found, or created if there is none.
+type OpenOptions struct {
+	// Settings of the session. If the session exists, a setting that is given and differs is the error spec_conflict.
+	Settings
+	// IfNew are further settings of a session that this call creates, used where Settings has none. An existing session is
+	// returned whatever they say.
+	IfNew Settings
+	// Existing refuses to create a session: the error is session_not_found.
+	Existing bool
+	// New refuses an existing session: the error is session_exists.
+	New bool
+}
+
+// Opened is the session that Open returns, and whether Open has created it.
+type Opened struct {
+	Info
+	New bool `json:"new" doc:"the session was created by this request"`
 }
 
 // Info is what can be said about a session.

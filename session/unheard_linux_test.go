@@ -90,7 +90,7 @@ func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
 	s := k.open("work")
 	failed := make(chan error, 1)
 	go func() {
-		_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 600", RunOptions: sandbox.RunOptions{Timeout: sandbox.NoTimeout, Detach: true}})
+		_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 600", RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, Detach: true}})
 		failed <- err
 	}()
 	await(t, "it runs", func() bool {

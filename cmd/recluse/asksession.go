@@ -37,7 +37,7 @@ func (a *app) askSession(ctx context.Context, w *watch, o *askOptions, q rlm.Que
 		return cause(ctx, err)
 	}
 	defer done()
-	if _, err := a.findOrMake(ctx, c, o.session, session.OpenOptions{}); err != nil {
+	if _, _, err := c.Open(ctx, o.session, a.withLimits(session.OpenOptions{})); err != nil {
 		return cause(ctx, err)
 	}
 	opts := client.RunOptions{

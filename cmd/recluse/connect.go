@@ -110,20 +110,20 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 	return p.Ensure(ctx, stamp(), p.Background(args...))
 }
 
-// openSession finds a session, or makes it as the flags say.
-func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (*client.Session, func(), error) {
+// openSession opens a session, which is created as the flags say if there is none. The caller must call done.
+func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (s *client.Session, opened session.Opened, done func(), err error) {
 	for _, flag := range []string{"allow-no-isolation", "allow-container", "min-isolation", "pull"} {
 		if m != nil && m.flags.Changed(flag) {
-			return nil, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
+			return nil, opened, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
 		}
 	}
 	if m != nil && m.said() {
 		if err := m.configure(a); err != nil {
-			return nil, nil, err
+			return nil, opened, nil, err
 		}
 		spec, err := m.spec()
 		if err != nil {
-			return nil, nil, err
+			return nil, opened, nil, err
 		}
 		spec.Env, spec.Dir = nil, "" // of the command alone
 		o.Spec = &spec
@@ -133,36 +133,23 @@ func (a *app) openSession(ctx context.Context, name string, m *machine, o sessio
 	}
 	c, done, err := a.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, opened, nil, err
 	}
-	s, err := a.findOrMake(ctx, c, name, o)
+	s, opened, err = c.Open(ctx, name, a.withLimits(o))
 	if err != nil {
 		done()
-		return nil, nil, err
+		return nil, opened, nil, err
 	}
-	return s, done, nil
+	return s, opened, done, nil
 }
 
-// findOrMake opens a session. One that has to be made gets the limits that are configured, one that is there keeps its own.
-func (a *app) findOrMake(ctx context.Context, c *client.Client, name string, o session.OpenOptions) (*client.Session, error) {
-	limits := limitsOf(a.cfg)
-	if o.Spec != nil || o.Existing || o.From != "" || limits == (sandbox.Limits{}) {
-		s, _, err := c.Open(ctx, name, o)
-		return s, err
+// withLimits adds the configured limits for a session that is created now. A session made from a snapshot has the
+// snapshot's.
+func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
+	if limits := limitsOf(a.cfg); o.From == "" && limits != (sandbox.Limits{}) {
+		o.IfNew.Spec = &sandbox.Spec{Limits: limits}
 	}
-	found := o
-	found.Existing = true
-	if !o.New {
-		if s, _, err := c.Open(ctx, name, found); !gone(err) {
-			return s, err
-		}
-	}
-	o.Spec = &sandbox.Spec{Limits: limits}
-	s, _, err := c.Open(ctx, name, o)
-	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
-		s, _, err = c.Open(ctx, name, found)
-	}
-	return s, err
+	return o
 }
 
 // session finds a session that is there.

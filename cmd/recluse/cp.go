@@ -73,7 +73,7 @@ func (a *app) cp(ctx context.Context, sources []string, to string, o client.Copy
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	// What is copied into a session makes it; what is copied out of it must be there.
-	s, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
+	s, _, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
 	if err != nil {
 		return cause(ctx, err)
 	}

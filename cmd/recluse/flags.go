@@ -286,7 +286,7 @@ func (p *patience) Set(v string) error {
 
 func (p patience) timeout() time.Duration {
 	if p == 0 {
-		return sandbox.NoTimeout
+		return sandbox.NoLimit
 	}
 	return time.Duration(p)
 }

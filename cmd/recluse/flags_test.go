@@ -46,7 +46,7 @@ func TestPatience(t *testing.T) {
 			t.Errorf("%q was taken as %s", in, p.timeout())
 		}
 	}
-	if got := patience(0).timeout(); got != sandbox.NoTimeout {
+	if got := patience(0).timeout(); got != sandbox.NoLimit {
 		t.Errorf("unset: got %s, want none", got)
 	}
 }

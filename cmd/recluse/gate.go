@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -288,7 +289,7 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 				return err
 			}
 			defer done()
-			q, err := cl.Resolve(c.Context(), args[0], grant, note)
+			q, err := cl.Resolve(c.Context(), args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {
 				return err
 			}

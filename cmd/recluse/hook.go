@@ -171,22 +171,14 @@ func (a *app) longScript(ctx context.Context, t inSession, code string) (short, 
 	forget = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
 		defer cancel()
-		_ = t.Files().Remove(ctx, file, false) // it ends with the session otherwise
+		_ = t.Files().Remove(ctx, file, sandbox.RemoveOptions{}) // it ends with the session otherwise
 	}
 	return ". " + file, warning, forget, nil
 }
 
-// projectSession finds a project's session, or makes it.
+// projectSession opens a project's session.
 func (a *app) projectSession(ctx context.Context, c *client.Client, name, project string) (*client.Session, session.Info, error) {
-	s, info, err := c.Get(ctx, name)
-	if !gone(err) {
-		return s, info, err
-	}
 	spec := sandbox.Spec{Limits: limitsOf(a.cfg), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
-	s, _, err = c.Open(ctx, name, session.OpenOptions{Spec: &spec})
-	if err != nil {
-		return nil, info, err
-	}
-	info, err = s.Info(ctx)
-	return s, info, err
+	s, opened, err := c.Open(ctx, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
+	return s, opened.Info, err
 }

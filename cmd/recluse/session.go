@@ -12,6 +12,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -98,16 +99,12 @@ and what it begins with.`,
 func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	s, done, err := a.openSession(ctx, name, m, o)
+	_, opened, done, err := a.openSession(ctx, name, m, o)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
-	i, err := s.Info(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	return a.printSession(i)
+	return a.printSession(opened.Info)
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
@@ -250,7 +247,7 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == session.None {
+			if time.Duration(by) == sandbox.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
 			s, _, done, err := a.session(c.Context(), args[0])
@@ -461,7 +458,7 @@ func (a *app) eventsCommand() *cobra.Command {
 				return cause(ctx, err)
 			}
 			defer done()
-			for e, err := range s.Events(ctx, after, follow) {
+			for e, err := range s.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
 					return cause(ctx, err)
 				}

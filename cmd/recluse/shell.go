@@ -138,6 +138,6 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	}()
 	first := size()
 	cmd.Env, cmd.PTY, cmd.Resize, cmd.Stdin, cmd.Stdout = env, &first, resize, a.stdin, screen
-	cmd.Timeout, cmd.KillGrace = sandbox.NoTimeout, hangUp
+	cmd.Timeout, cmd.KillGrace = sandbox.NoLimit, hangUp
 	return t.Run(ctx, cmd)
 }

@@ -39,7 +39,7 @@ func TestTextKeepsEveryByte(t *testing.T) {
 }
 
 func TestDurationAsPeopleWriteIt(t *testing.T) {
-	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoTimeout, `""`: 0} {
+	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoLimit, `""`: 0} {
 		var d Duration
 		if err := json.Unmarshal([]byte(text), &d); err != nil || time.Duration(d) != want {
 			t.Errorf("%s: %v %v", text, d, err)
@@ -104,11 +104,25 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 	}
 }
 
+func TestOpenGoesThereAndBack(t *testing.T) {
+	settings := session.Settings{
+		Spec: &sandbox.Spec{Shell: "dash"}, Backend: "b", Policy: session.Policy{TTL: sandbox.NoLimit, Commands: 3}, From: "a@b",
+		Vars: map[string]string{"a": "1"}, Gate: "warn", Role: "r",
+	}
+	for _, o := range []session.OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {
+		var in Open
+		through(t, OpenOf(o), &in)
+		if got := in.Options(); !reflect.DeepEqual(got, o) {
+			t.Errorf("got %+v, want %+v", got, o)
+		}
+	}
+}
+
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
 		Code: "x\xff", Context: "c", Args: []string{"\xfe"},
 		RunOptions: sandbox.RunOptions{
-			Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
+			Env: map[string]string{"A": "1"}, Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
 			InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
 		},
 	}

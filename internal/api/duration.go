@@ -11,12 +11,9 @@ import (
 // Duration is a time span as people write it: "90s", "1h30m", or "none". Zero asks for the default.
 type Duration time.Duration
 
-// none is how both packages below write a time that is switched off: sandbox.NoTimeout and session.None.
-const none = Duration(-1)
-
 // MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) {
-	if d == none {
+	if d == sandbox.NoLimit {
 		return []byte(`"none"`), nil
 	}
 	return json.Marshal(time.Duration(d).String())
@@ -29,7 +26,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf(`a time is a text like "90s" or "none", not %s`, b)
 	}
 	if s == "none" {
-		*d = none
+		*d = sandbox.NoLimit
 		return nil
 	}
 	if s == "" {

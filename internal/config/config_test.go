@@ -69,7 +69,7 @@ client:
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL != session.None || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
+	if p.TTL != sandbox.NoLimit || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
 		t.Errorf("%+v", p)
 	}
 	if c.Pool.Enabled || strings.Join(c.Backend.Order, " ") != "gvisor local" || c.Limits.Memory != 256<<20 || c.Limits.CPUs != 0.5 || c.Log.Level != "debug" {

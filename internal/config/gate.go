@@ -31,7 +31,7 @@ const maxDocument = 64 << 20
 
 // Approvals gives the place for questions to people, or nil.
 func (g Gate) Approvals() *gate.Approvals {
-	if g.Approval == None {
+	if g.Approval == sandbox.NoLimit {
 		return nil
 	}
 	return gate.NewApprovals(gate.ApprovalOptions{TTL: g.Approval.Std()})

@@ -76,7 +76,7 @@ func (m Models) Small() int64 {
 // Limits gives what a run may take as its package wants it.
 func (m Models) Limits() rlm.Limits {
 	l := rlm.DefaultLimits()
-	l.Tokens, l.Cost, l.Time, l.Depth = rlm.Unlimited, rlm.Unlimited, rlm.Unlimited, m.Depth
+	l.Tokens, l.Cost, l.Time, l.Depth = sandbox.NoLimit, sandbox.NoLimit, sandbox.NoLimit, m.Depth
 	if m.MaxTokens > 0 {
 		l.Tokens = int64(m.MaxTokens)
 	}

@@ -48,7 +48,7 @@ func TestModelsAsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := c.Models.Limits()
-	if l.Cost != 5 || l.Tokens != rlm.Unlimited || l.Time != rlm.Unlimited || l.Depth != 2 || l.Turns != rlm.DefaultLimits().Turns {
+	if l.Cost != 5 || l.Tokens != sandbox.NoLimit || l.Time != sandbox.NoLimit || l.Depth != 2 || l.Turns != rlm.DefaultLimits().Turns {
 		t.Errorf("%+v", l)
 	}
 	t.Setenv("WORK_LLM_KEY", "secret")

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // DefaultLinger is how long a server that was started by itself stays with nothing to look after.
@@ -17,17 +19,14 @@ const DefaultLinger = Duration(time.Minute)
 // Duration is written 90s, 30m, 1h30m, 7d, or none.
 type Duration time.Duration
 
-// None is a time that is switched off.
-const None Duration = -1
-
-// Std gives it as packages below want it: none is negative.
+// Std returns it as packages below expect it: none is sandbox.NoLimit.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 func (d Duration) String() string {
 	const day = 24 * time.Hour
 	t := time.Duration(d)
 	switch {
-	case d == None:
+	case d == sandbox.NoLimit:
 		return "none"
 	case t >= day && t%day == 0:
 		return strconv.FormatInt(int64(t/day), 10) + "d"
@@ -45,7 +44,7 @@ func (d Duration) String() string {
 // ParseDuration reads a duration above zero, or none.
 func ParseDuration(text string) (Duration, error) {
 	if text == "none" {
-		return None, nil
+		return sandbox.NoLimit, nil
 	}
 	if days, ok := strings.CutSuffix(text, "d"); ok {
 		n, err := strconv.ParseUint(days, 10, 16)
@@ -114,7 +113,7 @@ func set(f field, v reflect.Value, text string) error {
 		if err != nil {
 			return err
 		}
-		if d == None && f.tag.Get("none") == "" {
+		if d == sandbox.NoLimit && f.tag.Get("none") == "" {
 			return errors.New("it cannot be switched off")
 		}
 		*p = d

@@ -166,24 +166,17 @@ func (c *call) name(given string) (string, error) {
 	return given, nil
 }
 
-// open finds the session that a call means, or makes it; made says which: one that was made has none of what was there before.
-func (c *call) open(given string) (s *client.Session, made bool, err error) {
+// open opens the session that a call means. Opened.New tells the model that nothing of an earlier session is there.
+func (c *call) open(given string) (*client.Session, session.Opened, error) {
 	name, err := c.name(given)
 	if err != nil {
-		return nil, false, err
+		return nil, session.Opened{}, err
 	}
-	s, _, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
-	if !absent(err) {
-		return s, false, err
-	}
-	s, made, err = c.client.Open(c, name, session.OpenOptions{Spec: c.f.opts.Spec})
-	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
-		s, made, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
-	}
-	if made && name == c.own && c.opened != nil {
+	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: c.f.opts.Spec}})
+	if opened.New && name == c.own && c.opened != nil {
 		c.opened(c.req.Session, name)
 	}
-	return s, made, err
+	return s, opened, err
 }
 
 // absent reports the error of a session that is not there.

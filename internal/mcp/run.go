@@ -96,7 +96,7 @@ func below(p string) string {
 }
 
 func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcome, error) {
-	s, made, err := c.open(name)
+	s, opened, err := c.open(name)
 	if err != nil {
 		return nil, outcome{}, err
 	}
@@ -109,13 +109,13 @@ func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcom
 	if err != nil {
 		return nil, outcome{}, err
 	}
-	out := outcomeOf(s.Name(), made, v)
+	out := outcomeOf(s.Name(), opened.New, v)
 	out.StateKept = &v.StateKept
 	return shown(out, v), out, nil
 }
 
 func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, outcome, error) {
-	s, made, err := c.open(name)
+	s, opened, err := c.open(name)
 	if err != nil {
 		return nil, outcome{}, err
 	}
@@ -128,7 +128,7 @@ func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, o
 	if err != nil {
 		return nil, outcome{}, err
 	}
-	out := outcomeOf(s.Name(), made, v)
+	out := outcomeOf(s.Name(), opened.New, v)
 	return shown(out, v), out, nil
 }
 

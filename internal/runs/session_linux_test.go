@@ -43,7 +43,7 @@ func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s, _, err := m.Open(t.Context(), session.Key{Tenant: "acme", Name: "kitchen"}, session.OpenOptions{Gate: string(gate.ModeBlock), Role: "cook"})
+	s, _, err := m.Open(t.Context(), session.Key{Tenant: "acme", Name: "kitchen"}, session.OpenOptions{Settings: session.Settings{Gate: string(gate.ModeBlock), Role: "cook"}})
 	if err != nil {
 		t.Fatal(err)
 	}

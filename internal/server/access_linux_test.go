@@ -182,7 +182,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	}
 	// The same name is another session.
 	a = ask(t, k, foreign, "PUT", "/v1/sessions/alpha", `{}`)
-	var opened api.Opened
+	var opened session.Opened
 	a.decode(t, &opened)
 	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
 		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
@@ -192,7 +192,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
 		t.Errorf("its run: %+v %v", i, err)
 	}
-	if q, err := owner.Approval(t.Context(), question, false); err != nil || q.State != gate.Pending {
+	if q, err := owner.Approval(t.Context(), question, client.ApprovalOptions{}); err != nil || q.State != gate.Pending {
 		t.Errorf("its question: %+v %v", q, err)
 	}
 	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
@@ -263,7 +263,7 @@ func TestKeysOverTheirLife(t *testing.T) {
 	if a := ask(t, k, admin, "GET", "/v1/keys", ""); strings.Contains(a.body, made.Secret) || strings.Contains(a.body, "secret") || !strings.Contains(a.body, made.ID) {
 		t.Errorf("the list: %s", a.body)
 	}
-	stored, err := k.Manager.Store().Keys(t.Context(), "a")
+	stored, err := k.Store.Keys(t.Context(), "a")
 	if err != nil || strings.Contains(fmt.Sprintf("%s", stored), made.Secret[len("rk_0000000000000000_"):]) {
 		t.Errorf("the store holds the secret itself: %v", err)
 	}

@@ -22,7 +22,7 @@ func (s *Server) keepApprovals(ctx context.Context) error {
 	if s.opts.Approvals == nil {
 		return nil
 	}
-	return s.opts.Approvals.KeepIn(ctx, questions{s.manager.Store()})
+	return s.opts.Approvals.KeepIn(ctx, questions{s.opts.Store})
 }
 
 // questions keeps the gate's questions in the store.

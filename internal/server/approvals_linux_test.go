@@ -72,7 +72,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 		"another tenant":         {b, id, gate.CodeApprovalUnknown},
 		"an id that is none":     {a, "x/../" + strings.Repeat("y", 200), gate.CodeApprovalUnknown},
 	} {
-		if _, err := tt.by.Resolve(t.Context(), tt.id, true, ""); sandbox.CodeOf(err) != tt.want {
+		if _, err := tt.by.Resolve(t.Context(), tt.id, client.Answer{Grant: true}); sandbox.CodeOf(err) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -87,13 +87,13 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 
 	answered := make(chan gate.Approval, 1)
 	go func() {
-		q, err := model.Approval(t.Context(), id, true)
+		q, err := model.Approval(t.Context(), id, client.ApprovalOptions{Wait: true})
 		if err != nil {
 			t.Error(err)
 		}
 		answered <- q
 	}()
-	if q, err := a.Resolve(t.Context(), id, true, "go on"); err != nil || q.State != gate.Granted || q.By == "" {
+	if q, err := a.Resolve(t.Context(), id, client.Answer{Grant: true, Note: "go on"}); err != nil || q.State != gate.Granted || q.By == "" {
 		t.Errorf("%+v %v", q, err)
 	}
 	if q := <-answered; q.State != gate.Granted || q.Note != "go on" {
@@ -102,7 +102,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 	if d := judge("a", "rm -rf /"); d.Action != gate.Allow || d.ApprovedBy == "" {
 		t.Errorf("%+v", d)
 	}
-	if _, err := a.Resolve(t.Context(), id, false, ""); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
+	if _, err := a.Resolve(t.Context(), id, client.Answer{}); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
 		t.Errorf("%v", err)
 	}
 	var noted []session.Entry
@@ -137,7 +137,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 			if len(list) != 1 || list[0].Request.Tenant != "acme" {
 				return "", fmt.Errorf("questions: %+v", list)
 			}
-			_, err = boss.Resolve(ctx, list[0].ID, true, "")
+			_, err = boss.Resolve(ctx, list[0].ID, client.Answer{Grant: true})
 			return code, err
 		}})
 	set.Add(model)
@@ -190,7 +190,7 @@ func TestAServerWithoutQuestionsHasNone(t *testing.T) {
 	if list, err := k.Trusted.Approvals(t.Context(), ""); err != nil || len(list) != 0 {
 		t.Errorf("%+v %v", list, err)
 	}
-	if _, err := k.Trusted.Resolve(t.Context(), "x", true, ""); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
+	if _, err := k.Trusted.Resolve(t.Context(), "x", client.Answer{Grant: true}); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
 		t.Errorf("%v", err)
 	}
 }

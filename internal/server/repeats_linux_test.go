@@ -46,7 +46,7 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 		there                    string // after it
 		made                     string // part of the answer
 	}{
-		{"a session of a name", "POST", "/v1/sessions", `{"name":"mine"}`, "2 sessions, 0 snapshots", `"made":true`},
+		{"a session of a name", "POST", "/v1/sessions", `{"name":"mine"}`, "2 sessions, 0 snapshots", `"new":true`},
 		{"a session without a name", "POST", "/v1/sessions", `{}`, "3 sessions, 0 snapshots", `"made":true`},
 		{"a session by its path", "PUT", "/v1/sessions/yours", `{}`, "4 sessions, 0 snapshots", `"made":true`},
 		{"a snapshot", "POST", "/v1/sessions/work/snapshots", `{"name":"one"}`, "4 sessions, 1 snapshots", `"name":"one"`},

@@ -234,7 +234,7 @@ func (c *call) runLimits(base, most rlm.Limits, in api.RunLimits) (rlm.Limits, e
 	if in.Turns != nil {
 		l.Turns = *in.Turns
 	}
-	if l.Turns < 1 || l.Depth < 0 || l.Tokens < rlm.Unlimited || l.Calls < rlm.Unlimited || l.Cost < 0 && l.Cost != rlm.Unlimited {
+	if l.Turns < 1 || l.Depth < 0 || l.Tokens < sandbox.NoLimit || l.Calls < sandbox.NoLimit || l.Cost < 0 && l.Cost != sandbox.NoLimit {
 		return l, invalid("a limit of the run is out of range")
 	}
 	if c.who.host {

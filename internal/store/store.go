@@ -1,7 +1,8 @@
 // Package store keeps what must outlive the server: sessions, snapshots, variables, events, the audit log, and who may do what.
 //
-// It adds to what a backend knows and is never the truth about what runs. One data directory has one store open at a time.
-// The default is a SQLite file; [Store] is narrow so that another database can stand behind it.
+// It adds to what a backend knows and is never the truth about what runs. [SQLite] keeps it in a file of a data directory,
+// which only one program opens at a time. Whoever opens a store passes it to the session manager and to the server as a
+// [Store], so that another database needs no change there.
 package store
 
 import (
@@ -9,8 +10,8 @@ import (
 	"time"
 )
 
-// Store is what the rooms above need of a database. Its methods may be called from several goroutines, and each is one transaction: it
-// happens as a whole or not at all.
+// Store is what the packages above need of a database. Its methods may be called concurrently, and each is one transaction:
+// all of it happens, or nothing.
 type Store interface {
 	// Instance is the id of this store, made when it was made. It marks the sandboxes that are ours.
 	Instance() string

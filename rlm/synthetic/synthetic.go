@@ -23,6 +23,7 @@ import (
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Task is a question with a known answer.
@@ -88,7 +89,7 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 		return t.Sub, nil
 	}
 	l := rlm.DefaultLimits()
-	l.Tokens, l.Time = rlm.Unlimited, rlm.Unlimited
+	l.Tokens, l.Time = sandbox.NoLimit, sandbox.NoLimit
 	o.Limits, o.PlainBelow = &l, -1
 	e, err := rlm.New(o)
 	if err != nil {

@@ -46,7 +46,7 @@ var attachments = []feature{
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{
 				Shell:      "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
-				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoTimeout},
+				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoLimit},
 			})
 		})
 		out.await(t, "ready")
@@ -71,7 +71,7 @@ var attachments = []feature{
 		defer func() { noError(t, b.Stop(t.Context(), id)) }()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: sandbox.NoTimeout}, Shell: "echo ready; sleep 1000"})
+			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: sandbox.NoLimit}, Shell: "echo ready; sleep 1000"})
 		})
 		out.await(t, "ready")
 		sb.Detach()

@@ -308,14 +308,14 @@ var commands = []feature{
 		out.await(t, "ready")
 		fails(t, "forget what runs", sb.Forget(t.Context(), id), sandbox.CodeBusy)
 		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
-		noError(t, sb.Signal(t.Context(), id, sigUSR1, false))
+		noError(t, sb.Signal(t.Context(), id, sigUSR1, sandbox.SignalOptions{}))
 		out.await(t, "got it")
-		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, false))
+		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{}))
 		v := verdictOf(t, done)
 		same(t, "ended", v.Ended, sandbox.EndedKilled)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
-		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, false), sandbox.CodeNotFound)
-		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, false), sandbox.CodeNotFound)
+		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
+		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
 	}},
 	{"a background command can be cancelled with everything it started", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)

@@ -147,7 +147,7 @@ var endings = []feature{
 			t.Errorf("survivors %+v, want %v, sleep 1234, alive", v.Survivors, pids)
 		}
 		same(t, "alive", len(living(t, sb, pids)), 1)
-		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, true))
+		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
 		eventually(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
 	}},
 	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
@@ -277,7 +277,9 @@ func completeVerdicts(t *testing.T, s *suite) {
 		end   func(cancel func())
 	}{
 		{"cancel", sandbox.EndedCancelled, func(cancel func()) { cancel() }},
-		{"kill", sandbox.EndedKilled, func(func()) { noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, true)) }},
+		{"kill", sandbox.EndedKilled, func(func()) {
+			noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
+		}},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

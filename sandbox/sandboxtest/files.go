@@ -116,7 +116,9 @@ var fileFeatures = []feature{
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
-		fails(t, "exclusive", f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true}), sandbox.CodeFileExists)
+		err := f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true})
+		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		same(t, "a file that exists is fs.ErrExist", errors.Is(err, fs.ErrExist), true)
 		noError(t, f.WriteAll(ctx, "file", []byte(" more"), sandbox.WriteOptions{Append: true}))
 		same(t, "content", shell(t, sb, "cat file"), "one more")
 		fails(t, "no parents", f.WriteAll(ctx, "no/such/file", nil, sandbox.WriteOptions{}), sandbox.CodeFileNotFound)
@@ -129,8 +131,8 @@ var fileFeatures = []feature{
 	{"directories are made, listed, moved and removed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
-		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", false), sandbox.CodeFileNotFound)
-		noError(t, f.Mkdir(ctx, "a/b", true))
+		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{}), sandbox.CodeFileNotFound)
+		noError(t, f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{Parents: true}))
 		noError(t, f.WriteAll(ctx, "a/b/x", []byte("x"), sandbox.WriteOptions{}))
 		noError(t, f.WriteAll(ctx, "a/y", []byte("yy"), sandbox.WriteOptions{}))
 		shell(t, sb, "ln -s y a/link; mkfifo a/pipe")
@@ -143,13 +145,13 @@ var fileFeatures = []feature{
 		if !maps.Equal(kinds, want) {
 			t.Errorf("listed %v, want %v", kinds, want)
 		}
-		noError(t, f.Move(ctx, "a/y", "a/z", false))
-		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", true), sandbox.CodeFileExists)
-		noError(t, f.Move(ctx, "a/z", "a/b/x", false))
+		noError(t, f.Move(ctx, "a/y", "a/z", sandbox.MoveOptions{}))
+		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{Exclusive: true}), sandbox.CodeFileExists)
+		noError(t, f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{}))
 		same(t, "content", shell(t, sb, "cat a/b/x"), "yy")
-		fails(t, "remove a full directory", f.Remove(ctx, "a", false), sandbox.CodeFileNotEmpty)
-		fails(t, "remove what is not there", f.Remove(ctx, "nothing", false), sandbox.CodeFileNotFound)
-		noError(t, f.Remove(ctx, "a", true))
+		fails(t, "remove a full directory", f.Remove(ctx, "a", sandbox.RemoveOptions{}), sandbox.CodeFileNotEmpty)
+		fails(t, "remove what is not there", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), sandbox.CodeFileNotFound)
+		noError(t, f.Remove(ctx, "a", sandbox.RemoveOptions{Recursive: true}))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
 	{"a list of many files comes whole and in order", overHTTP, func(t *testing.T, s *suite) {
@@ -195,7 +197,7 @@ var fileFeatures = []feature{
 			b, err := f.ReadAll(ctx, "copy/"+n)
 			noError(t, err)
 			same(t, "content of the copy", string(b), n)
-			noError(t, f.Remove(ctx, n, false))
+			noError(t, f.Remove(ctx, n, sandbox.RemoveOptions{}))
 		}
 		for _, bad := range []string{"nul\x00", strings.Repeat("l", 256), strings.Repeat("d/", 3000) + "x"} {
 			fails(t, fmt.Sprintf("%.20q", bad), f.WriteAll(ctx, bad, nil, sandbox.WriteOptions{}), sandbox.CodePathInvalid)
@@ -211,6 +213,7 @@ var fileFeatures = []feature{
 		fails(t, "read a directory", err, sandbox.CodeFileIsDirectory)
 		_, err = f.ReadAll(ctx, "nothing")
 		fails(t, "read what is not there", err, sandbox.CodeFileNotFound)
+		same(t, "a missing file is fs.ErrNotExist", errors.Is(err, fs.ErrNotExist), true)
 		_, err = files(sb, "").ReadAll(ctx, "/dev/zero")
 		fails(t, "read a device", err, sandbox.CodeFileNotRegular)
 		_, err = f.ReadAll(ctx, "loop")
@@ -239,10 +242,10 @@ var fileFeatures = []feature{
 		}
 		for _, p := range []string{"../new", "up/new"} {
 			fails(t, "write "+p, f.WriteAll(ctx, p, []byte("x"), sandbox.WriteOptions{Parents: true}), sandbox.CodePathEscapes)
-			fails(t, "mkdir "+p, f.Mkdir(ctx, p, true), sandbox.CodePathEscapes)
+			fails(t, "mkdir "+p, f.Mkdir(ctx, p, sandbox.MkdirOptions{Parents: true}), sandbox.CodePathEscapes)
 		}
-		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", false), sandbox.CodePathEscapes)
-		fails(t, "remove outside", f.Remove(ctx, "up/secret", true), sandbox.CodePathEscapes)
+		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", sandbox.MoveOptions{}), sandbox.CodePathEscapes)
+		fails(t, "remove outside", f.Remove(ctx, "up/secret", sandbox.RemoveOptions{Recursive: true}), sandbox.CodePathEscapes)
 		b, err := f.ReadAll(ctx, "inside/fine")
 		noError(t, err)
 		same(t, "a link that stays inside", string(b), "fine\n")
@@ -338,13 +341,13 @@ var fileFeatures = []feature{
 	{"changes are told while they happen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
-		noError(t, f.Mkdir(t.Context(), "watched", false))
+		noError(t, f.Mkdir(t.Context(), "watched", sandbox.MkdirOptions{}))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		events := make(chan sandbox.FileEvent, 1000)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- f.Watch(ctx, "watched", true, func(e sandbox.FileEvent) error {
+			ended <- f.Watch(ctx, "watched", sandbox.WatchOptions{Recursive: true}, func(e sandbox.FileEvent) error {
 				events <- e
 				return nil
 			})
@@ -373,11 +376,11 @@ var fileFeatures = []feature{
 		fails(t, "the end of a watch", await(t, "the end of the watch", ended), sandbox.CodeCancelled)
 
 		stop := errors.New("enough")
-		err := f.Watch(t.Context(), "watched", false, func(sandbox.FileEvent) error { return stop })
+		err := f.Watch(t.Context(), "watched", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return stop })
 		if !errors.Is(err, stop) {
 			t.Errorf("the watcher's own error came back as %v", err)
 		}
-		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", false, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
+		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
 	}},
 	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)

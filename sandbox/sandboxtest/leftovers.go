@@ -27,7 +27,7 @@ var leftBehind = []feature{
 			runCell(t, sb, sandbox.Cell{Code: "1", Context: "another"})
 		}
 		for name, v := range map[string]*sandbox.Verdict{"command": c, "cell": x} {
-			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, true); err != nil {
+			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
 				t.Fatalf("what the %s left behind: %v", name, err)
 			}
 			eventually(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })

@@ -210,7 +210,7 @@ func TestSignalToWhatHasEnded(t *testing.T) {
 			if was.Stdout.Produced > 0 && was.Stdout.String() == next.Stdout.String() {
 				reused++
 			}
-			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, false); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, sandbox.SignalOptions{}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 				t.Errorf("a signal to what has ended: %v", err)
 			}
 			if err := sb.Cancel(t.Context(), first); err != nil {
@@ -236,7 +236,7 @@ func signalOnAndOn(t *testing.T, sb *sandbox.Sandbox, id string) (stop func()) {
 					return
 				default:
 				}
-				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, tree)); code != "" && code != sandbox.CodeNotFound {
+				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{Tree: tree})); code != "" && code != sandbox.CodeNotFound {
 					t.Errorf("a signal that may come too late: %s", code)
 				}
 			}
