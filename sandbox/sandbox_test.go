@@ -11,8 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // toy is a backend whose only sandbox is a guest that answers as serve says.
 type toy struct {

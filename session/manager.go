@@ -17,6 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
@@ -37,7 +38,7 @@ const (
 type Options struct {
 	// Backends that may be used, and what the chosen one must offer.
 	Backends []sandbox.Backend
-	Require  sandbox.Requirements
+	Require  backend.Requirements
 	// DataDir holds the store; empty: the user's own. One directory has one manager at a time.
 	DataDir string
 	Policy  Policy // of sessions that do not say
@@ -172,7 +173,7 @@ func (m *Manager) backend(ctx context.Context, name string) (sandbox.Backend, er
 	if req.Logger == nil {
 		req.Logger = m.log
 	}
-	b, _, err := sandbox.Select(ctx, m.opts.Backends, req)
+	b, _, err := backend.Select(ctx, m.opts.Backends, req)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +195,7 @@ func (m *Manager) known(name string) sandbox.Backend {
 
 // pool gives the pool of a backend, or nil where there is none: what it makes must be given a session's labels later.
 func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
-	if _, ok := b.(sandbox.Labeler); !ok || m.opts.NoPool {
+	if _, ok := b.(backend.Labeler); !ok || m.opts.NoPool {
 		return nil
 	}
 	m.backendMu.Lock()

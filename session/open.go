@@ -10,6 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Open finds the session of a key, or makes it; created says which. A session that the same request has made counts as created. A hundred callers at once make one sandbox. A session that is being
@@ -261,7 +262,7 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 		return nil, err
 	}
 	failpoint("create.taken")
-	if err := b.(sandbox.Labeler).Label(ctx, sb.ID(), labels); err != nil {
+	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
 		return nil, joined(err, sb.Close())
 	}
 	return sb, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // choice is what the user says about which backend to use.
@@ -35,8 +36,8 @@ func (c *choice) register(f *pflag.FlagSet) {
 	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
 }
 
-func (c *choice) requirements(a *app) sandbox.Requirements {
-	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
+func (c *choice) requirements(a *app) backend.Requirements {
+	req := backend.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			req.Order = append(req.Order, name)

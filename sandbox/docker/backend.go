@@ -23,6 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
@@ -154,10 +155,10 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	if spec.RootFS != "" {
-		return nil, sandbox.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
+		return nil, backend.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
 	}
 	if image.IsPath(spec.Image) {
-		return nil, sandbox.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
+		return nil, backend.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
 	}
 	return b.start(ctx, spec, spec.Image, "")
 }
@@ -228,7 +229,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 
 // consent refuses in production what shares the host's kernel.
 func (b *Backend) consent(f *facts) error {
-	production, err := sandbox.Production()
+	production, err := backend.Production()
 	if err != nil || !production || b.level(f) >= sandbox.IsolationKernel {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // plan is a container that is about to be made.
@@ -212,7 +213,7 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 		return nil
 	}
 	if !b.local() {
-		return sandbox.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
+		return backend.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
 	}
 	policy := hostpath.Default()
 	policy.Allow = b.opts.AllowMounts

@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // maxPasswd is how much of an image's table of users is read.
@@ -48,7 +49,7 @@ func (b *Backend) user(ctx context.Context, f *facts, spec sandbox.Spec, image s
 		return u, err
 	}
 	if u.UID == 0 && f.ownGuest() {
-		return u, sandbox.NotSupported(Name, "run code as root with the runtime "+f.runtime+", where the guest alone is root", "use another user, or the runtime runc")
+		return u, backend.NotSupported(Name, "run code as root with the runtime "+f.runtime+", where the guest alone is root", "use another user, or the runtime runc")
 	}
 	return u, nil
 }
@@ -65,7 +66,7 @@ func (p *plan) guestUser() string {
 func (b *Backend) oomScore(f *facts, spec sandbox.Spec) (int, error) {
 	switch {
 	case f.userSpace() && spec.OOMScoreAdj != nil:
-		return 0, sandbox.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses whom to end for memory", "leave it out, or use the runtime runc")
+		return 0, backend.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses whom to end for memory", "leave it out, or use the runtime runc")
 	case f.userSpace():
 		return 0, nil
 	}
@@ -87,7 +88,7 @@ func (b *Backend) consentRoot(u sandbox.User) error {
 		return nil
 	}
 	refused := &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "code would run as root, or in root's group, and be root on the engine's machine if it got out"}
-	switch production, err := sandbox.Production(); {
+	switch production, err := backend.Production(); {
 	case err != nil:
 		return err
 	case production:
