@@ -22,7 +22,7 @@ type choice struct {
 	allowNone bool
 	container bool
 	pull      string
-	min       isolation
+	min       sandbox.Isolation
 
 	flags *pflag.FlagSet
 }
@@ -33,11 +33,11 @@ func (c *choice) register(f *pflag.FlagSet) {
 	f.BoolVar(&c.allowNone, "allow-no-isolation", false, "consent to a backend that isolates nothing")
 	f.BoolVar(&c.container, "allow-container", false, "consent to containers that share this machine's kernel; to name docker is consent too")
 	f.StringVar(&c.pull, "pull", "", "when docker fetches an image: missing, always or never (default missing)")
-	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
+	f.TextVar(&c.min, "min-isolation", sandbox.IsolationNone, "refuse a weaker `level` of isolation: none, container, kernel or vm")
 }
 
 func (c *choice) requirements(a *app) backend.Requirements {
-	req := backend.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
+	req := backend.Requirements{MinIsolation: c.min, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			req.Order = append(req.Order, name)
@@ -290,33 +290,4 @@ func (p patience) timeout() time.Duration {
 		return sandbox.NoTimeout
 	}
 	return time.Duration(p)
-}
-
-// isolation is a flag for a level of isolation.
-type isolation struct{ level sandbox.Isolation }
-
-var isolations = map[string]sandbox.Isolation{
-	"none": sandbox.IsolationNone, "container": sandbox.IsolationContainer, "kernel": sandbox.IsolationKernel, "vm": sandbox.IsolationVM,
-}
-
-func (i *isolation) String() string {
-	for word, level := range isolations {
-		if level == i.level && level != sandbox.IsolationNone {
-			return word
-		}
-	}
-	return ""
-}
-
-// Type names the flag's value in help texts.
-func (i *isolation) Type() string { return "level" }
-
-// Set reads a level by its word.
-func (i *isolation) Set(v string) error {
-	level, ok := isolations[v]
-	if !ok {
-		return fmt.Errorf("%q is none of none, container, kernel, vm", v)
-	}
-	i.level = level
-	return nil
 }

@@ -140,7 +140,7 @@ func TestSelect(t *testing.T) {
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{Order: []string{"docker", "gvisor"}, MinIsolation: sandbox.IsolationKernel},
 			want:     "gvisor",
-			reasons:  map[string]string{"docker": "its isolation is container, and user-space kernel is required"},
+			reasons:  map[string]string{"docker": "its isolation is container, and kernel is required"},
 		},
 		{
 			name:     "nothing is strong enough",
