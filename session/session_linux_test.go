@@ -1,6 +1,7 @@
 package session
 
 import (
+	"encoding/json"
 	"context"
 	"os"
 	"path/filepath"
@@ -88,7 +89,7 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		"another gate":             {OpenOptions{Gate: "block"}, "gate is as the server is configured, not block"},
 		"another shell":            {OpenOptions{Spec: &sandbox.Spec{Shell: "dash"}}, "shell"},
 		"another user":             {OpenOptions{Spec: &sandbox.Spec{User: "2000"}}, "user"},
-		"another score":            {OpenOptions{Spec: &sandbox.Spec{OOMScoreAdj: new(int)}}, "oom_score_adj"},
+		"other options":            {OpenOptions{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}, "options"},
 		"another role":             {OpenOptions{Role: "nurse"}, "role"},
 		"another lifetime":         {OpenOptions{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}, "differs in ttl"},
 		"another limit":            {OpenOptions{Policy: Policy{Commands: 3}}, "differs in commands"},

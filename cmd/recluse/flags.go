@@ -14,6 +14,7 @@ import (
 
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
+	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
 // choice is what the user says about which backend to use.
@@ -88,7 +89,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 
 func (m *machine) spec() (sandbox.Spec, error) {
 	s := sandbox.Spec{
-		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Hostname: m.hostname, Cold: m.cold, Shell: m.shell, User: m.user, OOMScoreAdj: m.oomScore.value,
+		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Hostname: m.hostname, Cold: m.cold, Shell: m.shell, User: m.user,
 		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk), OpenFiles: int(m.openFiles)},
 	}
 	for _, arg := range m.mounts {
@@ -105,9 +106,9 @@ func (m *machine) spec() (sandbox.Spec, error) {
 		}
 		s.Volumes = append(s.Volumes, sandbox.Volume{Name: v.Host, Path: v.Path, Writable: v.Writable})
 	}
-	s.HostConfig = json.RawMessage(m.hostConfig)
 	s.Env = m.env.values
-	return s, nil
+	err := docker.SpecOptions{HostConfig: json.RawMessage(m.hostConfig), OOMScoreAdj: m.oomScore.value}.Apply(&s)
+	return s, err
 }
 
 // sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.

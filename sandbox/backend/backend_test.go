@@ -60,6 +60,7 @@ func (a *able) Resume(context.Context, string) error                { return a.n
 func (a *able) Share(context.Context, string, string, string) error { return a.note("share") }
 func (a *able) OnIncident(func(sandbox.Incident))                   { _ = a.note("incident") }
 func (a *able) Stop(context.Context, string) error                  { return nil }
+func (a *able) Name() string                                        { return "able" }
 func (a *able) ID() string                                          { return "able" }
 func (a *able) Spec() sandbox.Spec                                  { return sandbox.Spec{} }
 func (a *able) Stream() io.ReadWriteCloser                          { return a.stream }

@@ -169,7 +169,11 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	if err := b.judgeMounts(&spec); err != nil {
 		return nil, err
 	}
-	if err := b.judgeHostConfig(spec); err != nil {
+	opts, err := specOptions(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.judgeHostConfig(opts); err != nil {
 		return nil, err
 	}
 	f, err := b.facts(ctx)
@@ -184,7 +188,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	}
 	p := &plan{
 		record: record{ID: "d-" + randomHex(6), Spec: spec, Created: time.Now().UTC(), Owner: self(), Generation: randomHex(8), Restored: snapshot},
-		facts:  f, token: randomHex(wire.TokenSize),
+		facts:  f, options: opts, token: randomHex(wire.TokenSize),
 	}
 	if p.image, err = b.image(ctx, image); err != nil {
 		return nil, err
@@ -197,7 +201,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
 		return nil, err
 	}
-	if p.oomScore, err = b.oomScore(f, spec); err != nil {
+	if p.oomScore, err = b.oomScore(f, opts); err != nil {
 		return nil, err
 	}
 	guest, err := b.guestProgram(ctx, f.arch)

@@ -27,10 +27,11 @@ import (
 // plan is a container that is about to be made.
 type plan struct {
 	record
-	facts  *facts
-	image  client.ImageInspectResult
-	volume string // with the guest
-	token  string
+	facts   *facts
+	options SpecOptions
+	image   client.ImageInspectResult
+	volume  string // with the guest
+	token   string
 
 	oomScore int           // of what is run
 	counted  []agent.Tmpfs // file systems in memory that the guest mounts
@@ -133,7 +134,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
-	patch, err := b.patch(p.Spec)
+	patch, err := b.patch(p.options)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	if err := b.layOver(hc, p.Spec); err != nil {
+	if err := b.layOver(hc, p.options); err != nil {
 		return nil, err
 	}
 	hc.CapAdd = p.facts.grant(hc.CapAdd)

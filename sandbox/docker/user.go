@@ -62,24 +62,26 @@ func (p *plan) guestUser() string {
 	return ids(p.User)
 }
 
-// oomScore is what is added to the badness of everything that is run.
-func (b *Backend) oomScore(f *facts, spec sandbox.Spec) (int, error) {
-	switch {
-	case f.userSpace() && spec.OOMScoreAdj != nil:
-		return 0, backend.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses whom to end for memory", "leave it out, or use the runtime runc")
-	case f.userSpace():
+// oomScore returns the oom_score_adj of everything that is run.
+func (b *Backend) oomScore(f *facts, o SpecOptions) (int, error) {
+	if f.userSpace() {
+		if o.OOMScoreAdj != nil {
+			return 0, backend.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses what to kill for memory",
+				"leave it out, or use the runtime runc")
+		}
 		return 0, nil
 	}
-	hc, err := b.patch(spec)
-	if spec.OOMScoreAdj == nil {
+	hc, err := b.patch(o)
+	if o.OOMScoreAdj == nil {
 		return max(defaultOOMScore, hc.OomScoreAdj), err // which can only be raised
 	}
-	if err == nil && *spec.OOMScoreAdj < hc.OomScoreAdj {
+	if err == nil && *o.OOMScoreAdj < hc.OomScoreAdj {
 		err = &sandbox.Error{
-			Code: sandbox.CodeInvalidSpec, Op: "start sandbox", Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *spec.OOMScoreAdj, hc.OomScoreAdj),
+			Code: sandbox.CodeInvalidSpec, Op: "start sandbox",
+			Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *o.OOMScoreAdj, hc.OomScoreAdj),
 		}
 	}
-	return *spec.OOMScoreAdj, err
+	return *o.OOMScoreAdj, err
 }
 
 // consentRoot refuses root, and root's group, unless the options allow it.

@@ -216,10 +216,10 @@ func refuseSpec(spec sandbox.Spec) error {
 		what = "set a host name"
 	case spec.User != "":
 		what = "run code as another user"
-	case len(spec.Volumes) > 0 || len(spec.HostConfig) > 0:
-		what = "show named volumes, or take a host config"
-	case spec.OOMScoreAdj != nil:
-		what = "set oom_score_adj"
+	case len(spec.Volumes) > 0:
+		what = "show named volumes"
+	case spec.Options[Name] != nil:
+		what = "take options of its own in a spec"
 	default:
 		return refuseLimits(spec.Limits)
 	}
