@@ -1,6 +1,11 @@
 package sandbox
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
 
 // Isolation is what stands between the code and the host, weakest first, so that
 // levels can be compared.
@@ -14,23 +19,31 @@ const (
 	IsolationVM                         // a virtual machine
 )
 
-// String gives the name that is used in flags, config and reports.
+var isolationNames = []string{"none", "container", "kernel", "vm"}
+
+// String returns the name that flags, config, JSON and reports use.
 func (i Isolation) String() string {
-	switch i {
-	case IsolationNone:
-		return "none"
-	case IsolationContainer:
-		return "container"
-	case IsolationKernel:
-		return "user-space kernel"
-	case IsolationVM:
-		return "virtual machine"
+	if i < 0 || int(i) >= len(isolationNames) {
+		return "unknown"
 	}
-	return "unknown"
+	return isolationNames[i]
 }
 
-// MarshalText writes the level by its name.
+// MarshalText implements encoding.TextMarshaler.
 func (i Isolation) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (i *Isolation) UnmarshalText(text []byte) error {
+	n := slices.Index(isolationNames, string(text))
+	if n < 0 {
+		return &Error{
+			Code: CodeInvalidRequest, Op: "read isolation",
+			Message: fmt.Sprintf("unknown isolation %q", text), Remedy: "use one of " + strings.Join(isolationNames, ", "),
+		}
+	}
+	*i = Isolation(n)
+	return nil
+}
 
 // Snapshots is how much of a sandbox a snapshot holds.
 type Snapshots string

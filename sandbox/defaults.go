@@ -31,7 +31,4 @@ const (
 
 	// MaxEnv bounds a sandbox's environment: each program that starts there gets it, and Linux gives 2 MiB to all its arguments.
 	MaxEnv = 128 << 10
-
-	// ProbeTimeout bounds one backend's answer during selection.
-	ProbeTimeout = 2 * time.Second
 )

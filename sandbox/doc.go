@@ -16,8 +16,6 @@
 // signal, an exception, a time-out. What went wrong with the machinery is an error, always an
 // [Error] with a stable [Code]. Whoever shows results to a model shows it the first, and stops at the second.
 //
-// [Select] chooses among several backends by real probes and says why it passed over
-// the others. Running without isolation is never chosen silently.
-//
-// This package holds the domain and no backend. Those are in packages below it.
+// This package holds the domain and no backend. Backends are in sandbox/gvisor, sandbox/docker and
+// sandbox/local; package sandbox/backend chooses among several and says what a backend implements.
 package sandbox

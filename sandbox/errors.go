@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -135,7 +136,15 @@ func CodeOf(err error) Code {
 	return CodeInternal
 }
 
-// NotSupported is the error of a backend that cannot do op.
-func NotSupported(backend, op, remedy string) error {
-	return &Error{Code: CodeNotSupported, Op: op, Message: "the " + backend + " backend cannot do this", Remedy: remedy}
+// SplitRemedy separates err from the remedies of the *Error that it is and of those it directly wraps.
+// It returns the outermost remedy: the others would only repeat it.
+func SplitRemedy(err error) (remedy string, bare error) {
+	e, ok := err.(*Error) //nolint:errorlint // in a wrapped one it is part of the text
+	if !ok {
+		return "", err
+	}
+	c := *e
+	remedy, c.Err = SplitRemedy(e.Err)
+	c.Remedy = ""
+	return cmp.Or(e.Remedy, remedy), &c
 }

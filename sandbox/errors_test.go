@@ -67,10 +67,3 @@ func TestCodeOf(t *testing.T) {
 		}
 	}
 }
-
-func TestNotSupported(t *testing.T) {
-	err := NotSupported("local", "snapshot", "use gvisor")
-	if !errors.Is(err, ErrNotSupported) || err.Error() != "snapshot: the local backend cannot do this (use gvisor)" {
-		t.Errorf("%v", err)
-	}
-}

@@ -59,6 +59,9 @@ func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 	if err := spec.Check(); err != nil {
 		return nil, err
 	}
+	if err := spec.checkOptions(b.Name()); err != nil {
+		return nil, err
+	}
 	m, err := b.Start(ctx, spec)
 	if err != nil {
 		return nil, err

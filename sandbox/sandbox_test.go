@@ -11,12 +11,17 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // toy is a backend whose only sandbox is a guest that answers as serve says.
 type toy struct {
 	Backend
+	name    string
 	machine toyMachine
 	stops   []error // what Stop gives, one after the other; then nil
 	stopped int
@@ -36,6 +41,8 @@ func (b *toy) Start(_ context.Context, spec Spec) (Machine, error) {
 	}()
 	return &b.machine, nil
 }
+
+func (b *toy) Name() string { return b.name }
 
 func (b *toy) Stop(context.Context, string) error {
 	b.stopped++

@@ -29,9 +29,9 @@ type Spec struct {
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
 	// limit, and is in no snapshot.
 	Volumes []Volume `json:"volumes,omitempty"`
-	// HostConfig is laid over what a container engine is told about the sandbox, as JSON of its API. What it loosens nobody can promise any more,
-	// so a backend takes it only where its options allow that, and then reports less isolation.
-	HostConfig json.RawMessage `json:"host_config,omitempty"`
+	// Options are settings of a single backend, keyed by its name; the backend's package documents them. Options of
+	// another backend than the one that makes the sandbox are refused.
+	Options map[string]json.RawMessage `json:"options,omitempty"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty"`
 	// Dir is where commands start; empty: the home directory, or the image's own.
@@ -41,9 +41,6 @@ type Spec struct {
 	Shell string `json:"shell,omitempty"`
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
 	User string `json:"user,omitempty"`
-	// OOMScoreAdj is added to the badness of commands, from 0 to 1000, where the host's kernel chooses whom to kill when memory is short. The higher,
-	// the sooner; at 0 the guest itself is as likely to be chosen. Interpreters, which have state to lose, never have more. Nil: the backend's choice.
-	OOMScoreAdj *int `json:"oom_score_adj,omitempty"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string `json:"hostname,omitempty"`
 	// Labels are kept with the sandbox and given back by List.
@@ -129,13 +126,12 @@ func (s Spec) WithDefaults() Spec {
 	s.Limits = s.Limits.WithDefaults()
 	s.Mounts = slices.Clone(s.Mounts)
 	s.Volumes = slices.Clone(s.Volumes)
-	s.HostConfig = slices.Clone(s.HostConfig)
+	s.Options = maps.Clone(s.Options)
+	for name, o := range s.Options {
+		s.Options[name] = slices.Clone(o)
+	}
 	s.Env = maps.Clone(s.Env)
 	s.Labels = maps.Clone(s.Labels)
-	if s.OOMScoreAdj != nil {
-		score := *s.OOMScoreAdj
-		s.OOMScoreAdj = &score
-	}
 	return s
 }
 
@@ -164,14 +160,13 @@ func (s Spec) Check() error {
 	if _, err := ParseUser(s.User); err != nil {
 		return err
 	}
-	if s.OOMScoreAdj != nil && (*s.OOMScoreAdj < 0 || *s.OOMScoreAdj > 1000) {
-		return bad("oom_score_adj %d is not from 0 to 1000", *s.OOMScoreAdj)
-	}
 	if len(s.Hostname) > 63 || strings.ContainsAny(s.Hostname, "/\x00 \n\t") {
 		return bad("hostname %q is not one", s.Hostname)
 	}
-	if len(s.HostConfig) > 0 && !json.Valid(s.HostConfig) {
-		return bad("the host config is not JSON")
+	for name, o := range s.Options {
+		if !json.Valid(o) {
+			return bad("the options of the %s backend are not valid JSON", name)
+		}
 	}
 	var paths []string
 	for _, m := range s.Mounts {
@@ -187,6 +182,20 @@ func (s Spec) Check() error {
 		return bad("%s", why)
 	}
 	return s.Limits.Check()
+}
+
+// checkOptions refuses options of another backend than the one that is to make the sandbox.
+func (s Spec) checkOptions(backend string) error {
+	for name := range s.Options {
+		if name != backend {
+			return &Error{
+				Code: CodeNotSupported, Op: "check spec",
+				Message: fmt.Sprintf("the spec has options of the %s backend, and the %s backend is to make the sandbox", name, backend),
+				Remedy:  "leave them out, or use the " + name + " backend",
+			}
+		}
+	}
+	return nil
 }
 
 // badPath says what is wrong with the places inside where something is to be shown, or "".

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 	"strings"
@@ -66,7 +67,6 @@ func TestDefaultsAreThosePromised(t *testing.T) {
 }
 
 func TestSpec(t *testing.T) {
-	low, high := -1, 1001
 	for _, c := range []struct {
 		name string
 		spec Spec
@@ -88,11 +88,8 @@ func TestSpec(t *testing.T) {
 		{"a volume that is a directory", Spec{Volumes: []Volume{{Name: "/data", Path: "/data"}}}, "volume"},
 		{"a volume over the home", Spec{Volumes: []Volume{{Name: "data", Path: DefaultHome}}}, "hide"},
 		{"a volume over a mount", Spec{Mounts: []Mount{{Host: "/x", Path: "/data"}}, Volumes: []Volume{{Name: "data", Path: "/data/"}}}, "two mounts"},
-		{"a host config", Spec{HostConfig: []byte(`{"CpuShares": 7}`)}, ""},
-		{"a host config that is none", Spec{HostConfig: []byte(`{`)}, "JSON"},
-		{"a score", Spec{OOMScoreAdj: new(int)}, ""},
-		{"a score that protects", Spec{OOMScoreAdj: &low}, "oom_score_adj"},
-		{"a score beyond all", Spec{OOMScoreAdj: &high}, "oom_score_adj"},
+		{"options", Spec{Options: map[string]json.RawMessage{"x": []byte(`{"a": 7}`)}}, ""},
+		{"options that are not JSON", Spec{Options: map[string]json.RawMessage{"x": []byte(`{`)}}, "JSON"},
 		{"everything", Spec{Image: "alpine:3", Env: map[string]string{"A": "=\n"}, Dir: "/work", Hostname: "box", Mounts: []Mount{{Host: "/data", Path: "/data"}, {Host: "/x", Path: "/mnt/x"}}}, ""},
 		{"image and root file system", Spec{Image: "a", RootFS: "/b"}, "exclude"},
 		{"NUL in the image", Spec{Image: "a\x00"}, "NUL"},
@@ -129,10 +126,23 @@ func checkSpec(t *testing.T, err error, bad string) {
 }
 
 func TestSpecWithDefaultsSharesNothing(t *testing.T) {
-	s := Spec{Env: map[string]string{"A": "1"}, Labels: map[string]string{"l": "1"}, Mounts: []Mount{{Path: "/a"}}, OOMScoreAdj: new(int)}
+	s := Spec{Env: map[string]string{"A": "1"}, Labels: map[string]string{"l": "1"}, Mounts: []Mount{{Path: "/a"}}, Options: map[string]json.RawMessage{"x": []byte("1")}}
 	d := s.WithDefaults()
-	d.Env["A"], d.Labels["l"], d.Mounts[0].Path, *d.OOMScoreAdj = "2", "2", "/b", 2
-	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" || *s.OOMScoreAdj != 0 {
+	d.Env["A"], d.Labels["l"], d.Mounts[0].Path = "2", "2", "/b"
+	d.Options["x"][0] = '2'
+	d.Options["y"] = nil
+	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" || len(s.Options) != 1 || string(s.Options["x"]) != "1" {
 		t.Error("the original has changed")
+	}
+}
+
+func TestOptionsOfAnotherBackendAreRefused(t *testing.T) {
+	spec := Spec{Options: map[string]json.RawMessage{"docker": []byte(`{}`)}}
+	if err := spec.checkOptions("docker"); err != nil {
+		t.Error(err)
+	}
+	_, err := Open(t.Context(), &toy{name: "gvisor"}, spec)
+	if CodeOf(err) != CodeNotSupported || !strings.Contains(err.Error(), "docker") || !strings.Contains(err.Error(), "gvisor") {
+		t.Errorf("%v", err)
 	}
 }

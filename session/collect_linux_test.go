@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 func TestWhatAnEarlierManagerMadeForASessionThatHasAnotherGoes(t *testing.T) {
@@ -19,7 +20,7 @@ func TestWhatAnEarlierManagerMadeForASessionThatHasAnotherGoes(t *testing.T) {
 	}
 	sb.Detach()
 	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "earlier", labelSessionID: s.id, labelSession: s.key.String()}
-	if err := k.b.(sandbox.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
+	if err := k.b.(backend.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "only the session's own is left", func() bool {

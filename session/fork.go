@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // MaxForks is how many copies can be asked for at once.
@@ -43,7 +44,7 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 		return nil, err
 	}
 	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
-		return nil, sandbox.NotSupported(b.Name(), "fork: its snapshots hold no memory, so a copy would not be alive", "for its files alone, save a snapshot and open another session from it")
+		return nil, backend.NotSupported(b.Name(), "fork: its snapshots hold no memory, so a copy would not be alive", "for its files alone, save a snapshot and open another session from it")
 	}
 	if err := s.count(true, false); err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Pause freezes the session in memory. Calls that run wait, and new ones are refused, until Resume.
@@ -94,9 +95,9 @@ func (s *Session) unpause(ctx context.Context, reason string) error {
 	if err != nil {
 		return err
 	}
-	p, ok := b.(sandbox.Pauser)
+	p, ok := b.(backend.Pauser)
 	if !ok {
-		return sandbox.NotSupported(b.Name(), "resume", "")
+		return backend.NotSupported(b.Name(), "resume", "")
 	}
 	if err := p.Resume(ctx, id); err != nil {
 		return err
@@ -238,7 +239,7 @@ func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.San
 		return nil, err
 	}
 	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
-		return nil, sandbox.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "use a backend whose snapshots hold memory, or let the session end when it is idle")
+		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "use a backend whose snapshots hold memory, or let the session end when it is idle")
 	}
 	s.mu.Lock()
 	state, id := s.rec.State, s.rec.Sandbox

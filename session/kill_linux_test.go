@@ -17,6 +17,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // These variables make a test process the one that is killed: it works in a data directory until a failpoint, or until it is shot.
@@ -289,7 +290,7 @@ func child(dir string) int {
 			select {} // until whoever is ahead dies
 		}
 	}
-	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowContainer: true}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
+	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, Require: backend.Requirements{AllowContainer: true}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return 3
@@ -538,7 +539,7 @@ func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	sb.Detach()
-	if err := k.b.(sandbox.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
+	if err := k.b.(backend.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
 		t.Fatal(err)
 	}
 	var looks time.Duration // a busy machine may have missed all but the last

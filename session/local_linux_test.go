@@ -9,6 +9,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
@@ -21,7 +22,7 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 	dir := t.TempDir()
 	b := local.New(local.Options{Dir: filepath.Join(dir, "local"), GuestPath: guest.Path})
 	o := Options{
-		Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowNone: true}, DataDir: dir, reapEvery: 20 * time.Millisecond,
+		Backends: []sandbox.Backend{b}, Require: backend.Requirements{AllowNone: true}, DataDir: dir, reapEvery: 20 * time.Millisecond,
 		Logger: slog.New(slog.DiscardHandler),
 	}
 	m, err := New(t.Context(), o)

@@ -17,6 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
@@ -37,7 +38,7 @@ const (
 type Options struct {
 	// Backends that may be used, and what the chosen one must offer.
 	Backends []sandbox.Backend
-	Require  sandbox.Requirements
+	Require  backend.Requirements
 	// DataDir holds the store and the audit log's spool; empty: the user's own. One manager uses it at a time.
 	DataDir string
 	// Store keeps what must outlive the manager. Its owner closes it after the manager. Nil: a SQLite file in DataDir.
@@ -177,7 +178,7 @@ func (m *Manager) backend(ctx context.Context, name string) (sandbox.Backend, er
 	if req.Logger == nil {
 		req.Logger = m.log
 	}
-	b, _, err := sandbox.Select(ctx, m.opts.Backends, req)
+	b, _, err := backend.Select(ctx, m.opts.Backends, req)
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +200,7 @@ func (m *Manager) known(name string) sandbox.Backend {
 
 // pool gives the pool of a backend, or nil where there is none: what it makes must be given a session's labels later.
 func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
-	if _, ok := b.(sandbox.Labeler); !ok || m.opts.NoPool {
+	if _, ok := b.(backend.Labeler); !ok || m.opts.NoPool {
 		return nil
 	}
 	m.backendMu.Lock()

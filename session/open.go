@@ -10,6 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Open returns the session of a key, and creates it if there is none. Opened.New reports whether this call, or an earlier
@@ -267,7 +268,7 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 		return nil, err
 	}
 	failpoint("create.taken")
-	if err := b.(sandbox.Labeler).Label(ctx, sb.ID(), labels); err != nil {
+	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
 		return nil, joined(err, sb.Close())
 	}
 	return sb, nil

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"encoding/json"
 	"context"
 	"os"
 	"path/filepath"
@@ -110,7 +111,7 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		"another gate":             {OpenOptions{Settings: Settings{Gate: "block"}}, "gate is as the server is configured, not block"},
 		"another shell":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Shell: "dash"}}}, "shell"},
 		"another user":             {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{User: "2000"}}}, "user"},
-		"another score":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{OOMScoreAdj: new(int)}}}, "oom_score_adj"},
+		"other options":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}}, "options"},
 		"another role":             {OpenOptions{Settings: Settings{Role: "nurse"}}, "role"},
 		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}}, "differs in ttl"},
 		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands"},

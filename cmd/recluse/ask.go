@@ -22,6 +22,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // subModels is the label under which a run remembers which models it gave to its calls.
@@ -325,7 +326,7 @@ func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error)
 	}
 	req := m.requirements(a)
 	req.Soon = true
-	b, _, err := sandbox.Select(ctx, a.backends(ctx), req)
+	b, _, err := backend.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return nil, err
 	}

@@ -9,11 +9,12 @@ import (
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // keeper makes what looks after the runs of a server.
-func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend, req sandbox.Requirements, checker *gate.Checker, m *session.Manager, log *slog.Logger) (*runs.Keeper, error) {
+func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend, req backend.Requirements, checker *gate.Checker, m *session.Manager, log *slog.Logger) (*runs.Keeper, error) {
 	set, err := cfg.Models.Open()
 	if err != nil {
 		return nil, err
@@ -28,7 +29,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits(), Gate: checker, Note: m.Note, Logger: log,
 		Known: backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
-			b, _, err := sandbox.Select(ctx, backends, req)
+			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},
 	})

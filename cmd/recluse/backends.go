@@ -2,10 +2,9 @@ package main
 
 import (
 	"context"
-	"slices"
-	"strings"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // backends gives every backend there is, those that cannot work here included: the report of a selection names them all.
@@ -14,7 +13,7 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 	for _, b := range builtin {
 		made, err := b.make(ctx, a)
 		if err != nil {
-			made = broken{name: b.name, err: err}
+			made = backend.Unavailable(b.name, err)
 		}
 		list = append(list, made)
 	}
@@ -25,7 +24,7 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) (*sandbox.Sandbox, error) {
 	req := c.requirements(a)
 	req.Soon = true
-	b, _, err := sandbox.Select(ctx, a.backends(ctx), req)
+	b, _, err := backend.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return nil, cause(ctx, err)
 	}
@@ -74,50 +73,3 @@ func (a *app) close(s *sandbox.Sandbox) {
 		a.tell(err) // the result has been printed
 	}
 }
-
-// broken is a backend that could not even be made. Selection asks it for its health and passes it over.
-type broken struct {
-	name string
-	err  error
-}
-
-// Name is that of the backend it stands for.
-func (b broken) Name() string { return b.name }
-
-// Capabilities are none.
-func (broken) Capabilities(context.Context) sandbox.Capabilities { return sandbox.Capabilities{} }
-
-// Health says why it could not be made.
-func (b broken) Health(context.Context) sandbox.Health {
-	f := failureOf(b.err)
-	parts := slices.DeleteFunc([]string{f.Op, f.Message, f.Cause}, func(s string) bool { return s == "" })
-	return sandbox.Health{Reason: strings.Join(parts, ": "), Remedy: f.Remedy}
-}
-
-// List cannot tell what there is.
-func (b broken) List(context.Context) ([]sandbox.Info, error) { return nil, b.err }
-
-// Snapshots cannot either.
-func (b broken) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, b.err }
-
-// Start fails for the reason for which there is no backend.
-func (b broken) Start(context.Context, sandbox.Spec) (sandbox.Machine, error) { return nil, b.err }
-
-// Attach does, too.
-func (b broken) Attach(context.Context, string) (sandbox.Machine, error) { return nil, b.err }
-
-// Stop does, too.
-func (b broken) Stop(context.Context, string) error { return b.err }
-
-// Snapshot does, too.
-func (b broken) Snapshot(context.Context, string, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
-	return nil, b.err
-}
-
-// Restore does, too.
-func (b broken) Restore(context.Context, *sandbox.Snapshot, sandbox.RestoreOptions) (sandbox.Machine, error) {
-	return nil, b.err
-}
-
-// DeleteSnapshot does, too.
-func (b broken) DeleteSnapshot(context.Context, string) error { return b.err }

@@ -91,7 +91,7 @@ func (c *choice) configure(a *app) error {
 		cfg.Docker.Pull = c.pull // docker.New judges it
 	}
 	if !c.flags.Changed("min-isolation") {
-		return c.min.Set(cfg.Backend.MinIsolation)
+		return c.min.UnmarshalText([]byte(cfg.Backend.MinIsolation))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // demoTimeout is the time limit that is shown to bite.
@@ -61,7 +62,7 @@ func (a *app) demo(ctx context.Context, c *choice) error {
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	d := &demo{a: a, w: w, p: a.paint()}
-	b, _, err := sandbox.Select(ctx, a.backends(ctx), c.requirements(a))
+	b, _, err := backend.Select(ctx, a.backends(ctx), c.requirements(a))
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -206,7 +207,7 @@ func (d *demo) kernel(ctx context.Context, tell func(string, ...any)) error {
 	tell("host:   Linux %s", hostKernel())
 	tell("inside: Linux %s", inside)
 	if d.b.Capabilities(ctx).Isolation < sandbox.IsolationKernel {
-		return sandbox.NotSupported(d.b.Name(), "isolate", "")
+		return backend.NotSupported(d.b.Name(), "isolate", "")
 	}
 	v, err := d.s.Run(ctx, sandbox.Command{Shell: "id; echo $(ls /)"})
 	if err != nil {
@@ -306,7 +307,7 @@ func (d *demo) snapshot(ctx context.Context, tell func(string, ...any)) error {
 
 func (d *demo) restore(ctx context.Context, tell func(string, ...any)) error {
 	if d.snap == nil {
-		return sandbox.NotSupported(d.b.Name(), "restore", "")
+		return backend.NotSupported(d.b.Name(), "restore", "")
 	}
 	if _, err := d.cell(ctx, d.s, "x = 'changed since'"); err != nil {
 		return err

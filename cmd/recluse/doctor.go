@@ -14,6 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // tryTimeout bounds the sandbox that doctor makes to see that it works.
@@ -25,7 +26,7 @@ type diagnosis struct {
 	User      string          `json:"user"`
 	Checks    []fact          `json:"checks"`
 	Chosen    string          `json:"chosen,omitempty"`
-	Backends  []sandbox.Tried `json:"backends"`
+	Backends  []backend.Tried `json:"backends"`
 	Trial     *trial          `json:"trial,omitempty"`
 	Sandboxes []sandbox.Info  `json:"sandboxes,omitempty"`
 	Engine    *program        `json:"engine"`
@@ -82,7 +83,7 @@ func (a *app) doctor(ctx context.Context, c *choice) error {
 	backends := a.backends(ctx)
 	req := c.requirements(a)
 	req.All = true
-	b, tried, err := sandbox.Select(ctx, backends, req)
+	b, tried, err := backend.Select(ctx, backends, req)
 	d.Backends = tried
 	if err != nil {
 		f := failureOf(cause(ctx, err))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,7 +23,7 @@ func (a *app) report(err error) {
 
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
-	remedy, err := withoutRemedy(err)
+	remedy, err := sandbox.SplitRemedy(err)
 	e, ok := err.(*sandbox.Error) //nolint:errorlint // a wrapped one is told by what wraps it
 	if !ok {
 		a.say("%v", err)
@@ -57,22 +58,6 @@ func (a *app) tell(err error) {
 	}
 }
 
-// withoutRemedy takes the remedies out of an error and of those it directly wraps, and gives the outermost: the others
-// would be told in the middle of a line, and say the same in other words.
-func withoutRemedy(err error) (remedy string, bare error) {
-	e, ok := err.(*sandbox.Error) //nolint:errorlint // in a wrapped one it is part of the text
-	if !ok {
-		return "", err
-	}
-	c := *e
-	c.Remedy = ""
-	remedy, c.Err = withoutRemedy(e.Err)
-	if e.Remedy != "" {
-		remedy = e.Remedy
-	}
-	return remedy, &c
-}
-
 // say prints one line of our own on stderr.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "recluse: "+format+"\n", args...)
@@ -94,11 +79,8 @@ func failureOf(err error) failure {
 		return failure{Code: sandbox.CodeOf(err), Message: err.Error()}
 	}
 	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
-	var cause error
-	f.Remedy, cause = withoutRemedy(e.Err)
-	if e.Remedy != "" {
-		f.Remedy = e.Remedy
-	}
+	remedy, cause := sandbox.SplitRemedy(e.Err)
+	f.Remedy = cmp.Or(e.Remedy, remedy)
 	if cause != nil {
 		f.Cause = cause.Error()
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // missing is an error with two remedies, as of a backend whose engine is not there.
@@ -24,7 +25,7 @@ func TestOneRemedyIsTold(t *testing.T) {
 	if want := "recluse: find engine and guest: find recluse-engine: it is nowhere: no such file\n  remedy: run make build\n"; errs.String() != want || out.Len() != 0 {
 		t.Errorf("got %q, want %q", errs.String(), want)
 	}
-	if h := (broken{name: "gvisor", err: missing}).Health(t.Context()); h.Reason != "find engine and guest: find recluse-engine: it is nowhere: no such file" || h.Remedy != "run make build" {
+	if h := backend.Unavailable("gvisor", missing).Health(t.Context()); h.Reason != "find engine and guest: find recluse-engine: it is nowhere: no such file" || h.Remedy != "run make build" {
 		t.Errorf("%+v", h)
 	}
 	// The remedy of a cause is better than none.

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
 // choice is what the user says about which backend to use.
@@ -21,7 +23,7 @@ type choice struct {
 	allowNone bool
 	container bool
 	pull      string
-	min       isolation
+	min       sandbox.Isolation
 
 	flags *pflag.FlagSet
 }
@@ -32,11 +34,11 @@ func (c *choice) register(f *pflag.FlagSet) {
 	f.BoolVar(&c.allowNone, "allow-no-isolation", false, "consent to a backend that isolates nothing")
 	f.BoolVar(&c.container, "allow-container", false, "consent to containers that share this machine's kernel; to name docker is consent too")
 	f.StringVar(&c.pull, "pull", "", "when docker fetches an image: missing, always or never (default missing)")
-	f.Var(&c.min, "min-isolation", "refuse anything weaker: container, kernel or vm")
+	f.TextVar(&c.min, "min-isolation", sandbox.IsolationNone, "refuse a weaker `level` of isolation: none, container, kernel or vm")
 }
 
-func (c *choice) requirements(a *app) sandbox.Requirements {
-	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
+func (c *choice) requirements(a *app) backend.Requirements {
+	req := backend.Requirements{MinIsolation: c.min, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			req.Order = append(req.Order, name)
@@ -87,7 +89,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 
 func (m *machine) spec() (sandbox.Spec, error) {
 	s := sandbox.Spec{
-		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Hostname: m.hostname, Cold: m.cold, Shell: m.shell, User: m.user, OOMScoreAdj: m.oomScore.value,
+		Image: m.image, RootFS: m.rootfs, Dir: m.dir, Hostname: m.hostname, Cold: m.cold, Shell: m.shell, User: m.user,
 		Limits: sandbox.Limits{Memory: int64(m.memory), CPUs: float64(m.cpus), Processes: int(m.processes), Disk: int64(m.disk), OpenFiles: int(m.openFiles)},
 	}
 	for _, arg := range m.mounts {
@@ -104,9 +106,9 @@ func (m *machine) spec() (sandbox.Spec, error) {
 		}
 		s.Volumes = append(s.Volumes, sandbox.Volume{Name: v.Host, Path: v.Path, Writable: v.Writable})
 	}
-	s.HostConfig = json.RawMessage(m.hostConfig)
 	s.Env = m.env.values
-	return s, nil
+	err := docker.SpecOptions{HostConfig: json.RawMessage(m.hostConfig), OOMScoreAdj: m.oomScore.value}.Apply(&s)
+	return s, err
 }
 
 // sandboxFlags are those that describe the sandbox itself: a session keeps what they said when it was made.
@@ -289,33 +291,4 @@ func (p patience) timeout() time.Duration {
 		return sandbox.NoLimit
 	}
 	return time.Duration(p)
-}
-
-// isolation is a flag for a level of isolation.
-type isolation struct{ level sandbox.Isolation }
-
-var isolations = map[string]sandbox.Isolation{
-	"none": sandbox.IsolationNone, "container": sandbox.IsolationContainer, "kernel": sandbox.IsolationKernel, "vm": sandbox.IsolationVM,
-}
-
-func (i *isolation) String() string {
-	for word, level := range isolations {
-		if level == i.level && level != sandbox.IsolationNone {
-			return word
-		}
-	}
-	return ""
-}
-
-// Type names the flag's value in help texts.
-func (i *isolation) Type() string { return "level" }
-
-// Set reads a level by its word.
-func (i *isolation) Set(v string) error {
-	level, ok := isolations[v]
-	if !ok {
-		return fmt.Errorf("%q is none of none, container, kernel, vm", v)
-	}
-	i.level = level
-	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -229,7 +230,7 @@ func newParity(t *testing.T, w *world, cfg config.Gate) *parity {
 		t.Fatal(err)
 	}
 	m, err := session.New(t.Context(), session.Options{
-		Backends: []sandbox.Backend{local.New(local.Options{GuestPath: guest.Path})}, Require: sandbox.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true, Gate: checker,
+		Backends: []sandbox.Backend{local.New(local.Options{GuestPath: guest.Path})}, Require: backend.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true, Gate: checker,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
@@ -69,7 +70,7 @@ The Docker engine then has to read its configuration again; containers that run 
 
 func (a *app) installRuntime(ctx context.Context, o *runtimeOptions) error {
 	if runtime.GOOS != "linux" {
-		return sandbox.NotSupported(docker.Name, "register a runtime in an engine that is in a virtual machine", "the gvisor backend needs Linux as well")
+		return backend.NotSupported(docker.Name, "register a runtime in an engine that is in a virtual machine", "the gvisor backend needs Linux as well")
 	}
 	if o.file == "" {
 		var err error

@@ -18,6 +18,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -169,7 +170,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	defer so.Runs.Close() // before the manager: they may work in sessions
 	so.Store, so.Shutdown, so.Approvals = st, stop, questions
 	so.Health = func(ctx context.Context) error {
-		_, _, err := sandbox.Select(ctx, backends, o.requirements(a))
+		_, _, err := backend.Select(ctx, backends, o.requirements(a))
 		return err
 	}
 	if srv, err = server.New(ctx, so); err != nil {
@@ -182,7 +183,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 }
 
 // managerOptions says what the manager of sessions is to do.
-func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req sandbox.Requirements, log *slog.Logger, background bool) session.Options {
+func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req backend.Requirements, log *slog.Logger, background bool) session.Options {
 	req.Logger = log
 	o := session.Options{
 		Backends: backends, Require: req, DataDir: data, Policy: cfg.Session.Policy(), Pool: cfg.Pool.Options(), NoPool: !cfg.Pool.Enabled,

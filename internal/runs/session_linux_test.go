@@ -10,6 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -34,7 +35,7 @@ func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := local.New(local.Options{GuestPath: guest.Path})
-	m, err := session.New(t.Context(), session.Options{Backends: []sandbox.Backend{b}, Require: sandbox.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true})
+	m, err := session.New(t.Context(), session.Options{Backends: []sandbox.Backend{b}, Require: backend.Requirements{AllowNone: true}, DataDir: t.TempDir(), NoPool: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -357,7 +357,9 @@ func TestWhoeverNeedsNoKey(t *testing.T) {
 	check("a name that was bent to loopback", ask(t, k, "", "GET", "/v1/sessions", "", "Host", "evil.example"), http.StatusUnauthorized)
 	check("the keys", ask(t, k, "", "GET", "/v1/keys", ""), http.StatusForbidden)
 	check("a volume of the engine", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"volumes":[{"name":"v","path":"/v"}]}}`), http.StatusForbidden)
-	check("a host config", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"host_config":{"CpuShares":7}}}`), http.StatusForbidden)
+	check("a host config", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"docker":{"host_config":{"CpuShares":7}}}}}`), http.StatusForbidden)
+	check("options that the server does not know", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"x":{}}}}`), http.StatusForbidden)
+	check("options that are no object", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"docker":"host_config"}}}`), http.StatusForbidden)
 	check("a mount of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"host":"/usr","path":"/m"}]}}`), http.StatusForbidden)
 	check("a root of the host", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"rootfs":"/"}}`), http.StatusForbidden)
 	for _, ref := range []string{

@@ -192,7 +192,7 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 		}
 	}
 	fields, _ := doc.Components.Schemas["SandboxSpec"]["properties"].(map[string]any)
-	for _, name := range []string{"image", "shell", "user", "oom_score_adj", "volumes", "host_config"} {
+	for _, name := range []string{"image", "shell", "user", "options", "volumes"} {
 		if fields[name] == nil {
 			t.Errorf("a spec has no %s", name)
 		}

@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"crypto/rand"
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"slices"
@@ -111,13 +112,32 @@ func (c *call) checkSettings(in api.Settings) error {
 	if c.who.host {
 		return nil
 	}
-	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || len(in.Spec.HostConfig) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) {
+	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) || !remoteOptions(in.Spec.Options) {
 		return &sandbox.Error{
-			Code: sandbox.CodeMountRefused, Op: "open session", Message: "files, directories and volumes of the host, and a host config of its container engine, are not for callers over the network",
-			Remedy: "use the server's UNIX socket as its user, or upload the files",
+			Code: sandbox.CodeMountRefused, Op: "open session",
+			Message: "files, directories and volumes of the host, and options of a backend such as a host config, are not for callers over the network",
+			Remedy:  "use the server's UNIX socket as its user, or upload the files",
 		}
 	}
 	return nil
+}
+
+// remoteOptions reports whether callers over the network may set these options of backends. It allows only those
+// listed here, which give no access to the host.
+func remoteOptions(options map[string]json.RawMessage) bool {
+	allowed := map[string][]string{"docker": {"oom_score_adj"}}
+	for backend, text := range options {
+		var fields map[string]json.RawMessage
+		if allowed[backend] == nil || json.Unmarshal(text, &fields) != nil {
+			return false
+		}
+		for name := range fields {
+			if !slices.Contains(allowed[backend], name) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 func showSession(c *call, _ none) (session.Info, error) {

@@ -23,6 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
@@ -154,10 +155,10 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	if spec.RootFS != "" {
-		return nil, sandbox.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
+		return nil, backend.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
 	}
 	if image.IsPath(spec.Image) {
-		return nil, sandbox.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
+		return nil, backend.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
 	}
 	return b.start(ctx, spec, spec.Image, "")
 }
@@ -168,7 +169,11 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	if err := b.judgeMounts(&spec); err != nil {
 		return nil, err
 	}
-	if err := b.judgeHostConfig(spec); err != nil {
+	opts, err := specOptions(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.judgeHostConfig(opts); err != nil {
 		return nil, err
 	}
 	f, err := b.facts(ctx)
@@ -183,7 +188,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	}
 	p := &plan{
 		record: record{ID: "d-" + randomHex(6), Spec: spec, Created: time.Now().UTC(), Owner: self(), Generation: randomHex(8), Restored: snapshot},
-		facts:  f, token: randomHex(wire.TokenSize),
+		facts:  f, options: opts, token: randomHex(wire.TokenSize),
 	}
 	if p.image, err = b.image(ctx, image); err != nil {
 		return nil, err
@@ -196,7 +201,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
 		return nil, err
 	}
-	if p.oomScore, err = b.oomScore(f, spec); err != nil {
+	if p.oomScore, err = b.oomScore(f, opts); err != nil {
 		return nil, err
 	}
 	guest, err := b.guestProgram(ctx, f.arch)
@@ -228,7 +233,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 
 // consent refuses in production what shares the host's kernel.
 func (b *Backend) consent(f *facts) error {
-	production, err := sandbox.Production()
+	production, err := backend.Production()
 	if err != nil || !production || b.level(f) >= sandbox.IsolationKernel {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // guestCopy is a guest of another version, as far as anybody can tell.
@@ -187,7 +188,7 @@ func TestMemoryIsNotPromised(t *testing.T) {
 		if c := b.Capabilities(t.Context()); c.Snapshots != sandbox.SnapshotsFiles || !slices.Contains(c.Notes, noMemory) {
 			t.Errorf("%s: %+v", runtime, c)
 		}
-		_, _, err := sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory, Soon: true})
+		_, _, err := backend.Select(t.Context(), []sandbox.Backend{b}, backend.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory, Soon: true})
 		if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots hold files, and memory is required") {
 			t.Errorf("%s: %v", runtime, err)
 		}

@@ -21,15 +21,17 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // plan is a container that is about to be made.
 type plan struct {
 	record
-	facts  *facts
-	image  client.ImageInspectResult
-	volume string // with the guest
-	token  string
+	facts   *facts
+	options SpecOptions
+	image   client.ImageInspectResult
+	volume  string // with the guest
+	token   string
 
 	oomScore int           // of what is run
 	counted  []agent.Tmpfs // file systems in memory that the guest mounts
@@ -132,7 +134,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
-	patch, err := b.patch(p.Spec)
+	patch, err := b.patch(p.options)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	if err := b.layOver(hc, p.Spec); err != nil {
+	if err := b.layOver(hc, p.options); err != nil {
 		return nil, err
 	}
 	hc.CapAdd = p.facts.grant(hc.CapAdd)
@@ -212,7 +214,7 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 		return nil
 	}
 	if !b.local() {
-		return sandbox.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
+		return backend.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
 	}
 	policy := hostpath.Default()
 	policy.Allow = b.opts.AllowMounts

@@ -6,10 +6,10 @@ import (
 	"context"
 	"io"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // WriteHostRoot is for Linux machines, whose programs a container can run.
 func WriteHostRoot(context.Context, io.Writer) error {
-	return sandbox.NotSupported(Name, "build an image from this machine", "pull one instead")
+	return backend.NotSupported(Name, "build an image from this machine", "pull one instead")
 }

@@ -23,7 +23,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// Answers implements sandbox.Answerer: it makes nothing.
+// Answers implements backend.Answerer: it makes nothing.
 func (b *Backend) Answers(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, _ := b.answers(ctx)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -20,10 +21,7 @@ func (o Options) hostConfig() (container.HostConfig, error) {
 	if len(o.HostConfig) == 0 {
 		return hc, nil
 	}
-	if err := json.Unmarshal(o.HostConfig, &hc); err != nil {
-		return hc, &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "read the host config", Message: "it is not one of the engine's", Err: err}
-	}
-	return hc, nil
+	return hc, backendkit.DecodeStrict(o.HostConfig, "host config", &hc)
 }
 
 // checkHostConfig refuses what a host config may not decide: what the isolation is told by, and what the guest lives in.
@@ -44,8 +42,8 @@ func checkHostConfig(hc container.HostConfig) error {
 
 // judgeHostConfig refuses the host config of a spec, unless the options allow it, and what would leave no isolation at all: that is for the options
 // to say, which are what the isolation is told by.
-func (b *Backend) judgeHostConfig(spec sandbox.Spec) error {
-	if len(spec.HostConfig) == 0 {
+func (b *Backend) judgeHostConfig(o SpecOptions) error {
+	if len(o.HostConfig) == 0 {
 		return nil
 	}
 	if !b.opts.UnsafeHostConfig {
@@ -53,7 +51,7 @@ func (b *Backend) judgeHostConfig(spec sandbox.Spec) error {
 			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec could loosen the walls", Remedy: "leave it out, or allow it explicitly with docker.unsafe_host_config",
 		}
 	}
-	hc, err := Options{HostConfig: spec.HostConfig}.hostConfig()
+	hc, err := Options{HostConfig: o.HostConfig}.hostConfig()
 	if err == nil {
 		err = checkHostConfig(hc)
 	}
@@ -68,16 +66,16 @@ func (b *Backend) judgeHostConfig(spec sandbox.Spec) error {
 	return nil
 }
 
-// patch gives both host configs, that of the spec over that of the options.
-func (b *Backend) patch(spec sandbox.Spec) (container.HostConfig, error) {
+// patch returns both host configs, that of the spec over that of the backend.
+func (b *Backend) patch(o SpecOptions) (container.HostConfig, error) {
 	var hc container.HostConfig
-	err := b.layOver(&hc, spec)
+	err := b.layOver(&hc, o)
 	return hc, err
 }
 
 // layOver puts the host configs over the profile: what they name replaces what we say, and mounts are added to ours, among which is the guest.
-func (b *Backend) layOver(hc *container.HostConfig, spec sandbox.Spec) error {
-	for _, over := range []json.RawMessage{b.opts.HostConfig, spec.HostConfig} {
+func (b *Backend) layOver(hc *container.HostConfig, o SpecOptions) error {
+	for _, over := range []json.RawMessage{b.opts.HostConfig, o.HostConfig} {
 		if len(over) == 0 {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // The attributes of an incident CodeRenamed.
@@ -29,9 +30,9 @@ type incidents struct {
 	name   string // by which the engine knows the container, as far as we have heard
 }
 
-var _ sandbox.Witness = (*machine)(nil)
+var _ backend.Witness = (*machine)(nil)
 
-// OnIncident implements sandbox.Witness.
+// OnIncident implements backend.Witness.
 func (m *machine) OnIncident(f func(sandbox.Incident)) {
 	m.incidents.mu.Lock()
 	defer m.incidents.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // TestMemoryIsRefusedWithItsReason holds with every runtime: an engine that can write memory to disk reads it back only into the same container.
@@ -19,7 +20,7 @@ func TestMemoryIsRefusedWithItsReason(t *testing.T) {
 			if len(copies) > 0 || sandbox.CodeOf(err) != sandbox.CodeNotSupported || !strings.Contains(err.Error(), noMemory) {
 				t.Errorf("a fork: %v, %v", copies, err)
 			}
-			_, _, err = sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory})
+			_, _, err = backend.Select(t.Context(), []sandbox.Backend{b}, backend.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory})
 			if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots") {
 				t.Errorf("one that must hold memory: %v", err)
 			}

@@ -7,16 +7,17 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 var (
-	_ sandbox.Pauser  = (*Backend)(nil)
-	_ sandbox.Labeler = (*Backend)(nil)
+	_ backend.Pauser  = (*Backend)(nil)
+	_ backend.Labeler = (*Backend)(nil)
 
-	_ sandbox.Answerer = (*Backend)(nil)
+	_ backend.Answerer = (*Backend)(nil)
 )
 
-// Pause implements sandbox.Pauser.
+// Pause implements backend.Pauser.
 func (b *Backend) Pause(ctx context.Context, id string) error {
 	r, c, err := b.find(ctx, id)
 	if err != nil || c.State == container.StatePaused {
@@ -33,7 +34,7 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 	return failed(ctx, "pause", "the engine refuses", err)
 }
 
-// Resume implements sandbox.Pauser.
+// Resume implements backend.Pauser.
 func (b *Backend) Resume(ctx context.Context, id string) error {
 	r, c, err := b.find(ctx, id)
 	if err != nil || c.State != container.StatePaused {
@@ -46,7 +47,7 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 	return failed(ctx, "resume", "the engine refuses", err)
 }
 
-// Label implements sandbox.Labeler. The engine's labels cannot be changed, so these are noted on this machine.
+// Label implements backend.Labeler. The engine's labels cannot be changed, so these are noted on this machine.
 func (b *Backend) Label(ctx context.Context, id string, labels map[string]string) error {
 	r, _, err := b.find(ctx, id)
 	if err != nil {

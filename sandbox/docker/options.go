@@ -9,6 +9,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Name is the backend's.
@@ -142,7 +143,7 @@ func (o Options) check() error {
 	if err := (sandbox.Spec{Volumes: o.Volumes}).WithDefaults().Check(); err != nil {
 		return err
 	}
-	production, err := sandbox.Production()
+	production, err := backend.Production()
 	if err != nil {
 		return err
 	}

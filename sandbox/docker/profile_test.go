@@ -397,8 +397,13 @@ func TestMountsAndVolumes(t *testing.T) {
 	}
 }
 
+// hostConfig is a spec's host config among its options.
+func hostConfig(text string) map[string]json.RawMessage {
+	return map[string]json.RawMessage{Name: []byte(`{"host_config": ` + text + `}`)}
+}
+
 func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
-	spec := sandbox.Spec{HostConfig: json.RawMessage(`{"Mounts": [{"Type": "tmpfs", "Target": "/mine", "TmpfsOptions": {"Mode": 511}}]}`)}
+	spec := sandbox.Spec{Options: hostConfig(`{"Mounts": [{"Type": "tmpfs", "Target": "/mine", "TmpfsOptions": {"Mode": 511}}]}`)}
 	if _, err := sandbox.Open(t.Context(), newBackend(t, nil), spec); sandbox.CodeOf(err) != sandbox.CodeConsentMissing || !strings.Contains(err.Error(), "docker.unsafe_host_config") {
 		t.Errorf("without consent: %v", err)
 	}
@@ -417,11 +422,11 @@ func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 		spec sandbox.Spec
 		code sandbox.Code
 	}{
-		"privileged":              {sandbox.Spec{HostConfig: json.RawMessage(`{"Privileged": true}`)}, sandbox.CodeConsentMissing},
-		"processes of the host":   {sandbox.Spec{HostConfig: json.RawMessage(`{"PidMode": "host"}`)}, sandbox.CodeConsentMissing},
-		"network of the host":     {sandbox.Spec{HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
-		"another runtime":         {sandbox.Spec{HostConfig: json.RawMessage(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
-		"a mount over the guest":  {sandbox.Spec{HostConfig: json.RawMessage(`{"Binds": ["/opt:/.recluse"]}`)}, sandbox.CodeInvalidSpec},
+		"privileged":              {sandbox.Spec{Options: hostConfig(`{"Privileged": true}`)}, sandbox.CodeConsentMissing},
+		"processes of the host":   {sandbox.Spec{Options: hostConfig(`{"PidMode": "host"}`)}, sandbox.CodeConsentMissing},
+		"network of the host":     {sandbox.Spec{Options: hostConfig(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
+		"another runtime":         {sandbox.Spec{Options: hostConfig(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
+		"a mount over the guest":  {sandbox.Spec{Options: hostConfig(`{"Binds": ["/opt:/.recluse"]}`)}, sandbox.CodeInvalidSpec},
 		"two volumes at one path": {sandbox.Spec{Volumes: []Volume{{Name: "w", Path: "/data"}}}, sandbox.CodeInvalidSpec},
 	} {
 		if _, err := sandbox.Open(t.Context(), b, c.spec); sandbox.CodeOf(err) != c.code {

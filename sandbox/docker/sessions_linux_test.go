@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -16,7 +17,7 @@ func manager(t *testing.T, b *Backend, o session.Options) *session.Manager {
 		t.Fatal(err)
 	}
 	o.Backends, o.DataDir, o.Logger = []sandbox.Backend{b}, t.TempDir(), slog.New(slog.DiscardHandler)
-	o.Require = sandbox.Requirements{Order: []string{Name}, Soon: true}
+	o.Require = backend.Requirements{Order: []string{Name}, Soon: true}
 	m, err := session.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // snapshotRepository is the name under which the engine lists our snapshots.
@@ -42,7 +43,7 @@ var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	const op = "snapshot"
 	if opts.Labels[forkLabel] != "" {
-		return nil, sandbox.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, for the files alone")
+		return nil, backend.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, for the files alone")
 	}
 	r, _, err := b.find(ctx, id)
 	if err != nil {

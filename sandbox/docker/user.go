@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // maxPasswd is how much of an image's table of users is read.
@@ -48,7 +49,7 @@ func (b *Backend) user(ctx context.Context, f *facts, spec sandbox.Spec, image s
 		return u, err
 	}
 	if u.UID == 0 && f.ownGuest() {
-		return u, sandbox.NotSupported(Name, "run code as root with the runtime "+f.runtime+", where the guest alone is root", "use another user, or the runtime runc")
+		return u, backend.NotSupported(Name, "run code as root with the runtime "+f.runtime+", where the guest alone is root", "use another user, or the runtime runc")
 	}
 	return u, nil
 }
@@ -61,24 +62,26 @@ func (p *plan) guestUser() string {
 	return ids(p.User)
 }
 
-// oomScore is what is added to the badness of everything that is run.
-func (b *Backend) oomScore(f *facts, spec sandbox.Spec) (int, error) {
-	switch {
-	case f.userSpace() && spec.OOMScoreAdj != nil:
-		return 0, sandbox.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses whom to end for memory", "leave it out, or use the runtime runc")
-	case f.userSpace():
+// oomScore returns the oom_score_adj of everything that is run.
+func (b *Backend) oomScore(f *facts, o SpecOptions) (int, error) {
+	if f.userSpace() {
+		if o.OOMScoreAdj != nil {
+			return 0, backend.NotSupported(Name, "set oom_score_adj with the runtime "+f.runtime+", where the guest chooses what to kill for memory",
+				"leave it out, or use the runtime runc")
+		}
 		return 0, nil
 	}
-	hc, err := b.patch(spec)
-	if spec.OOMScoreAdj == nil {
+	hc, err := b.patch(o)
+	if o.OOMScoreAdj == nil {
 		return max(defaultOOMScore, hc.OomScoreAdj), err // which can only be raised
 	}
-	if err == nil && *spec.OOMScoreAdj < hc.OomScoreAdj {
+	if err == nil && *o.OOMScoreAdj < hc.OomScoreAdj {
 		err = &sandbox.Error{
-			Code: sandbox.CodeInvalidSpec, Op: "start sandbox", Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *spec.OOMScoreAdj, hc.OomScoreAdj),
+			Code: sandbox.CodeInvalidSpec, Op: "start sandbox",
+			Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *o.OOMScoreAdj, hc.OomScoreAdj),
 		}
 	}
-	return *spec.OOMScoreAdj, err
+	return *o.OOMScoreAdj, err
 }
 
 // consentRoot refuses root, and root's group, unless the options allow it.
@@ -87,7 +90,7 @@ func (b *Backend) consentRoot(u sandbox.User) error {
 		return nil
 	}
 	refused := &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "code would run as root, or in root's group, and be root on the engine's machine if it got out"}
-	switch production, err := sandbox.Production(); {
+	switch production, err := backend.Production(); {
 	case err != nil:
 		return err
 	case production:

@@ -119,10 +119,20 @@ func TestAUserThatTheImageDoesNotKnowIsNamed(t *testing.T) {
 	}
 }
 
+// scored is a spec whose commands have an oom_score_adj.
+func scored(t *testing.T, score int) sandbox.Spec {
+	t.Helper()
+	var spec sandbox.Spec
+	if err := (SpecOptions{OOMScoreAdj: &score}).Apply(&spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
 func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 	b := newBackend(t, nil)
 	for _, score := range []int{0, 900} {
-		sb := open(t, b, sandbox.Spec{OOMScoreAdj: &score})
+		sb := open(t, b, scored(t, score))
 		if got := shell(t, sb, "cat /proc/self/oom_score_adj"); got != strconv.Itoa(score)+"\n" {
 			t.Errorf("a command has %q, want %d", got, score)
 		}
@@ -136,11 +146,11 @@ func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 		}
 	}
 	score := 900
-	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), sandbox.Spec{OOMScoreAdj: &score}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), scored(t, score)); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
 		t.Errorf("on gVisor it is told as %v", err)
 	}
 	loose := newBackend(t, func(o *Options) { o.HostConfig = []byte(`{"OomScoreAdj": 950}`) })
-	if _, err := sandbox.Open(t.Context(), loose, sandbox.Spec{OOMScoreAdj: &score}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+	if _, err := sandbox.Open(t.Context(), loose, scored(t, score)); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
 		t.Errorf("below that of the host config it is told as %v", err)
 	}
 	if got := shell(t, open(t, loose, sandbox.Spec{}), "cat /proc/self/oom_score_adj"); got != "950\n" {

@@ -26,6 +26,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // guestMount is where the directory of the guest's program appears inside.
@@ -236,11 +237,11 @@ type plan struct {
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
 	switch {
 	case spec.User != "":
-		return nil, sandbox.NotSupported(Name, "run code as another user", "leave the user out: nobody inside has rights on the host anyway; or use docker")
-	case len(spec.Volumes) > 0 || len(spec.HostConfig) > 0:
-		return nil, sandbox.NotSupported(Name, "show named volumes, or take a host config", "mount a directory of the host; or use docker")
-	case spec.OOMScoreAdj != nil:
-		return nil, sandbox.NotSupported(Name, "set oom_score_adj, because the guest chooses whom to end for memory", "leave it out, or use docker with the runtime runc")
+		return nil, backend.NotSupported(Name, "run code as another user", "leave the user out: nobody inside has rights on the host anyway; or use docker")
+	case len(spec.Volumes) > 0:
+		return nil, backend.NotSupported(Name, "show named volumes", "mount a directory of the host; or use docker")
+	case spec.Options[Name] != nil:
+		return nil, backend.NotSupported(Name, "take options of its own in a spec", "leave them out")
 	}
 	p := &plan{spec: spec}
 	roots := filepath.Join(b.dir, "roots")

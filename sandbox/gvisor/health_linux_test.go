@@ -16,6 +16,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 func TestHealthRunsASandbox(t *testing.T) {
@@ -127,7 +128,7 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 		if err := os.WriteFile(b.engine.Path, []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		_, tried, err := sandbox.Select(t.Context(), []sandbox.Backend{b}, sandbox.Requirements{})
+		_, tried, err := backend.Select(t.Context(), []sandbox.Backend{b}, backend.Requirements{})
 		if err != nil || len(tried) != 1 || !strings.Contains(tried[0].Health.Reason, "busy") {
 			t.Errorf("%v: %+v", err, tried)
 		}

@@ -18,7 +18,7 @@ import (
 // sharedFiles is the directory of a sandbox, or of a snapshot, whose files are shown inside as sandbox.SharedDir.
 const sharedFiles = "shared"
 
-// Pause implements sandbox.Pauser.
+// Pause implements backend.Pauser.
 func (b *Backend) Pause(ctx context.Context, id string) error {
 	e, err := b.driverOf(id, "pause")
 	if err != nil {
@@ -33,7 +33,7 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 	return nil
 }
 
-// Resume implements sandbox.Pauser.
+// Resume implements backend.Pauser.
 func (b *Backend) Resume(ctx context.Context, id string) error {
 	e, err := b.driverOf(id, "resume")
 	if err != nil {
@@ -58,7 +58,7 @@ func (b *Backend) driverOf(id, op string) (*engine, error) {
 	return b.driver(eng.Path, r.Cgroup), nil
 }
 
-// Label implements sandbox.Labeler.
+// Label implements backend.Labeler.
 func (b *Backend) Label(_ context.Context, id string, labels map[string]string) error {
 	r, err := b.load(id)
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *Backend) Label(_ context.Context, id string, labels map[string]string) 
 	return nil
 }
 
-// Share implements sandbox.Sharer. A file that others than its owner may not read is copied: its link would be the same file, and
+// Share implements backend.Sharer. A file that others than its owner may not read is copied: its link would be the same file, and
 // the user inside another.
 func (b *Backend) Share(ctx context.Context, id, file, name string) error {
 	fail := func(code sandbox.Code, text string, err error) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // ownTops are the top-level names that every sandbox has as its own, whatever its root file system holds there.
@@ -164,7 +165,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	for i, m := range p.spec.Mounts {
 		if m.Writable && b.asUser() {
 			// A new file would have to belong to the user inside, and an ordinary user's namespace knows only one.
-			return sandbox.NotSupported(Name, "mount "+m.Host+" writable", "without root mounts are read-only: copy files out instead, or run as root")
+			return backend.NotSupported(Name, "mount "+m.Host+" writable", "without root mounts are read-only: copy files out instead, or run as root")
 		}
 		resolved, err := policy.Judge(m.Host)
 		if err != nil {

@@ -122,7 +122,7 @@ func alive(pid int, start uint64) bool {
 }
 
 // guestBinary finds the guest and what names its version.
-func (b *backend) guestBinary(ctx context.Context) (path, hash string, err error) {
+func (b *Backend) guestBinary(ctx context.Context) (path, hash string, err error) {
 	if b.opts.GuestPath != "" {
 		if _, err := os.Stat(b.opts.GuestPath); err != nil {
 			return "", "", &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err}

@@ -6,8 +6,6 @@
 // again after the one that made it has died.
 package local
 
-import "github.com/recluse-dev/recluse/sandbox"
-
 // Name is the backend's.
 const Name = "local"
 
@@ -19,5 +17,5 @@ type Options struct {
 	GuestPath string
 }
 
-// New gives the backend. Whether it works is told by Health.
-func New(opts Options) sandbox.Backend { return newBackend(opts) }
+// New returns the backend. Health reports whether it works.
+func New(opts Options) *Backend { return newBackend(opts) }

@@ -24,6 +24,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // What lies in a sandbox's directory, beside the pipes.
@@ -41,7 +42,8 @@ const marker = "RECLUSE_SANDBOX"
 
 var goodID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
 
-type backend struct {
+// Backend runs sandboxes as plain processes of this machine.
+type Backend struct {
 	opts  Options
 	noDir error // why there is no place for sandboxes, or nil
 
@@ -51,17 +53,17 @@ type backend struct {
 	guests map[string]*guest // guarded by mu; those that this program has started or attached to
 }
 
-func newBackend(opts Options) sandbox.Backend {
-	b := &backend{opts: opts, guests: map[string]*guest{}}
+func newBackend(opts Options) *Backend {
+	b := &Backend{opts: opts, guests: map[string]*guest{}}
 	if b.opts.Dir == "" {
 		b.opts.Dir, b.noDir = xdg.Data()
 	}
 	return b
 }
 
-func (b *backend) Name() string { return Name }
+func (b *Backend) Name() string { return Name }
 
-func (b *backend) Capabilities(context.Context) sandbox.Capabilities {
+func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	_, noPython := exec.LookPath("python3")
 	_, noBash := exec.LookPath("bash")
 	return sandbox.Capabilities{
@@ -75,14 +77,14 @@ func (b *backend) Capabilities(context.Context) sandbox.Capabilities {
 	}
 }
 
-func (b *backend) Health(ctx context.Context) sandbox.Health {
+func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h := b.health(ctx)
 	h.Took = time.Since(began)
 	return h
 }
 
-func (b *backend) health(ctx context.Context) sandbox.Health {
+func (b *Backend) health(ctx context.Context) sandbox.Health {
 	path, _, err := b.guestBinary(ctx)
 	if err = errors.Join(b.noDir, err); err != nil {
 		return sandbox.Health{Reason: err.Error()}
@@ -110,8 +112,8 @@ func runs(ctx context.Context, path string) error {
 	return err
 }
 
-func (b *backend) root() string         { return filepath.Join(b.opts.Dir, Name) }
-func (b *backend) dir(id string) string { return filepath.Join(b.root(), id) }
+func (b *Backend) root() string         { return filepath.Join(b.opts.Dir, Name) }
+func (b *Backend) dir(id string) string { return filepath.Join(b.root(), id) }
 func failed(op, what string, err error) error {
 	return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: op, Message: what, Err: err}
 }
@@ -132,7 +134,7 @@ type state struct {
 // orphan says whether nobody is left to end the sandbox.
 func (st state) orphan() bool { return !st.Spec.Persist && !st.Owner.Alive() }
 
-func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	const op = "start sandbox"
 	if err := consent(op); err != nil {
 		return nil, err
@@ -190,9 +192,9 @@ func (b *backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	return m, nil
 }
 
-// consent refuses in production what is without isolation, also to programs that do not choose by sandbox.Select.
+// consent refuses in production what is without isolation, also to programs that do not choose by backend.Select.
 func consent(op string) error {
-	production, err := sandbox.Production()
+	production, err := backend.Production()
 	if err != nil || !production {
 		return err
 	}
@@ -214,14 +216,14 @@ func refuseSpec(spec sandbox.Spec) error {
 		what = "set a host name"
 	case spec.User != "":
 		what = "run code as another user"
-	case len(spec.Volumes) > 0 || len(spec.HostConfig) > 0:
-		what = "show named volumes, or take a host config"
-	case spec.OOMScoreAdj != nil:
-		what = "set oom_score_adj"
+	case len(spec.Volumes) > 0:
+		what = "show named volumes"
+	case spec.Options[Name] != nil:
+		what = "take options of its own in a spec"
 	default:
 		return refuseLimits(spec.Limits)
 	}
-	return sandbox.NotSupported(Name, what, "use another backend, such as gvisor")
+	return backend.NotSupported(Name, what, "use another backend, such as gvisor")
 }
 
 // refuseLimits refuses every limit that was asked for. The defaults are not told from nothing asked.
@@ -242,11 +244,11 @@ func refuseLimits(l sandbox.Limits) error {
 	default:
 		return nil
 	}
-	return sandbox.NotSupported(Name, "limit "+what, "leave the limit out, or use another backend, such as gvisor")
+	return backend.NotSupported(Name, "limit "+what, "leave the limit out, or use another backend, such as gvisor")
 }
 
 // spawn starts the guest in a session of its own, where it outlives us.
-func (b *backend) spawn(path, dir string, st *state) (*guest, error) {
+func (b *Backend) spawn(path, dir string, st *state) (*guest, error) {
 	ends, err := fifo.Make(dir)
 	if err != nil {
 		return nil, err
@@ -290,7 +292,7 @@ func (b *backend) spawn(path, dir string, st *state) (*guest, error) {
 }
 
 // connect opens the host's side of the pipes. It takes the lock over.
-func (b *backend) connect(g *guest, st state, l *statefile.Lock) (*machine, error) {
+func (b *Backend) connect(g *guest, st state, l *statefile.Lock) (*machine, error) {
 	s, err := fifo.Open(b.dir(st.ID))
 	if err != nil {
 		l.Release()
@@ -304,7 +306,7 @@ func (b *backend) connect(g *guest, st state, l *statefile.Lock) (*machine, erro
 	return &machine{state: st, token: token, guest: g, stream: &stream{Stream: s, lock: l}}, nil
 }
 
-func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) {
+func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) {
 	const op = "attach"
 	if err := consent(op); err != nil {
 		return nil, err
@@ -348,7 +350,7 @@ func (b *backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 }
 
 // sweepOrphans ends the sandboxes whose program has died without ending them.
-func (b *backend) sweepOrphans(ctx context.Context) {
+func (b *Backend) sweepOrphans(ctx context.Context) {
 	entries, err := os.ReadDir(b.root())
 	if err != nil {
 		return
@@ -361,7 +363,7 @@ func (b *backend) sweepOrphans(ctx context.Context) {
 }
 
 // sweep ends a sandbox if it is an orphan. Best effort: it is tried again by the next program, and Start must not fail for it.
-func (b *backend) sweep(ctx context.Context, id string) {
+func (b *Backend) sweep(ctx context.Context, id string) {
 	dir := b.dir(id)
 	if st, err := readState(dir); err != nil || !st.orphan() {
 		return
@@ -379,7 +381,7 @@ func (b *backend) sweep(ctx context.Context, id string) {
 }
 
 // find gives the guest of a sandbox: the one this program knows, or a process it has never seen.
-func (b *backend) find(st state) (*guest, error) {
+func (b *Backend) find(st state) (*guest, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if g := b.guests[st.ID]; g != nil {
@@ -397,7 +399,7 @@ func (b *backend) find(st state) (*guest, error) {
 	return g, nil
 }
 
-func (b *backend) forget(id string, g *guest) {
+func (b *Backend) forget(id string, g *guest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.guests[id] == g {
@@ -405,7 +407,7 @@ func (b *backend) forget(id string, g *guest) {
 	}
 }
 
-func (b *backend) Stop(ctx context.Context, id string) error {
+func (b *Backend) Stop(ctx context.Context, id string) error {
 	if !goodID.MatchString(id) || b.noDir != nil {
 		return nil //nolint:nilerr // nothing of that name can be there
 	}
@@ -437,7 +439,7 @@ func (b *backend) Stop(ctx context.Context, id string) error {
 	return os.RemoveAll(dir)
 }
 
-func (b *backend) List(context.Context) ([]sandbox.Info, error) {
+func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 	if b.noDir != nil {
 		return nil, b.noDir
 	}
@@ -464,17 +466,17 @@ func (b *backend) List(context.Context) ([]sandbox.Info, error) {
 
 const snapshotRemedy = "use a backend with snapshots, such as gvisor"
 
-func (b *backend) Snapshot(context.Context, string, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
-	return nil, sandbox.NotSupported(Name, "snapshot", snapshotRemedy)
+func (b *Backend) Snapshot(context.Context, string, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+	return nil, backend.NotSupported(Name, "snapshot", snapshotRemedy)
 }
 
-func (b *backend) Restore(context.Context, *sandbox.Snapshot, sandbox.RestoreOptions) (sandbox.Machine, error) {
-	return nil, sandbox.NotSupported(Name, "restore", snapshotRemedy)
+func (b *Backend) Restore(context.Context, *sandbox.Snapshot, sandbox.RestoreOptions) (sandbox.Machine, error) {
+	return nil, backend.NotSupported(Name, "restore", snapshotRemedy)
 }
 
-func (b *backend) DeleteSnapshot(context.Context, string) error { return nil }
+func (b *Backend) DeleteSnapshot(context.Context, string) error { return nil }
 
-func (b *backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, nil }
+func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, nil }
 
 // machine is one attachment to a guest.
 type machine struct {

@@ -46,8 +46,8 @@ var commands = []feature{
 	{"code is the user of the spec and has its score, or that is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t)
 		user, score := s.opts.Spec, s.opts.Spec
-		user.User, score.OOMScoreAdj = "2000", new(int)
-		*score.OOMScoreAdj = 600
+		user.User = "2000"
+		score.Options = map[string]json.RawMessage{"docker": []byte(`{"oom_score_adj": 600}`)}
 		for _, c := range []struct {
 			spec         sandbox.Spec
 			script, want string

@@ -1,4 +1,4 @@
-package sandbox
+package backend
 
 import (
 	"bytes"
@@ -12,16 +12,18 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a backend that only answers questions.
 type fake struct {
-	Backend
+	sandbox.Backend
 	name   string
-	health Health
-	caps   Capabilities
+	health sandbox.Health
+	caps   sandbox.Capabilities
 	hang   bool
 	undo   time.Duration // how long it takes to undo a trial that was given up
 	undone atomic.Bool
@@ -30,177 +32,177 @@ type fake struct {
 
 func (f *fake) Name() string { return f.name }
 
-func (f *fake) Health(ctx context.Context) Health {
+func (f *fake) Health(ctx context.Context) sandbox.Health {
 	f.asked.Add(1)
 	if f.hang {
 		<-ctx.Done()
 		time.Sleep(f.undo)
 		f.undone.Store(true)
-		return Health{OK: true} // too late, and not true
+		return sandbox.Health{OK: true} // too late, and not true
 	}
 	return f.health
 }
 
-func (f *fake) Capabilities(context.Context) Capabilities { return f.caps }
+func (f *fake) Capabilities(context.Context) sandbox.Capabilities { return f.caps }
 
-func healthy(name string, i Isolation) *fake {
-	return &fake{name: name, health: Health{OK: true}, caps: Capabilities{Isolation: i, Snapshots: SnapshotsNone}}
+func healthy(name string, i sandbox.Isolation) *fake {
+	return &fake{name: name, health: sandbox.Health{OK: true}, caps: sandbox.Capabilities{Isolation: i, Snapshots: sandbox.SnapshotsNone}}
 }
 
 func broken(name, reason string) *fake {
-	return &fake{name: name, health: Health{Reason: reason, Remedy: "mend it"}, caps: Capabilities{Isolation: IsolationVM}}
+	return &fake{name: name, health: sandbox.Health{Reason: reason, Remedy: "mend it"}, caps: sandbox.Capabilities{Isolation: sandbox.IsolationVM}}
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func TestSelect(t *testing.T) {
-	memory := healthy("firecracker", IsolationVM)
-	memory.caps.Snapshots = SnapshotsMemory
+	memory := healthy("firecracker", sandbox.IsolationVM)
+	memory.caps.Snapshots = sandbox.SnapshotsMemory
 	for _, c := range []struct {
 		name     string
-		backends []Backend
+		backends []sandbox.Backend
 		req      Requirements
 		env      string
 		want     string
-		code     Code
+		code     sandbox.Code
 		reasons  map[string]string // a part of each
 	}{
 		{
 			name:     "the first in the order that works",
-			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel), broken("firecracker", "no /dev/kvm")},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel), broken("firecracker", "no /dev/kvm")},
 			want:     "gvisor",
 			reasons:  map[string]string{"firecracker": "no /dev/kvm", "gvisor": "first that works", "docker": "gvisor comes first"},
 		},
 		{
 			name:     "the caller's own order",
-			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{Order: []string{"docker", "gvisor"}},
 			want:     "docker",
 		},
 		{
 			name:     "a name that nobody has",
-			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{Order: []string{"gvisr"}},
-			code:     CodeBackendUnknown,
+			code:     sandbox.CodeBackendUnknown,
 		},
 		{
 			name:     "containers that share the kernel only by consent",
-			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
-			code:     CodeNoBackend,
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
+			code:     sandbox.CodeNoBackend,
 			reasons:  map[string]string{"docker": "share the host's kernel, and nobody allowed that", "gvisor": "no engine"},
 		},
 		{
 			name:     "containers by consent, behind what is stronger",
-			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{AllowContainer: true},
 			want:     "gvisor",
 		},
 		{
 			name:     "containers by consent",
-			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
 			req:      Requirements{AllowContainer: true},
 			want:     "docker",
 		},
 		{
 			name:     "to name containers is consent",
-			backends: []Backend{healthy("docker", IsolationContainer), broken("gvisor", "no engine")},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
 			req:      Requirements{Order: []string{"gvisor", "docker"}},
 			want:     "docker",
 		},
 		{
 			name:     "containers with a kernel of their own need no consent",
-			backends: []Backend{healthy("docker", IsolationKernel), broken("gvisor", "no engine")},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationKernel), broken("gvisor", "no engine")},
 			want:     "docker",
 		},
 		{
 			name:     "production takes no consent to containers either",
-			backends: []Backend{healthy("docker", IsolationContainer)},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer)},
 			req:      Requirements{Order: []string{"docker"}, AllowContainer: true},
 			env:      "production",
-			code:     CodeNoBackend,
+			code:     sandbox.CodeNoBackend,
 			reasons:  map[string]string{"docker": "RECLUSE_ENV=production"},
 		},
 		{
 			name:     "production takes containers with a kernel of their own",
-			backends: []Backend{healthy("docker", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationKernel)},
 			env:      "production",
 			want:     "docker",
 		},
 		{
 			name:     "a full report asks everybody",
-			backends: []Backend{healthy("docker", IsolationKernel), healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationKernel), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{All: true},
 			want:     "gvisor",
 			reasons:  map[string]string{"docker": "works, but gvisor comes first"},
 		},
 		{
 			name:     "too weak",
-			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
-			req:      Requirements{Order: []string{"docker", "gvisor"}, MinIsolation: IsolationKernel},
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
+			req:      Requirements{Order: []string{"docker", "gvisor"}, MinIsolation: sandbox.IsolationKernel},
 			want:     "gvisor",
-			reasons:  map[string]string{"docker": "isolates by container, and user-space kernel is required"},
+			reasons:  map[string]string{"docker": "its isolation is container, and kernel is required"},
 		},
 		{
 			name:     "nothing is strong enough",
-			backends: []Backend{healthy("docker", IsolationContainer), healthy("gvisor", IsolationKernel)},
-			req:      Requirements{MinIsolation: IsolationVM},
-			code:     CodeNoBackend,
+			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
+			req:      Requirements{MinIsolation: sandbox.IsolationVM},
+			code:     sandbox.CodeNoBackend,
 		},
 		{
 			name:     "without isolation only by consent",
-			backends: []Backend{healthy("local", IsolationNone), broken("gvisor", "no engine")},
-			code:     CodeNoBackend,
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), broken("gvisor", "no engine")},
+			code:     sandbox.CodeNoBackend,
 			reasons:  map[string]string{"local": "nobody allowed that", "gvisor": "no engine"},
 		},
 		{
 			name:     "asked for by name is no consent",
-			backends: []Backend{healthy("local", IsolationNone)},
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
 			req:      Requirements{Order: []string{"local"}},
-			code:     CodeConsentMissing,
+			code:     sandbox.CodeConsentMissing,
 		},
 		{
 			name:     "without isolation by consent",
-			backends: []Backend{healthy("local", IsolationNone), broken("gvisor", "no engine")},
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), broken("gvisor", "no engine")},
 			req:      Requirements{AllowNone: true},
 			want:     "local",
 		},
 		{
 			name:     "consent does not put it first",
-			backends: []Backend{healthy("local", IsolationNone), healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{AllowNone: true},
 			want:     "gvisor",
 		},
 		{
 			name:     "consent does not lower what is required",
-			backends: []Backend{healthy("local", IsolationNone)},
-			req:      Requirements{AllowNone: true, MinIsolation: IsolationContainer},
-			code:     CodeNoBackend,
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
+			req:      Requirements{AllowNone: true, MinIsolation: sandbox.IsolationContainer},
+			code:     sandbox.CodeNoBackend,
 		},
 		{
 			name:     "production takes no consent",
-			backends: []Backend{healthy("local", IsolationNone)},
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
 			req:      Requirements{AllowNone: true},
 			env:      "production",
-			code:     CodeNoBackend,
+			code:     sandbox.CodeNoBackend,
 			reasons:  map[string]string{"local": "RECLUSE_ENV=production"},
 		},
 		{
 			name:     "a misspelt environment is an error",
-			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
 			env:      "Production",
-			code:     CodeInvalidSpec,
+			code:     sandbox.CodeInvalidSpec,
 		},
 		{
 			name:     "snapshots that are required",
-			backends: []Backend{healthy("gvisor", IsolationKernel), memory},
-			req:      Requirements{Order: []string{"gvisor", "firecracker"}, Snapshots: SnapshotsMemory},
+			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), memory},
+			req:      Requirements{Order: []string{"gvisor", "firecracker"}, Snapshots: sandbox.SnapshotsMemory},
 			want:     "firecracker",
 			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
 		},
-		{name: "there are none", code: CodeNoBackend},
+		{name: "there are none", code: sandbox.CodeNoBackend},
 		{
 			name:     "a name given twice is tried once",
-			backends: []Backend{healthy("gvisor", IsolationKernel)},
+			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{Order: []string{"gvisor", "gvisor"}},
 			want:     "gvisor",
 		},
@@ -209,7 +211,7 @@ func TestSelect(t *testing.T) {
 			t.Setenv("RECLUSE_ENV", c.env)
 			c.req.Logger = quiet()
 			b, tried, err := Select(t.Context(), c.backends, c.req)
-			if CodeOf(err) != c.code {
+			if sandbox.CodeOf(err) != c.code {
 				t.Fatalf("the error is %v, want %q", err, c.code)
 			}
 			if c.want != "" && b.Name() != c.want {
@@ -229,7 +231,7 @@ func TestSelect(t *testing.T) {
 				if part := c.reasons[x.Name]; !strings.Contains(x.Reason, part) {
 					t.Errorf("%s: %q lacks %q", x.Name, x.Reason, part)
 				}
-				if c.code == CodeNoBackend && !strings.Contains(err.Error(), x.Name+": "+x.Reason) {
+				if c.code == sandbox.CodeNoBackend && !strings.Contains(err.Error(), x.Name+": "+x.Reason) {
 					t.Errorf("the error does not give the reason for %s: %v", x.Name, err)
 				}
 			}
@@ -245,12 +247,12 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 		dead := &fake{name: "docker", hang: true}
 		slower := &fake{name: "firecracker", hang: true}
 		began := time.Now()
-		b, tried, err := Select(t.Context(), []Backend{dead, slower, healthy("gvisor", IsolationKernel)}, Requirements{Order: []string{"docker", "firecracker", "gvisor"}})
+		b, tried, err := Select(t.Context(), []sandbox.Backend{dead, slower, healthy("gvisor", sandbox.IsolationKernel)}, Requirements{Order: []string{"docker", "firecracker", "gvisor"}})
 		if err != nil || b.Name() != "gvisor" {
 			t.Fatalf("chosen is %v, error %v", b, err)
 		}
-		if took := time.Since(began); took != ProbeTimeout+probeHeadStart {
-			t.Errorf("it took %s; each probe has at most %s, and the next does not wait for it", took, ProbeTimeout)
+		if took := time.Since(began); took != probeTimeout+probeHeadStart {
+			t.Errorf("it took %s; each probe has at most %s, and the next does not wait for it", took, probeTimeout)
 		}
 		if !strings.Contains(tried[0].Reason, "did not answer within 2s") || tried[0].Health.OK {
 			t.Errorf("the report says %+v", tried[0])
@@ -264,24 +266,24 @@ func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 func TestALateAnswerCountsWhenNoOtherFits(t *testing.T) {
 	for name, c := range map[string]struct {
 		undo time.Duration
-		more []Backend
+		more []sandbox.Backend
 		took time.Duration
-		code Code
+		code sandbox.Code
 	}{
-		"it comes":                     {undo: time.Second, took: ProbeTimeout + time.Second},
-		"it comes beside one unfit":    {undo: time.Second, more: []Backend{healthy("local", IsolationNone)}, took: ProbeTimeout + time.Second},
-		"it does not come soon enough": {undo: 2 * undoWait, took: ProbeTimeout + undoWait, code: CodeNoBackend},
+		"it comes":                     {undo: time.Second, took: probeTimeout + time.Second},
+		"it comes beside one unfit":    {undo: time.Second, more: []sandbox.Backend{healthy("local", sandbox.IsolationNone)}, took: probeTimeout + time.Second},
+		"it does not come soon enough": {undo: 2 * undoWait, took: probeTimeout + undoWait, code: sandbox.CodeNoBackend},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				busy := healthy("gvisor", IsolationKernel)
+				busy := healthy("gvisor", sandbox.IsolationKernel)
 				busy.hang, busy.undo = true, c.undo
 				began := time.Now()
-				b, tried, err := Select(t.Context(), append([]Backend{busy}, c.more...), Requirements{Logger: quiet()})
-				if took := time.Since(began); CodeOf(err) != c.code || took != c.took {
+				b, tried, err := Select(t.Context(), append([]sandbox.Backend{busy}, c.more...), Requirements{Logger: quiet()})
+				if took := time.Since(began); sandbox.CodeOf(err) != c.code || took != c.took {
 					t.Errorf("%v after %s", err, took)
 				}
-				if err == nil && (b != Backend(busy) || !tried[0].Chosen || !busy.undone.Load()) {
+				if err == nil && (b != sandbox.Backend(busy) || !tried[0].Chosen || !busy.undone.Load()) {
 					t.Errorf("chosen is %v: %+v", b, tried)
 				}
 				if err != nil && !strings.Contains(tried[0].Reason, "did not answer within 2s") {
@@ -295,19 +297,19 @@ func TestALateAnswerCountsWhenNoOtherFits(t *testing.T) {
 
 func TestSelectThatIsGivenUpLeavesNoTrialBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := healthy("gvisor", IsolationKernel)
+		b := healthy("gvisor", sandbox.IsolationKernel)
 		b.hang, b.undo = true, time.Second
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(100*time.Millisecond, cancel)
-		if _, _, err := Select(ctx, []Backend{b}, Requirements{Logger: quiet()}); err == nil || !b.undone.Load() {
+		if _, _, err := Select(ctx, []sandbox.Backend{b}, Requirements{Logger: quiet()}); err == nil || !b.undone.Load() {
 			t.Errorf("%v, undone: %v", err, b.undone.Load())
 		}
 	})
 }
 
 func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
-	docker := healthy("docker", IsolationKernel)
-	_, tried, err := Select(t.Context(), []Backend{healthy("gvisor", IsolationKernel), docker}, Requirements{})
+	docker := healthy("docker", sandbox.IsolationKernel)
+	_, tried, err := Select(t.Context(), []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), docker}, Requirements{})
 	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not asked: gvisor comes first" {
 		t.Errorf("asked %d times: %+v, %v", docker.asked.Load(), tried, err)
 	}
@@ -316,25 +318,25 @@ func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 // answering is a backend that can be asked without a trial.
 type answering struct{ *fake }
 
-func (a answering) Answers(context.Context) Health { return a.health }
+func (a answering) Answers(context.Context) sandbox.Health { return a.health }
 
 func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		b      *fake
 		req    Requirements
 		trials int32
-		code   Code
+		code   sandbox.Code
 	}{
-		"named alone":              {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
-		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, CodeNoBackend},
-		"named alone, too weak":    {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: IsolationVM}, 0, CodeNoBackend},
-		"named, and not at once":   {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
-		"not named":                {healthy("docker", IsolationKernel), Requirements{Soon: true}, 1, ""},
-		"every one is to be asked": {healthy("docker", IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
+		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
+		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, sandbox.CodeNoBackend},
+		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: sandbox.IsolationVM}, 0, sandbox.CodeNoBackend},
+		"named, and not at once":   {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
+		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{Soon: true}, 1, ""},
+		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := Select(t.Context(), []Backend{answering{c.b}}, c.req)
-			if CodeOf(err) != c.code || c.b.asked.Load() != c.trials {
+			_, _, err := Select(t.Context(), []sandbox.Backend{answering{c.b}}, c.req)
+			if sandbox.CodeOf(err) != c.code || c.b.asked.Load() != c.trials {
 				t.Errorf("%v after %d trials", err, c.b.asked.Load())
 			}
 		})
@@ -345,7 +347,7 @@ func TestSelectWarnsEachTimeThereIsNoIsolation(t *testing.T) {
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	for range 3 {
-		if _, _, err := Select(t.Context(), []Backend{healthy("local", IsolationNone)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
+		if _, _, err := Select(t.Context(), []sandbox.Backend{healthy("local", sandbox.IsolationNone)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -353,7 +355,7 @@ func TestSelectWarnsEachTimeThereIsNoIsolation(t *testing.T) {
 		t.Errorf("%d warnings for 3 selections:\n%s", n, log.String())
 	}
 	log.Reset()
-	if _, _, err := Select(t.Context(), []Backend{healthy("gvisor", IsolationKernel)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
+	if _, _, err := Select(t.Context(), []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)}, Requirements{AllowNone: true, Logger: logger}); err != nil {
 		t.Fatal(err)
 	}
 	if log.Len() > 0 {
@@ -371,17 +373,17 @@ func TestProductionIsParsedStrictly(t *testing.T) {
 		if yes != want.yes || (err != nil) != want.bad {
 			t.Errorf("%q: %v, %v", v, yes, err)
 		}
-		if want.bad && !errors.Is(err, ErrInvalidSpec) {
+		if want.bad && !errors.Is(err, sandbox.ErrInvalidSpec) {
 			t.Errorf("%q: the error is %v", v, err)
 		}
 	}
 }
 
 func TestIsolationLevelsAreOrdered(t *testing.T) {
-	if !(IsolationNone < IsolationContainer && IsolationContainer < IsolationKernel && IsolationKernel < IsolationVM) {
+	if !(sandbox.IsolationNone < sandbox.IsolationContainer && sandbox.IsolationContainer < sandbox.IsolationKernel && sandbox.IsolationKernel < sandbox.IsolationVM) {
 		t.Error("a weaker level is not less than a stronger one")
 	}
-	for i := IsolationNone; i <= IsolationVM; i++ {
+	for i := sandbox.IsolationNone; i <= sandbox.IsolationVM; i++ {
 		if b, err := i.MarshalText(); err != nil || string(b) != i.String() || i.String() == "unknown" {
 			t.Errorf("%d is written as %s, %v", i, b, err)
 		}

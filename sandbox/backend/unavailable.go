@@ -1,0 +1,70 @@
+package backend
+
+import (
+	"context"
+	"errors"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Unavailable returns a backend that stands for one that cannot work here. Its Health reports err, and
+// so does everything else that it is asked for.
+func Unavailable(name string, err error) sandbox.Backend { return unavailable{name, err} }
+
+type unavailable struct {
+	name string
+	err  error
+}
+
+func (u unavailable) Name() string { return u.name }
+
+func (unavailable) Capabilities(context.Context) sandbox.Capabilities { return sandbox.Capabilities{} }
+
+func (u unavailable) Health(context.Context) sandbox.Health { return Unhealthy(u.err) }
+
+func (u unavailable) Start(context.Context, sandbox.Spec) (sandbox.Machine, error) { return nil, u.err }
+
+func (u unavailable) Attach(context.Context, string) (sandbox.Machine, error) { return nil, u.err }
+
+func (u unavailable) Snapshot(context.Context, string, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
+	return nil, u.err
+}
+
+func (u unavailable) Restore(context.Context, *sandbox.Snapshot, sandbox.RestoreOptions) (sandbox.Machine, error) {
+	return nil, u.err
+}
+
+func (u unavailable) DeleteSnapshot(context.Context, string) error { return u.err }
+
+func (u unavailable) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, u.err }
+
+func (u unavailable) Stop(context.Context, string) error { return u.err }
+
+func (u unavailable) List(context.Context) ([]sandbox.Info, error) { return nil, u.err }
+
+// Elsewhere returns a backend that stands for one of other systems. It has no sandboxes here, so its
+// lists are empty and ending one does nothing.
+func Elsewhere(name, reason, remedy string) sandbox.Backend {
+	err := &sandbox.Error{Code: sandbox.CodeNotSupported, Message: reason, Remedy: remedy}
+	return elsewhere{unavailable{name, err}}
+}
+
+type elsewhere struct{ unavailable }
+
+func (elsewhere) DeleteSnapshot(context.Context, string) error { return nil }
+
+func (elsewhere) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, nil }
+
+func (elsewhere) Stop(context.Context, string) error { return nil }
+
+func (elsewhere) List(context.Context) ([]sandbox.Info, error) { return nil, nil }
+
+// Unhealthy returns the Health of a backend that err keeps from working. A remedy has its own field
+// there and is not part of the reason.
+func Unhealthy(err error) sandbox.Health {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		err = e
+	}
+	remedy, bare := sandbox.SplitRemedy(err)
+	return sandbox.Health{Reason: bare.Error(), Remedy: remedy}
+}
