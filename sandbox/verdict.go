@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
 // Ending is what ended a cell or command.
@@ -162,4 +164,66 @@ func (b *Bundle) Format(mime string) string {
 		return ""
 	}
 	return s
+}
+
+var endings = map[wire.Ending]Ending{
+	wire.Ending_ENDING_EXIT:      EndedExit,
+	wire.Ending_ENDING_SIGNAL:    EndedSignal,
+	wire.Ending_ENDING_TIMEOUT:   EndedTimeout,
+	wire.Ending_ENDING_CANCELLED: EndedCancelled,
+	wire.Ending_ENDING_MEMORY:    EndedMemory,
+	wire.Ending_ENDING_START:     EndedStart,
+	wire.Ending_ENDING_KILLED:    EndedKilled,
+}
+
+// verdict converts what the guest has sent.
+func verdict(w *wire.Verdict) *Verdict {
+	v := &Verdict{
+		ID:              w.Id,
+		Ended:           endings[w.Ending],
+		ExitCode:        int(w.ExitCode),
+		Signal:          syscall.Signal(w.Signal),
+		Stdout:          output(w.Stdout),
+		Stderr:          output(w.Stderr),
+		Started:         time.Unix(0, w.StartedUnixNs),
+		Wall:            time.Duration(w.WallNs),
+		CPU:             time.Duration(w.CpuNs),
+		PeakMemory:      w.PeakMemory,
+		MemoryKills:     int(w.MemoryKills),
+		SurvivorsTotal:  int(w.SurvivorsTotal),
+		StateKept:       w.StateKept,
+		StateLostBefore: w.StateLostBefore,
+		StartError:      w.StartError,
+		DisplaysDropped: int(w.DisplaysDropped),
+		Metadata:        w.Metadata,
+	}
+	for _, p := range w.Survivors {
+		v.Survivors = append(v.Survivors, Process{PID: int(p.Pid), Command: p.Command, Killed: p.Killed})
+	}
+	if e := w.CellError; e != nil {
+		v.Error = &CellError{Name: e.Name, Value: e.Value, Traceback: e.Traceback, Line: int(e.Line)}
+	}
+	for i, raw := range w.Displays {
+		b, err := decodeBundle(raw)
+		if err != nil {
+			v.DisplaysDropped++
+			continue
+		}
+		if w.HasResult && i == len(w.Displays)-1 {
+			v.Result = &b
+		} else {
+			v.Displays = append(v.Displays, b)
+		}
+	}
+	return v
+}
+
+func output(k *wire.Kept) Output {
+	return Output{Produced: k.GetProduced(), Head: k.GetHead(), Tail: k.GetTail(), File: k.GetFile(), InFile: k.GetFileBytes()}
+}
+
+func decodeBundle(raw []byte) (Bundle, error) {
+	var b Bundle
+	err := json.Unmarshal(raw, &b)
+	return b, err
 }

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,13 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
 const (
-	// follow is how long output is waited for after the main process has ended, when
-	// something it left behind still holds the pipe.
-	follow = 200 * time.Millisecond
 	// killWait is how long a killed tree may take to vanish before the verdict says that it has not.
 	killWait = 10 * time.Second
 	// ptyDrain is how long the rest of a terminal's output is waited for.
@@ -46,36 +43,33 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if len(req.Shell) > 0 {
 		sh := a.shell()
 		if sh == "" {
-			return answer(st, failure("no_shell", "%s", a.shellMissing()))
+			return answer(st, wire.Errorf("no_shell", "%s", a.shellMissing()))
 		}
 		argv = [][]byte{[]byte(sh), []byte("-c"), req.Shell}
 	}
 	if len(argv) == 0 || len(argv[0]) == 0 {
-		return answer(st, failure("invalid_request", "no command"))
+		return answer(st, wire.Errorf("invalid_request", "no command"))
 	}
 	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Options.Env...) {
 		if strings.IndexByte(string(s), 0) >= 0 {
-			return answer(st, failure("invalid_request", "NUL in the command, its environment or its directory"))
+			return answer(st, wire.Errorf("invalid_request", "NUL in the command, its environment or its directory"))
 		}
 	}
 	line := make([]string, len(argv))
 	for i, s := range argv {
 		line[i] = string(s)
 	}
-	o, bad := a.ops.add(newOp{
-		id: req.Options.Id, kind: "command", command: strings.Join(line, " "), inline: req.Options.InlineBytes, spool: req.Options.SpoolBytes,
-		detach: req.Options.Detach || req.Background, epoch: epoch, meta: req.Options.Metadata,
-	})
+	o, bad := a.ops.Add(operation.Request{Kind: "command", Command: strings.Join(line, " "), Detach: req.Background, Epoch: epoch}.Options(req.Options))
 	if bad != nil {
 		return answer(st, bad)
 	}
 	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
+	var listener *operation.Listener
 	if req.Options.Stream && !req.Background {
-		o.live = &listener{st: st}
+		listener = o.Listen(st)
 	}
-	heard := o.live
 	if v := c.start(); v != nil {
-		o.finish(v)
+		o.Finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 	}
 	if req.Background {
@@ -86,7 +80,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		go c.inputs(st)
 	}
 	v := c.supervise()
-	o.hush(heard)
+	o.Flush(listener)
 	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
@@ -103,7 +97,7 @@ func (a *Agent) shellMissing() string {
 // running is a command under way.
 type running struct {
 	agent *Agent
-	op    *op
+	op    *operation.Operation
 	req   *wire.Exec
 	argv  [][]byte
 	nanny *nanny.Nanny
@@ -139,7 +133,7 @@ func (c *running) start() *wire.Verdict {
 		return refused(126, "no pipes for the command: "+err.Error())
 	}
 	mute := c.quiet && !c.req.Background
-	n, e, err := c.agent.launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty, Mute: mute}, plumbing.theirs)
+	n, e, err := c.agent.nannies.Launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty, Mute: mute}, plumbing.theirs)
 	c.nanny = n
 	c.tries++
 	switch {
@@ -148,7 +142,7 @@ func (c *running) start() *wire.Verdict {
 	case err == nil && e.PID == 0:
 		plumbing.close()
 		c.closeInput()
-		c.agent.giveNanny(n)
+		c.agent.nannies.Give(n)
 		return c.unstarted(syscall.Errno(e.Errno))
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
@@ -168,20 +162,18 @@ func (c *running) start() *wire.Verdict {
 		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1, waits: true, shared: c.quiet})
 	}
 	if len(plumbing.outputs) == 1 {
-		c.op.out[1].end()
+		c.op.Output(2).End()
 	}
 	if !c.quiet {
 		c.pump()
 	}
-	c.op.mu.Lock()
-	c.op.pid = c.pid
-	c.op.signal = c.signaller(n, c.tree)
-	c.op.mu.Unlock()
+	c.op.Memory.SetMain(c.pid)
+	c.op.Run(c.pid, c.signaller(n, c.tree))
 	return nil
 }
 
 func refused(code int, text string) *wire.Verdict {
-	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
+	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: wire.Clip(text, 500)}
 }
 
 // dir is where the command starts.
@@ -208,7 +200,7 @@ func (c *running) inputs(st *wire.Stream) {
 			// The host has gone. Whether the command goes on is decided by who cuts the
 			// attachment; its input is over in any case.
 			if !c.req.Options.Detach {
-				c.op.end(wire.Ending_ENDING_CANCELLED)
+				c.op.End(wire.Ending_ENDING_CANCELLED)
 			}
 			c.closeInput()
 			return
@@ -251,9 +243,7 @@ func (c *running) closeInput() {
 // signaller gives what signals a tree of a nanny's. Both may be others by the time that it is called.
 func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
 	return func(s int32, all bool) error {
-		c.op.mu.Lock()
-		c.op.asked = s
-		c.op.mu.Unlock()
+		c.op.Requested(s)
 		if all {
 			return n.SignalTree(tree, syscall.Signal(s))
 		}
@@ -271,7 +261,7 @@ func (c *running) resize(rows, cols uint32) error {
 // clock starts the time that the command has. That it was not known to run before is none of its own doing.
 func (c *running) clock() {
 	if c.req.Options.TimeoutNs > 0 && c.limit == nil {
-		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.end(wire.Ending_ENDING_TIMEOUT) })
+		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.End(wire.Ending_ENDING_TIMEOUT) })
 	}
 }
 
@@ -293,7 +283,7 @@ func (c *running) supervise() *wire.Verdict {
 	var killMu sync.Mutex
 	var killTimer *time.Timer
 	arm := func(n *nanny.Nanny, tree int) {
-		o.armed(func() {
+		o.Arm(func() {
 			_ = n.SignalTree(tree, syscall.SIGTERM)
 			_ = n.SignalTree(tree, syscall.SIGCONT) // one that is stopped could not even hear it
 			killMu.Lock()
@@ -305,12 +295,12 @@ func (c *running) supervise() *wire.Verdict {
 	arm(c.nanny, c.tree)
 	v := &wire.Verdict{}
 	e, err := c.await()
-	for errors.Is(err, nanny.ErrDead) && c.tries < maxIdleNannies+2 {
+	for errors.Is(err, nanny.ErrDead) && c.tries < nanny.Tries {
 		// Somebody had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		if v := c.start(); v != nil {
-			o.finish(v)
+			o.Finish(v)
 			return v
 		}
 		arm(c.nanny, c.tree)
@@ -319,16 +309,16 @@ func (c *running) supervise() *wire.Verdict {
 	if errors.Is(err, nanny.ErrDead) {
 		// None of them lived to start it, as where code has used up the processes that are left to all of us.
 		c.abandon()
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		v = refused(126, "the command could not be started: "+err.Error())
-		o.finish(v)
+		o.Finish(v)
 		return v
 	}
 	if err == nil && !e.Exited {
 		c.abandon()
-		c.agent.giveNanny(c.nanny)
+		c.agent.nannies.Give(c.nanny)
 		v = c.unstarted(syscall.Errno(e.Errno))
-		o.finish(v)
+		o.Finish(v)
 		return v
 	}
 	if c.quiet {
@@ -336,9 +326,9 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it.
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
-		if why := o.ending(); why != wire.Ending_ENDING_UNKNOWN {
+		if why := o.Ending(); why != wire.Ending_ENDING_UNKNOWN {
 			v.Ending = why
 		}
 		c.settle(v, nil)
@@ -351,146 +341,4 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	killMu.Unlock()
 	return v
-}
-
-// settle turns the end of the main process into a verdict and sees to what it left behind.
-func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
-	o := c.op
-	if e == nil {
-		c.drain(follow, false)
-		c.closeInput()
-		o.finish(v)
-		return
-	}
-	ws := syscall.WaitStatus(e.Status)
-	o.judge(ws)
-	o.mu.Lock()
-	why, asked, oom := o.why, o.asked, o.oom
-	o.mu.Unlock()
-	switch {
-	case why != wire.Ending_ENDING_UNKNOWN:
-		v.Ending = why
-	case oom && ws.Signaled():
-		v.Ending = wire.Ending_ENDING_MEMORY
-	case ws.Signaled() && asked == int32(ws.Signal()):
-		v.Ending = wire.Ending_ENDING_KILLED
-	case ws.Signaled():
-		v.Ending = wire.Ending_ENDING_SIGNAL
-	default:
-		v.Ending = wire.Ending_ENDING_EXIT
-	}
-	v.ExitCode = -1
-	if ws.Signaled() {
-		v.Signal = int32(ws.Signal())
-	} else if v.Ending == wire.Ending_ENDING_EXIT {
-		v.ExitCode = int32(ws.ExitStatus())
-	}
-	usage := e.Usage
-	gone := e.Empty
-	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.Options.KillSurvivors
-	for _, p := range e.Survivors {
-		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
-	}
-	v.SurvivorsTotal = int64(e.Total)
-	if !gone && kill {
-		if c.req.Options.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
-			_ = c.nanny.SignalTree(c.tree, syscall.SIGKILL)
-		}
-		gone, usage = c.awaitEmpty(usage)
-		if !gone {
-			for _, p := range v.Survivors {
-				p.Killed = false
-			}
-		}
-	}
-	wait := follow
-	if c.tty != nil {
-		wait = ptyDrain
-	}
-	c.drain(wait, gone)
-	c.closeInput()
-	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
-	n := c.nanny
-	if gone {
-		c.agent.giveNanny(n)
-	} else {
-		// Its tree lives on; it comes back when the last of them has gone.
-		var over atomic.Bool
-		o.mu.Lock()
-		o.left = func() bool { return !over.Load() }
-		o.mu.Unlock()
-		go func() {
-			defer over.Store(true)
-			for {
-				e, err := n.Next()
-				if err != nil {
-					c.agent.buryNanny(n)
-					return
-				}
-				if e.Empty {
-					c.agent.giveNanny(n)
-					return
-				}
-			}
-		}()
-	}
-	o.finish(v)
-}
-
-// awaitEmpty waits until nothing of a tree that is being killed is left.
-func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
-	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // wakes Next with an answer
-	defer late.Stop()
-	for {
-		e, err := c.nanny.Next()
-		switch {
-		case err != nil:
-			return false, u
-		case e.Empty:
-			return true, e.Usage
-		case e.Listed:
-			return false, u
-		}
-	}
-}
-
-// drain waits for the rest of the output. When all who could write have gone, what they wrote is waited for,
-// however slowly it is taken. Otherwise somebody may hold the pipe for ever, and what comes within the limit is enough,
-// if by then the pipe has once been dry. A command that is to end does not wait for a reader that stands still.
-func (c *running) drain(limit time.Duration, gone bool) {
-	select {
-	case <-c.flown:
-		return
-	default:
-	}
-	t := time.NewTicker(limit)
-	defer t.Stop()
-	const most = 10 // rounds for a pipe that is filled as fast as it is read
-	var before int64
-	for round := 1; ; {
-		select {
-		case <-c.flown:
-			return
-		case <-t.C:
-		}
-		dry, stuck := true, false
-		var now int64
-		for i, tap := range c.taps {
-			d, waits := tap.dry()
-			dry, stuck = dry && d, stuck || waits
-			now += c.op.out[i].size()
-		}
-		stuck = stuck && now == before
-		before = now
-		ending := c.op.ending() != wire.Ending_ENDING_UNKNOWN
-		switch {
-		case stuck && ending:
-			return
-		case stuck || gone && c.tty == nil:
-		case dry || round >= most:
-			return
-		default:
-			round++
-		}
-	}
 }

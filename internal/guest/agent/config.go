@@ -15,14 +15,13 @@ const (
 type Config struct {
 	Token string `json:"token"` // hex
 	// UID and GID of everything that is run; -1: the guest's own.
-	UID    int      `json:"uid"`
-	GID    int      `json:"gid"`
-	Home   string   `json:"home"`
-	Dir    string   `json:"dir"`   // where commands start
-	State  string   `json:"state"` // the guest's own directory, for spooled output and FIFOs
-	Root   string   `json:"root"`  // what file operations are confined to; "" or "/": the whole sandbox
-	Python string   `json:"python,omitempty"`
-	Env    []string `json:"env,omitempty"`
+	UID   int      `json:"uid"`
+	GID   int      `json:"gid"`
+	Home  string   `json:"home"`
+	Dir   string   `json:"dir"`   // where commands start
+	State string   `json:"state"` // the guest's own directory, for spooled output and FIFOs
+	Root  string   `json:"root"`  // what file operations are confined to; "" or "/": the whole sandbox
+	Env   []string `json:"env,omitempty"`
 	// Limits; zero: not ours to keep.
 	Processes int   `json:"processes,omitempty"`
 	OpenFiles int   `json:"open_files,omitempty"`

@@ -138,7 +138,7 @@ func fileFailure(err error) *wire.Error {
 	if err == nil {
 		return nil
 	}
-	f := failure("file_"+string(files.KindOf(err)), "%v", err)
+	f := wire.Errorf("file_"+string(files.KindOf(err)), "%v", err)
 	if e, ok := errors.AsType[*files.Error](err); ok {
 		f.Message = strings.ToValidUTF8(e.Err.Error(), "?")
 		f.Path = []byte(e.Path)

@@ -3,11 +3,7 @@
 package agent
 
 import (
-	"errors"
-	"io"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
 )
@@ -28,34 +24,7 @@ func (h *hostPipe) waitLong() (over func()) {
 // Read implements io.Reader.
 func (h *hostPipe) Read(p []byte) (int, error) {
 	if h.long.Load() > 0 {
-		return readWith(blocking.Read, h.fd, p)
+		return blocking.ReadWith(blocking.Read, h.fd, p)
 	}
-	return blockingReader(h.fd).Read(p)
-}
-
-// blockingReader reads with plain blocking calls, which wake up faster here than through the runtime's poller.
-type blockingReader int
-
-// Read implements io.Reader.
-func (fd blockingReader) Read(p []byte) (int, error) { return readWith(unix.Read, int(fd), p) }
-
-func readWith(read func(fd int, p []byte) (int, error), fd int, p []byte) (int, error) {
-	for {
-		n, err := read(fd, p)
-		if errors.Is(err, unix.EAGAIN) { // whoever started us has left it so
-			_, err = blocking.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-			if err == nil {
-				continue
-			}
-		}
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0 && len(p) > 0:
-			return 0, io.EOF
-		}
-		return n, nil
-	}
+	return blocking.FD(h.fd).Read(p)
 }

@@ -21,29 +21,24 @@ func (a *Agent) adopt(id *wire.Identity) {
 	if id == nil {
 		return
 	}
+	env := a.envMap(id)
 	a.mu.Lock()
-	old := a.identity
+	copied := a.identity == nil || a.identity.Generation != id.Generation
 	a.identity = id
-	a.base = a.inherited(id)
-	interps := slices.Collect(maps.Values(a.interps))
+	a.base = list(env)
+	a.contexts.Adopt(env, copied)
 	a.mu.Unlock()
-	if old != nil && old.Generation == id.Generation {
-		return
-	}
-	if a.cfg.UID >= 0 && id.Hostname != "" {
+	if copied && a.cfg.UID >= 0 && id.Hostname != "" {
 		// Needs a capability that not every backend gives; the name is then what it was.
 		_ = unix.Sethostname([]byte(id.Hostname))
 	}
-	for _, i := range interps {
-		i.personalise(a.envMap(old), a.envMap(id))
-	}
 }
 
-// environment is what everything here starts with.
+// environment returns what commands start with.
 func (a *Agent) environment(extra [][]byte) [][]byte {
 	a.mu.Lock()
 	if a.base == nil { // no host has been here yet
-		a.base = a.inherited(a.identity)
+		a.base = list(a.envMap(a.identity))
 	}
 	base := a.base
 	a.mu.Unlock()
@@ -61,9 +56,8 @@ func (a *Agent) environment(extra [][]byte) [][]byte {
 	return append(out, extra...)
 }
 
-// inherited is envMap as programs get it.
-func (a *Agent) inherited(id *wire.Identity) []string {
-	env := a.envMap(id)
+// list returns an environment as programs take it.
+func list(env map[string]string) []string {
 	out := make([]string, 0, len(env))
 	for _, k := range slices.Sorted(maps.Keys(env)) {
 		out = append(out, k+"="+env[k])

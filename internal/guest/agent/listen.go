@@ -45,11 +45,7 @@ func (c *running) await() (*nanny.Event, error) {
 // named notes the main process.
 func (c *running) named(pid int) {
 	c.pid = pid
-	o := c.op
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.pid = pid
-	o.oom = o.oom || o.fell == pid
+	c.op.SetPID(pid)
 }
 
 // listen takes the output of a quiet command until the nanny has something to say. One thread for pipes and nanny is enough, because nobody but the

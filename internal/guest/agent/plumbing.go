@@ -12,6 +12,8 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -119,7 +121,7 @@ func (a *Agent) handOver(fd int) {
 
 // tap is where a stream of the command comes out.
 type tap struct {
-	op     *op
+	op     *operation.Operation
 	stream int
 	buf    []byte
 	waits  bool // a read waits until there is something
@@ -135,7 +137,7 @@ type tap struct {
 func (t *tap) dry() (dry, waits bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.fd < 0 || !t.sending && !readable(t.fd), t.sending
+	return t.fd < 0 || !t.sending && !blocking.Readable(t.fd), t.sending
 }
 
 func (t *tap) set(sending bool) {
@@ -154,12 +156,12 @@ func (t *tap) close() {
 // end closes the pipe: nothing more comes.
 func (t *tap) end() {
 	t.close()
-	t.op.out[t.stream-1].end()
+	t.op.Output(t.stream).End()
 }
 
 // rest reads what is left, if nobody can write any more.
 func (t *tap) rest() {
-	switch p := polled(t.fd); {
+	switch p := blocking.Ready(t.fd); {
 	case p&unix.POLLHUP == 0:
 	case p&unix.POLLIN == 0:
 		t.end()
@@ -213,7 +215,7 @@ func (t *tap) read() bool {
 		return false
 	}
 	t.set(true)
-	t.op.emit(t.stream, t.buf[:n])
+	t.op.Emit(t.stream, t.buf[:n])
 	t.set(false)
 	switch {
 	case n == len(t.buf) && n < flood:

@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package operation
 
 import (
 	"slices"
@@ -41,30 +41,29 @@ func (h *slowHost) Send(ms ...proto.Message) error {
 func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 	for name, size := range map[string]int{"a little output": 10, "more than there is room for": 2 << 20} {
 		t.Run(name, func(t *testing.T) {
-			ops := &table{dir: t.TempDir(), ops: map[string]*op{}}
-			o, bad := ops.add(newOp{id: "o", inline: 1000, spool: -1})
+			ops := NewTable(t.TempDir())
+			o, bad := ops.Add(Request{ID: "o", Inline: 1000, Spool: -1})
 			if bad != nil {
 				t.Fatal(bad)
 			}
 			host := &slowHost{entered: make(chan struct{}, 10), gate: make(chan struct{})}
-			heard := &listener{st: host}
-			o.live = heard
+			heard := o.Listen(host)
 			emitted := make(chan struct{})
 			go func() {
 				defer close(emitted)
-				o.emit(1, make([]byte, size))
+				o.Emit(1, make([]byte, size))
 			}()
 			<-host.entered
-			o.finish(&wire.Verdict{}) // must not wait for a host that stands still
+			o.Finish(&wire.Verdict{}) // must not wait for a host that stands still
 			answered := make(chan error, 1)
 			go func() {
-				o.hush(heard)
+				o.Flush(heard)
 				answered <- host.Send(&wire.Frame{Body: &wire.Frame_Verdict{}})
 			}()
 			select {
 			case <-host.entered:
 				t.Error("the verdict is sent beside output")
-			case <-time.After(2 * follow):
+			case <-time.After(2 * Follow):
 			}
 			if !host.RoomFor(size) {
 				<-emitted // whoever writes is let go, though the host still stands
@@ -74,7 +73,7 @@ func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 				t.Error(err)
 			}
 			<-emitted
-			o.emit(2, []byte("late"))
+			o.Emit(2, []byte("late"))
 			host.mu.Lock()
 			defer host.mu.Unlock()
 			if want := []string{"output", "verdict"}; !slices.Equal(host.heard, want) {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package operation
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fill writes all of data in random pieces.
-func fill(s *sink, data []byte) {
+func fill(s *Sink, data []byte) {
 	for at := 0; at < len(data); {
 		n := min(len(data)-at, 1+rand.IntN(5000))
 		s.write(data[at : at+n])
@@ -39,7 +39,7 @@ func TestASinkKeepsBothEndsAndCountsTheRest(t *testing.T) {
 		data := random(size)
 		s := newSink(2000, 50_000, filepath.Join(t.TempDir(), "out"))
 		fill(s, data)
-		s.end()
+		s.End()
 		k := s.kept()
 		if k.Produced != int64(size) {
 			t.Fatalf("%d bytes: %d counted", size, k.Produced)
@@ -64,13 +64,13 @@ func TestASinkIsReadFromAnyOffset(t *testing.T) {
 	data := random(30_000)
 	s := newSink(2000, 20_000, filepath.Join(t.TempDir(), "out"))
 	fill(s, data)
-	s.end()
+	s.End()
 	for _, from := range []int64{0, 500, 1500, 19_999, 20_000, 25_000, 29_000, 29_999} {
 		var got []byte
 		var lost int64
 		buf := make([]byte, 700)
 		for off := from; ; {
-			n, skipped := s.read(t.Context(), buf, off, true)
+			n, skipped := s.Read(t.Context(), buf, off, true)
 			if n == 0 {
 				break
 			}
@@ -92,9 +92,9 @@ func TestAReaderWaitsForMore(t *testing.T) {
 	got := make(chan string)
 	go func() {
 		buf := make([]byte, 10)
-		n, _ := s.read(t.Context(), buf, 0, true)
+		n, _ := s.Read(t.Context(), buf, 0, true)
 		got <- string(buf[:n])
-		n, _ = s.read(t.Context(), buf, 2, true)
+		n, _ = s.Read(t.Context(), buf, 2, true)
 		got <- string(buf[:n])
 	}()
 	s.write([]byte("hi"))
@@ -106,16 +106,16 @@ func TestAReaderWaitsForMore(t *testing.T) {
 		t.Fatalf("read %q before anything came", x)
 	case <-time.After(20 * time.Millisecond):
 	}
-	s.end()
+	s.End()
 	if x := <-got; x != "" {
 		t.Fatal(x)
 	}
 }
 
 func TestOperationsAreForgottenOldestFirst(t *testing.T) {
-	table := &table{dir: t.TempDir(), ops: map[string]*op{}}
-	add := func(id string) *op {
-		o, bad := table.add(newOp{id: id, kind: "command", inline: 100, spool: 100})
+	table := NewTable(t.TempDir())
+	add := func(id string) *Operation {
+		o, bad := table.Add(Request{ID: id, Kind: "command", Inline: 100, Spool: 100})
 		if bad != nil {
 			t.Fatal(bad)
 		}
@@ -123,23 +123,23 @@ func TestOperationsAreForgottenOldestFirst(t *testing.T) {
 	}
 	running := add("running")
 	for i := range 3 * keepFinished {
-		add("op" + string(rune('a'+i%26)) + string(rune('a'+i/26))).finish(&wire.Verdict{})
+		add("op" + string(rune('a'+i%26)) + string(rune('a'+i/26))).Finish(&wire.Verdict{})
 	}
-	if n := len(table.all()); n > keepFinished+2 {
+	if n := len(table.All()); n > keepFinished+2 {
 		t.Errorf("%d are remembered", n)
 	}
-	if o, bad := table.get("running"); bad != nil || o != running {
+	if o, bad := table.Get("running"); bad != nil || o != running {
 		t.Error("one that runs was forgotten")
 	}
-	if table.forget("running") == nil {
+	if table.Forget("running") == nil {
 		t.Error("one that runs was forgotten by request")
 	}
 	for _, id := range []string{"", "../x", "a/b", "-a", "a b", string(make([]byte, 100))} {
-		if _, bad := table.add(newOp{id: id}); bad == nil {
+		if _, bad := table.Add(Request{ID: id}); bad == nil {
 			t.Errorf("id %q was accepted", id)
 		}
 	}
-	if _, bad := table.add(newOp{id: "running"}); bad == nil {
+	if _, bad := table.Add(Request{ID: "running"}); bad == nil {
 		t.Error("an id was accepted twice")
 	}
 }

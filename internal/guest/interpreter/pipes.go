@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package interpreter
 
 import (
 	"errors"
@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -22,18 +24,18 @@ func (i *interpreter) pump(s int) {
 			break
 		}
 		for range 100 {
-			if !readable(i.out) {
+			if !blocking.Readable(i.out) {
 				break
 			}
-			time.Sleep(50 * time.Microsecond) // whoever reads the control pipe is about to
+			time.Sleep(50 * time.Microsecond) // the holder of the turn is about to read it
 		}
 		i.emitMu.Lock()
-		switch has := polled(fd); {
+		switch has := blocking.Ready(fd); {
 		case has == 0:
 			i.emitMu.Unlock()
-			continue // taken by the end of a cell
+			continue // drain took it at the end of a cell
 		case has&unix.POLLIN == 0:
-			i.end(s, fd) // nobody is left who could write
+			i.end(s, fd) // nothing is left that could write
 			return
 		}
 		n, err := unix.Read(fd, buf)
@@ -57,19 +59,26 @@ func (i *interpreter) pump(s int) {
 
 // end closes fd 1 or 2 of an interpreter that has gone.
 //
-// Preconditions: emitMu is held; it is given back.
+// Preconditions: emitMu is held; end unlocks it.
 func (i *interpreter) end(s, fd int) {
 	i.pipes[s] = -1
 	_ = unix.Close(fd)
 	i.emitMu.Unlock()
 }
 
-// deliver hands output to the cell of now. Between cells there is nobody to hear it.
+// setOutput says whose output it is from now on.
+func (i *interpreter) setOutput(o *operation.Operation) {
+	i.emitMu.Lock()
+	defer i.emitMu.Unlock()
+	i.op = o
+}
+
+// deliver passes output to the cell that runs now. Output between cells is dropped.
 //
 // Preconditions: emitMu is held.
 func (i *interpreter) deliver(stream int, p []byte) {
 	if i.op != nil {
-		i.op.emit(stream, p)
+		i.op.Emit(stream, p)
 	}
 }
 
@@ -79,7 +88,7 @@ func (i *interpreter) deliver(stream int, p []byte) {
 func (i *interpreter) drain() {
 	buf := make([]byte, 0)
 	for s, fd := range i.pipes {
-		for fd >= 0 && readable(fd) {
+		for fd >= 0 && blocking.Readable(fd) {
 			if len(buf) == 0 {
 				buf = make([]byte, 64<<10)
 			}
@@ -90,17 +99,6 @@ func (i *interpreter) drain() {
 			i.deliver(s+1, buf[:n])
 		}
 	}
-}
-
-func readable(fd int) bool { return polled(fd)&unix.POLLIN != 0 }
-
-// polled gives what can be said of fd now: POLLIN for data, POLLHUP alone for its end.
-func polled(fd int) int16 {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
-		return 0
-	}
-	return p[0].Revents
 }
 
 // waitReadable blocks until fd has data or has ended.

@@ -1,14 +1,21 @@
 //go:build linux
 
-package agent
+package interpreter
 
 import (
 	"syscall"
 	"time"
 )
 
-// tell sends a signal to the interpreter, unless the cell has ended.
-func (r *cellRun) tell(s syscall.Signal) {
+const (
+	// interruptWait is how long an interrupted cell may take to give up when the caller has set no grace.
+	interruptWait = 2 * time.Second
+	// interrupts is how often a cell is interrupted within its grace.
+	interrupts = 4
+)
+
+// send sends a signal to the interpreter, unless the cell has ended.
+func (r *cellRun) send(s syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.over {
@@ -16,26 +23,26 @@ func (r *cellRun) tell(s syscall.Signal) {
 	}
 }
 
-// interrupt asks the cell to stop, and ends the interpreter if it does not.
+// interrupt asks the cell to stop, and kills the interpreter if it does not.
 func (r *cellRun) interrupt() {
-	r.tell(syscall.SIGINT)
-	grace := time.Duration(r.req.Options.GraceNs)
+	r.send(syscall.SIGINT)
+	grace := time.Duration(r.Options.GraceNs)
 	if grace <= 0 {
 		grace = interruptWait
 	}
 	go func() {
-		again := time.NewTicker(grace / 4)
+		again := time.NewTicker(grace / interrupts)
 		defer again.Stop()
 		last := time.NewTimer(grace)
 		defer last.Stop()
 		for {
 			select {
-			case <-r.op.done:
+			case <-r.op.Done():
 				return
 			case <-again.C:
-				// Code may swallow one interrupt; a stopped interpreter hears none.
-				r.tell(syscall.SIGCONT)
-				r.tell(syscall.SIGINT)
+				// Code may swallow one interrupt; a stopped interpreter receives none.
+				r.send(syscall.SIGCONT)
+				r.send(syscall.SIGINT)
 			case <-last.C:
 				r.mu.Lock()
 				defer r.mu.Unlock()
@@ -49,10 +56,9 @@ func (r *cellRun) interrupt() {
 	}()
 }
 
+// signal sends a signal that the caller asks for.
 func (r *cellRun) signal(s int32, tree bool) error {
-	r.op.mu.Lock()
-	r.op.asked = s
-	r.op.mu.Unlock()
+	r.op.Requested(s)
 	r.mu.Lock()
 	i := r.interp
 	r.mu.Unlock()

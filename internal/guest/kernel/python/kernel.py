@@ -1,5 +1,5 @@
-# The live Python interpreter of a sandbox. It is started by the guest (kernel.go says
-# how) and talks to it in frames. Standard library only; Python 3.8 and later.
+# The live Python interpreter of a sandbox. The guest starts it (package kernel says how)
+# and talks to it in frames. Standard library only; Python 3.8 and later.
 #
 # What it must withstand is the code it runs: that code may replace sys.stdout, delete
 # builtins, fork, install signal handlers or patch the very modules used here. So this
@@ -27,7 +27,6 @@ try:
 except ImportError:  # a Python without it tells no CPU time
     resource = None
 
-PROTOCOL = 1
 FIONREAD = 0x541B
 FLUSH_BYTES = 8192      # gathered output that is sent at once
 FLUSH_SECONDS = 0.004   # a line that follows another sooner than this waits for more
@@ -1052,10 +1051,7 @@ def _start():
     sys.modules["recluse"] = module
     _restore()
     version = ".".join(str(n) for n in sys.version_info[:3])
-    _send(_frame(b"H", _dumps({
-        "python": version, "implementation": sys.implementation.name, "executable": sys.executable,
-        "pid": S.pid, "ipython": None, "protocol": PROTOCOL,
-    }).encode()))
+    _send(_frame(b"H", _dumps({"version": version}).encode()))
     while True:
         frame = _inbox.next()
         kind = frame[:1]

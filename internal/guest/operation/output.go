@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package operation
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// sink keeps what one stream of an operation produced: the first and last bytes in
+// Sink keeps what one stream of an operation produced: the first and last bytes in
 // memory, the beginning up to a cap in a file, and the count of everything. However
 // much is written, memory stays bounded.
-type sink struct {
+type Sink struct {
 	half int   // bytes kept of each end
 	cap  int64 // bytes kept in the file
 	path string
@@ -31,14 +31,14 @@ type sink struct {
 	ended    bool       // guarded by mu
 }
 
-func newSink(inline, spool int64, path string) *sink {
-	s := &sink{half: int(inline / 2), cap: spool, path: path}
+func newSink(inline, spool int64, path string) *Sink {
+	s := &Sink{half: int(inline / 2), cap: spool, path: path}
 	s.changed = sync.NewCond(&s.mu)
 	return s
 }
 
-// write takes p and gives the absolute offset at which it stands.
-func (s *sink) write(p []byte) int64 {
+// write takes p and returns its absolute offset.
+func (s *Sink) write(p []byte) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := s.produced
@@ -60,7 +60,7 @@ func (s *sink) write(p []byte) int64 {
 // keepTail appends to the ring.
 //
 // Preconditions: mu is held.
-func (s *sink) keepTail(p []byte) {
+func (s *Sink) keepTail(p []byte) {
 	if s.half == 0 || len(p) == 0 {
 		return
 	}
@@ -83,7 +83,7 @@ func (s *sink) keepTail(p []byte) {
 // openFile starts the spool with what is in memory, which up to now is everything.
 //
 // Preconditions: mu is held.
-func (s *sink) openFile() {
+func (s *Sink) openFile() {
 	f, err := os.OpenFile(s.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
 	if err != nil {
 		s.fileErr = true
@@ -97,7 +97,7 @@ func (s *sink) openFile() {
 // spool appends to the file up to the cap. A full disk ends the file, not the command.
 //
 // Preconditions: mu is held.
-func (s *sink) spool(p []byte) {
+func (s *Sink) spool(p []byte) {
 	if s.file == nil || s.fileErr {
 		return
 	}
@@ -114,15 +114,15 @@ func (s *sink) spool(p []byte) {
 	}
 }
 
-// lastBytes gives the ring in order.
+// lastBytes returns the ring in order.
 //
 // Preconditions: mu is held.
-func (s *sink) lastBytes() []byte {
+func (s *Sink) lastBytes() []byte {
 	return append(append(make([]byte, 0, len(s.tail)), s.tail[s.tailAt:]...), s.tail[:s.tailAt]...)
 }
 
-// end says that nothing more comes.
-func (s *sink) end() {
+// End says that nothing more comes.
+func (s *Sink) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
@@ -130,7 +130,7 @@ func (s *sink) end() {
 }
 
 // kept describes the stream for a verdict.
-func (s *sink) kept() *wire.Kept {
+func (s *Sink) kept() *wire.Kept {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := &wire.Kept{Produced: s.produced, Head: append([]byte(nil), s.head...), Tail: s.lastBytes()}
@@ -143,16 +143,17 @@ func (s *sink) kept() *wire.Kept {
 	return k
 }
 
-func (s *sink) size() int64 {
+// Size returns how many bytes were produced so far.
+func (s *Sink) Size() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.produced
 }
 
-// read copies bytes from off on into p. Bytes that are no longer kept are skipped and
+// Read copies bytes from off on into p. Bytes that are no longer kept are skipped and
 // counted. With wait it blocks until there are some; n == 0 then means the end, or that of ctx.
-// Whoever ends ctx must wake it.
-func (s *sink) read(ctx context.Context, p []byte, off int64, wait bool) (n int, skipped int64) {
+// Whoever ends ctx must call Wake.
+func (s *Sink) Read(ctx context.Context, p []byte, off int64, wait bool) (n int, skipped int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for off >= s.produced && wait && !s.ended && ctx.Err() == nil {
@@ -180,19 +181,19 @@ func (s *sink) read(ctx context.Context, p []byte, off int64, wait bool) (n int,
 	return copy(p, tail[off-first:]), skipped
 }
 
-// wake lets readers look at their contexts.
-func (s *sink) wake() {
+// Wake makes readers look at their contexts.
+func (s *Sink) Wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changed.Broadcast()
 }
 
 // remove drops the file.
-func (s *sink) remove() {
+func (s *Sink) remove() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.file != nil {
-		_ = s.file.Close() // only ever read from now on, and nobody may
+		_ = s.file.Close() // nothing is written to it any more
 		_ = os.Remove(s.path)
 		s.fileErr = true
 		s.inFile = 0

@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package operation
 
 import (
 	"fmt"
@@ -10,30 +10,28 @@ import (
 )
 
 // many adds operations that have ended; left says of each whether something lives that it has left behind.
-func many(t *testing.T, ops *table, name string, n int, left func() bool) {
+func many(t *testing.T, ops *Table, name string, n int, left func() bool) {
 	t.Helper()
 	for i := range n {
-		o, bad := ops.add(newOp{id: fmt.Sprintf("%s%d", name, i), kind: "command", spool: -1})
+		o, bad := ops.Add(Request{ID: fmt.Sprintf("%s%d", name, i), Kind: "command", Spool: -1})
 		if bad != nil {
 			t.Fatal(bad)
 		}
-		o.mu.Lock()
-		o.left = left
-		o.mu.Unlock()
-		o.finish(&wire.Verdict{})
+		o.Left(left)
+		o.Finish(&wire.Verdict{})
 	}
 }
 
 func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
-	ops := &table{dir: t.TempDir(), ops: map[string]*op{}}
+	ops := NewTable(t.TempDir())
 	remembered := func(id string, want bool) {
 		t.Helper()
-		if _, bad := ops.get(id); (bad == nil) != want {
+		if _, bad := ops.Get(id); (bad == nil) != want {
 			t.Errorf("%s is remembered: %t", id, !want)
 		}
 	}
 	lives := true
-	running, bad := ops.add(newOp{id: "running", kind: "command", spool: -1})
+	running, bad := ops.Add(Request{ID: "running", Kind: "command", Spool: -1})
 	if bad != nil {
 		t.Fatal(bad)
 	}
@@ -48,16 +46,16 @@ func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
 	lives = false
 	many(t, ops, "next", 1, nil)
 	remembered("left0", false)
-	running.finish(&wire.Verdict{})
+	running.Finish(&wire.Verdict{})
 }
 
 func TestNotMoreThanSoManyOperationsAreRemembered(t *testing.T) {
-	ops := &table{dir: t.TempDir(), ops: map[string]*op{}}
+	ops := NewTable(t.TempDir())
 	many(t, ops, "left", keepLeft+2*keepFinished, func() bool { return true })
-	if n, most := len(ops.all()), keepLeft+keepFinished+1; n > most { // the last one was added before it had ended
+	if n, most := len(ops.All()), keepLeft+keepFinished+1; n > most { // the last one was added before it had ended
 		t.Errorf("%d operations are remembered, and %d may be", n, most)
 	}
-	if _, bad := ops.get("left0"); bad == nil {
+	if _, bad := ops.Get("left0"); bad == nil {
 		t.Error("the oldest is remembered, and younger ones are not")
 	}
 }

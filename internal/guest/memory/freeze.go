@@ -1,36 +1,34 @@
 //go:build linux
 
-package agent
+package memory
 
 import (
 	"cmp"
-	"os"
 	"slices"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
-// frozen is everybody in the sandbox, standing still so that somebody can be chosen from among them.
+// frozen is everything in the sandbox, standing still so that victims can be chosen.
 type frozen struct {
-	all  []proc.Process
-	ours map[int]bool
-	held []proc.Process // whom we have stopped, and nobody else; children before their parents
+	machine machine
+	all     []proc.Process
+	own     map[int]bool
+	held    []proc.Process // those that we have stopped; children before their parents
 }
 
-// freezeRounds bounds how often freeze looks for those who were born while it stopped the others.
+// freezeRounds bounds how often freeze looks for processes that were born while it stopped the others.
 const freezeRounds = 8
 
-// freeze stops everybody but the guest and its nannies. Whoever stood still before is not ours to wake later, and
-// that can only be seen before: afterwards all look alike.
-func (a *Agent) freeze() (*frozen, error) {
-	all, err := proc.List()
+// freeze stops everything but own. What stood still before is not ours to continue later, and that can only be seen before: afterwards
+// all look alike.
+func freeze(m machine, own map[int]bool) (*frozen, error) {
+	all, err := m.list()
 	if err != nil {
 		return nil, err
 	}
-	f := &frozen{all: all, ours: a.ours()}
+	f := &frozen{machine: m, all: all, own: own}
 	known := map[int]bool{}
 	fresh := all
 	for range freezeRounds {
@@ -50,23 +48,17 @@ func (a *Agent) freeze() (*frozen, error) {
 }
 
 func (f *frozen) stop(these []proc.Process) {
-	if os.Getpid() == 1 {
-		// The whole machine is ours, so one call stops all of it, also those who are being born. The nannies go on at once.
-		_ = unix.Kill(-1, syscall.SIGSTOP) // nobody there is no failure
-		for pid := range f.ours {
-			_ = unix.Kill(pid, syscall.SIGCONT)
-		}
-	}
+	f.machine.stopAll(f.own)
 	for _, p := range these {
-		if !p.Zombie && !f.ours[p.PID] && p.State != 'T' && unix.Kill(p.PID, syscall.SIGSTOP) == nil {
+		if !p.Zombie && !f.own[p.PID] && p.State != 'T' && f.machine.signal(p.PID, syscall.SIGSTOP) == nil {
 			f.held = append(f.held, p)
 		}
 	}
 }
 
-// newcomers gives those who are not yet known.
+// newcomers returns the processes that are not yet known.
 func (f *frozen) newcomers(known map[int]bool) []proc.Process {
-	pids, err := proc.PIDs()
+	pids, err := f.machine.pids()
 	if err != nil {
 		return nil
 	}
@@ -75,7 +67,7 @@ func (f *frozen) newcomers(known map[int]bool) []proc.Process {
 		if known[pid] {
 			continue
 		}
-		if p, ok := proc.Get(pid); ok {
+		if p, ok := f.machine.process(pid); ok {
 			p.State = 'R' // it ran until we stopped it, for it has just been born
 			fresh = append(fresh, p)
 		}
@@ -83,20 +75,20 @@ func (f *frozen) newcomers(known map[int]bool) []proc.Process {
 	return fresh
 }
 
-// thaw lets those go on whom which chooses. Children first: a shell that looks after its jobs must find
-// them running again, or it would take them for stopped ones.
+// thaw continues those that which chooses. Children come first: a shell that looks after its jobs must find them running again, or it
+// would take them for stopped ones.
 func (f *frozen) thaw(which func(p proc.Process) bool) {
 	f.held = slices.DeleteFunc(f.held, func(p proc.Process) bool {
 		if !which(p) {
 			return false
 		}
-		_ = unix.Kill(p.PID, syscall.SIGCONT) // one that has gone needs none
+		_ = f.machine.signal(p.PID, syscall.SIGCONT) // one that has gone needs none
 		return true
 	})
 }
 
-// orphans gives the process groups that have lost every tie to their session once the doomed are gone. When a member of
-// such a group ends while others of it are stopped, the kernel sends all of them SIGHUP.
+// orphans returns the process groups that lose every tie to their session once the doomed are gone. When a member of such a group ends
+// while others of it are stopped, the kernel sends all of them SIGHUP.
 func (f *frozen) orphans(doomed map[int]bool) map[int]bool {
 	byPID := map[int]proc.Process{}
 	for _, p := range f.all {
