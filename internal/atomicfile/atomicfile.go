@@ -2,6 +2,7 @@
 package atomicfile
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -17,6 +18,24 @@ func Write(path string, data []byte, perm fs.FileMode) error { return write(path
 // others: too long for the start of a sandbox.
 func WriteVolatile(path string, data []byte, perm fs.FileMode) error {
 	return replace(path, data, perm, func(*os.File) error { return nil })
+}
+
+// WriteJSON is WriteVolatile for a value as JSON, readable for its owner alone.
+func WriteJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return WriteVolatile(path, data, 0o600)
+}
+
+// ReadJSON decodes a file into v.
+func ReadJSON(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
 }
 
 // replace writes a temporary file beside path, calls sync, and renames the file.

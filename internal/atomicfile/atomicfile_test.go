@@ -45,3 +45,21 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 		})
 	}
 }
+
+func TestJSON(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "record.json")
+	if err := WriteJSON(path, "text"); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	if err := ReadJSON(path, &got); err != nil || got != "text" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if err := WriteJSON(path, func() {}); err == nil {
+		t.Error("a function was written")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("beside the record: %v, %v", left, err)
+	}
+}
