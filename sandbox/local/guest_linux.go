@@ -2,52 +2,104 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/internal/guest/proc"
+	"github.com/recluse-dev/recluse/internal/fifo"
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/pidfd"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
+// What lies in a sandbox's directory, beside its record and the pipes.
+const (
+	logFile = "guest.log" // what the guest writes to stderr: nothing, unless it breaks
+	homeDir = "home"
+	runDir  = "run" // the guest's own: spooled output
+)
+
+// marker is set in the environment of everything that runs in a sandbox, so that it is found even when guest
+// and nanny were killed and nothing else tells whose it is.
+const marker = "RECLUSE_SANDBOX"
+
+// state is what another program needs to take a sandbox over.
+type state struct {
+	backendkit.Record
+	Process backendkit.Process `json:"process"` // the guest
+}
+
 // guest is the process of a sandbox, shared by all attachments to it.
 type guest struct {
-	pid  int
-	gone chan struct{} // closed when it has ended
-
-	mu      sync.Mutex
-	stopped bool  // guarded by mu; we were asked to end it
-	cause   error // guarded by mu
+	*backendkit.Machine
+	pid int
 }
 
 func lostGuest(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeGuestLost, Message: fmt.Sprintf(format, args...), Remedy: "make a new sandbox"}
 }
 
-// ourChild watches a guest that this program has started. Only its parent learns how it ended.
-func ourChild(cmd *exec.Cmd, log string) *guest {
-	g := &guest{pid: cmd.Process.Pid, gone: make(chan struct{})}
-	go func() {
-		err := cmd.Wait()
-		if e, ok := errors.AsType[*exec.ExitError](err); ok {
-			if ws, ok := e.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-				g.end(lostGuest("the guest was killed by signal %s", unix.SignalName(ws.Signal())))
-				return
-			}
+// spawn starts the guest in a session of its own, where it outlives us, and notes its process in st.
+func spawn(path, dir string, st *state) (*guest, error) {
+	ends, err := fifo.Make(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer ends.Close()
+	log, err := os.OpenFile(filepath.Join(dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	home := filepath.Join(dir, homeDir)
+	cfg := backendkit.GuestConfig(st.Record, filepath.Join(dir, runDir), backendkit.ImageConfig{
+		Dir: home, Env: []string{"PATH=" + os.Getenv("PATH"), marker + "=" + st.ID},
+	})
+	cfg.Home, cfg.OpenFiles, cfg.CPUs = home, 0, 0 // no limits
+	config, err := json.Marshal(cfg)
+	if err != nil {
+		return nil, err
+	}
+	//nolint:forbidigo // no context, because it outlives every one; the id is for the process table, which Stop reads
+	cmd := exec.Command(path, st.ID)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.In, ends.Out, log
+	cmd.Dir = home
+	cmd.Env = []string{agent.ConfigEnv + "=" + string(config), "HOME=" + home}
+	for _, k := range []string{"PATH", "USER", "TMPDIR"} {
+		if v := os.Getenv(k); v != "" {
+			cmd.Env = append(cmd.Env, k+"="+v)
 		}
-		g.end(lostGuest("the guest has ended: %s%s", cmd.ProcessState, lastWords(log)))
-	}()
-	return g
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	st.Process = backendkit.ProcessOf(cmd.Process.Pid)
+	g := &guest{backendkit.NewMachine(st.Record), cmd.Process.Pid}
+	go func() { g.End(howEnded(cmd.Wait(), cmd, log.Name())) }()
+	return g, nil
 }
 
-// lastWords gives what the guest complained about before it ended.
+// howEnded says how a guest ended that this program has started. Only its parent gets to know that.
+func howEnded(err error, cmd *exec.Cmd, log string) error {
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		if ws, ok := e.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			return lostGuest("the guest was killed by signal %s", unix.SignalName(ws.Signal()))
+		}
+	}
+	return lostGuest("the guest has ended: %s%s", cmd.ProcessState, lastWords(log))
+}
+
+// lastWords returns what the guest complained about before it ended.
 func lastWords(log string) string {
 	b, err := os.ReadFile(log)
 	if err != nil || len(b) == 0 {
@@ -57,75 +109,49 @@ func lastWords(log string) string {
 }
 
 // stranger watches a guest that another program has started.
-func stranger(pid int, start uint64) (*guest, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
+func stranger(st state) (*guest, error) {
+	p, err := pidfd.Open(st.Process.PID)
 	if err != nil {
 		return nil, err
 	}
-	if !alive(pid, start) { // it is asked after the open: from here on the descriptor means this very process
-		_ = unix.Close(fd)
+	if !st.Process.Alive() {
+		p.Close()
 		return nil, unix.ESRCH
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "pidfd")
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	g := &guest{pid: pid, gone: make(chan struct{})}
+	g := &guest{backendkit.NewMachine(st.Record), p.PID()}
 	go func() {
-		defer f.Close()
-		// Readable means ended. The runtime's poller waits, so no thread is spent on it.
-		err := conn.Read(func(fd uintptr) bool {
-			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			n, err := unix.Poll(p, 0)
-			return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
-		})
-		if err != nil {
-			g.end(lostGuest("the guest, process %d, can no longer be watched: %v", pid, err))
+		defer p.Close()
+		if err := p.Wait(); err != nil {
+			g.End(lostGuest("the guest, process %d, can no longer be watched: %v", p.PID(), err))
 			return
 		}
-		g.end(lostGuest("the guest, process %d, has ended", pid))
+		g.End(lostGuest("the guest, process %d, has ended", p.PID()))
 	}()
 	return g, nil
 }
 
-func (g *guest) end(cause error) {
-	g.mu.Lock()
-	if !g.stopped {
-		g.cause = cause
+// runs reports whether the guest's binary can be run here. Without its configuration it complains and exits
+// with 2.
+func runs(ctx context.Context, path string) error {
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = []string{}
+	out, err := cmd.CombinedOutput()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok && e.ExitCode() == 2 {
+		return nil
 	}
-	g.mu.Unlock()
-	close(g.gone)
+	if err == nil {
+		err = fmt.Errorf("it is not the guest: %.100q", out)
+	}
+	return err
 }
 
-func (g *guest) why() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.cause
-}
-
-// stopping says that its end, from now on, is what was asked for.
-func (g *guest) stopping() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.stopped = true
-}
-
-// alive tells whether a process is still the one that was meant.
-func alive(pid int, start uint64) bool {
-	p, ok := proc.Get(pid)
-	return ok && !p.Zombie && (start == 0 || p.Start == start)
-}
-
-// guestBinary finds the guest and what names its version.
+// guestBinary finds the guest and the hash that names its version.
 func (b *Backend) guestBinary(ctx context.Context) (path, hash string, err error) {
 	if b.opts.GuestPath != "" {
 		if _, err := os.Stat(b.opts.GuestPath); err != nil {
-			return "", "", &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err}
+			return "", "", &sandbox.Error{
+				Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err,
+			}
 		}
 		return b.opts.GuestPath, "", nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
@@ -24,53 +25,49 @@ const (
 	laterLook = 50 * time.Millisecond
 )
 
-type identity struct {
-	pid   int
-	start uint64
-}
-
 // endTree ends the guest and everything below it. The guest's end closes the sockets of its nannies, which then
 // kill what they have started; what is left after that is killed here.
 func endTree(ctx context.Context, st state) error {
-	tree := map[identity]bool{}
+	guest := st.Process
+	tree := map[backendkit.Process]bool{}
 	look := func() error {
-		if !alive(st.PID, st.Start) {
+		if !guest.Alive() {
 			return nil
 		}
-		all, err := proc.Descendants(st.PID)
+		all, err := proc.Descendants(guest.PID)
 		if err != nil {
 			return err
 		}
 		for _, p := range all {
-			tree[identity{p.PID, p.Start}] = true
+			tree[backendkit.Process{PID: p.PID, Start: p.Start}] = true
 		}
 		return nil
 	}
 	if err := look(); err != nil {
 		return err
 	}
-	tree[identity{st.PID, st.Start}] = true
-	if alive(st.PID, st.Start) {
-		_ = unix.Kill(st.PID, syscall.SIGTERM)
-		_ = unix.Kill(st.PID, syscall.SIGCONT) // one that is stopped could not hear it
+	tree[guest] = true
+	if guest.Alive() {
+		_ = unix.Kill(guest.PID, syscall.SIGTERM)
+		_ = unix.Kill(guest.PID, syscall.SIGCONT) // one that is stopped could not hear it
 	}
 	began := time.Now()
 	for pause := firstLook; ; pause = min(2*pause, laterLook) {
-		if time.Since(began) > politely/4 && alive(st.PID, st.Start) {
+		if time.Since(began) > politely/4 && guest.Alive() {
 			if err := look(); err != nil {
 				return err
 			}
-			_ = unix.Kill(st.PID, syscall.SIGKILL)
+			_ = unix.Kill(guest.PID, syscall.SIGKILL)
 		}
 		left := 0
-		for id := range tree {
-			if !alive(id.pid, id.start) {
-				delete(tree, id)
+		for p := range tree {
+			if !p.Alive() {
+				delete(tree, p)
 				continue
 			}
 			left++
 			if time.Since(began) > politely {
-				_ = unix.Kill(id.pid, syscall.SIGKILL)
+				_ = unix.Kill(p.PID, syscall.SIGKILL)
 			}
 		}
 		if left == 0 {

@@ -268,7 +268,7 @@ func TestStopEndsWhatWasHalfMade(t *testing.T) {
 	_ = cmd.Wait()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
 	pid := pidOf(t, b, id)
-	file := filepath.Join(dir, local.Name, id, "state.json")
+	file := filepath.Join(dir, local.Name, id, "sandbox.json")
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestStopEndsWhatWasHalfMade(t *testing.T) {
 	if err := json.Unmarshal(text, &state); err != nil {
 		t.Fatal(err)
 	}
-	state["pid"], state["start"] = 0, 0
+	state["process"] = map[string]any{}
 	if text, err = json.Marshal(state); err == nil {
 		err = os.WriteFile(file, text, 0o600)
 	}

@@ -1,0 +1,153 @@
+package backendkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	recordFile = "sandbox.json"
+	lockFile   = "attached"
+)
+
+// attachWait is how long a lock may still be held by a program that has just died: a process that it was
+// starting at that moment has a copy of the descriptor, between its fork and its exec.
+const attachWait = 300 * time.Millisecond
+
+var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+
+// ValidID reports whether id may be the name of one of our directories: it keeps paths out.
+func ValidID(id string) bool { return validID.MatchString(id) }
+
+// Store keeps sandboxes of a backend on this machine: a directory for each, with its record and the lock
+// of whoever is attached.
+type Store struct {
+	Dir     string // of all
+	Backend string // its name
+}
+
+// Path returns the path of a sandbox's directory, or of something in it.
+func (s Store) Path(id string, parts ...string) string {
+	return filepath.Join(append([]string{s.Dir, id}, parts...)...)
+}
+
+// Load decodes the record of a sandbox into r. The error has sandbox.CodeNotFound when there is none.
+func (s Store) Load(id string, r any) error {
+	err := fs.ErrNotExist
+	if ValidID(id) {
+		err = atomicfile.ReadJSON(s.Path(id, recordFile), r)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.NotFound(id)
+	}
+	return err
+}
+
+// NotFound returns the error of a sandbox that does not exist.
+func (s Store) NotFound(id string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeNotFound, Op: "find sandbox", Message: fmt.Sprintf("no sandbox %q of the %s backend", id, s.Backend),
+	}
+}
+
+// Save writes the record of a sandbox, whose directory must exist.
+func (s Store) Save(id string, r any) error { return atomicfile.WriteJSON(s.Path(id, recordFile), r) }
+
+// IDs returns the names of all directories that may be sandboxes.
+func (s Store) IDs() []string {
+	entries, _ := os.ReadDir(s.Dir) // without the directory there are none
+	var ids []string
+	for _, e := range entries {
+		if ValidID(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// List describes the sandboxes that have a record, oldest first. It asks look whether one runs, and as
+// which process.
+func (s Store) List(look func(i *sandbox.Info)) ([]sandbox.Info, error) {
+	if _, err := os.ReadDir(s.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list sandboxes", Err: err}
+	}
+	var all []sandbox.Info
+	for _, id := range s.IDs() {
+		var r Record
+		if s.Load(id, &r) != nil {
+			continue // being made, or being removed
+		}
+		i := r.Info(s.Backend)
+		look(&i)
+		all = append(all, i)
+	}
+	slices.SortFunc(all, func(x, y sandbox.Info) int { return x.Created.Compare(y.Created) })
+	return all, nil
+}
+
+// Attach takes the lock that whoever is attached to a sandbox holds: two readers of one pipe would each
+// get half. If another program holds it, the error has sandbox.CodeBusy and says which.
+func (s Store) Attach(id string) (*filelock.Lock, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), attachWait)
+	defer cancel()
+	path := s.Path(id, lockFile)
+	l, err := filelock.Acquire(ctx, path)
+	switch {
+	case err == nil:
+		_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o600) // for people
+		return l, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "attach", Message: "the sandbox has gone", Err: err}
+	case !errors.Is(err, filelock.ErrHeld):
+		return nil, err
+	}
+	holder, _ := os.ReadFile(path) // a message without it is still one
+	return nil, &sandbox.Error{
+		Code: sandbox.CodeBusy, Op: "attach", Retry: true,
+		Message: fmt.Sprintf("process %s is attached to the sandbox", strings.TrimSpace(string(holder))),
+		Remedy:  "end that process, or let it do the work",
+	}
+}
+
+// Unattached calls f with the lock of a sandbox held, unless somebody is attached to it.
+func (s Store) Unattached(id string, f func()) {
+	l, err := filelock.Try(s.Path(id, lockFile))
+	if err != nil {
+		return
+	}
+	defer l.Release()
+	f()
+}
+
+// Sweep ends the sandboxes whose program has died without ending them, unless somebody is attached.
+func (s Store) Sweep(ctx context.Context, stop func(ctx context.Context, id string) error) error {
+	var errs []error
+	orphan := func(id string) bool {
+		var r Record
+		return s.Load(id, &r) == nil && r.orphan()
+	}
+	for _, id := range s.IDs() {
+		if !orphan(id) {
+			continue
+		}
+		s.Unattached(id, func() {
+			if orphan(id) { // somebody may have attached and detached since
+				errs = append(errs, stop(ctx, id))
+			}
+		})
+	}
+	return errors.Join(errs...)
+}

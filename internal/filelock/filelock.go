@@ -1,0 +1,66 @@
+// Package filelock locks files between processes. The kernel releases a lock when its holder dies.
+//
+// It wraps github.com/gofrs/flock, so that a lock that is held is an error of its own, and one that is
+// waited for can be given up.
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// poll is how often a held lock is tried again.
+const poll = 10 * time.Millisecond
+
+// ErrHeld says that another process, or another Lock of this one, holds the lock.
+var ErrHeld = errors.New("the lock is held")
+
+// Lock is an exclusive lock that this process holds.
+type Lock struct{ f *flock.Flock }
+
+// Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx
+// ends; the error then wraps ErrHeld and the cause.
+func Acquire(ctx context.Context, path string) (*Lock, error) {
+	f := flock.New(path)
+	if ok, err := f.TryLock(); ok || err != nil {
+		return held(f, ok, err)
+	}
+	ok, err := f.TryLockContext(ctx, poll)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("lock %s: %w: %w", path, ErrHeld, context.Cause(ctx))
+	}
+	return held(f, ok, err)
+}
+
+// Try takes the lock on the file at path, which it creates, or fails with ErrHeld.
+func Try(path string) (*Lock, error) {
+	f := flock.New(path)
+	ok, err := f.TryLock()
+	return held(f, ok, err)
+}
+
+// TryDir is Try for a directory, which must exist. It is for unix systems only.
+func TryDir(dir string) (*Lock, error) {
+	f := flock.New(dir, flock.SetFlag(os.O_RDONLY))
+	ok, err := f.TryLock()
+	return held(f, ok, err)
+}
+
+func held(f *flock.Flock, ok bool, err error) (*Lock, error) {
+	if err == nil && !ok {
+		err = ErrHeld
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", f.Path(), err)
+	}
+	return &Lock{f}, nil
+}
+
+// Release releases the lock. It does so explicitly before it closes the file: closing alone would not,
+// while a process that is just being forked has a copy of the descriptor. A second Release does nothing.
+func (l *Lock) Release() { _ = l.f.Unlock() }

@@ -1,0 +1,151 @@
+// Package pidfd watches and ends processes of the host that need not be our children, without ever
+// taking a later process of the same pid for them.
+package pidfd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is an open process. Its methods may be called from several goroutines.
+type Process struct {
+	pid  int
+	file *os.File
+	conn syscall.RawConn
+}
+
+// Open opens a process. The error is unix.ESRCH when there is none of that pid. From then on the Process
+// means this very process, so whoever knows it by more than its pid has to look now.
+func Open(pid int) (*Process, error) {
+	if pid <= 0 {
+		return nil, unix.ESRCH
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of %d: %w", pid, err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime's poller takes it
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	p := &Process{pid: pid, file: os.NewFile(uintptr(fd), "pidfd")}
+	if p.conn, err = p.file.SyscallConn(); err != nil {
+		return nil, errors.Join(err, p.file.Close())
+	}
+	return p, nil
+}
+
+// PID returns the process's pid.
+func (p *Process) PID() int { return p.pid }
+
+// Close closes it; a Wait then ends with an error.
+func (p *Process) Close() { _ = p.file.Close() }
+
+// Wait waits until the process has ended. The runtime's poller waits, so it takes no thread. The end was
+// seen within 5 ms.
+func (p *Process) Wait() error { return p.conn.Read(ended) }
+
+// WaitFor waits until the process has ended, for at most limit.
+func (p *Process) WaitFor(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, os.ErrDeadlineExceeded)
+	defer cancel()
+	for pause := time.Millisecond; !p.Ended(); pause = min(2*pause, 20*time.Millisecond) {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
+// Ended reports whether the process has ended, or the Process was closed.
+func (p *Process) Ended() bool {
+	over := false
+	err := p.conn.Control(func(fd uintptr) { over = ended(fd) })
+	return over || err != nil
+}
+
+// ended asks the kernel: a pidfd is readable once its process has ended.
+func ended(fd uintptr) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+}
+
+// Signal sends a signal. The error is unix.ESRCH when the process has ended.
+func (p *Process) Signal(sig unix.Signal) error {
+	var sent error
+	err := p.conn.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
+	return errors.Join(err, sent)
+}
+
+// ExitStatus returns how a process ended that is not our child. The kernel tells while nobody has reaped
+// the process, and from Linux 6.15 on also later.
+func (p *Process) ExitStatus() (status syscall.WaitStatus, ok bool) {
+	for range 20 { // it may be reaped between the two looks
+		if status, ok := p.zombieStatus(); ok {
+			return status, true
+		}
+		status, err := p.infoStatus()
+		if err == nil {
+			return status, true
+		}
+		if !errors.Is(err, unix.ESRCH) {
+			return 0, false
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return 0, false
+}
+
+// infoStatus asks the kernel. Up to Linux 6.14 the error is unix.ENOTTY or unix.ESRCH.
+func (p *Process) infoStatus() (syscall.WaitStatus, error) {
+	const (
+		pidfdGetInfo  = 0xC040FF0B // _IOWR(0xFF, 11, struct pidfd_info), 64 bytes
+		pidfdInfoExit = 1 << 3
+	)
+	info := struct {
+		mask, cgroup uint64
+		ids          [11]uint32
+		exit         int32
+	}{mask: pidfdInfoExit}
+	var errno unix.Errno
+	err := p.conn.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, pidfdGetInfo, uintptr(unsafe.Pointer(&info)))
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case errno != 0:
+		return 0, errno
+	case info.mask&pidfdInfoExit == 0:
+		return 0, unix.ESRCH
+	}
+	return syscall.WaitStatus(info.exit), nil
+}
+
+// zombieStatus reads how a process ended that nobody has reaped yet: an init may take its time.
+func (p *Process) zombieStatus() (syscall.WaitStatus, bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+	if err != nil {
+		return 0, false
+	}
+	// "pid (name) state ...", where the name may hold anything; the last field is the status.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 2 || fields[0] != "Z" {
+		return 0, false
+	}
+	status, err := strconv.ParseUint(fields[len(fields)-1], 10, 32)
+	// As long as it can be signalled its pid is nobody else's, so this is the process that was read about. The
+	// kernel shows 0 to those who may not know.
+	return syscall.WaitStatus(status), err == nil && status != 0 && p.Signal(0) == nil
+}
