@@ -2,12 +2,9 @@ package session
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"iter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -28,9 +25,6 @@ const (
 	actionStart      = "start"
 	actionBackground = "background"
 )
-
-// detailBytes is how much of the code the audit log keeps; the digest tells the rest apart.
-const detailBytes = 256
 
 // ran notes a cell or command that has ended.
 func (s *Session) ran(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
@@ -60,16 +54,16 @@ func actor(ctx context.Context) string {
 	return a.Name
 }
 
-// started finds the line that tells who started a command. A manager before this one may have written it.
-func (s *Session) started(ctx context.Context, op string) (store.Entry, bool) {
-	if s.m.journal.flush(ctx) != nil {
-		return store.Entry{}, false // told there
+// started finds the audit entry of the start of a command. An earlier manager may have written it.
+func (s *Session) started(ctx context.Context, op string) (e store.Entry, found bool) {
+	q := store.EntryQuery{Tenant: s.key.Tenant, Session: s.key.Name, Action: actionStart, Op: op}
+	for row, err := range s.m.journal.Entries(ctx, q) {
+		if err != nil {
+			return store.Entry{}, false // a failure to write is logged
+		}
+		e, found = row, true
 	}
-	rows, err := s.m.store.Entries(ctx, store.EntryQuery{Tenant: s.key.Tenant, Session: s.key.Name, Action: actionStart, Op: op})
-	if err != nil || len(rows) == 0 {
-		return store.Entry{}, false // a cell that was found again has none
-	}
-	return rows[len(rows)-1], true
+	return e, found // a cell that was found running has none
 }
 
 // note writes down, counts and tells the end of a cell or command.
@@ -100,34 +94,10 @@ func (s *Session) audit(ctx context.Context, e Entry) {
 // Note adds a line about something that a face of this module did beside running code, such as a person's answer to the gate.
 func (m *Manager) Note(ctx context.Context, e Entry) { m.audit(ctx, e) }
 
-// audit adds a line.
+// audit adds an entry to the audit log.
 func (m *Manager) audit(ctx context.Context, e Entry) {
 	e.Actor = first(e.Actor, actor(ctx))
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
-	if e.Detail != "" && e.Digest == "" {
-		sum := sha256.Sum256([]byte(e.Detail))
-		e.Digest = hex.EncodeToString(sum[:16])
-	}
-	e.Detail = beginning(e.Detail)
-	row := store.Entry{
-		Time: e.Time, Tenant: e.Tenant, Session: e.Session, Actor: e.Actor, Action: e.Action, Detail: e.Detail, Digest: e.Digest, Op: e.Op,
-		Verdict: e.Verdict, Gate: e.Gate, Error: e.Error, Stdout: e.Stdout, Stderr: e.Stderr, Duration: e.Duration,
-	}
-	m.journal.entry(row)
-}
-
-// beginning cuts a text without cutting a character.
-func beginning(s string) string {
-	if len(s) <= detailBytes {
-		return s
-	}
-	n := detailBytes
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
+	m.journal.AddEntry(store.Entry(e))
 }
 
 // AuditOptions chooses entries of the audit log.
@@ -137,45 +107,15 @@ type AuditOptions struct {
 	Limit                          int
 }
 
-// auditPage is how many entries are read at once.
-const auditPage = 500
-
-// Audit gives entries, oldest first.
+// Audit iterates over entries of the audit log, oldest first.
 func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, error] {
+	q := store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Limit: o.Limit}
 	return func(yield func(Entry, error) bool) {
-		if err := m.journal.flush(ctx); err != nil {
-			yield(Entry{}, err)
-			return
-		}
-		left := o.Limit
-		for {
-			page := auditPage
-			if o.Limit > 0 {
-				page = min(page, left)
-			}
-			rows, err := m.store.Entries(ctx, store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Limit: page})
-			if err != nil {
-				yield(Entry{}, err)
-				return
-			}
-			for _, r := range rows {
-				o.After = r.ID
-				if !yield(entry(r), nil) {
-					return
-				}
-			}
-			left -= len(rows)
-			if len(rows) < page || o.Limit > 0 && left <= 0 {
+		for e, err := range m.journal.Entries(ctx, q) {
+			if !yield(Entry(e), err) {
 				return
 			}
 		}
-	}
-}
-
-func entry(r store.Entry) Entry {
-	return Entry{
-		ID: r.ID, Time: r.Time, Tenant: r.Tenant, Session: r.Session, Actor: r.Actor, Action: r.Action, Detail: r.Detail, Digest: r.Digest, Op: r.Op,
-		Verdict: r.Verdict, Gate: r.Gate, Error: r.Error, Stdout: r.Stdout, Stderr: r.Stderr, Duration: r.Duration,
 	}
 }
 

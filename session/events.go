@@ -40,7 +40,7 @@ func (s *Session) emit(e Event, keep bool) {
 		return
 	}
 	if row, err := encodeEvent(s.id, e); err == nil { // plain data
-		s.m.journal.event(row)
+		s.m.journal.AddEvent(row)
 	}
 }
 
@@ -112,7 +112,7 @@ func (s *Session) Events(ctx context.Context, o EventsOptions) iter.Seq2[Event, 
 
 // storedEvents reads events between two numbers.
 func (m *Manager) storedEvents(ctx context.Context, id string, after, before int64) ([]Event, error) {
-	if err := m.journal.flush(ctx); err != nil {
+	if err := m.journal.Flush(ctx); err != nil {
 		return nil, err
 	}
 	rows, err := m.store.Events(ctx, id, after, 0)

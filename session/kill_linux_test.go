@@ -158,6 +158,9 @@ func checkEach(checks ...func(*testing.T, *bench)) func(*testing.T, *bench) {
 	}
 }
 
+// resumeJournal ends the pause of the journal that the audit scenario has begun.
+var resumeJournal func()
+
 var scenarios = map[string]scenario{
 	"create": {
 		points: []string{"create.begun", "create.registered", "create.made", "create.saved"},
@@ -232,11 +235,11 @@ var scenarios = map[string]scenario{
 	"audit": {
 		points: []string{"answered", "audit.written"},
 		// The journal also writes by the clock. It is held until the caller has the answer, lest the kill comes before.
-		prepare: then(prepared, func(_ context.Context, m *Manager) error { m.journal.flushMu.Lock(); return nil }),
+		prepare: then(prepared, func(_ context.Context, m *Manager) error { resumeJournal = m.journal.Pause(); return nil }),
 		act: then(touch, func(ctx context.Context, m *Manager) error {
 			failpoint("answered")
-			m.journal.flushMu.Unlock()
-			return m.journal.flush(ctx)
+			resumeJournal()
+			return m.journal.Flush(ctx)
 		}),
 		check: func(t *testing.T, k *bench) {
 			k.restart() // which finds nothing more to add

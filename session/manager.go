@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/audit"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -23,15 +24,14 @@ import (
 
 // Timing of the manager's own work, all in one place.
 const (
-	reapEvery   = time.Second            // between looks at lifetimes
-	flushEvery  = 250 * time.Millisecond // between writes of the audit log and events
-	saveEvery   = 5 * time.Second        // between writes of when sessions were last used
-	healthEvery = 30 * time.Second       // between pings of sandboxes nobody talks to
-	pingWait    = 10 * time.Second       // for an answer to a ping
-	againWait   = 20 * time.Second       // for one that did not answer to be attached again; longer than heldWait, so that one which is held is not taken for one that hangs
-	searchWait  = 10 * time.Second       // for a backend to tell what it holds
-	stopWait    = 30 * time.Second       // for a backend to end a sandbox, or to remove an image
-	makeWait    = 5 * time.Minute        // for a sandbox to be made, an image to be fetched included
+	reapEvery   = time.Second      // between looks at lifetimes
+	saveEvery   = 5 * time.Second  // between writes of when sessions were last used
+	healthEvery = 30 * time.Second // between pings of sandboxes nobody talks to
+	pingWait    = 10 * time.Second // for an answer to a ping
+	againWait   = 20 * time.Second // for one that did not answer to be attached again; longer than heldWait, so that one which is held is not taken for one that hangs
+	searchWait  = 10 * time.Second // for a backend to tell what it holds
+	stopWait    = 30 * time.Second // for a backend to end a sandbox, or to remove an image
+	makeWait    = 5 * time.Minute  // for a sandbox to be made, an image to be fetched included
 )
 
 // Options makes a Manager. Only Backends is needed.
@@ -80,7 +80,7 @@ type Manager struct {
 	work   sync.WaitGroup // everything that runs on behalf of sessions
 	closed chan struct{}  // closed when nothing is left
 
-	journal journal
+	journal *audit.Journal
 	counts  counts
 
 	backendMu sync.Mutex
@@ -139,16 +139,20 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.opts.searchWait, m.opts.stopWait = first(opts.searchWait, searchWait), first(opts.stopWait, stopWait)
 	m.opts.endGrace = first(opts.endGrace, EndGrace)
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if err := m.journal.open(ctx, m); err != nil {
+	var err error
+	m.journal, err = audit.Open(ctx, audit.Options{
+		Store: st, Dir: opts.DataDir, Logger: m.log, Room: opts.journalRoom, Written: func() { failpoint("audit.written") },
+	})
+	if err != nil {
 		m.cancel()
 		return nil, errors.Join(err, closeStore())
 	}
 	if err := m.recover(ctx); err != nil {
 		m.cancel()
 		m.work.Wait()
-		return nil, errors.Join(err, m.journal.close(ctx), closeStore())
+		return nil, errors.Join(err, m.journal.Close(ctx), closeStore())
 	}
-	m.work.Go(m.journal.tend)
+	m.work.Go(func() { m.journal.Run(m.ctx) })
 	m.work.Go(m.reap)
 	m.work.Go(func() { m.checkHealth(m.opts.healthEvery) })
 	m.work.Go(m.lookAgain)
@@ -408,7 +412,7 @@ func (m *Manager) Detach(ctx context.Context) error {
 		}
 	}
 	wg.Wait()
-	errs = append(errs, m.settle(ctx, Key{}), m.journal.close(ctx), m.closeStore())
+	errs = append(errs, m.settle(ctx, Key{}), m.journal.Close(ctx), m.closeStore())
 	return errors.Join(errs...)
 }
 

@@ -239,7 +239,7 @@ func TestGCForgetsWhatIsOld(t *testing.T) {
 		<-s.disposed
 	}
 	k.open("kept") // its name is in use again, and so are its snapshots
-	if err := k.m.journal.flush(t.Context()); err != nil {
+	if err := k.m.journal.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c, err := k.m.GC(t.Context())

@@ -63,7 +63,7 @@ func (s *Session) count(renew, limited bool) error {
 		return err
 	}
 	if limited {
-		if err := s.m.journal.refusal(); err != nil {
+		if err := s.m.journal.Blocked(); err != nil {
 			return err
 		}
 		if n := s.rec.Policy.Commands; s.calls+len(s.background) >= n {

@@ -1,17 +1,14 @@
 package session
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/internal/webhook"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -21,10 +18,6 @@ var backoff = [RestoreAttempts]time.Duration{0, time.Second, 5 * time.Second}
 const (
 	// awayPause is the time between two looks for a backend that is away.
 	awayPause = time.Second
-	// webhookWait bounds one attempt to tell of a lost session, webhookPause is the time between two.
-	webhookWait  = 5 * time.Second
-	webhookPause = time.Second
-	webhookTries = 3
 	// pingers is how many sandboxes are asked at once whether they are well.
 	pingers = 4
 	// busyMisses is how many pings in a row a sandbox may miss in which something runs. Looking closer ends the calls under way, and what runs
@@ -332,7 +325,7 @@ func (s *Session) giveUp(reason string) {
 	}
 }
 
-// Alert is what a webhook is sent.
+// Alert is the message that is sent to the webhook.
 type Alert struct {
 	Event   string    `json:"event"` // session.lost
 	Time    time.Time `json:"time"`
@@ -343,47 +336,10 @@ type Alert struct {
 func (s *Session) alert() {
 	i := s.Info()
 	i.Spec.Env = nil // may hold secrets
-	body, err := json.Marshal(Alert{Event: "session.lost", Time: time.Now().UTC(), Session: i})
-	if err != nil {
-		return // plain data
+	err := webhook.New(s.m.opts.Webhook).Send(s.m.ctx, Alert{Event: "session.lost", Time: time.Now().UTC(), Session: i})
+	if err != nil && s.m.ctx.Err() == nil {
+		s.m.log.ErrorContext(s.m.ctx, "webhook could not be told of a lost session", "session", s.key.String(), "error", err)
 	}
-	for n := range webhookTries {
-		if n > 0 {
-			select {
-			case <-time.After(webhookPause):
-			case <-s.m.ctx.Done():
-				return
-			}
-		}
-		if err = post(s.m.ctx, s.m.opts.Webhook, body); err == nil {
-			return
-		}
-	}
-	s.m.log.ErrorContext(s.m.ctx, "webhook could not be told of a lost session", "session", s.key.String(), "error", err)
-}
-
-// post sends a message to an address. No error of it holds the address, which is often a secret.
-func post(ctx context.Context, address string, body []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, webhookWait)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
-	if err != nil {
-		return errors.New("it is no address of HTTP")
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Close = true // it is rare: no connection is kept for it
-	resp, err := (&http.Client{Timeout: webhookWait}).Do(req)
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		return u.Err
-	}
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		return fmt.Errorf("the webhook answered %s", resp.Status)
-	}
-	return nil
 }
 
 // ping asks a sandbox whether it is well.

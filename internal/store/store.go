@@ -110,15 +110,16 @@ type Event struct {
 	Data    []byte
 }
 
-// Entry is a line of the audit log.
+// Entry is a line of the audit log. It has the fields of session.Entry, so that one converts to the other.
 type Entry struct {
 	ID                             int64
 	Time                           time.Time
 	Tenant, Session, Actor, Action string
 	Detail, Digest, Op             string
-	Verdict, Gate, Error           string
+	Verdict, Gate                  string
 	Stdout, Stderr                 int64
 	Duration                       time.Duration
+	Error                          string
 }
 
 // Batch is lines that are written together.

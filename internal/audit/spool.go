@@ -1,4 +1,4 @@
-package session
+package audit
 
 import (
 	"bufio"
@@ -14,29 +14,29 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
-// spool keeps the lines of the audit log that wait for the store, so that a killed server loses none. A line costs one write into the
-// system's cache, a few microseconds; the store would cost a transaction.
+// spool keeps the entries that wait for the store on disk, so that a killed program loses none. An entry costs one write to
+// the page cache, a few microseconds; in the store it would cost a transaction.
 //
-// There are two files. One takes new lines while those of the other are written to the store; then it is emptied and they change roles.
-// Lines are numbered, and the store keeps the number of the last one it has along with it, so that a kill between the two writes no line
-// twice.
+// There are two files. New entries go to one while those of the other are written to the store; then that one is emptied,
+// and they swap roles. Entries are numbered, and the store keeps the number of the last one it has, so that a kill between
+// the two steps writes none twice.
 type spool struct {
 	files [2]*os.File
 	sizes [2]int64
-	now   int   // which file takes new lines
-	last  int64 // the number of the latest line
+	now   int   // the file that takes new entries
+	last  int64 // the number of the latest entry
 }
 
-// spoolFiles are the names in the data directory.
+// spoolFiles are the names in the directory.
 var spoolFiles = [2]string{"audit.0.jsonl", "audit.1.jsonl"}
 
-// spooled is a line.
+// spooled is a line of a spool file.
 type spooled struct {
 	N     int64       `json:"n"`
 	Entry store.Entry `json:"entry"`
 }
 
-// openSpool opens the files, and gives the lines behind a mark that an earlier program left there.
+// openSpool opens the files, and returns the lines after a mark that an earlier program left in them.
 func openSpool(dir string, mark int64) (_ *spool, left []spooled, err error) {
 	s := &spool{last: mark} // not the named result, which an error sets to nil before what is open is closed
 	defer func() {
@@ -64,7 +64,7 @@ func openSpool(dir string, mark int64) (_ *spool, left []spooled, err error) {
 	return s, left, nil
 }
 
-// readSpool reads the lines of a file. What is no whole line was being written when the disk was full, and is passed over.
+// readSpool reads the lines of a file. It skips incomplete ones, which were written when the disk was full.
 func readSpool(f io.Reader) (lines []spooled, size int64, err error) {
 	r := bufio.NewReader(f)
 	for {
@@ -83,7 +83,7 @@ func readSpool(f io.Reader) (lines []spooled, size int64, err error) {
 	}
 }
 
-// add keeps a line. One that cannot be kept, because the disk is full, waits in memory alone.
+// add writes an entry. If the disk is full, the entry waits in memory only.
 func (s *spool) add(e store.Entry) {
 	s.last++
 	raw, err := json.Marshal(spooled{s.last, e})
@@ -95,10 +95,10 @@ func (s *spool) add(e store.Entry) {
 		s.sizes[s.now] += int64(n)
 		return
 	}
-	_ = s.files[s.now].Truncate(s.sizes[s.now]) // half a line would spoil the next one
+	_ = s.files[s.now].Truncate(s.sizes[s.now]) // an incomplete line would corrupt the next one
 }
 
-// seal lets new lines go into the other file, if that is empty, and gives the number of the last line before.
+// seal directs new entries to the other file, if that is empty, and returns the number of the last entry.
 func (s *spool) seal() int64 {
 	if other := 1 - s.now; s.sizes[other] == 0 {
 		s.now = other
@@ -106,7 +106,7 @@ func (s *spool) seal() int64 {
 	return s.last
 }
 
-// drop removes the lines that were sealed: the store has them.
+// drop removes the sealed entries, which the store has.
 func (s *spool) drop() error { return s.empty(1 - s.now) }
 
 func (s *spool) empty(i int) error {
