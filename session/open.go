@@ -174,7 +174,7 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 			Remedy: "ask for what it has, end it first, or choose another name",
 		}
 	}
-	mode := func(m string) gate.Mode { return gate.AtLeast(s.m.opts.Gate, gate.Mode(m)) }
+	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
 	case o.Spec != nil && o.create.specHash != r.SpecHash:
 		return true, conflict("differs in %s", differing(*o.create.Spec, r.Spec))

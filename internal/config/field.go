@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
 // field is one key, or one section.
@@ -137,34 +139,13 @@ func suggestVariable(wrong string) string {
 	return ""
 }
 
-// nearest gives the name with the fewest letters to change, if those are few for its length.
+// nearest returns the name with the smallest edit distance, if that is small for its length, or "".
 func nearest(wrong string, names []string) string {
 	best, least := "", 4
 	for _, n := range names {
-		if d := distance(wrong, n); d < least && d*2 < len(n) {
+		if d := editdistance.Distance(wrong, n, least); d < least && d*2 < len(n) {
 			best, least = n, d
 		}
 	}
 	return best
-}
-
-// distance counts letters to insert, remove or replace.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
