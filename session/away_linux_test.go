@@ -73,7 +73,7 @@ func (d *distant) deafen(s *Session) *sandbox.Sandbox {
 	_ = m.Machine.Stream().Close() // that it fails to answer is what is wanted
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sb
+	return s.attachment.sandbox
 }
 
 func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
@@ -271,7 +271,7 @@ func (k *bench) part(s *Session, d *distant) {
 	await(k.t, "it is let go of", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.sb == nil
+		return s.attachment.sandbox == nil
 	})
 }
 
@@ -319,8 +319,8 @@ func TestASessionOfASilentBackend(t *testing.T) {
 			c.record.Backend = c.backend
 			s := k.m.newSession(c.record)
 			kept := s.reconcile(&found{silent: map[string]bool{name: true}}, nil)
-			if kept != c.kept || s.reviving != c.reviving || s.rec.State != c.record.State {
-				t.Errorf("kept %t, restored %t, %s", kept, s.reviving, s.rec.State)
+			if restoring := s.attachment.isRestoring(); kept != c.kept || restoring != c.reviving || s.rec.State != c.record.State {
+				t.Errorf("kept %t, restored %t, %s", kept, restoring, s.rec.State)
 			}
 		})
 	}

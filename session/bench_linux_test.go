@@ -40,7 +40,7 @@ func BenchmarkCell(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	sb := s.sb
+	sb := s.attachment.sandbox
 	for name, f := range map[string]func(context.Context, sandbox.Cell) (*sandbox.Verdict, error){"sandbox": sb.Cell, "session": s.Cell} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
@@ -164,12 +164,12 @@ func BenchmarkWake(b *testing.B) {
 	b.Run("bare", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			snap, err := s.sb.Snapshot(b.Context(), sandbox.SnapshotOptions{})
+			snap, err := s.attachment.sandbox.Snapshot(b.Context(), sandbox.SnapshotOptions{})
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.StartTimer()
-			sb, err := sandbox.Restore(b.Context(), s.sb.Backend(), snap, sandbox.RestoreOptions{})
+			sb, err := sandbox.Restore(b.Context(), s.attachment.sandbox.Backend(), snap, sandbox.RestoreOptions{})
 			if err != nil {
 				b.Fatal(err)
 			}

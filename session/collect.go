@@ -197,7 +197,7 @@ func (s *Session) claims(id string) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.unsure || s.rec.Sandbox == "" || s.rec.Sandbox == id
+	return s.attachment.isUnknown() || s.rec.Sandbox == "" || s.rec.Sandbox == id
 }
 
 // collectLog trims what only grows.

@@ -60,7 +60,9 @@ func TestWhoseASandboxIs(t *testing.T) {
 			var s *Session
 			if c.record != nil {
 				s = m.newSession(*c.record)
-				s.unsure = c.unsure
+				if c.unsure {
+					s.attachment.markUnknown()
+				}
 				if c.busy {
 					s.turn <- struct{}{}
 				}

@@ -29,6 +29,36 @@
 //	ended
 //	expired
 //
+// # Attachment
+//
+// Beside its state, a session has an attachment: its relation to its sandbox, which callers do not see. The state says what
+// was promised, and is in the store; the attachment says what this manager has in hand, and ends with it.
+//
+//	detached     no sandbox is attached; the next call or health check attaches, wakes or restores one
+//	unknown      detached, and the backend did not answer when the manager started: the sandbox may run, be hibernated, or be gone
+//	attached     calls use the sandbox
+//	unverified   attached, but which operations run in it is not known; a health check asks
+//	reserved     the sandbox is about to be stopped, replaced or queried; calls wait
+//	reattaching  the connection broke, and a new one is being made
+//	unreachable  the sandbox may run, but its backend could not be asked; the next call or health check tries again
+//	restoring    the sandbox is lost, and a snapshot is being restored; calls wait
+//	stalled      restoring, and the backend does not answer; calls fail with its error
+//
+// A creating, hibernated or ended session, and one that is lost for good, is detached or unknown. A ready or paused session
+// is in any state but restoring and stalled, which belong to a lost one. A reservation returns to the state before it, or
+// ends in the one that it was made for. These are all transitions:
+//
+//	from         to
+//	detached     unknown; attached; unverified; reserved; restoring
+//	unknown      detached; attached; unverified; reserved; restoring
+//	attached     detached; unverified; reserved; reattaching; unreachable; restoring
+//	unverified   detached; reserved; reattaching; unreachable; restoring
+//	reserved     detached; unknown; attached; unverified; unreachable; restoring; stalled
+//	reattaching  detached; attached; unverified; unreachable; restoring
+//	unreachable  detached; attached; unverified; reserved; restoring
+//	restoring    detached; attached; unverified; reserved; stalled
+//	stalled      detached; reserved; restoring
+//
 // # Lifetimes
 //
 // A session lives for its TTL, which does not count time spent hibernated and can be extended a few times. When it is over new calls are refused,

@@ -25,7 +25,11 @@ var notOnContainers = left(map[string][]string{
 	},
 	"a snapshot of a container holds no memory, so its session cannot be forked": {"TestForksAreLiveCopies", "TestForksAreMadeAtOnce"},
 	"it is about the local backend":                                              {"TestABackendWithoutSnapshots"},
-	"it needs neither sandbox nor manager":                                       {"TestASleeperKeepsLittle", "TestASpoolThatCannotBeOpenedSaysWhy", "TestSpool", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs"},
+	"it needs neither sandbox nor manager": {
+		"TestASleeperKeepsLittle", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs",
+		"TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode", "TestEveryChangeOfAnAttachmentIsInTheTable",
+		"TestWhatHappensDuringAReservationIsKept", "TestCallsWaitOnlyForWhatChangesByItself", "TestSomethingMayRunUntilItIsKnown",
+	},
 })
 
 // onContainers are the tests in which a container is made, found again, snapshot, paused, ended or taken away in a way of its own. The other tests

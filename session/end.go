@@ -65,8 +65,7 @@ func (s *Session) dispose(before State) {
 	defer close(s.disposed)
 	s.turn <- struct{}{} // for good
 	s.mu.Lock()
-	sb, id, image, name := s.sb, s.rec.Sandbox, s.rec.Hibernation, s.rec.Backend
-	s.sb = nil
+	sb, id, image, name := s.attachment.detach(), s.rec.Sandbox, s.rec.Hibernation, s.rec.Backend
 	s.events.ring = nil
 	s.mu.Unlock()
 	b := s.m.known(name)

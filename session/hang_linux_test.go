@@ -142,7 +142,7 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 	state := func() (sb *sandbox.Sandbox, missed int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.sb, s.missed
+		return s.attachment.sandbox, s.attachment.missedPings
 	}
 	before, _ := state()
 	k.stall(s)

@@ -33,7 +33,7 @@ func (s *Session) pause(ctx context.Context) error {
 	}
 	defer s.give()
 	s.mu.Lock()
-	sb, err := s.sb, s.refusal(time.Now())
+	sb, err := s.attachment.sandbox, s.refusal(time.Now())
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -157,7 +157,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 		s.m.log.WarnContext(ctx, "something of a hibernated sandbox is left", "sandbox", sb.ID(), "error", err)
 	}
 	s.mu.Lock()
-	s.sb, s.frozen = nil, false
+	s.attachment.detach()
 	s.rec.layDown(snap, time.Now().UTC())
 	s.rec.Asleep = seen
 	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
@@ -176,7 +176,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 func (s *Session) leave(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left = id
+	s.attachment.movedFrom = id
 }
 
 // glance is what somebody sees of a sandbox who only looks. It is never changed.
@@ -260,8 +260,8 @@ func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.San
 		s.mu.Unlock()
 		return nil, err
 	}
-	s.frozen = true
-	sb := s.sb
+	s.attachment.reserve()
+	sb := s.attachment.sandbox
 	s.mu.Unlock()
 	if err := s.unpause(ctx, "resumed to be hibernated"); err != nil {
 		s.thaw()
@@ -277,22 +277,21 @@ func (s *Session) freeze(ctx context.Context, object func() error) (*sandbox.San
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rec.State == Hibernated {
-		s.frozen = false
+		s.attachment.release()
 		return nil, nil
 	}
-	if s.sb == nil {
+	if sb = s.attachment.sandbox; sb == nil {
 		return nil, &sandbox.Error{Code: CodeLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
 	}
-	s.frozen = true // adopting it had ended that
-	return s.sb, nil
+	s.attachment.reserve() // adopting it had ended that
+	return sb, nil
 }
 
 // thaw lets everybody to the sandbox again.
 func (s *Session) thaw() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.frozen = false
-	s.wakeWaiters()
+	s.attachment.release()
 }
 
 // wake brings a hibernated session back. One that cannot be brought back now stays as it is: what is missing may come again, such as a file

@@ -13,7 +13,7 @@ import (
 func (s *Session) notice(sb *sandbox.Sandbox, i sandbox.Incident) {
 	s.mu.Lock()
 	known := slices.ContainsFunc(s.rec.Incidents, func(x sandbox.Incident) bool { return x.Code == i.Code && maps.Equal(x.Attrs, i.Attrs) })
-	if s.sb != sb || known {
+	if !s.attachment.has(sb) || known {
 		s.mu.Unlock()
 		return
 	}

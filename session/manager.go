@@ -401,8 +401,7 @@ func (m *Manager) Detach(ctx context.Context) error {
 	var errs []error
 	for _, s := range m.sessions() {
 		s.mu.Lock()
-		sb, dirty := s.sb, s.dirty
-		s.sb = nil
+		sb, dirty := s.attachment.detach(), s.dirty
 		s.mu.Unlock()
 		if sb != nil {
 			wg.Go(sb.Detach)

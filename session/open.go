@@ -327,8 +327,8 @@ func (s *Session) abortMaking(ctx context.Context, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
 	defer cancel()
 	s.mu.Lock()
-	sb := s.sb
-	s.sb, s.makeErr = nil, err
+	sb := s.attachment.detach()
+	s.makeErr = err
 	ended := !s.rec.State.Live()
 	s.become(Ended, "it could not be made")
 	s.rec.Ended = time.Now().UTC()

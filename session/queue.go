@@ -91,18 +91,6 @@ func (s *Session) uncount(renew bool, output int64) {
 		s.rec.Used = time.Now()
 		s.dirty = true
 	}
-	if s.calls == 0 {
-		s.wakeIdle()
-	}
-}
-
-// wakeIdle tells whoever waits until nothing uses the sandbox.
-//
-// Preconditions: mu is held.
-func (s *Session) wakeIdle() {
-	if s.frozen {
-		s.wakeWaiters()
-	}
 }
 
 // enter gives the sandbox to somebody who must call done. With renew set it is use.
@@ -231,11 +219,10 @@ func (s *Session) running(sb *sandbox.Sandbox) ([]sandbox.Operation, error) {
 	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running }), err
 }
 
-// hear takes the answer to running. No answer does not mean that nothing runs: it may have come too late.
+// trackFound follows operations that were found running in a sandbox.
 //
-// Preconditions: mu is held.
-func (s *Session) hear(sb *sandbox.Sandbox, running []sandbox.Operation, err error) {
-	s.unheard = err != nil
+// Preconditions: s.mu is held.
+func (s *Session) trackFound(sb *sandbox.Sandbox, running []sandbox.Operation) {
 	for _, o := range running {
 		s.track(sb, o.ID, origin{detail: o.Command, found: true})
 	}
@@ -247,29 +234,25 @@ func (s *Session) hear(sb *sandbox.Sandbox, running []sandbox.Operation, err err
 // Preconditions: the turn is taken.
 func (s *Session) learn(sb *sandbox.Sandbox) {
 	s.mu.Lock()
-	if !s.unheard || s.calls > 0 {
+	if !s.attachment.isUnverified() || s.calls > 0 {
 		s.mu.Unlock()
 		return
 	}
-	s.frozen = true
+	s.attachment.reserve()
 	s.mu.Unlock()
 	running, err := s.running(sb)
 	s.mu.Lock()
-	s.hear(sb, running, err)
-	if err == nil {
-		s.unlearned = 0
-	} else if s.unlearned++; s.unlearned >= busyMisses {
-		s.unheard = false // one that answers and does not say what runs in it must not live for ever
-	}
-	s.mu.Unlock()
-	s.thaw()
+	defer s.mu.Unlock()
+	s.trackFound(sb, running)
+	s.attachment.answered(err)
+	s.attachment.release()
 }
 
 // track counts a background command as use until it ends.
 //
 // Preconditions: mu is held.
 func (s *Session) track(sb *sandbox.Sandbox, id string, from origin) {
-	if s.sb != sb || s.background[id] == sb {
+	if !s.attachment.has(sb) || s.background[id] == sb {
 		return
 	}
 	if s.background == nil {
@@ -292,14 +275,13 @@ func (s *Session) follow(sb *sandbox.Sandbox, id string, from origin) {
 		delete(s.background, id)
 	}
 	ended := err == nil && v != nil
-	if !ended && s.sb == sb && sandbox.CodeOf(err) != sandbox.CodeNotFound { // somebody may have had it forgotten; otherwise it may run on
-		s.unheard = true
+	if !ended && s.attachment.has(sb) && sandbox.CodeOf(err) != sandbox.CodeNotFound { // somebody may have had it forgotten; otherwise it may run on
+		s.attachment.doubt()
 	}
 	if ended {
 		s.rec.Used, s.dirty = time.Now(), true
 		s.rec.Output += produced(v)
 	}
-	s.wakeIdle()
 	s.mu.Unlock()
 	if ended {
 		s.ranBehind(context.WithoutCancel(s.m.ctx), from, v)
@@ -334,7 +316,7 @@ func (s *Session) tell(v *sandbox.Verdict) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.told || s.rec.StateFrom == nil {
+	if s.rec.StateFrom == nil {
 		return
 	}
 	if v.Metadata == nil {
@@ -342,5 +324,5 @@ func (s *Session) tell(v *sandbox.Verdict) {
 	}
 	v.Metadata[MetaStateFrom] = s.rec.StateFrom.UTC().Format(time.RFC3339Nano)
 	v.Metadata[MetaRestored] = fmt.Sprint(s.rec.Restored)
-	s.told, s.rec.StateFrom, s.dirty = true, nil, true
+	s.rec.StateFrom, s.dirty = nil, true
 }

@@ -78,7 +78,7 @@ func (s *Session) due(now time.Time) func() {
 			_, _ = s.finish(s.m.ctx, Expired, s.overReason(), func() bool { return s.over(time.Now()) }) // told there
 		}
 	}
-	if !s.idle(now) || now.Before(s.restAt) {
+	if !s.idle(now) || now.Before(s.idleRetryAt) {
 		return nil
 	}
 	if s.rec.Policy.OnIdle == IdleEnd {
@@ -116,23 +116,10 @@ func (s *Session) idle(now time.Time) bool {
 //
 // Preconditions: mu is held.
 func (s *Session) quiet() bool {
-	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !s.unclear() && s.m.ctx.Err() == nil
-}
-
-// unclear says that something may run in the session of which nobody has heard. Whoever finds out comes to an end: the sandbox is attached
-// again, lost, or let go of, and then only so much patience is had with it.
-//
-// Preconditions: mu is held.
-func (s *Session) unclear() bool {
-	switch {
-	case s.rec.State != Ready:
+	if s.calls > 0 || len(s.background) > 0 || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
 		return false
-	case s.unheard:
-		return true
-	case s.sb != nil:
-		return !alive(s.sb) // its watcher is about to see why
 	}
-	return time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience
+	return s.rec.State != Ready || !s.attachment.mayRun(s.m.started)
 }
 
 // expireIdle ends a session that nobody uses. A call that came first wins.
@@ -161,7 +148,7 @@ func (s *Session) sleep() {
 	default:
 		s.m.log.WarnContext(s.m.ctx, "idle session could not be hibernated", "session", s.key.String(), "error", err)
 		s.mu.Lock()
-		s.restAt = time.Now().Add(idleRetry)
+		s.idleRetryAt = time.Now().Add(idleRetry)
 		s.mu.Unlock()
 	}
 }

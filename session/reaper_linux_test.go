@@ -188,7 +188,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 		want(t, "state", string(s.Info().State), string(Executing))
 	}
 	s.mu.Lock()
-	sb := s.sb
+	sb := s.attachment.sandbox
 	s.mu.Unlock()
 	if _, err := sb.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)

@@ -32,9 +32,9 @@ import (
 const (
 	// attachers is how many sandboxes are attached at once after a restart.
 	attachers = 8
-	// attachPatience is how long after a start, or after its backend went away, a session may be without its sandbox before its lifetime
-	// counts regardless.
-	attachPatience = time.Minute
+	// attachGrace is how long a session may be without its sandbox, after the manager started or the sandbox became
+	// unreachable, before its lifetime counts regardless.
+	attachGrace = time.Minute
 )
 
 // found is what the backends hold that bears our mark.
@@ -154,7 +154,11 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 	known := s.m.known(r.Backend) != nil
 	if f.silent[r.Backend] || !known {
 		// Nothing is known, so nothing is decided; but nobody was promised one that was being made.
-		s.unsure, s.reviving = true, known && r.State == Lost && !r.Hopeless
+		if known && r.State == Lost && !r.Hopeless {
+			s.attachment.restore()
+		} else {
+			s.attachment.markUnknown()
+		}
 		return r.State != Creating
 	}
 	chosen := -1
@@ -193,7 +197,8 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 			return true
 		}
 		if r.State != Lost || !r.Hopeless {
-			r.State, r.Reason, s.reviving = Lost, "its sandbox was gone after a restart", true
+			r.State, r.Reason = Lost, "its sandbox was gone after a restart"
+			s.attachment.restore()
 		}
 	}
 	return true
@@ -214,9 +219,9 @@ func asleep(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 // Preconditions: the turn is taken.
 func (s *Session) findAsleep(ctx context.Context, b sandbox.Backend) (bool, error) {
 	s.mu.Lock()
-	unsure := s.unsure
+	unknown := s.attachment.isUnknown()
 	s.mu.Unlock()
-	if !unsure {
+	if !unknown {
 		return false, nil
 	}
 	images, err := asked(ctx, b, s.m.opts.searchWait, b.Snapshots)
@@ -224,7 +229,7 @@ func (s *Session) findAsleep(ctx context.Context, b sandbox.Backend) (bool, erro
 		return false, err
 	}
 	s.mu.Lock()
-	s.unsure = false
+	s.attachment.markKnown()
 	image := asleep(&s.rec, images)
 	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.become(Hibernated, "found asleep after a restart") {
 		s.mu.Unlock()
@@ -253,11 +258,11 @@ func (m *Manager) takeOver(all []*Session) {
 
 func (s *Session) resumeAfterRestart() {
 	s.mu.Lock()
-	state, reviving, id := s.rec.State, s.reviving, s.rec.Sandbox
+	state, restoring, id := s.rec.State, s.attachment.isRestoring(), s.rec.Sandbox
 	s.mu.Unlock()
 	ctx := s.m.ctx
 	switch {
-	case reviving:
+	case restoring:
 		if b, err := s.backend(); err == nil {
 			s.revive(b, id)
 		}
@@ -292,7 +297,7 @@ func (m *Manager) sleptIn(image *sandbox.Snapshot) bool {
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		h := s.rec.Hibernation
-		sleeps := h != nil && imageRef(h) == imageRef(image) || s.unsure && asleep(&s.rec, []*sandbox.Snapshot{image}) != nil
+		sleeps := h != nil && imageRef(h) == imageRef(image) || s.attachment.isUnknown() && asleep(&s.rec, []*sandbox.Snapshot{image}) != nil
 		s.mu.Unlock()
 		if sleeps {
 			return true

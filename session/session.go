@@ -30,28 +30,17 @@ type Session struct {
 	namingMu sync.Mutex    // held while a snapshot is taken and named; taken before the turn
 	countMu  sync.Mutex    // held while its snapshots are counted; taken before mu
 
-	mu         sync.Mutex
-	makeErr    error                       // guarded by mu; why it could not be made
-	rec        record                      // guarded by mu
-	dirty      bool                        // guarded by mu; rec differs from the store's in what may be written later
-	sb         *sandbox.Sandbox            // guarded by mu; nil: not attached
-	frozen     bool                        // guarded by mu; the sandbox is about to be taken away: wait for the turn
-	left       string                      // guarded by mu; the sandbox that the session left last by itself, to sleep or to be restored
-	reviving   bool                        // guarded by mu; lost, and being restored
-	unsure     bool                        // guarded by mu; its backend could not be asked for it when the manager started
-	parted     time.Time                   // guarded by mu; when the sandbox was let go of because it could not be reached
-	unheard    bool                        // guarded by mu; what runs in the sandbox is not known, and somebody is to find out
-	unlearned  int                         // guarded by mu; how often in a row a sandbox that answers has not told it
-	away       error                       // guarded by mu; why its backend cannot restore it yet
-	calls      int                         // guarded by mu; cells, commands, transfers
-	background map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
-	restAt     time.Time                   // guarded by mu; no idle action before this, because the last one failed
-	named      int                         // guarded by mu; snapshots
-	handler    sandbox.HostFunc            // guarded by mu
-	changed    chan struct{}               // guarded by mu; closed and replaced when the state changes
-	queues     map[string]*queue           // guarded by mu; cells of one context run one after the other
-	told       bool                        // guarded by mu; that its state went back
-	missed     int                         // guarded by mu; pings in a row that its sandbox did not answer
+	mu          sync.Mutex
+	makeErr     error                       // guarded by mu; why it could not be made
+	rec         record                      // guarded by mu
+	dirty       bool                        // guarded by mu; rec differs from the store's in what may be written later
+	attachment  attachment                  // guarded by mu
+	calls       int                         // guarded by mu; cells, commands, transfers
+	background  map[string]*sandbox.Sandbox // guarded by mu; commands that run without a caller, and where: a copy has the same ids
+	idleRetryAt time.Time                   // guarded by mu; no idle action before this, because the last one failed
+	named       int                         // guarded by mu; snapshots
+	handler     sandbox.HostFunc            // guarded by mu
+	queues      map[string]*queue           // guarded by mu; cells of one context run one after the other
 
 	events events
 }
@@ -59,9 +48,9 @@ type Session struct {
 func (m *Manager) newSession(r record) *Session {
 	s := &Session{
 		m: m, id: r.ID, key: r.Key, rec: r, making: make(chan struct{}), freed: make(chan struct{}), disposed: make(chan struct{}),
-		turn: make(chan struct{}, 1), changed: make(chan struct{}),
+		turn: make(chan struct{}, 1),
 	}
-	s.told = r.StateFrom == nil
+	s.attachment = newAttachment(func(from, to attachmentState) { m.illegalTransition(s, from, to) })
 	return s
 }
 
@@ -124,16 +113,8 @@ func (s *Session) become(next State, reason string) bool {
 	}
 	s.dirty = true
 	s.emit(Event{Kind: "state", State: next, Reason: reason}, true)
-	s.wakeWaiters()
+	s.attachment.wake()
 	return true
-}
-
-// wakeWaiters lets whoever waits for a change look again.
-//
-// Preconditions: mu is held.
-func (s *Session) wakeWaiters() {
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 // refusal says why the session cannot be used now, or nil.
@@ -151,11 +132,11 @@ func (s *Session) refusal(now time.Time) error {
 	case Paused:
 		return fail(CodePaused, "is paused", "resume it")
 	case Lost:
-		if !s.reviving {
+		if !s.attachment.isRestoring() {
 			return fail(CodeLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
 		}
-		if s.away != nil {
-			return s.away
+		if err := s.attachment.stalledBy(); err != nil {
+			return err
 		}
 	}
 	// Its time is up, and only what runs in it keeps it alive.
@@ -194,15 +175,12 @@ func (s *Session) ready(ctx context.Context) (*sandbox.Sandbox, error) {
 			s.mu.Unlock()
 			return nil, err
 		}
-		sb, changed := s.sb, s.changed
-		if sb != nil && !s.frozen && alive(sb) {
-			s.mu.Unlock()
+		sb, changing, changed := s.attachment.usable(), s.attachment.changing(), s.attachment.changed
+		s.mu.Unlock()
+		if sb != nil {
 			return sb, nil
 		}
-		// Whoever watches the sandbox is about to find it gone, or has.
-		waiting := s.reviving || sb != nil && !s.frozen
-		s.mu.Unlock()
-		if !waiting {
+		if !changing {
 			if err := s.bring(ctx); err != nil {
 				return nil, err
 			}
@@ -234,7 +212,7 @@ func (s *Session) bring(ctx context.Context) error {
 	}
 	defer s.give()
 	s.mu.Lock()
-	sb, state, id := s.sb, s.rec.State, s.rec.Sandbox
+	sb, state, id := s.attachment.sandbox, s.rec.State, s.rec.Sandbox
 	s.mu.Unlock()
 	ctx = context.WithoutCancel(ctx) // others wait for it too
 	switch {
@@ -308,13 +286,12 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	if s.rec.Sandbox != sb.ID() {
 		s.rec.Incidents = nil // they were another one's
 	}
-	s.sb, s.rec.Sandbox, s.frozen, s.unsure, s.missed = sb, sb.ID(), false, false, 0
-	s.dirty = true
+	s.attachment.adopt(sb, err == nil) // without an answer something may run
+	s.rec.Sandbox, s.dirty = sb.ID(), true
 	if change != nil {
 		change()
 	}
-	s.hear(sb, running, err)
-	s.wakeWaiters()
+	s.trackFound(sb, running)
 	s.mu.Unlock()
 	sb.OnIncident(func(i sandbox.Incident) { s.notice(sb, i) })
 	s.m.begin(func() { s.watch(sb) })
@@ -325,8 +302,8 @@ func (s *Session) OnHostCall(f sandbox.HostFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.handler = f
-	if s.sb != nil {
-		s.sb.OnHostCall(f)
+	if sb := s.attachment.sandbox; sb != nil {
+		sb.OnHostCall(f)
 	}
 }
 
@@ -502,12 +479,12 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	switch {
 	case refused:
 		err = s.refusal(time.Now())
-	case s.left == sb.ID():
+	case s.attachment.movedFrom == sb.ID():
 		err = &sandbox.Error{Code: CodeMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was put to sleep, or restored", Remedy: "ask again", Retry: true}
 	}
-	look := !refused && code == sandbox.CodeGuestLost && s.sb == sb
+	look := !refused && code == sandbox.CodeGuestLost && s.attachment.has(sb)
 	if look { // what the caller had started may run on
-		s.unheard = true
+		s.attachment.doubt()
 	}
 	s.mu.Unlock()
 	if look {
@@ -532,3 +509,15 @@ func (s *Session) Share(ctx context.Context, file, name string) (string, error) 
 	s.audit(ctx, Entry{Action: "share", Detail: file, Error: errorCode(err)})
 	return inside, s.explain(sb, err)
 }
+
+// illegalTransition logs a change of an attachment that is not in the table. It is a mistake in this package, which tests do
+// not let pass.
+func (m *Manager) illegalTransition(s *Session, from, to attachmentState) {
+	if panicOnIllegalTransition {
+		panic("attachment of session " + s.key.String() + " goes from " + string(from) + " to " + string(to))
+	}
+	m.log.ErrorContext(m.ctx, "illegal transition of an attachment", "session", s.key.String(), "from", string(from), "to", string(to))
+}
+
+// panicOnIllegalTransition is set by tests.
+var panicOnIllegalTransition bool

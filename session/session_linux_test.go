@@ -214,8 +214,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 			}
 			if detached {
 				s.mu.Lock()
-				sb := s.sb
-				s.sb = nil
+				sb := s.attachment.detach()
 				s.mu.Unlock()
 				sb.Detach()
 			}

@@ -344,7 +344,7 @@ func (s *Session) image(ctx context.Context, kind string) (image *sandbox.Snapsh
 			return nil, nil, err
 		}
 		s.mu.Lock()
-		sb, asleep := s.sb, s.rec.Hibernation
+		sb, asleep := s.attachment.sandbox, s.rec.Hibernation
 		labels := s.m.imageLabels(&s.rec, kind)
 		if s.rec.State != Hibernated {
 			asleep = nil
@@ -429,7 +429,7 @@ func (s *Session) seize() error {
 			Code: sandbox.CodeBusy, Op: "restore snapshot", Message: "a cell, a command or a transfer is under way", Remedy: "wait for it, or cancel it", Retry: true,
 		}
 	}
-	s.frozen = true
+	s.attachment.reserve()
 	return nil
 }
 
@@ -453,7 +453,7 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 	}
 	failpoint("restore.saved")
 	s.mu.Lock()
-	old, oldID, oldBackend, oldImage := s.sb, s.rec.Sandbox, s.rec.Backend, s.rec.Hibernation
+	old, oldID, oldBackend, oldImage := s.attachment.sandbox, s.rec.Sandbox, s.rec.Backend, s.rec.Hibernation
 	s.mu.Unlock()
 	s.adopt(sb, true, func() {
 		r := &s.rec
@@ -466,7 +466,6 @@ func (s *Session) swap(ctx context.Context, b sandbox.Backend, row store.Snapsho
 		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
 		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
 		r.Used = time.Now().UTC()
-		s.told, s.reviving = true, false
 		s.background = nil
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
 	})

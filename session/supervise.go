@@ -37,7 +37,7 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 	}
 	defer s.give()
 	s.mu.Lock()
-	mine := s.sb == sb && s.rec.State.Live()
+	mine := s.attachment.has(sb) && s.rec.State.Live()
 	s.mu.Unlock()
 	if !mine {
 		return // we have let go of it ourselves
@@ -73,8 +73,7 @@ func (s *Session) letGo(sb *sandbox.Sandbox, cause error) {
 	if cause != nil { // nil: it answers again already
 		s.befall(incidentOf(cause))
 	}
-	s.sb, s.parted, s.unheard = nil, time.Now(), false
-	s.wakeWaiters()
+	s.attachment.markUnreachable()
 }
 
 // suspect looks at a sandbox that does not answer, or did not. If only the connection broke there is a new one; else it is lost.
@@ -84,7 +83,7 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 	}
 	defer s.give()
 	s.mu.Lock()
-	mine := s.sb == sb && s.rec.State.Live() && s.rec.State != Paused
+	mine := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != Paused
 	s.mu.Unlock()
 	if !mine {
 		return
@@ -97,7 +96,7 @@ func (s *Session) suspect(sb *sandbox.Sandbox) {
 		return
 	}
 	s.mu.Lock()
-	s.sb, s.unheard = nil, true
+	s.attachment.reattach()
 	s.mu.Unlock()
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
@@ -155,7 +154,7 @@ func (s *Session) replace(sb *sandbox.Sandbox, cause error) {
 //
 // Preconditions: mu is held.
 func (s *Session) lose(cause error) {
-	s.sb, s.frozen, s.reviving, s.away = nil, false, true, nil // nobody can take away what has gone
+	s.attachment.restore()
 	s.become(Lost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
 }
 
@@ -171,7 +170,7 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 	var last error
 	for {
 		s.mu.Lock()
-		if s.rec.State != Lost || !s.reviving {
+		if s.rec.State != Lost || !s.attachment.isRestoring() {
 			s.mu.Unlock()
 			return
 		}
@@ -223,9 +222,8 @@ func (s *Session) revive(b sandbox.Backend, id string) {
 // Preconditions: the turn is taken.
 func (s *Session) awaitBackend(b sandbox.Backend, away error) bool {
 	s.mu.Lock()
-	s.away = away
+	s.attachment.stall(away)
 	s.rec.Losses = s.rec.Losses[:max(0, len(s.rec.Losses)-1)]
-	s.wakeWaiters()
 	s.mu.Unlock()
 	for away != nil {
 		select {
@@ -238,7 +236,7 @@ func (s *Session) awaitBackend(b sandbox.Backend, away error) bool {
 		away = s.m.answers(b)
 	}
 	s.mu.Lock()
-	s.away = nil
+	s.attachment.resume()
 	s.mu.Unlock()
 	return true
 }
@@ -274,7 +272,6 @@ func (s *Session) reviveFrom(b sandbox.Backend, row store.Snapshot, snap *sandbo
 	failpoint("revive.made")
 	from := row.Created
 	s.adopt(sb, true, func() {
-		s.reviving, s.told = false, false
 		s.rec.Restored++
 		s.rec.StateFrom = &from
 		if s.become(Ready, fmt.Sprintf("lost, and restored from snapshot %s of %s", row.Name, from.Format(time.RFC3339))) {
@@ -311,7 +308,8 @@ func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Sn
 // giveUp leaves a session lost, and tells of it.
 func (s *Session) giveUp(reason string) {
 	s.mu.Lock()
-	s.reviving, s.rec.Hopeless = false, true
+	s.attachment.detach()
+	s.rec.Hopeless = true
 	lost := s.become(Lost, reason)
 	s.mu.Unlock()
 	if !lost {
@@ -362,7 +360,7 @@ func (m *Manager) checkHealth(every time.Duration) {
 		}
 		for _, s := range m.sessions() {
 			s.mu.Lock()
-			skip := s.rec.State != Ready || s.frozen
+			skip := s.rec.State != Ready || s.attachment.state == attReserved
 			s.mu.Unlock()
 			if skip {
 				continue
@@ -383,7 +381,7 @@ func (m *Manager) checkHealth(every time.Duration) {
 // checkHealth asks the sandbox whether it is well.
 func (s *Session) checkHealth() {
 	s.mu.Lock()
-	sb := s.sb
+	sb := s.attachment.sandbox
 	s.mu.Unlock()
 	if sb == nil {
 		_ = s.bring(s.m.ctx) // who needs it is told
@@ -391,18 +389,14 @@ func (s *Session) checkHealth() {
 	}
 	err := s.m.ping(sb)
 	s.mu.Lock()
-	if s.sb != sb { // another has taken its place, and has missed nothing
+	if !s.attachment.has(sb) { // another has taken its place, and has missed nothing
 		s.mu.Unlock()
 		return
 	}
-	s.missed++
-	if err == nil {
-		s.missed = 0
-	}
-	unheard := s.unheard
-	patient := (s.calls+len(s.background) > 0 || unheard) && s.missed < busyMisses
+	missed, unverified := s.attachment.pinged(err), s.attachment.isUnverified()
+	tolerated := (s.calls+len(s.background) > 0 || unverified) && missed < busyMisses
 	s.mu.Unlock()
-	look := err != nil && !patient || err == nil && unheard
+	look := err != nil && !tolerated || err == nil && unverified
 	if look && s.m.ctx.Err() == nil {
 		s.suspect(sb)
 	}

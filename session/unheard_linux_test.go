@@ -121,7 +121,7 @@ func TestWhatRunsIsNotReapedWhileItsBackendGoesAway(t *testing.T) {
 	inactive(t, s)
 	spared(t, s, "before its watcher has seen it")
 	s.give()
-	await(t, "it is let go of", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.sb == nil })
+	await(t, "it is let go of", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.attachment.sandbox == nil })
 	spared(t, s, "after it was let go of")
 	d.say(nil, false)
 	rediscovered(t, s)
@@ -137,7 +137,7 @@ func TestASandboxThatDoesNotSayWhatRunsIsNotTakenForOneInWhichNothingDoes(t *tes
 	k.m.started = time.Now().Add(-time.Hour)
 	s = k.get("work")
 	var sb *sandbox.Sandbox
-	await(t, "it is attached", func() bool { s.mu.Lock(); defer s.mu.Unlock(); sb = s.sb; return sb != nil })
+	await(t, "it is attached", func() bool { s.mu.Lock(); defer s.mu.Unlock(); sb = s.attachment.sandbox; return sb != nil })
 	spared(t, s, "when its sandbox has not answered")
 	k.m.opts.pingWait = pingWait
 	rediscovered(t, s)
@@ -156,8 +156,8 @@ func TestASandboxThatNeverSaysWhatRunsDoesNotLiveForEver(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
-	sb := s.sb
-	s.unheard = true
+	sb := s.attachment.sandbox
+	s.attachment.doubt()
 	s.mu.Unlock()
 	k.m.opts.pingWait = time.Nanosecond // for its answer
 	for range busyMisses {
