@@ -74,6 +74,7 @@ func endTree(ctx context.Context, st state) error {
 			// Whoever had lost its parents before we looked.
 			for _, pid := range marked(st.ID) {
 				left++
+				tree[backendkit.ProcessOf(pid)] = true // a dying process loses its mark before it has ended
 				_ = unix.Kill(pid, syscall.SIGKILL)
 			}
 		}
