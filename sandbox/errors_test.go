@@ -39,11 +39,12 @@ func TestErrorsMatchByCode(t *testing.T) {
 }
 
 func TestFileErrorsMatchThoseOfPackageFS(t *testing.T) {
-	for code, want := range map[Code]error{CodeFileNotFound: fs.ErrNotExist, CodeFileExists: fs.ErrExist, CodeFilePermission: fs.ErrPermission} {
+	sentinels := []error{fs.ErrNotExist, fs.ErrExist, fs.ErrPermission}
+	for want, code := range []Code{CodeFileNotFound, CodeFileExists, CodeFilePermission} {
 		err := fmt.Errorf("wrapped: %w", &Error{Code: code})
-		for _, other := range []error{fs.ErrNotExist, fs.ErrExist, fs.ErrPermission} {
-			if got := errors.Is(err, other); got != (other == want) {
-				t.Errorf("%s matches %v: %t", code, other, got)
+		for i, sentinel := range sentinels {
+			if got := errors.Is(err, sentinel); got != (i == want) {
+				t.Errorf("%s matches %v: %t", code, sentinel, got)
 			}
 		}
 	}

@@ -178,8 +178,8 @@ func (a *attachment) release() {
 	}
 }
 
-// doubt notes that operations may run in the attached sandbox that nobody follows.
-func (a *attachment) doubt() {
+// markUnverified notes that operations may run in the attached sandbox that nobody follows.
+func (a *attachment) markUnverified() {
 	switch {
 	case a.state == attAttached:
 		a.set(relation{state: attUnverified, sandbox: a.sandbox})

@@ -81,7 +81,7 @@ func consistent(t *testing.T, what string, r relation) {
 func TestEveryChangeOfAnAttachmentIsInTheTable(t *testing.T) {
 	changes := map[string]func(*attachment){
 		"adopt": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, true) }, "adopt unverified": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, false) },
-		"detach": func(a *attachment) { a.detach() }, "reserve": (*attachment).reserve, "release": (*attachment).release, "doubt": (*attachment).doubt,
+		"detach": func(a *attachment) { a.detach() }, "reserve": (*attachment).reserve, "release": (*attachment).release, "markUnverified": (*attachment).markUnverified,
 		"answered": func(a *attachment) { a.answered(nil) }, "markUnknown": (*attachment).markUnknown, "markKnown": (*attachment).markKnown,
 		"reattach": (*attachment).reattach, "markUnreachable": (*attachment).markUnreachable, "restore": (*attachment).restore,
 		"stall": func(a *attachment) { a.stall(errors.New("away")) }, "resume": (*attachment).resume,
@@ -136,9 +136,9 @@ func TestEveryChangeOfAnAttachmentIsInTheTable(t *testing.T) {
 
 func TestWhatHappensDuringAReservationIsKept(t *testing.T) {
 	a, _ := attachmentIn(t, attReserved)
-	a.doubt()
+	a.markUnverified()
 	if !a.isUnverified() {
-		t.Error("a doubt during a reservation is lost")
+		t.Error("what happens during a reservation is forgotten")
 	}
 	a.release()
 	if a.state != attUnverified {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"iter"
@@ -10,12 +11,12 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Actor says who acts, for the audit log.
+// Actor is who acts, for the audit log.
 type Actor struct{ Name, Tenant string }
 
 type actorKey struct{}
 
-// WithActor marks a context with who acts.
+// WithActor returns a context that says who acts.
 func WithActor(ctx context.Context, a Actor) context.Context {
 	return context.WithValue(ctx, actorKey{}, a)
 }
@@ -26,36 +27,36 @@ const (
 	actionBackground = "background"
 )
 
-// ran notes a cell or command that has ended.
-func (s *Session) ran(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
-	s.note(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
+// recordRun records a cell or a command that has ended.
+func (s *Session) recordRun(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
+	s.recordOperation(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
 }
 
-// origin tells who has started what runs without a caller.
+// origin says who started a background command.
 type origin struct {
 	actor, detail, gate string
-	found               bool // running in a sandbox that was attached: who started it is in the log, if anywhere
+	found               bool // found running after attaching: the audit log says who started it, if anybody
 }
 
-// ranBehind notes the end of what ran without a caller.
-func (s *Session) ranBehind(ctx context.Context, o origin, v *sandbox.Verdict) {
+// recordBackground records the end of a background command.
+func (s *Session) recordBackground(ctx context.Context, o origin, v *sandbox.Verdict) {
 	e := Entry{Time: v.Started, Action: actionBackground, Actor: o.actor, Detail: o.detail, Gate: o.gate, Duration: v.Wall}
 	if o.found {
-		if from, ok := s.started(ctx, v.ID); ok {
+		if from, ok := s.startEntry(ctx, v.ID); ok {
 			e.Actor, e.Detail, e.Digest, e.Gate = from.Actor, from.Detail, from.Digest, from.Gate
 		}
 	}
-	s.note(ctx, e, v, nil)
+	s.recordOperation(ctx, e, v, nil)
 }
 
-// actor says who acts.
+// actor returns who acts.
 func actor(ctx context.Context) string {
 	a, _ := ctx.Value(actorKey{}).(Actor)
 	return a.Name
 }
 
-// started finds the audit entry of the start of a command. An earlier manager may have written it.
-func (s *Session) started(ctx context.Context, op string) (e store.Entry, found bool) {
+// startEntry finds the audit entry of the start of a command. An earlier manager may have written it.
+func (s *Session) startEntry(ctx context.Context, op string) (e store.Entry, found bool) {
 	q := store.EntryQuery{Tenant: s.key.Tenant, Session: s.key.Name, Action: actionStart, Op: op}
 	for row, err := range s.m.journal.Entries(ctx, q) {
 		if err != nil {
@@ -66,15 +67,15 @@ func (s *Session) started(ctx context.Context, op string) (e store.Entry, found 
 	return e, found // a cell that was found running has none
 }
 
-// note writes down, counts and tells the end of a cell or command.
-func (s *Session) note(ctx context.Context, e Entry, v *sandbox.Verdict, err error) {
+// recordOperation adds the end of an operation to the audit log, the counters and the events.
+func (s *Session) recordOperation(ctx context.Context, e Entry, v *sandbox.Verdict, err error) {
 	action := e.Action
 	if v != nil {
 		e.Op, e.Verdict, e.Stdout, e.Stderr = v.ID, v.String(), v.Stdout.Produced, v.Stderr.Produced
 	}
 	s.audit(ctx, e)
 	if v != nil {
-		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // who sees it counted finds its line
+		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // after its entry: what is counted is in the audit log
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,18 +86,18 @@ func (s *Session) note(ctx context.Context, e Entry, v *sandbox.Verdict, err err
 	s.emit(ev, false)
 }
 
-// audit adds a line about this session.
+// audit adds an entry about this session.
 func (s *Session) audit(ctx context.Context, e Entry) {
 	e.Tenant, e.Session = s.key.Tenant, s.key.Name
 	s.m.audit(ctx, e)
 }
 
-// Note adds a line about something that a face of this module did beside running code, such as a person's answer to the gate.
+// Note adds an entry about something that a caller of this package did itself, such as a person's answer to the gate.
 func (m *Manager) Note(ctx context.Context, e Entry) { m.audit(ctx, e) }
 
 // audit adds an entry to the audit log.
 func (m *Manager) audit(ctx context.Context, e Entry) {
-	e.Actor = first(e.Actor, actor(ctx))
+	e.Actor = cmp.Or(e.Actor, actor(ctx))
 	m.journal.AddEntry(store.Entry(e))
 }
 
@@ -119,7 +120,7 @@ func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, er
 	}
 }
 
-// encodeEvent gives an event as the store takes it.
+// encodeEvent returns an event as a row of the store.
 func encodeEvent(id string, e Event) (store.Event, error) {
 	b, err := json.Marshal(e)
 	return store.Event{Session: id, Seq: e.Seq, Time: e.Time, Data: b}, err

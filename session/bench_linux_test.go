@@ -61,19 +61,19 @@ func BenchmarkManager(b *testing.B) {
 	}
 	v := &sandbox.Verdict{ID: "x1", Ended: sandbox.EndedExit}
 	for b.Loop() {
-		if err := s.count(true, true); err != nil {
+		if err := s.beginUse(true, true); err != nil {
 			b.Fatal(err)
 		}
-		leave, err := s.join(b.Context(), defaultContext)
+		leave, err := s.enterQueue(b.Context(), defaultContext)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.ready(b.Context()); err != nil {
+		if _, err := s.awaitSandbox(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		leave()
-		s.uncount(true, 0)
-		s.ran(b.Context(), "cell", "1+1", judged{}, time.Now(), v, nil)
+		s.endUse(true, 0)
+		s.recordRun(b.Context(), "cell", "1+1", judged{}, time.Now(), v, nil)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestWhoseASandboxIs(t *testing.T) {
 					s.turn <- struct{}{}
 				}
 			}
-			if m.wanted(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
+			if m.belongs(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
 				t.Errorf("belongs to somebody: %t", !c.belongs)
 			}
 		})

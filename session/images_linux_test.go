@@ -19,7 +19,7 @@ func TestAnImageThatIsBeingReadStaysUntilItWasRead(t *testing.T) {
 		},
 		"to bring a lost session back": func(k *bench, s *Session) (*Session, error) {
 			k.murder(s)
-			_, err := s.ready(k.t.Context())
+			_, err := s.awaitSandbox(k.t.Context())
 			return s, err
 		},
 	} {
@@ -95,7 +95,7 @@ func TestAnImageThatIsBeingRemovedHoldsUpNobodyElse(t *testing.T) {
 	<-r.begun
 	held := make(chan struct{})
 	go func() {
-		k.m.hold(going)()
+		k.m.pinImage(going)()
 		close(held)
 	}()
 	restored := make(chan error, 1)

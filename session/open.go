@@ -1,16 +1,12 @@
 package session
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
-	"time"
 
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Open returns the session of a key, and creates it if there is none. Opened.New reports whether this call, or an earlier
@@ -33,10 +29,10 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 		if err != nil {
 			return nil, Opened{}, err
 		}
-		if err := s.made(ctx); err != nil {
+		if err := s.awaitCreated(ctx); err != nil {
 			return nil, Opened{}, err
 		}
-		if created || s.madeBy(ctx) {
+		if created || s.createdBy(ctx) {
 			info := s.Info()
 			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
 			return s, Opened{Info: info, New: true}, nil
@@ -51,7 +47,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 		if live {
 			return s, Opened{Info: s.Info()}, nil
 		}
-		// It is ending right now, and its key will be free in a moment.
+		// It is ending, and its key will be free in a moment.
 		select {
 		case <-s.freed:
 		case <-ctx.Done():
@@ -121,42 +117,12 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 		return nil, false, m.missing(ctx, key)
 	}
 	s := m.newSession(newRecord(ctx, key, r.create))
-	s.turn <- struct{}{} // make gives it
+	s.turn <- struct{}{} // create releases it
 	m.live[key] = s
-	actor := context.WithoutCancel(ctx) // who asked is who made it, for as long as it takes
-	m.work.Go(func() { s.make(actor, r.create) })
+	actor := context.WithoutCancel(ctx) // the values of the caller, without its end
+	m.work.Go(func() { s.create(actor, r.create) })
 	m.mu.Unlock()
 	return s, true, nil
-}
-
-func newRecord(ctx context.Context, key Key, c creation) record {
-	now := time.Now().UTC()
-	return record{
-		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
-		Created: now, Used: now, Request: request(ctx),
-	}
-}
-
-func newID() string {
-	b := make([]byte, 8)
-	_, _ = rand.Read(b) // never fails
-	return "n" + hex.EncodeToString(b)
-}
-
-// made waits until the session is made, or gives the reason why it never was.
-func (s *Session) made(ctx context.Context) error {
-	select {
-	case <-s.making:
-	default:
-		select {
-		case <-s.making:
-		case <-ctx.Done():
-			return cancelled("wait for session", ctx.Err())
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.makeErr
 }
 
 // matches reports whether the session is live, and returns an error if it isn't what the caller asked for. What the caller
@@ -185,170 +151,11 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	case o.Policy.or(r.Policy) != r.Policy:
 		return true, conflict("has another policy: it differs in %s", differing(o.Policy.or(r.Policy), r.Policy))
 	case o.Gate != "" && mode(o.Gate) != mode(r.Gate):
-		return true, conflict("its gate is %s, not %s", first(string(mode(r.Gate)), "as the server is configured"), o.Gate)
+		return true, conflict("its gate is %s, not %s", cmp.Or(string(mode(r.Gate)), "as the server is configured"), o.Gate)
 	case o.Role != "" && o.Role != r.Role:
 		return true, conflict("its role is %q, not %q", r.Role, o.Role)
 	}
 	return true, nil
-}
-
-// make makes the sandbox of a new session.
-//
-// Preconditions: the turn is taken; it is given here.
-func (s *Session) make(ctx context.Context, c creation) {
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
-	defer cancel()
-	stop := context.AfterFunc(s.m.ctx, cancel)
-	defer stop()
-	defer s.give()
-	var err error
-	if c.From != "" {
-		err = s.makeFrom(ctx, c)
-	} else {
-		err = s.makeNew(ctx, c)
-	}
-	s.finishMaking(ctx, err)
-}
-
-// makeNew makes it from its spec.
-func (s *Session) makeNew(ctx context.Context, c creation) error {
-	b, err := s.m.backend(ctx, c.Backend)
-	if err != nil {
-		return err
-	}
-	if err := s.register(ctx, b.Name(), c.Vars); err != nil {
-		return err
-	}
-	sb, err := s.newSandbox(ctx, b)
-	if err != nil {
-		return err
-	}
-	failpoint("create.made")
-	s.adopt(sb, false, nil)
-	return nil
-}
-
-// register writes a session that is being made into the store, so that whatever is made for it can be told from a stray.
-func (s *Session) register(ctx context.Context, backend string, vars map[string]string) error {
-	if err := s.recount(ctx); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.rec.Backend = backend
-	s.mu.Unlock()
-	failpoint("create.begun")
-	if err := s.m.settle(ctx, s.key); err != nil {
-		return err
-	}
-	if err := s.save(ctx); err != nil {
-		return err
-	}
-	if len(vars) > 0 {
-		if err := s.m.store.SetVars(ctx, s.id, vars); err != nil {
-			return err
-		}
-	}
-	failpoint("create.registered")
-	return nil
-}
-
-// newSandbox gives a sandbox that bears the session's labels, a ready one if there is one.
-func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.Sandbox, error) {
-	s.mu.Lock()
-	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
-	s.mu.Unlock()
-	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || len(spec.Labels) > 0 {
-		spec.Labels = labels
-		return sandbox.Open(ctx, b, spec)
-	}
-	spec.Persist = false // the pool sees to it
-	sb, err := p.Get(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	failpoint("create.taken")
-	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
-		return nil, joined(err, sb.Close())
-	}
-	return sb, nil
-}
-
-// finishMaking tells how the making of a session ended.
-func (s *Session) finishMaking(ctx context.Context, err error) {
-	if err == nil {
-		err = s.m.announce(ctx, s)
-	}
-	if err != nil {
-		s.abortMaking(ctx, err)
-		return
-	}
-	close(s.making)
-}
-
-// announce takes sessions whose sandboxes are made to their first state. The store hears of all of them at once, and before anybody else.
-//
-// Preconditions: the turns are taken.
-func (m *Manager) announce(ctx context.Context, made ...*Session) error {
-	now := time.Now().UTC()
-	var rows []store.Session
-	for _, s := range made {
-		s.saveMu.Lock()
-		defer s.saveMu.Unlock()
-		s.mu.Lock()
-		next := s.rec
-		s.mu.Unlock()
-		if next.State != Creating {
-			continue // it was ended meanwhile, and whoever did that waits for the turn to clean up
-		}
-		next.State, next.Reason, next.Since = Ready, "made", now
-		row, err := next.row()
-		if err != nil {
-			return err
-		}
-		rows = append(rows, row)
-	}
-	if err := m.store.SaveSessions(context.WithoutCancel(ctx), rows...); err != nil {
-		return err
-	}
-	failpoint("create.saved")
-	for _, s := range made {
-		s.mu.Lock()
-		if s.become(Ready, "made") {
-			s.rec.Since = now
-		}
-		s.mu.Unlock()
-	}
-	return nil
-}
-
-// abortMaking undoes what there is of a session that could not be made.
-func (s *Session) abortMaking(ctx context.Context, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
-	defer cancel()
-	s.mu.Lock()
-	sb := s.attachment.detach()
-	s.makeErr = err
-	ended := !s.rec.State.Live()
-	s.become(Ended, "it could not be made")
-	s.rec.Ended = time.Now().UTC()
-	s.mu.Unlock()
-	if sb != nil {
-		if cerr := sb.Close(); cerr != nil {
-			s.m.log.WarnContext(ctx, "sandbox of a session that could not be made is left", "sandbox", sb.ID(), "error", cerr)
-		}
-	}
-	if derr := s.m.store.DropSessions(ctx, s.id); derr != nil {
-		s.m.log.WarnContext(ctx, "record of a session that could not be made is left for now", "id", s.id, "error", derr)
-		s.m.owe(s, func(ctx context.Context) error { return s.m.store.DropSessions(ctx, s.id) })
-	}
-	s.audit(ctx, Entry{Action: "open", Error: errorCode(err)})
-	if !ended {
-		s.m.forget(s)
-		close(s.freed)
-		close(s.disposed)
-	}
-	close(s.making)
 }
 
 // forget frees the key of a session.

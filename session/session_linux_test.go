@@ -1,8 +1,8 @@
 package session
 
 import (
-	"encoding/json"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"

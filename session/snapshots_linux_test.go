@@ -126,7 +126,7 @@ func TestSnapshotsAreCountedRightWhileOneIsDeleted(t *testing.T) {
 	var racing atomic.Pointer[bench]
 	old := failpoint
 	failpoint = func(name string) {
-		if k := racing.Load(); k != nil && name == "snapshot.named" {
+		if k := racing.Load(); k != nil && name == "snapshot.snapshotCount" {
 			if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"); err != nil {
 				t.Error(err)
 			}

@@ -98,14 +98,14 @@ func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
 		return err == nil && slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.Running })
 	})
 	outlive(s)
-	if err := s.take(t.Context()); err != nil { // so that nobody looks for it yet
+	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it yet
 		t.Fatal(err)
 	}
 	d.deafen(s)
 	wantCode(t, "the call", <-failed, sandbox.CodeGuestLost)
 	inactive(t, s)
 	spared(t, s, "after the call has failed")
-	s.give()
+	s.releaseTurn()
 	rediscovered(t, s)
 }
 
@@ -114,13 +114,13 @@ func TestWhatRunsIsNotReapedWhileItsBackendGoesAway(t *testing.T) {
 	s := k.open("work")
 	background(t, s)
 	outlive(s)
-	if err := s.take(t.Context()); err != nil { // so that its watcher sees it late
+	if err := s.acquireTurn(t.Context()); err != nil { // so that its watcher sees it late
 		t.Fatal(err)
 	}
 	d.say(&sandbox.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
 	inactive(t, s)
 	spared(t, s, "before its watcher has seen it")
-	s.give()
+	s.releaseTurn()
 	await(t, "it is let go of", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.attachment.sandbox == nil })
 	spared(t, s, "after it was let go of")
 	d.say(nil, false)
@@ -152,20 +152,20 @@ func TestASandboxThatNeverSaysWhatRunsDoesNotLiveForEver(t *testing.T) {
 	k, _ := elderly(t)
 	s := k.open("work")
 	outlive(s)
-	if err := s.take(t.Context()); err != nil {
+	if err := s.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
 	sb := s.attachment.sandbox
-	s.attachment.doubt()
+	s.attachment.markUnverified()
 	s.mu.Unlock()
 	k.m.opts.pingWait = time.Nanosecond // for its answer
 	for range busyMisses {
 		spared(t, s, "while it is asked")
-		s.learn(sb)
+		s.queryOperations(sb)
 	}
 	k.m.opts.pingWait = pingWait
-	s.give()
+	s.releaseTurn()
 	overdue(t, s)
 }
 
