@@ -221,6 +221,9 @@ func (f *Files) List(ctx context.Context, name string, o sandbox.ListOptions) it
 				yield(nil, err)
 				return
 			}
+			if o.Unreadable != nil {
+				*o.Unreadable += page.Unreadable
+			}
 			for _, i := range page.Files {
 				if !yield(i.Sandbox(), nil) {
 					return
