@@ -215,26 +215,26 @@ const listPage = 1000
 func (f *files) List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error] {
 	return func(yield func(*sandbox.FileInfo, error) bool) {
 		for after := ""; ; {
-			page, next, err := f.Page(ctx, name, o, after, listPage)
+			page, err := f.Page(ctx, name, o, after, listPage)
 			if err != nil {
 				yield(nil, err)
 				return
 			}
-			for _, i := range page {
+			for _, i := range page.Files {
 				if !yield(i, nil) {
 					return
 				}
 			}
-			if next == "" {
+			if page.Next == "" {
 				return
 			}
-			after = next
+			after = page.Next
 		}
 	}
 }
 
 // Page implements sandbox.FileSystem.
-func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, after string, limit int) ([]*sandbox.FileInfo, string, error) {
+func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, after string, limit int) (sandbox.FilePage, error) {
 	q := f.named(name)
 	q.Set("limit", strconv.Itoa(limit))
 	flag(q, "recursive", o.Recursive)
@@ -244,13 +244,16 @@ func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, af
 	set(q, "after", after)
 	var list api.FileList
 	if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &list); err != nil {
-		return nil, "", err
+		return sandbox.FilePage{}, err
 	}
-	page := make([]*sandbox.FileInfo, 0, len(list.Files))
+	if o.Unreadable != nil {
+		*o.Unreadable += list.Unreadable
+	}
+	page := sandbox.FilePage{Files: make([]*sandbox.FileInfo, 0, len(list.Files)), Next: string(list.Next), Unreadable: list.Unreadable}
 	for _, i := range list.Files {
-		page = append(page, i.Sandbox())
+		page.Files = append(page.Files, i.Sandbox())
 	}
-	return page, string(list.Next), nil
+	return page, nil
 }
 
 // Mkdir implements sandbox.FileSystem.

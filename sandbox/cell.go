@@ -14,9 +14,12 @@ const DefaultInterruptGrace = 2 * time.Second
 // MaxCode is how long the code of one cell may be, in bytes.
 const MaxCode = wire.MaxCode
 
-// Cell is one piece of Python to run in a live interpreter, where state stays.
+// Cell is one piece of code to run in a live interpreter, where state stays.
 type Cell struct {
 	Code string // at most MaxCode
+	// Language is that of the code; empty: that of the context, which is Python unless its first cell chose another. Python is the only
+	// one so far; any other is CodeInvalidRequest.
+	Language string
 	// Context names the interpreter; empty: "default". Cells of one context run one after the other.
 	Context string
 	Args    []string     // sys.argv
@@ -24,7 +27,9 @@ type Cell struct {
 
 	// RunOptions apply with these differences. Without Stdin, input() raises EOFError. Env is set in os.environ for this cell and
 	// later ones. KillGrace is how long the cell has after an interrupt before its interpreter is killed, which loses the state;
-	// its default is DefaultInterruptGrace. While the cell runs, os.environ has the trace of ctx as TRACEPARENT.
+	// its default is DefaultInterruptGrace. While the cell runs, os.environ has the trace of ctx as TRACEPARENT. User is the
+	// interpreter's: the first cell of a context decides it, also for interpreters that replace a lost one; a later cell that names another
+	// user fails with CodeInvalidRequest.
 	RunOptions
 }
 
@@ -35,7 +40,7 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 		return nil, &Error{Code: CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), MaxCode>>20), Remedy: "write it to a file and import that"}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
-	if err := checkRequest("run cell", c.Args, c.Env, c.Metadata, c.Context, c.ID); err != nil {
+	if err := checkRequest("run cell", c.Args, c.Env, c.Metadata, c.Context, c.Language, c.ID); err != nil {
 		return nil, err
 	}
 	opts, err := s.wireOptions(c.RunOptions, "x", DefaultInterruptGrace)
@@ -43,7 +48,7 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 		return nil, err
 	}
 	opts.Stream = opts.Stream || c.Display != nil
-	req := &wire.Cell{Options: opts, Context: c.Context, Code: []byte(c.Code), Argv: byteSlices(c.Args)}
+	req := &wire.Cell{Options: opts, Context: c.Context, Language: c.Language, Code: []byte(c.Code), Argv: byteSlices(c.Args)}
 	conv := conversation{
 		RunOptions: c.RunOptions, op: "run cell", opts: opts, req: &wire.Request{Call: &wire.Request_Cell{Cell: req}}, display: c.Display, input: opts.Stdin,
 	}

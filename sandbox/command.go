@@ -19,7 +19,7 @@ type Command struct {
 	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
 	Args  []string
 	Shell string
-	Dir   string // empty: the sandbox's
+	Dir   string // empty: the sandbox's, or the home directory of User
 
 	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
 	PTY *Size
@@ -34,6 +34,10 @@ type Command struct {
 type RunOptions struct {
 	ID  string            // names the operation; empty: chosen for you
 	Env map[string]string // on top of the sandbox's
+	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. Another one has
+	// the same limits, but the number of processes is counted for each user, and never becomes root. Where the guest cannot
+	// switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
+	User string
 
 	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
 	Stdout io.Writer // nil: only what the verdict keeps
@@ -150,8 +154,11 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 
 // wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
 func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
+	if _, err := ParseUser(o.User); err != nil {
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
+	}
 	w := &wire.RunOptions{
-		Id: o.ID, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
+		Id: o.ID, User: o.User, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
 		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
 	}
 	switch {

@@ -117,15 +117,18 @@ func (f *files) Stat(ctx context.Context, name string) (*FileInfo, error) {
 type ListOptions struct {
 	Recursive bool
 	Depth     int // with Recursive; 0: all
+	// Unreadable, if not nil, counts up for each entry that could not be looked at and each directory that could not be entered: the
+	// listing lacks them.
+	Unreadable *int64
 }
 
 // List implements FileSystem.
 func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error] {
 	return func(yield func(*FileInfo, error) bool) {
-		after := []byte(nil)
+		after := ""
 		for {
-			page, next, err := f.page(ctx, name, opts, after, listPage)
-			for _, i := range page {
+			page, err := f.Page(ctx, name, opts, after, listPage)
+			for _, i := range page.Files {
 				if !yield(i, nil) {
 					return
 				}
@@ -134,10 +137,10 @@ func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 				yield(nil, err)
 				return
 			}
-			if len(next) == 0 {
+			if page.Next == "" {
 				return
 			}
-			after = next
+			after = page.Next
 		}
 	}
 }
@@ -145,39 +148,45 @@ func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 // listPage is how many entries List asks for at a time.
 const listPage = 1000
 
-// Page implements FileSystem.
-func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (page []*FileInfo, next string, err error) {
-	if limit < 1 {
-		return nil, "", &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
-	}
-	page, rest, err := f.page(ctx, name, opts, []byte(after), min(limit, listPage))
-	return page, string(rest), err
+// FilePage is a part of a directory.
+type FilePage struct {
+	Files      []*FileInfo
+	Next       string // names the page after this one; empty: this is the last
+	Unreadable int64  // entries of this page that could not be looked at, and directories that could not be entered
 }
 
-func (f *files) page(ctx context.Context, name string, opts ListOptions, after []byte, limit int) ([]*FileInfo, []byte, error) {
+// Page implements FileSystem. With an error the page has what came before it.
+func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error) {
+	var page FilePage
+	if limit < 1 {
+		return page, &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
+	}
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
-		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(limit), After: after,
+		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(min(limit, listPage)), After: []byte(after),
 	}}})
 	if err != nil {
-		return nil, nil, f.s.explain("list files", err)
+		return page, f.s.explain("list files", err)
 	}
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
-	var page []*FileInfo
 	for {
 		fr, err := host.Receive(st)
 		if err != nil {
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
-			return page, nil, f.s.explain("list files", err)
+			return page, f.s.explain("list files", err)
 		}
 		if i := fr.GetFile(); i != nil {
-			page = append(page, fileInfo(i))
+			page.Files = append(page.Files, fileInfo(i))
 		}
 		if fr.Last {
 			st.Release()
-			return page, fr.GetListed().GetNext(), nil
+			page.Next, page.Unreadable = string(fr.GetListed().GetNext()), fr.GetListed().GetUnreadable()
+			if opts.Unreadable != nil {
+				*opts.Unreadable += page.Unreadable
+			}
+			return page, nil
 		}
 	}
 }

@@ -34,9 +34,9 @@ type FileSystem interface {
 	// List iterates over the entries of a directory, sorted by name.
 	List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error]
 	// Page returns at most limit entries of a directory that follow after, which is empty for the first page and the
-	// next of the previous page otherwise. An empty next marks the last page. Entries that are created or removed
-	// between two pages neither repeat nor hide others.
-	Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (page []*FileInfo, next string, err error)
+	// Next of the previous page otherwise. Entries that are created or removed between two pages neither repeat nor
+	// hide others.
+	Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error)
 
 	// Mkdir creates a directory.
 	Mkdir(ctx context.Context, name string, opts MkdirOptions) error

@@ -125,12 +125,12 @@ func (f *files) List(ctx context.Context, name string, opts sandbox.ListOptions)
 }
 
 // Page implements sandbox.FileSystem.
-func (f *files) Page(ctx context.Context, name string, opts sandbox.ListOptions, after string, limit int) (page []*sandbox.FileInfo, next string, err error) {
+func (f *files) Page(ctx context.Context, name string, opts sandbox.ListOptions, after string, limit int) (page sandbox.FilePage, err error) {
 	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		page, next, err = in.Page(ctx, name, opts, after, limit)
+		page, err = in.Page(ctx, name, opts, after, limit)
 		return err
 	})
-	return page, next, err
+	return page, err
 }
 
 // Mkdir implements sandbox.FileSystem.

@@ -49,9 +49,9 @@ func TestFilesOfASession(t *testing.T) {
 		listed = append(listed, i.Path)
 	}
 	want(t, "list", strings.Join(listed, " "), "/a/b /a/one /a/two")
-	page, next, err := f.Page(ctx, "a", sandbox.ListOptions{}, "", 2)
-	if err != nil || len(page) != 2 || next == "" {
-		t.Errorf("first page: %v, %q, %v", page, next, err)
+	page, err := f.Page(ctx, "a", sandbox.ListOptions{}, "", 2)
+	if err != nil || len(page.Files) != 2 || page.Next == "" {
+		t.Errorf("first page: %+v, %v", page, err)
 	}
 	noError("move", f.Move(ctx, "a/one", "a/b/one", sandbox.MoveOptions{Exclusive: true}))
 	var archive bytes.Buffer

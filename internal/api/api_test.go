@@ -120,9 +120,9 @@ func TestOpenGoesThereAndBack(t *testing.T) {
 
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
-		Code: "x\xff", Context: "c", Args: []string{"\xfe"},
+		Code: "x\xff", Language: "python", Context: "c", Args: []string{"\xfe"},
 		RunOptions: sandbox.RunOptions{
-			Env: map[string]string{"A": "1"}, Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
+			Env: map[string]string{"A": "1"}, User: "7:8", Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
 			InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
 		},
 	}

@@ -16,6 +16,7 @@ const (
 type Run struct {
 	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
 	Env           map[string]string `json:"env,omitempty"`
+	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
 	Timeout       Duration          `json:"timeout,omitzero"`
 	KillGrace     Duration          `json:"kill_grace,omitzero"`
@@ -28,9 +29,10 @@ type Run struct {
 
 // Cell is sandbox.Cell on the way.
 type Cell struct {
-	Code    Text   `json:"code"`
-	Context string `json:"context,omitempty"`
-	Args    []Text `json:"args,omitempty"`
+	Code     Text   `json:"code"`
+	Language string `json:"language,omitempty" doc:"left out: that of the context, or python"`
+	Context  string `json:"context,omitempty"`
+	Args     []Text `json:"args,omitempty"`
 	Run
 }
 
@@ -92,7 +94,7 @@ type Offsets struct {
 // options returns what the sandbox is given. The streams travel apart.
 func (r Run) options() sandbox.RunOptions {
 	return sandbox.RunOptions{
-		ID: r.ID, Env: r.Env, Timeout: time.Duration(r.Timeout), KillGrace: time.Duration(r.KillGrace), KillSurvivors: r.KillSurvivors,
+		ID: r.ID, Env: r.Env, User: r.User, Timeout: time.Duration(r.Timeout), KillGrace: time.Duration(r.KillGrace), KillSurvivors: r.KillSurvivors,
 		InlineBytes: r.InlineBytes, SpoolBytes: r.SpoolBytes, Metadata: r.Metadata,
 	}
 }
@@ -100,19 +102,19 @@ func (r Run) options() sandbox.RunOptions {
 // runOf is the inverse of options.
 func runOf(o sandbox.RunOptions) Run {
 	return Run{
-		ID: o.ID, Env: o.Env, Timeout: Duration(o.Timeout), KillGrace: Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
+		ID: o.ID, Env: o.Env, User: o.User, Timeout: Duration(o.Timeout), KillGrace: Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
 		InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata, OnDisconnect: fate(o.Detach),
 	}
 }
 
 // Sandbox returns the cell to run.
 func (c Cell) Sandbox() sandbox.Cell {
-	return sandbox.Cell{Code: string(c.Code), Context: c.Context, Args: Strings(c.Args), RunOptions: c.options()}
+	return sandbox.Cell{Code: string(c.Code), Language: c.Language, Context: c.Context, Args: Strings(c.Args), RunOptions: c.options()}
 }
 
 // CellOf returns a cell as it is sent. Its streams travel apart.
 func CellOf(c sandbox.Cell) Cell {
-	return Cell{Code: Text(c.Code), Context: c.Context, Args: Texts(c.Args), Run: runOf(c.RunOptions)}
+	return Cell{Code: Text(c.Code), Language: c.Language, Context: c.Context, Args: Texts(c.Args), Run: runOf(c.RunOptions)}
 }
 
 // Sandbox returns the command to run.

@@ -261,12 +261,12 @@ func listFiles(c *call, _ none) (api.FileList, error) {
 	if err != nil {
 		return api.FileList{}, err
 	}
-	page, next, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
+	page, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
 	if err != nil {
 		return api.FileList{}, err
 	}
-	out := api.FileList{Files: make([]api.FileInfo, 0, len(page)), Next: api.Text(next)}
-	for _, i := range page {
+	out := api.FileList{Files: make([]api.FileInfo, 0, len(page.Files)), Next: api.Text(page.Next), Unreadable: page.Unreadable}
+	for _, i := range page.Files {
 		out.Files = append(out.Files, api.FileInfoOf(i))
 	}
 	return out, nil

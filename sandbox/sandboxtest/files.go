@@ -154,6 +154,29 @@ var fileFeatures = []feature{
 		noError(t, f.Remove(ctx, "a", sandbox.RemoveOptions{Recursive: true}))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
+	{"a listing tells how much of it could not be read", overHTTP, func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		f, ctx := files(sb, home(t, sb)), t.Context()
+		shell(t, sb, "mkdir -p a/closed/deep a/open && touch a/open/x && chmod 000 a/closed")
+		defer shell(t, sb, "chmod 700 a/closed")
+		want := int64(1)
+		if shell(t, sb, "id -u") == "0\n" {
+			want = 0 // root reads everything
+		}
+		var unreadable int64
+		for i, err := range f.List(ctx, "a", sandbox.ListOptions{Recursive: true, Unreadable: &unreadable}) {
+			noError(t, err)
+			if want > 0 && strings.HasPrefix(i.Path, "/a/closed/") {
+				t.Errorf("%s was listed", i.Path)
+			}
+		}
+		same(t, "unreadable", unreadable, want)
+		unreadable = 0
+		for _, err := range f.List(ctx, "a", sandbox.ListOptions{Unreadable: &unreadable}) {
+			noError(t, err)
+		}
+		same(t, "what is not entered", unreadable, int64(0))
+	}},
 	{"a list of many files comes whole and in order", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		shell(t, sb, "mkdir many; cd many; seq -f %05g 1 3500 | xargs touch")

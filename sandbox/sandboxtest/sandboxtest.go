@@ -122,7 +122,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		features []feature
 		serial   bool // it measures, or needs the machine for itself
 	}{
-		{"commands", slices.Concat(commands, commandTraces), false},
+		{"commands", slices.Concat(commands, commandTraces, users), false},
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},

@@ -105,7 +105,7 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 	}
 	a := &Agent{
 		cfg: cfg, born: time.Now(), link: in,
-		files: files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: os.Getuid() == 0 && cfg.UID > 0}),
+		files: files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: cfg.switchesUser()}),
 		ops:   operation.NewTable(cfg.State),
 		nannies: nanny.NewPool(self, nanny.Config{
 			UID: cfg.UID, GID: cfg.GID, Processes: cfg.Processes, OpenFiles: cfg.OpenFiles, Threads: min(cfg.Threads, nannyThreads),
@@ -113,7 +113,7 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 		}),
 	}
 	a.contexts = interpreter.New(interpreter.Config{
-		Kernels: kernels, Nannies: a.nannies, Operations: a.ops, Dir: cfg.Dir, State: cfg.State, UID: cfg.UID, GID: cfg.GID,
+		Kernels: kernels, Nannies: a.nannies, Operations: a.ops, Dir: cfg.Dir, State: cfg.State, User: cfg.defaultUser(), SwitchUser: cfg.switchesUser(),
 		Env: func() map[string]string { return a.envMap(nil) }, Call: a.callHost,
 	})
 	if cfg.Unpack != "" {

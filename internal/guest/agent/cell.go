@@ -33,6 +33,11 @@ func (a *Agent) runCell(st *wire.Stream, req *wire.Cell, epoch uint64) (answered
 			return answer(st, bad) && false // the rest of the code is still on its way
 		}
 	}
+	u, bad := a.user(req.Options.User)
+	if bad != nil {
+		return answer(st, bad)
+	}
+	c.Profile = interpreter.Profile{Language: req.Language, User: u}
 	if c.Context == "" {
 		c.Context = interpreter.DefaultContext
 	}

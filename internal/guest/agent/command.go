@@ -16,6 +16,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/user"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -55,6 +56,13 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 			return answer(st, wire.Errorf("invalid_request", "NUL in the command, its environment or its directory"))
 		}
 	}
+	u, bad := a.user(req.Options.User)
+	if bad != nil {
+		return answer(st, bad)
+	}
+	if u != nil && u.Same(a.cfg.defaultUser()) {
+		u = nil
+	}
 	line := make([]string, len(argv))
 	for i, s := range argv {
 		line[i] = string(s)
@@ -63,7 +71,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if bad != nil {
 		return answer(st, bad)
 	}
-	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
+	c := &running{agent: a, op: o, req: req, user: u, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
 	var listener *operation.Listener
 	if req.Options.Stream && !req.Background {
 		listener = o.Listen(st)
@@ -99,6 +107,7 @@ type running struct {
 	agent *Agent
 	op    *operation.Operation
 	req   *wire.Exec
+	user  *user.User // nil: the sandbox's
 	argv  [][]byte
 	nanny *nanny.Nanny
 	tree  int         // its name for the nanny
@@ -118,9 +127,16 @@ type running struct {
 
 // start gives a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
-	env := c.agent.environment(c.req.Options.Env)
+	start := &nanny.Start{Argv: c.argv, TTY: c.req.Pty, Mute: c.quiet && !c.req.Background}
+	if c.user == nil {
+		start.Env = c.agent.environment(c.req.Options.Env)
+	} else {
+		start.Env = c.agent.environment(userEnv(c.user, c.req.Options.Env))
+		start.User = &nanny.User{UID: c.user.UID, GID: c.user.GID}
+	}
 	dir := c.dir()
-	path, err := lookPath(string(c.argv[0]), dir, env)
+	start.Dir = []byte(dir)
+	path, err := lookPath(string(c.argv[0]), dir, start.Env)
 	if err != nil {
 		errno := unix.ENOENT
 		if errors.Is(err, os.ErrPermission) {
@@ -132,12 +148,12 @@ func (c *running) start() *wire.Verdict {
 	if err != nil {
 		return refused(126, "no pipes for the command: "+err.Error())
 	}
-	mute := c.quiet && !c.req.Background
-	n, e, err := c.agent.nannies.Launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty, Mute: mute}, plumbing.theirs)
+	start.Path = []byte(path)
+	n, e, err := c.agent.nannies.Launch(c.op, start, plumbing.theirs)
 	c.nanny = n
 	c.tries++
 	switch {
-	case err == nil && mute:
+	case err == nil && start.Mute:
 		c.tree = n.Tree()
 	case err == nil && e.PID == 0:
 		plumbing.close()
@@ -180,6 +196,9 @@ func refused(code int, text string) *wire.Verdict {
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
 		return string(c.req.Dir)
+	}
+	if c.user != nil {
+		return c.user.Dir()
 	}
 	return c.agent.cfg.Dir
 }

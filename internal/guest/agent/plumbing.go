@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -53,8 +54,8 @@ func (c *running) plumb() (*plumbing, error) {
 		if err != nil {
 			return nil, err
 		}
-		if c.agent.cfg.UID > 0 {
-			if err := slave.Chown(c.agent.cfg.UID, c.agent.cfg.GID); err != nil {
+		if u := c.owner(); u.UID > 0 {
+			if err := slave.Chown(u.UID, u.GID); err != nil {
 				_ = master.Close()
 				_ = slave.Close()
 				return nil, err
@@ -105,18 +106,21 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
-		c.agent.handOver(fds[1])
+		if u := c.owner(); u.UID > 0 {
+			// Code may open it by name: /dev/stderr is a link to it. Where that is refused only such programs suffer.
+			_ = unix.Fchown(fds[1], u.UID, u.GID)
+		}
 		p.theirs = append(p.theirs, fds[1])
 	}
 	return p, nil
 }
 
-// handOver makes a pipe the user's own, so that code may open it by name: /dev/stderr is
-// a link to it. Where that is refused only such programs suffer.
-func (a *Agent) handOver(fd int) {
-	if a.cfg.UID > 0 {
-		_ = unix.Fchown(fd, a.cfg.UID, a.cfg.GID)
+// owner returns whose the descriptors of the command are to be; UID < 1: they stay the guest's.
+func (c *running) owner() nanny.User {
+	if c.user != nil {
+		return nanny.User{UID: c.user.UID, GID: c.user.GID}
 	}
+	return nanny.User{UID: c.agent.cfg.UID, GID: c.agent.cfg.GID}
 }
 
 // tap is where a stream of the command comes out.

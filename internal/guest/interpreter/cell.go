@@ -27,6 +27,7 @@ const (
 
 // Cell is what is run.
 type Cell struct {
+	Profile
 	Context string
 	Code    []byte
 	Args    [][]byte
@@ -57,6 +58,9 @@ type cellRun struct {
 // Run runs a cell of an operation and returns its verdict. Its error says that the cell could not be run.
 func (c *Contexts) Run(o *operation.Operation, cell Cell) (*wire.Verdict, *wire.Error) {
 	r := &cellRun{Cell: cell, contexts: c, op: o}
+	if _, bad := c.kernel(cell.Language); bad != nil {
+		return nil, bad
+	}
 	if bad := r.prepare(); bad != nil {
 		return nil, bad
 	}
@@ -152,8 +156,8 @@ func visible(s string) bool {
 func (r *cellRun) take() (*interpreter, *wire.Error) {
 	o := r.op
 	for {
-		i, bad := r.contexts.get(r.Context, o.Ended())
-		if i == nil {
+		i, bad := r.contexts.get(r.Context, r.Profile, o.Ended())
+		if i == nil || bad != nil {
 			return nil, bad
 		}
 		select {

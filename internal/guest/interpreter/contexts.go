@@ -39,6 +39,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/user"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -50,9 +51,10 @@ type Config struct {
 	Kernels    []kernel.Kernel // the first is the default
 	Nannies    *nanny.Pool
 	Operations *operation.Table
-	Dir        string // where they start
-	State      string // the guest's own directory, for the FIFOs of cells with input
-	UID, GID   int    // whose processes they are; UID < 1: the guest's own
+	Dir        string    // where they start
+	State      string    // the guest's own directory, for the FIFOs of cells with input
+	User       user.User // whose processes they are unless a cell demands another
+	SwitchUser bool      // the guest can make processes another user's than its own
 	// Env returns the environment that they start with until Adopt replaces it.
 	Env func() map[string]string
 	// Call makes a call to the host for a cell.
@@ -70,33 +72,43 @@ type Contexts struct {
 	live     map[string]*interpreter // guarded by mu
 	starting map[string]*start       // guarded by mu
 	lost     map[string]bool         // guarded by mu; their interpreter died between cells, which no verdict has told yet
+	decided  map[string]Profile      // guarded by mu; of contexts that are not as the sandbox's others, also while they have no interpreter
 }
 
 // New returns no interpreters yet.
 func New(cfg Config) *Contexts {
-	return &Contexts{cfg: cfg, live: map[string]*interpreter{}, starting: map[string]*start{}, lost: map[string]bool{}}
+	return &Contexts{cfg: cfg, live: map[string]*interpreter{}, starting: map[string]*start{}, lost: map[string]bool{}, decided: map[string]Profile{}}
 }
 
 // start is an interpreter that is being started.
 type start struct {
-	done chan struct{}
-	i    *interpreter // set before done is closed
-	bad  *wire.Error  // set before done is closed
+	profile Profile
+	done    chan struct{}
+	i       *interpreter // set before done is closed
+	bad     *wire.Error  // set before done is closed
 }
 
 // get returns the context's interpreter and starts it if there is none. It returns nil when gaveUp is closed first; the start continues
 // then, for the next cell.
-func (c *Contexts) get(name string, gaveUp <-chan struct{}) (*interpreter, *wire.Error) {
+func (c *Contexts) get(name string, want Profile, gaveUp <-chan struct{}) (*interpreter, *wire.Error) {
 	c.mu.Lock()
 	i, s := c.live[name], c.starting[name]
 	if i == nil && s == nil {
-		s = &start{done: make(chan struct{})}
+		p, bad := c.decide(name, want)
+		if bad != nil {
+			c.mu.Unlock()
+			return nil, bad
+		}
+		s = &start{profile: p, done: make(chan struct{})}
 		c.starting[name] = s
 		go c.start(name, s)
 	}
 	c.mu.Unlock()
 	if i != nil {
-		return i, nil
+		return i, i.profile.refuse(name, want)
+	}
+	if bad := s.profile.refuse(name, want); bad != nil {
+		return nil, bad
 	}
 	select {
 	case <-s.done:
@@ -115,7 +127,7 @@ func (c *Contexts) start(name string, s *start) {
 	}
 	env, renewals := c.env, c.renewals
 	c.mu.Unlock()
-	s.i, s.bad = c.launch(name, env)
+	s.i, s.bad = c.launch(name, s.profile, env)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.starting, name)
@@ -126,6 +138,9 @@ func (c *Contexts) start(name string, s *start) {
 		s.i.personalise(env, c.env) // Adopt could not know it
 	}
 	c.live[name] = s.i
+	if p := s.profile; p.Language != c.cfg.Kernels[0].Language() || !p.User.Same(c.cfg.User) {
+		c.decided[name] = p
+	}
 }
 
 // Adopt sets the environment of interpreters that are started from now on. With renew, which says that this sandbox is a copy of another,
@@ -163,7 +178,7 @@ func (c *Contexts) List() *wire.ContextList {
 	list := &wire.ContextList{}
 	for name, i := range c.live {
 		list.Contexts = append(list.Contexts, &wire.ContextInfo{
-			Name: name, Pid: int32(i.pid), Language: i.language, Version: i.version, Busy: len(i.turn) == 0,
+			Name: name, Pid: int32(i.pid), Language: i.profile.Language, Version: i.version, Busy: len(i.turn) == 0,
 		})
 	}
 	return list
@@ -178,10 +193,16 @@ func (c *Contexts) Close(name string) *wire.Error {
 		<-s.done
 		i = s.i
 	}
-	if i == nil {
+	c.mu.Lock()
+	_, known := c.decided[name]
+	delete(c.decided, name)
+	c.mu.Unlock()
+	switch {
+	case i != nil:
+		i.close()
+	case !known:
 		return wire.Errorf("not_found", "no context %q", wire.Clip(name, 80))
 	}
-	i.close()
 	return nil
 }
 
@@ -209,7 +230,7 @@ const rehearsalTime = 5 * time.Second
 // Warm starts the default context's interpreter and runs a cell that changes nothing, so that the first real one finds every page of guest
 // and interpreter touched: after a restore that is what takes most of its time.
 func (c *Contexts) Warm() *wire.Error {
-	i, bad := c.get(DefaultContext, nil)
+	i, bad := c.get(DefaultContext, Profile{}, nil)
 	if bad != nil {
 		return bad
 	}

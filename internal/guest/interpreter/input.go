@@ -30,7 +30,13 @@ func (r *cellRun) openFIFO() (*fifo, error) {
 	if err := unix.Mkfifo(f.path, 0o600); err != nil {
 		return nil, err
 	}
-	if err := f.open(cfg.UID, cfg.GID); err != nil {
+	if u := r.interp.profile.User; cfg.SwitchUser {
+		if err := os.Chown(f.path, u.UID, u.GID); err != nil {
+			_ = os.Remove(f.path)
+			return nil, err
+		}
+	}
+	if err := f.open(); err != nil {
 		f.close()
 		return nil, err
 	}
@@ -38,12 +44,7 @@ func (r *cellRun) openFIFO() (*fifo, error) {
 	return f, nil
 }
 
-func (f *fifo) open(uid, gid int) (err error) {
-	if uid > 0 {
-		if err := os.Chown(f.path, uid, gid); err != nil {
-			return err
-		}
-	}
+func (f *fifo) open() (err error) {
 	if f.hold, err = os.OpenFile(f.path, os.O_RDWR|unix.O_NONBLOCK, 0); err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ const (
 type interpreter struct {
 	contexts *Contexts
 	context  string
-	language string
+	profile  Profile // complete
 	version  string
 	nanny    *nanny.Nanny
 	pid      int

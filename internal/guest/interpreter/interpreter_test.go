@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/user"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -57,7 +58,7 @@ func harnessed(t *testing.T, change func(*Config)) *harness {
 	h := &harness{t: t, ops: operation.NewTable(t.TempDir())}
 	cfg := Config{
 		Kernels: []kernel.Kernel{python.Kernel{}}, Nannies: pool, Operations: h.ops,
-		Dir: t.TempDir(), State: t.TempDir(), UID: -1,
+		Dir: t.TempDir(), State: t.TempDir(), User: user.User{UID: os.Getuid(), GID: os.Getgid()},
 		Env: func() map[string]string { return map[string]string{"PATH": os.Getenv("PATH"), "OLD": "1"} },
 		Call: func(_ *operation.Operation, name string, payload []byte) ([]byte, *wire.Error) {
 			if name == "fail" {
@@ -180,7 +181,7 @@ func TestAnInterpreterThatDiesBetweenCells(t *testing.T) {
 	h := harnessed(t, nil)
 	h.prints("import os, threading, time\nx = 1")
 	dying := func() {
-		i, _ := h.get(DefaultContext, nil)
+		i, _ := h.get(DefaultContext, Profile{}, nil)
 		_ = syscall.Kill(i.pid, syscall.SIGKILL)
 		for i.alive() {
 			time.Sleep(time.Millisecond)
@@ -426,7 +427,7 @@ func TestARehearsalLeavesNothingBehind(t *testing.T) {
 	if bad := h.Warm(); bad != nil {
 		t.Fatal(bad)
 	}
-	i, _ := h.get(DefaultContext, nil)
+	i, _ := h.get(DefaultContext, Profile{}, nil)
 	if i.seq != 0 || i.cells != 0 || len(h.ops.All()) != 0 {
 		t.Errorf("seq %d, %d cells, %d operations", i.seq, i.cells, len(h.ops.All()))
 	}
@@ -521,5 +522,86 @@ func TestFresh(t *testing.T) {
 	}
 	if !slices.Equal(pids, []int{2, 4, 5}) {
 		t.Errorf("%v", pids)
+	}
+}
+
+// systemPython is the Python that every user of this machine can run.
+type systemPython struct{ python.Kernel }
+
+func (systemPython) Find() string { return "/usr/bin/python3" }
+
+// another is a second language, whose code happens to be Python.
+type another struct{ systemPython }
+
+func (another) Language() string { return "another" }
+
+func TestTheFirstCellDecidesTheLanguage(t *testing.T) {
+	h := harnessed(t, func(cfg *Config) { cfg.Kernels = append(cfg.Kernels, another{}) })
+	run := func(context, language string) string {
+		c := h.begin(Cell{Context: context, Profile: Profile{Language: language}, Code: []byte("1")})
+		<-c.done
+		return c.bad.GetMessage()
+	}
+	for _, c := range []struct{ context, language, want string }{
+		{"a", "ruby", `unknown language "ruby": this sandbox runs python, another`},
+		{"a", "", ""},
+		{"a", "python", ""},
+		{"a", "another", `context "a" runs python and not another`},
+		{"b", "another", ""},
+		{"b", "", ""},
+		{"b", "python", `context "b" runs another and not python`},
+	} {
+		if got := run(c.context, c.language); got != c.want {
+			t.Errorf("%s in %s: %q", c.language, c.context, got)
+		}
+	}
+	languages := map[string]string{}
+	for _, c := range h.List().Contexts {
+		languages[c.Name] = c.Language
+	}
+	if len(languages) != 2 || languages["a"] != "python" || languages["b"] != "another" {
+		t.Errorf("%v", languages)
+	}
+	kill := h.begin(Cell{Context: "b", Code: []byte("import os; os._exit(1)")})
+	h.wait(kill)
+	if got := run("b", "python"); got == "" {
+		t.Error("a lost interpreter takes the decision with it")
+	}
+	if bad := h.Close("b"); bad != nil {
+		t.Error(bad)
+	}
+	if got := run("b", "python"); got != "" {
+		t.Errorf("a closed context is no more: %s", got)
+	}
+}
+
+func TestTheFirstCellDecidesTheUser(t *testing.T) {
+	testneed.Root(t, "running code as another user")
+	h := harnessed(t, func(cfg *Config) {
+		cfg.Kernels, cfg.Dir, cfg.SwitchUser = []kernel.Kernel{systemPython{}}, "/", true
+		cfg.Env = func() map[string]string { return map[string]string{"HOME": "/nowhere"} }
+	})
+	const look = "import os; print(os.getuid(), os.getgid(), os.getgroups(), os.environ['HOME'], os.getcwd())\nopen('/dev/stderr', 'w').write('open\\n')"
+	run := func(context string, u *user.User) string {
+		c := h.begin(Cell{Context: context, Profile: Profile{User: u}, Code: []byte(look)})
+		<-c.done
+		if c.bad != nil {
+			return c.bad.Code
+		}
+		return string(c.v.Stdout.Head) + string(c.v.Stderr.Head)
+	}
+	other, own := &user.User{UID: 2000, GID: 2001, Home: "/tmp"}, &user.User{UID: os.Getuid(), GID: os.Getgid()}
+	mine := fmt.Sprintf("%d %d [] /nowhere /\nopen\n", own.UID, own.GID)
+	const theirs = "2000 2001 [] /tmp /tmp\nopen\n"
+	for _, c := range []struct {
+		context string
+		user    *user.User
+		want    string
+	}{
+		{"a", nil, mine}, {"a", own, mine}, {"a", other, "invalid_request"}, {"b", other, theirs}, {"b", nil, theirs}, {"b", own, "invalid_request"},
+	} {
+		if got := run(c.context, c.user); got != c.want {
+			t.Errorf("%v in %s: %q", c.user, c.context, got)
+		}
 	}
 }

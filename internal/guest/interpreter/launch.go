@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,8 +26,11 @@ import (
 const startWait = 60 * time.Second
 
 // launch starts an interpreter for a context and waits until it answers.
-func (c *Contexts) launch(name string, env map[string]string) (*interpreter, *wire.Error) {
-	k := c.cfg.Kernels[0]
+func (c *Contexts) launch(name string, p Profile, env map[string]string) (*interpreter, *wire.Error) {
+	k, bad := c.kernel(p.Language)
+	if bad != nil {
+		return nil, bad
+	}
 	program := k.Find()
 	if program == "" {
 		return nil, wire.Errorf("no_"+k.Language(), "this sandbox has no %s", k.Language())
@@ -35,7 +39,7 @@ func (c *Contexts) launch(name string, env map[string]string) (*interpreter, *wi
 		return wire.Errorf("no_"+k.Language(), "the %s interpreter %s: %s: %v", k.Language(), program, what, err)
 	}
 	i := &interpreter{
-		contexts: c, context: name, language: k.Language(), turn: make(chan struct{}, 1),
+		contexts: c, context: name, profile: p, turn: make(chan struct{}, 1),
 		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4), refused: make(chan int, maxRefused), gone: make(chan struct{}),
 	}
 	theirs, err := i.plumb()
@@ -43,6 +47,16 @@ func (c *Contexts) launch(name string, env map[string]string) (*interpreter, *wi
 		return nil, failed("cannot be given its descriptors", err)
 	}
 	start := &nanny.Start{Path: []byte(program), Env: environ(env), Dir: []byte(c.cfg.Dir), Spared: true}
+	if !p.User.Same(c.cfg.User) {
+		start.User = &nanny.User{UID: p.User.UID, GID: p.User.GID}
+		start.Dir = []byte(p.User.Dir())
+		env = maps.Clone(env)
+		for _, kv := range p.User.Env() {
+			k, v, _ := strings.Cut(kv, "=")
+			env[k] = v
+		}
+		start.Env = environ(env)
+	}
 	for _, a := range k.Command(program) {
 		start.Argv = append(start.Argv, []byte(a))
 	}
@@ -86,9 +100,9 @@ func (i *interpreter) plumb() (theirs []int, err error) {
 			return nil, err
 		}
 		made = append(made, fds[n][0], fds[n][1])
-		if c := i.contexts.cfg; c.UID > 0 {
+		if i.contexts.cfg.SwitchUser {
 			// Code may open it by name: /dev/stderr is a link to it. Where that is refused only such programs suffer.
-			_ = unix.Fchown(fds[n][1], c.UID, c.GID)
+			_ = unix.Fchown(fds[n][1], i.profile.User.UID, i.profile.User.GID)
 		}
 	}
 	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)

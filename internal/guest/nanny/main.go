@@ -173,8 +173,12 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	if s.TTY {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
 	}
-	if n.cfg.UID >= 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: uint32(n.cfg.UID), Gid: uint32(n.cfg.GID)} // and no other groups
+	user := User{UID: n.cfg.UID, GID: n.cfg.GID}
+	if s.User != nil {
+		user = *s.User
+	}
+	if user.UID >= 0 {
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)} // and no other groups
 	}
 	argv := make([]string, len(s.Argv))
 	for i, a := range s.Argv {

@@ -44,8 +44,16 @@ type Start struct {
 	Mute bool `json:"mute,omitempty"`
 	// Spared: there is more to lose than with others, so others are offered first where the kernel kills for memory.
 	Spared bool `json:"spared,omitempty"`
+	// User is whose process it is; nil: as in Config. Only a nanny that is root can switch.
+	User *User `json:"user,omitempty"`
 	// Files is how many files go with it; Nanny.Begin fills it in.
 	Files int `json:"files"`
+}
+
+// User is the user and the group of a process.
+type User struct {
+	UID int `json:"uid"`
+	GID int `json:"gid"`
 }
 
 // Config is what a nanny is told once. Everything it starts inherits it.

@@ -1441,6 +1441,7 @@ type RunOptions struct {
 	InlineBytes   int64                  `protobuf:"varint,9,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"` // head and tail together
 	SpoolBytes    int64                  `protobuf:"varint,10,opt,name=spool_bytes,json=spoolBytes,proto3" json:"spool_bytes,omitempty"`
 	Metadata      map[string]string      `protobuf:"bytes,11,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	User          string                 `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"` // uid, uid:gid or a name; empty: the sandbox's user, or that of the cell's context
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1552,6 +1553,13 @@ func (x *RunOptions) GetMetadata() map[string]string {
 	return nil
 }
 
+func (x *RunOptions) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type Exec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Options       *RunOptions            `protobuf:"bytes,1,opt,name=options,proto3" json:"options,omitempty"`
@@ -1659,6 +1667,7 @@ type Cell struct {
 	Code          []byte                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // up to wire.MaxInlineCode, else sent as data frames before eof
 	CodeFollows   bool                   `protobuf:"varint,4,opt,name=code_follows,json=codeFollows,proto3" json:"code_follows,omitempty"`
 	Argv          [][]byte               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`
+	Language      string                 `protobuf:"bytes,6,opt,name=language,proto3" json:"language,omitempty"` // empty: that of the context, or Python
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1726,6 +1735,13 @@ func (x *Cell) GetArgv() [][]byte {
 		return x.Argv
 	}
 	return nil
+}
+
+func (x *Cell) GetLanguage() string {
+	if x != nil {
+		return x.Language
+	}
+	return ""
 }
 
 // Follow joins an operation's output at absolute offsets.
@@ -4003,7 +4019,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04home\x18\x06 \x01(\tR\x04home\x12\x1b\n" +
 	"\tuptime_ns\x18\a \x01(\x03R\buptimeNs\x12\x12\n" +
 	"\x04cpus\x18\b \x01(\x05R\x04cpus\x12\x16\n" +
-	"\x06memory\x18\t \x01(\x03R\x06memory\"\x9e\x03\n" +
+	"\x06memory\x18\t \x01(\x03R\x06memory\"\xb2\x03\n" +
 	"\n" +
 	"RunOptions\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -4019,7 +4035,8 @@ const file_wire_proto_rawDesc = "" +
 	"\vspool_bytes\x18\n" +
 	" \x01(\x03R\n" +
 	"spoolBytes\x12F\n" +
-	"\bmetadata\x18\v \x03(\v2*.recluse.guest.v1.RunOptions.MetadataEntryR\bmetadata\x1a;\n" +
+	"\bmetadata\x18\v \x03(\v2*.recluse.guest.v1.RunOptions.MetadataEntryR\bmetadata\x12\x12\n" +
+	"\x04user\x18\f \x01(\tR\x04user\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd4\x01\n" +
@@ -4033,13 +4050,14 @@ const file_wire_proto_rawDesc = "" +
 	"\x04cols\x18\a \x01(\rR\x04cols\x12\x1e\n" +
 	"\n" +
 	"background\x18\b \x01(\bR\n" +
-	"background\"\xa3\x01\n" +
+	"background\"\xbf\x01\n" +
 	"\x04Cell\x126\n" +
 	"\aoptions\x18\x01 \x01(\v2\x1c.recluse.guest.v1.RunOptionsR\aoptions\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\fR\x04code\x12!\n" +
 	"\fcode_follows\x18\x04 \x01(\bR\vcodeFollows\x12\x12\n" +
-	"\x04argv\x18\x05 \x03(\fR\x04argv\"{\n" +
+	"\x04argv\x18\x05 \x03(\fR\x04argv\x12\x1a\n" +
+	"\blanguage\x18\x06 \x01(\tR\blanguage\"{\n" +
 	"\x06Follow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x03R\fstdoutOffset\x12#\n" +
