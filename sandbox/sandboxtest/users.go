@@ -22,7 +22,7 @@ func (s *suite) refusesUsers(t *testing.T, err error) bool {
 }
 
 var users = []feature{
-	{"a command runs as the user it names, or that is refused", inGuest, func(t *testing.T, s *suite) {
+	{"a command runs as the user it names, or that is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		own := strings.TrimSpace(shell(t, sb, "id -u; id -g"))
 		other := func(user, script string) sandbox.Command {
@@ -58,7 +58,7 @@ var users = []feature{
 			same(t, "a survivor is killed", p.Killed, true)
 		}
 	}},
-	{"a context's first cell decides its user, or that is refused", inGuest, func(t *testing.T, s *suite) {
+	{"a context's first cell decides its user, or that is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		cell := func(context, user, code string) (*sandbox.Verdict, error) {
 			return sb.Cell(t.Context(), sandbox.Cell{Code: code, Context: context, RunOptions: sandbox.RunOptions{User: user, Stdin: strings.NewReader("in\n")}})
@@ -82,7 +82,7 @@ var users = []feature{
 		_, err = cell("", "2000", look)
 		same(t, "another context", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
 	}},
-	{"a cell in a language that is not there is refused", inGuest, func(t *testing.T, s *suite) {
+	{"a cell in a language that is not there is refused", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Language: "python"}))
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1", Language: "ruby"})
