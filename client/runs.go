@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -49,7 +50,7 @@ type RunLimits struct {
 }
 
 func (l RunLimits) api() api.RunLimits {
-	return api.RunLimits{Tokens: l.Tokens, Cost: l.Cost, Time: api.Duration(l.Time), Calls: l.Calls, Depth: l.Depth, Turns: l.Turns}
+	return api.RunLimits{Tokens: l.Tokens, Cost: l.Cost, Time: v1.Duration(l.Time), Calls: l.Calls, Depth: l.Depth, Turns: l.Turns}
 }
 
 func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/xdg"
@@ -56,7 +57,7 @@ func (r *route) register(f *pflag.FlagSet) {
 // budget is what a run may take.
 type budget struct {
 	cost   float64
-	time   patience
+	time   v1.Duration
 	tokens count
 	depth  int
 	turns  count

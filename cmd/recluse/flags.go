@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -258,37 +259,12 @@ func (c *count) Set(v string) error {
 	return nil
 }
 
-// patience is a flag for a time-out; zero, unless said, is none.
-type patience time.Duration
-
-func (p *patience) String() string {
-	if *p == 0 {
-		return ""
-	}
-	return time.Duration(*p).String()
-}
-
-// Type names the flag's value in help texts.
-func (p *patience) Type() string { return "duration" }
-
-// Set reads 5s, 1m30s, or a number of seconds.
-func (p *patience) Set(v string) error {
-	d, err := time.ParseDuration(v)
-	if err != nil {
-		d, err = time.ParseDuration(v + "s")
-	}
-	if err != nil || d <= 0 {
-		return fmt.Errorf("%q is not a duration above zero, like 5s or 2m", v)
-	}
-	*p = patience(d)
-	return nil
-}
-
-func (p patience) timeout() time.Duration {
-	if p == 0 {
+// timeout returns the time of a command; zero is a flag that was left out.
+func timeout(d v1.Duration) time.Duration {
+	if d == 0 {
 		return sandbox.NoTimeout
 	}
-	return time.Duration(p)
+	return d.Std()
 }
 
 // isolation is a flag for a level of isolation.

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -17,8 +18,8 @@ type Run struct {
 	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
 	Env           map[string]string `json:"env,omitempty"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero"`
-	KillGrace     Duration          `json:"kill_grace,omitzero"`
+	Timeout       v1.Duration       `json:"timeout,omitzero"`
+	KillGrace     v1.Duration       `json:"kill_grace,omitzero"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
@@ -102,7 +103,7 @@ func (c Cell) Sandbox() sandbox.Cell {
 // CellOf writes a cell for the way. Its streams travel apart.
 func CellOf(c sandbox.Cell) Cell {
 	return Cell{Code: Text(c.Code), Context: c.Context, Args: Texts(c.Args), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
+		ID: c.ID, Env: c.Env, Timeout: v1.Duration(c.Timeout), KillGrace: v1.Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
 		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
 	}}
 }
@@ -122,7 +123,7 @@ func (c Command) Sandbox() sandbox.Command {
 // CommandOf writes a command for the way. Its streams travel apart.
 func CommandOf(c sandbox.Command) Command {
 	out := Command{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
+		ID: c.ID, Env: c.Env, Timeout: v1.Duration(c.Timeout), KillGrace: v1.Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
 		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
 	}}
 	if c.PTY != nil {

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
@@ -31,12 +32,12 @@ type RunContext struct {
 
 // RunLimits bounds a run with everything below it.
 type RunLimits struct {
-	Tokens *int64   `json:"tokens,omitempty" doc:"of all models, input and output; -1: not limited"`
-	Cost   *float64 `json:"cost_usd,omitempty" doc:"-1: not limited"`
-	Time   Duration `json:"time,omitzero"`
-	Calls  *int64   `json:"calls,omitempty" doc:"of models; -1: not limited"`
-	Depth  *int     `json:"depth,omitempty" doc:"levels of calls below the run"`
-	Turns  *int     `json:"turns,omitempty"`
+	Tokens *int64      `json:"tokens,omitempty" doc:"of all models, input and output; -1: not limited"`
+	Cost   *float64    `json:"cost_usd,omitempty" doc:"-1: not limited"`
+	Time   v1.Duration `json:"time,omitzero"`
+	Calls  *int64      `json:"calls,omitempty" doc:"of models; -1: not limited"`
+	Depth  *int        `json:"depth,omitempty" doc:"levels of calls below the run"`
+	Turns  *int        `json:"turns,omitempty"`
 }
 
 // Runs is one page.

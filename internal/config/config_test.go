@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -174,12 +175,11 @@ func TestEmptyFiles(t *testing.T) {
 
 func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 	for _, in := range []string{"90s", "30m", "1h30m", "7d", "none", "500ms", "2h"} {
-		d, err := ParseDuration(in)
-		if err != nil {
+		var d, again v1.Duration
+		if err := d.Set(in); err != nil {
 			t.Error(err)
 		}
-		again, err := ParseDuration(d.String())
-		if err != nil || again != d {
+		if err := again.Set(d.String()); err != nil || again != d {
 			t.Errorf("%s is written %s, %v", in, d, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -91,7 +92,7 @@ func TestModelsThatCannotBeUsed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if l := (Models{MaxTime: Duration(time.Minute)}).Limits(); l.Time != time.Minute || l.Depth != 0 {
+	if l := (Models{MaxTime: v1.Duration(time.Minute)}).Limits(); l.Time != time.Minute || l.Depth != 0 {
 		t.Errorf("%+v", l)
 	}
 }
