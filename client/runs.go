@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
@@ -23,7 +22,7 @@ type RunOptions struct {
 	Schema   json.RawMessage // that the answer must meet
 	Model    string          // provider/model; empty: as the server is configured
 	Sub      []string        // models of the calls it makes, by depth
-	Limits   RunLimits
+	Limits   v1.RunLimits    // fields that are not set are as the server is configured
 	Labels   map[string]string
 	Gate     string // off, warn or block; empty: as the server is configured. Not with Session
 	Role     string // chooses the thesaurus that the gate judges by. Not with Session
@@ -39,26 +38,12 @@ type RunContext struct {
 	Path string // only over the socket of one's own server
 }
 
-// RunLimits bounds a run. Nil and zero fields are as the server is configured.
-type RunLimits struct {
-	Tokens *int64
-	Cost   *float64 // US dollars
-	Time   time.Duration
-	Calls  *int64
-	Depth  *int
-	Turns  *int
-}
-
-func (l RunLimits) api() api.RunLimits {
-	return api.RunLimits{Tokens: l.Tokens, Cost: l.Cost, Time: v1.Duration(l.Time), Calls: l.Calls, Depth: l.Depth, Turns: l.Turns}
-}
-
 func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }
 
 // StartRun begins a run. It goes on in the server, whether or not anybody watches.
 func (c *Client) StartRun(ctx context.Context, o RunOptions) (*rlm.Info, error) {
 	in := api.NewRun{
-		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits.api(), Labels: o.Labels, Gate: o.Gate, Role: o.Role, Session: o.Session,
+		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits, Labels: o.Labels, Gate: o.Gate, Role: o.Role, Session: o.Session,
 	}
 	for _, x := range o.Contexts {
 		rc := api.RunContext{Name: x.Name, JSON: x.JSON, List: x.List, Path: x.Path}
@@ -106,13 +91,13 @@ func (c *Client) CancelRun(ctx context.Context, id string) (*rlm.Info, error) {
 }
 
 // ResumeRun goes on with a run that was interrupted, or ended without an answer.
-func (c *Client) ResumeRun(ctx context.Context, id string, limits RunLimits) (*rlm.Info, error) {
-	return c.runInfo(ctx, request{op: "resume run", method: http.MethodPost, path: runPath(id) + "/resume", body: api.ResumeRun{Limits: limits.api()}})
+func (c *Client) ResumeRun(ctx context.Context, id string, limits v1.RunLimits) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "resume run", method: http.MethodPost, path: runPath(id) + "/resume", body: api.ResumeRun{Limits: limits}})
 }
 
 // ForkRun begins a new run that shares its first turns, up to and including at, with another.
-func (c *Client) ForkRun(ctx context.Context, id string, at int, limits RunLimits) (*rlm.Info, error) {
-	return c.runInfo(ctx, request{op: "fork run", method: http.MethodPost, path: runPath(id) + "/fork", body: api.ForkRun{At: at, Limits: limits.api()}})
+func (c *Client) ForkRun(ctx context.Context, id string, at int, limits v1.RunLimits) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "fork run", method: http.MethodPost, path: runPath(id) + "/fork", body: api.ForkRun{At: at, Limits: limits}})
 }
 
 // DeleteRun removes a run that has ended.

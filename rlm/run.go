@@ -16,6 +16,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -32,7 +33,7 @@ type Run struct {
 	id     string
 	dir    string
 	q      Question
-	limits Limits
+	limits v1.RunLimits // every field is set
 	schema *jsonschema.Schema
 	model  llm.Model
 	budget *budget
@@ -74,7 +75,7 @@ type saved struct {
 	Query   string            `json:"query"`
 	Schema  json.RawMessage   `json:"schema,omitempty"`
 	Model   string            `json:"model,omitempty"`
-	Limits  Limits            `json:"limits"`
+	Limits  v1.RunLimits      `json:"limits"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	History []llm.Message     `json:"history,omitempty"`
 	Tools   []ToolNote        `json:"tools,omitempty"`
@@ -121,10 +122,10 @@ func (r *Run) Usage() (llm.Usage, []Spent) { return r.budget.usage() }
 func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result, error)) {
 	ctx, r.cancel = context.WithCancelCause(ctx)
 	stop := func() {}
-	if r.limits.Time >= 0 {
+	if limit := r.limits.Time.Std(); limit >= 0 {
 		var cancel context.CancelFunc
-		left := max(0, r.limits.Time-time.Since(r.budget.begun))
-		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(ReasonTime, "%s are over", r.limits.Time))
+		left := max(0, limit-time.Since(r.budget.begun))
+		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(ReasonTime, "%s are over", limit))
 		stop = cancel
 	}
 	go func() {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -32,8 +31,8 @@ const subModels = "sub_model"
 type askOptions struct {
 	machine
 	route
-	budget
 	thrift
+	limits   v1.RunLimits
 	contexts []string
 	mcp      []string
 	schema   string
@@ -54,50 +53,11 @@ func (r *route) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&r.sub, "sub-model", nil, "`provider/model` for the calls it makes; repeated for deeper ones (default the same)")
 }
 
-// budget is what a run may take.
-type budget struct {
-	cost   float64
-	time   v1.Duration
-	tokens count
-	depth  int
-	turns  count
-
-	flags *pflag.FlagSet
-}
-
-func (b *budget) register(f *pflag.FlagSet) {
-	b.flags = f
-	f.Float64Var(&b.cost, "max-cost", 0, "US `dollars` that everything together may cost")
-	f.Var(&b.time, "max-time", "`duration` after which there must be an answer")
-	f.Var(&b.tokens, "max-tokens", "`number` of tokens of all models together")
-	f.IntVar(&b.depth, "depth", 0, "`levels` of calls below the run: 0 none, 1 models from code, 2 runs of their own")
-	f.Var(&b.turns, "max-turns", "`number` of turns of the run, and of each child")
-}
-
-// limits puts what flags say over what is configured.
-func (b *budget) limits(base rlm.Limits) (rlm.Limits, error) {
-	if b.flags.Changed("max-cost") {
-		if b.cost <= 0 {
-			return base, usage("--max-cost: %v is not above zero", b.cost)
-		}
-		base.Cost = b.cost
+// registerLimits adds a flag for each limit of a run.
+func registerLimits(f *pflag.FlagSet, l *v1.RunLimits) {
+	for _, limit := range l.Fields() {
+		f.Var(limit, limit.Flag, limit.Doc)
 	}
-	if b.time != 0 {
-		base.Time = time.Duration(b.time)
-	}
-	if b.tokens != 0 {
-		base.Tokens = int64(b.tokens)
-	}
-	if b.turns != 0 {
-		base.Turns = int(b.turns)
-	}
-	if b.flags.Changed("depth") {
-		if b.depth < 0 {
-			return base, usage("--depth: %d is below zero", b.depth)
-		}
-		base.Depth = b.depth
-	}
-	return base, nil
 }
 
 // thrift is how a run saves calls: by none at all where the context is small, and by those of earlier runs.
@@ -135,16 +95,6 @@ func (t *thrift) over(m config.Models) (config.Models, error) {
 	return m, nil
 }
 
-// said reports whether any limit was given.
-func (b *budget) said() bool {
-	for _, name := range []string{"max-cost", "max-time", "max-tokens", "max-turns", "depth"} {
-		if b.flags.Changed(name) {
-			return true
-		}
-	}
-	return false
-}
-
 func (a *app) askCommand() *cobra.Command {
 	var o askOptions
 	c := &cobra.Command{
@@ -177,7 +127,7 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	f.StringVar(&o.role, "role", "", "judge it by the thesaurus of this `role`")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
 	o.route.register(f)
-	o.budget.register(f)
+	registerLimits(f, &o.limits)
 	o.thrift.register(f)
 	o.machine.register(f)
 	a.completeSession(c, "session")
@@ -196,11 +146,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if err != nil {
 		return err
 	}
-	limits, err := o.limits(cfg.Models.Limits())
-	if err != nil {
-		return err
-	}
-	q := rlm.Question{Query: query, Model: o.model, Limits: &limits, Gate: gate.Mode(o.gate), Role: o.role}
+	q := rlm.Question{Query: query, Model: o.model, Limits: o.limits, Gate: gate.Mode(o.gate), Role: o.role}
 	if q.Schema, err = readSchema(o.schema); err != nil {
 		return err
 	}
@@ -264,7 +210,7 @@ func (a *app) engine(ctx context.Context, w *watch, m *machine, models config.Mo
 		servers.Close()
 		set.Close()
 	}
-	o := rlm.Options{PlainBelow: models.Small()}
+	o := rlm.Options{PlainBelow: models.Small(), Limits: models.Limits}
 	o.Cache, err = sharedCache(models)
 	var routing *llm.Routing
 	if err == nil {

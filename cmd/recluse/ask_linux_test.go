@@ -153,15 +153,15 @@ func TestAsk(t *testing.T) {
 		a.write("binary", "\x00\x01\x02\xff\xfe\x00")
 		a.write("empty", "")
 		for want, args := range map[string][]string{
-			"the question is empty":    {" "},
-			"no such file":             {"Q?", "--context", filepath.Join(a.dir, "not")},
-			"binary":                   {"Q?", "--context", filepath.Join(a.dir, "binary")},
-			"empty":                    {"Q?", "--context", filepath.Join(a.dir, "empty")},
-			"not above zero":           {"Q?", "--max-cost", "0"},
-			"depth: -1 is below zero":  {"Q?", "--depth", "-1"},
-			"plain-below: -1 is below": {"Q?", "--plain-below", "-1"},
-			`no provider "nobody"`:     {"Q?", "--model", "nobody/nothing"},
-			"schema for answers is no": {"Q?", "--schema", a.big},
+			"the question is empty":                  {" "},
+			"no such file":                           {"Q?", "--context", filepath.Join(a.dir, "not")},
+			"binary":                                 {"Q?", "--context", filepath.Join(a.dir, "binary")},
+			"empty":                                  {"Q?", "--context", filepath.Join(a.dir, "empty")},
+			`"--max-cost" flag: 0 is not above zero`: {"Q?", "--max-cost", "0"},
+			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
+			"plain-below: -1 is below":               {"Q?", "--plain-below", "-1"},
+			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
+			"schema for answers is no":               {"Q?", "--schema", a.big},
 		} {
 			got := a.run("", append([]string{"ask"}, args...)...)
 			if got.status != statusFailure || !strings.Contains(got.stderr, want) {
@@ -236,7 +236,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 	}
 
 	start, res := ask([]string{scripts}, "--plain-below", "0", "--cache", "1m", "--max-time", "7m", "--max-cost", "1.5", "--max-tokens", "5000", "--max-turns", "3", "--depth", "1")
-	if l := start.Limits; l.Time != 7*time.Minute || l.Cost != 1.5 || l.Tokens != 5000 || l.Turns != 3 || l.Depth != 1 {
+	if l := start.Limits; l.Time.Std() != 7*time.Minute || *l.Cost != 1.5 || *l.Tokens != 5000 || *l.Turns != 3 || *l.Depth != 1 {
 		t.Errorf("limits: %+v", l)
 	}
 	if res.Answer != answer("1") || start.Model != "scripted/chief" || len(res.By) != 2 || res.By[1].Model != "scripted/second" || res.Plain || res.Cached != 0 {

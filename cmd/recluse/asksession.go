@@ -42,7 +42,7 @@ func (a *app) askSession(ctx context.Context, w *watch, o *askOptions, q rlm.Que
 	}
 	opts := client.RunOptions{
 		Query: q.Query, Schema: q.Schema, Model: o.model, Sub: o.sub, Session: o.session,
-		Limits: o.budget.asked(q.Limits),
+		Limits: q.Limits,
 	}
 	for _, path := range o.contexts {
 		x, err := a.sendContext(path, a.cfg.Client.URL == "")
@@ -58,27 +58,6 @@ func (a *app) askSession(ctx context.Context, w *watch, o *askOptions, q rlm.Que
 		}
 		return &remote{c: c, id: info.ID}, nil
 	})
-}
-
-// asked gives what flags say, for a server that knows the rest.
-func (b *budget) asked(l *rlm.Limits) client.RunLimits {
-	var out client.RunLimits
-	if b.flags.Changed("max-cost") {
-		out.Cost = &l.Cost
-	}
-	if b.time != 0 {
-		out.Time = l.Time
-	}
-	if b.tokens != 0 {
-		out.Tokens = &l.Tokens
-	}
-	if b.turns != 0 {
-		out.Turns = &l.Turns
-	}
-	if b.flags.Changed("depth") {
-		out.Depth = &l.Depth
-	}
-	return out
 }
 
 // sendContext names a file for a server on this machine; another one is sent its text.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
@@ -229,9 +230,9 @@ func (a *app) showRun(word string, all bool) error {
 type goOn struct {
 	machine
 	route
-	budget
-	mcp   []string
-	quiet bool
+	limits v1.RunLimits
+	mcp    []string
+	quiet  bool
 }
 
 func (a *app) runsResumeCommand() *cobra.Command {
@@ -241,7 +242,7 @@ func (a *app) runsResumeCommand() *cobra.Command {
 		Long:    "Go on with a run whose program was killed, or which ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
 		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l *rlm.Limits) (*rlm.Run, error) {
+			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l v1.RunLimits) (*rlm.Run, error) {
 				return e.Resume(ctx, id, l)
 			})
 		},
@@ -259,7 +260,7 @@ func (a *app) runsForkCommand() *cobra.Command {
 		Use: "fork RUN --at TURN", Short: "Try again from one of a run's turns, as a new run", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l *rlm.Limits) (*rlm.Run, error) {
+			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l v1.RunLimits) (*rlm.Run, error) {
 				return e.Fork(ctx, id, at, l)
 			})
 		},
@@ -272,31 +273,19 @@ func (a *app) runsForkCommand() *cobra.Command {
 
 func (o *goOn) register(c *cobra.Command) {
 	o.route.register(c.Flags())
-	o.budget.register(c.Flags())
+	registerLimits(c.Flags(), &o.limits)
 	o.machine.register(c.Flags())
 	registerMCP(c.Flags(), &o.mcp)
 	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
 }
 
 // goOn goes on with a kept run, with its own models unless others are named.
-func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context.Context, *rlm.Engine, string, *rlm.Limits) (*rlm.Run, error)) error {
-	kept, info, err := a.kept(word)
+func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context.Context, *rlm.Engine, string, v1.RunLimits) (*rlm.Run, error)) error {
+	_, info, err := a.kept(word)
 	if err != nil {
 		return err
 	}
 	id := info.ID
-	var limits *rlm.Limits
-	if o.said() {
-		base, err := limitsOfRun(kept, id)
-		if err != nil {
-			return err
-		}
-		l, err := o.limits(base)
-		if err != nil {
-			return err
-		}
-		limits = &l
-	}
 	r := llm.Route{Root: o.model, Sub: o.sub}
 	if len(r.Sub) == 0 {
 		r.Sub = strings.Fields(info.Labels[subModels])
@@ -312,26 +301,7 @@ func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context
 		return cause(ctx, err)
 	}
 	defer done()
-	return a.follow(ctx, w, o.quiet, func(ctx context.Context) (following, error) { return started(begin(ctx, e, id, limits)) })
-}
-
-// said is about limits: those of the sandbox are another matter.
-func (o *goOn) said() bool { return o.budget.said() }
-
-func (o *goOn) limits(base rlm.Limits) (rlm.Limits, error) { return o.budget.limits(base) }
-
-// limitsOfRun gives the limits that a run began with.
-func limitsOfRun(e *rlm.Engine, id string) (rlm.Limits, error) {
-	for ev, err := range e.Events(id) {
-		if err != nil {
-			return rlm.Limits{}, err
-		}
-		var s rlm.RunStarted
-		if ev.Kind == rlm.KindRunStarted && ev.Decode(&s) == nil {
-			return s.Limits, nil
-		}
-	}
-	return rlm.DefaultLimits(), nil
+	return a.follow(ctx, w, o.quiet, func(ctx context.Context) (following, error) { return started(begin(ctx, e, id, o.limits)) })
 }
 
 func (a *app) runsReplayCommand() *cobra.Command {

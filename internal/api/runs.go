@@ -14,7 +14,7 @@ type NewRun struct {
 	Schema    json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema that the answer must meet"`
 	Model     string            `json:"model,omitempty" doc:"provider/model; left out: as the server is configured"`
 	SubModels []string          `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
-	Limits    RunLimits         `json:"limits,omitzero" doc:"what is left out is as configured, which callers over the network cannot exceed"`
+	Limits    v1.RunLimits      `json:"limits,omitzero" doc:"what is left out is as configured, which callers over the network cannot exceed"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Gate      string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured. Not with session, which has its own"`
 	Role      string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by. Not with session"`
@@ -30,16 +30,6 @@ type RunContext struct {
 	Path string          `json:"path,omitempty" doc:"file or directory of the server's machine; only for its own user"`
 }
 
-// RunLimits bounds a run with everything below it.
-type RunLimits struct {
-	Tokens *int64      `json:"tokens,omitempty" doc:"of all models, input and output; -1: not limited"`
-	Cost   *float64    `json:"cost_usd,omitempty" doc:"-1: not limited"`
-	Time   v1.Duration `json:"time,omitzero"`
-	Calls  *int64      `json:"calls,omitempty" doc:"of models; -1: not limited"`
-	Depth  *int        `json:"depth,omitempty" doc:"levels of calls below the run"`
-	Turns  *int        `json:"turns,omitempty"`
-}
-
 // Runs is one page.
 type Runs struct {
 	Runs []*rlm.Info `json:"runs"`
@@ -48,11 +38,11 @@ type Runs struct {
 
 // ResumeRun goes on with a run.
 type ResumeRun struct {
-	Limits RunLimits `json:"limits,omitzero" doc:"instead of the run's own; what it has spent counts"`
+	Limits v1.RunLimits `json:"limits,omitzero" doc:"instead of the run's own; what it has spent counts"`
 }
 
 // ForkRun begins a new run from one of another's turns.
 type ForkRun struct {
-	At     int       `json:"at" doc:"the last turn that both share; 0: none"`
-	Limits RunLimits `json:"limits,omitzero" doc:"instead of the run's own"`
+	At     int          `json:"at" doc:"the last turn that both share; 0: none"`
+	Limits v1.RunLimits `json:"limits,omitzero" doc:"instead of the run's own"`
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // Config is everything that can be configured. Tags: key is the name, doc says what it is for, min is the least number,
-// oneof the words that are allowed, none allows a duration to be switched off.
+// oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits.
 type Config struct {
 	Server  Server  `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
 	Client  Client  `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
@@ -117,10 +117,8 @@ type Models struct {
 	Cassettes []string `key:"cassettes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
 	Record    string   `key:"record" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
 
-	MaxTokens int         `key:"max_tokens" min:"0" doc:"tokens of a run and everything below it; 0: not limited"`
-	MaxCost   float64     `key:"max_cost" min:"0" doc:"US dollars of a run and everything below it; 0: not limited"`
-	MaxTime   v1.Duration `key:"max_time" none:"yes" doc:"time of a run"`
-	Depth     int         `key:"depth" min:"0" doc:"levels of calls below a run: 1 asks models from code, 2 lets these be runs of their own"`
+	// Limits bounds a run. Its keys are the names of flags, with an underscore; all other limits are those of package rlm.
+	Limits v1.RunLimits `limits:"max_tokens max_cost max_time depth"`
 
 	PlainBelow int  `key:"plain_below" min:"0" doc:"tokens of a context below which the model is simply given it, without a run; 0: never"`
 	Cache      Size `key:"cache" doc:"size of the replies to calls from code that are kept on disk, so that later runs need not ask again; 0: each run keeps only its own"`
@@ -151,7 +149,7 @@ type Webhook struct {
 
 // Default is what holds where nothing is said.
 func Default() *Config {
-	l, runs := sandbox.Limits{}.WithDefaults(), rlm.DefaultLimits()
+	l := sandbox.Limits{}.WithDefaults()
 	return &Config{
 		Server: Server{
 			Linger: DefaultLinger, Drain: v1.Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: v1.Duration(server.DefaultTime),
@@ -175,7 +173,7 @@ func Default() *Config {
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
 			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: v1.Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: v1.Duration(runs.Time), Depth: runs.Depth, PlainBelow: rlm.DefaultPlainBelow, Resume: true},
+		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Resume: true},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

@@ -192,11 +192,11 @@ func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 
 func TestEveryKeyIsDocumented(t *testing.T) {
 	for _, f := range all() {
-		if f.tag.Get("doc") == "" || strings.HasSuffix(f.key, ".") {
+		if f.doc() == "" || strings.HasSuffix(f.key, ".") {
 			t.Errorf("%s has no name or no doc", f.key)
 		}
 		// Each can be read from its own default.
-		if v := text(f.in(Default())); v != "" {
+		if v := f.text(Default()); v != "" {
 			if err := set(f, f.in(Default()), v); err != nil {
 				t.Errorf("%s: %v", f.key, err)
 			}

@@ -32,11 +32,11 @@ limits:
 	for _, s := range sections() {
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n| key | default | meaning | variable |\n|---|---|---|---|\n", s.key, strings.ToUpper(s.tag.Get("doc")[:1])+s.tag.Get("doc")[1:])
 		for _, f := range fields(s.key) {
-			value := text(f.in(def))
+			value := f.text(def)
 			if value != "" {
 				value = "`" + value + "`"
 			}
-			fmt.Fprintf(&b, "| `%s` | %s | %s | `%s` |\n", f.tag.Get("key"), value, f.doc(), f.variable())
+			fmt.Fprintf(&b, "| `%s` | %s | %s | `%s` |\n", f.name(), value, f.doc(), f.variable())
 		}
 	}
 	return b.String()

@@ -70,6 +70,12 @@ func set(f field, v reflect.Value, text string) error {
 			return errors.New("it cannot be switched off")
 		}
 		return p.Set(text)
+	case *v1.RunLimits:
+		limit := f.limit(p)
+		if text == "0" && limit.Min == nil {
+			text = v1.Duration(v1.Unlimited).String() // a limit of nothing would let nothing run
+		}
+		return limit.Set(text)
 	case *Size:
 		n, err := ParseSize(text)
 		if err != nil {
@@ -131,10 +137,14 @@ func atLeast(f field, n float64) error {
 	return nil
 }
 
-// text writes a value as set reads it; a secret is not written.
-func text(v reflect.Value) string {
-	if list, ok := v.Interface().([]string); ok {
-		return strings.Join(list, ",")
+// text returns a value as set reads it; a secret is not written.
+func (f field) text(c *Config) string {
+	switch v := f.in(c).Interface().(type) {
+	case []string:
+		return strings.Join(v, ",")
+	case v1.RunLimits:
+		return f.limit(&v).String()
+	default:
+		return fmt.Sprint(v)
 	}
-	return fmt.Sprint(v.Interface())
 }

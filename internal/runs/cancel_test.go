@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -69,7 +70,7 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
 				t.Errorf("once more: %v", err)
 			}
-			r, err := k.Resume(t.Context(), "acme", id, nil, false)
+			r, err := k.Resume(t.Context(), "acme", id, v1.RunLimits{}, false)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
@@ -34,8 +35,8 @@ type Options struct {
 	Known   []sandbox.Backend
 	Spec    sandbox.Spec
 	DataDir string
-	// Limits holds for runs that give none.
-	Limits rlm.Limits
+	// Limits holds for runs that set none; fields that are not set here are those of package rlm.
+	Limits v1.RunLimits
 	// PlainBelow is the size of a context in tokens that needs no run; 0: as package rlm has it, negative: none is so small.
 	PlainBelow int64
 	// CacheBytes of replies to sub-calls are kept for later runs, of each tenant apart; 0: none are.
@@ -88,6 +89,7 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	o.Limits = o.Limits.Over(rlm.DefaultLimits())
 	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[string]*rlm.Cache{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	k.brief, k.end = context.WithCancel(context.Background())
@@ -115,8 +117,8 @@ func (k *Keeper) Busy() bool {
 	return len(k.live) > 0
 }
 
-// Limits are those of a run that gives none.
-func (k *Keeper) Limits() rlm.Limits { return k.o.Limits }
+// Limits returns those of a run that sets none. Every field is set.
+func (k *Keeper) Limits() v1.RunLimits { return k.o.Limits }
 
 // Small says that so many tokens need no run.
 func (k *Keeper) Small(tokens int64) bool { return tokens < k.o.PlainBelow }
@@ -235,7 +237,7 @@ func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, awa
 	}
 	return rlm.New(rlm.Options{
 		PlainBelow: k.o.PlainBelow, Cache: cache,
-		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
+		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: k.o.Limits, Dir: k.dir(tenant),
 		Gate: k.gate(), Tenant: tenant, Durable: lasts && k.o.Resume, Logger: k.o.Logger,
 	})
 }

@@ -16,7 +16,7 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	}
 	e, err := rlm.New(rlm.Options{
 		PlainBelow: k.o.PlainBelow, // but no cache: lent models may differ under the same name
-		Models:     func(int, string) (llm.Model, error) { return m, nil }, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
+		Models:     func(int, string) (llm.Model, error) { return m, nil }, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: k.o.Limits, Dir: k.dir(tenant),
 		Gate: k.gate(), Tenant: tenant, Logger: k.o.Logger,
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -154,7 +155,7 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 }
 
 // Resume goes on with a run that was interrupted or ended without an answer.
-func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits, away bool) (*rlm.Run, error) {
+func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits v1.RunLimits, away bool) (*rlm.Run, error) {
 	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limi
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
-func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits, away bool) (*rlm.Run, error) {
+func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits v1.RunLimits, away bool) (*rlm.Run, error) {
 	e, err := k.again(ctx, tenant, id, away)
 	if err != nil {
 		return nil, err

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
@@ -165,11 +165,10 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 	if in.Session != "" && (in.Gate != "" || in.Role != "") {
 		return ask, invalid("gate and role are those of the session")
 	}
-	limits, err := c.runLimits(k.Limits(), k.Limits(), in.Limits)
-	if err != nil {
+	if err := c.checkLimits(k, in.Limits); err != nil {
 		return ask, err
 	}
-	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
+	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: in.Limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
 	ask = runs.Ask{Question: q, Sub: in.SubModels, Away: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
@@ -178,9 +177,11 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 		}
 		ask.Inputs = append(ask.Inputs, input)
 	}
-	if in.Session != "" {
-		ask.Session, err = c.s.manager.Get(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
+	if in.Session == "" {
+		return ask, nil
 	}
+	var err error
+	ask.Session, err = c.s.manager.Get(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
 	return ask, err
 }
 
@@ -213,44 +214,21 @@ func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
 	return in, nil
 }
 
-// runLimits puts what is asked for over base. Who does not own the machine cannot ask for more than most.
-func (c *call) runLimits(base, most rlm.Limits, in api.RunLimits) (rlm.Limits, error) {
-	l := base
-	if in.Tokens != nil {
-		l.Tokens = *in.Tokens
-	}
-	if in.Cost != nil {
-		l.Cost = *in.Cost
-	}
-	if in.Time != 0 {
-		l.Time = time.Duration(in.Time)
-	}
-	if in.Calls != nil {
-		l.Calls = *in.Calls
-	}
-	if in.Depth != nil {
-		l.Depth = *in.Depth
-	}
-	if in.Turns != nil {
-		l.Turns = *in.Turns
-	}
-	if l.Turns < 1 || l.Depth < 0 || l.Tokens < rlm.Unlimited || l.Calls < rlm.Unlimited || l.Cost < 0 && l.Cost != rlm.Unlimited {
-		return l, invalid("a limit of the run is out of range")
+// checkLimits validates the limits that a caller asks for. Only the owner of the machine may ask for more than it is configured with.
+func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
+	if err := l.Validate(); err != nil {
+		return invalid("limits: %v", err)
 	}
 	if c.who.host {
-		return l, nil
+		return nil
 	}
-	if beyond(l.Tokens, most.Tokens) || beyond(l.Cost, most.Cost) || beyond(l.Time, most.Time) || beyond(l.Calls, most.Calls) || l.Depth > most.Depth || l.Turns > most.Turns {
-		return l, &sandbox.Error{
-			Code: api.CodeForbidden, Op: "begin run", Message: "the limits are above those of the server", Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
+	if above := l.Exceeds(k.Limits()); len(above) > 0 {
+		return &sandbox.Error{
+			Code: api.CodeForbidden, Op: "begin run", Message: "limits above those of the server: " + strings.Join(above, ", "),
+			Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
 		}
 	}
-	return l, nil
-}
-
-// beyond reports a limit above another; below zero both are none.
-func beyond[T int64 | float64 | time.Duration](l, most T) bool {
-	return most >= 0 && (l < 0 || l > most)
+	return nil
 }
 
 func showRun(c *call, _ none) (*rlm.Info, error) {
@@ -282,12 +260,10 @@ func resumeRun(c *call, in api.ResumeRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := c.r.PathValue("run")
-	limits, err := c.newLimits(k, id, in.Limits)
-	if err != nil {
+	if err := c.checkLimits(k, in.Limits); err != nil {
 		return nil, err
 	}
-	r, err := k.Resume(c.ctx(), c.who.tenant, id, limits, !c.who.host)
+	r, err := k.Resume(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.Limits, !c.who.host)
 	if err != nil {
 		return nil, err
 	}
@@ -299,40 +275,16 @@ func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := c.r.PathValue("run")
-	limits, err := c.newLimits(k, id, in.Limits)
-	if err != nil {
+	if err := c.checkLimits(k, in.Limits); err != nil {
 		return nil, err
 	}
-	r, err := k.Fork(c.ctx(), c.who.tenant, id, in.At, limits, !c.who.host)
+	r, err := k.Fork(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.At, in.Limits, !c.who.host)
 	if err != nil {
 		return nil, err
 	}
 	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
 	c.status = http.StatusCreated
 	return k.Show(c.who.tenant, r.ID())
-}
-
-// newLimits are the run's own with what is asked for over them; nil when nothing is.
-func (c *call) newLimits(k *runs.Keeper, id string, in api.RunLimits) (*rlm.Limits, error) {
-	if in == (api.RunLimits{}) {
-		return nil, nil //nolint:nilnil // the run keeps its own
-	}
-	for e, err := range k.Events(c.ctx(), c.who.tenant, id, 0) {
-		if err != nil {
-			return nil, err
-		}
-		var s rlm.RunStarted
-		if e.Kind != rlm.KindRunStarted {
-			continue
-		}
-		if err := e.Decode(&s); err != nil {
-			return nil, err
-		}
-		l, err := c.runLimits(s.Limits, k.Limits(), in)
-		return &l, err
-	}
-	return nil, invalid("the run has not begun")
 }
 
 // runEvents tells what a run did, and what it does.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
@@ -77,7 +78,7 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 	set.Add(root)
 	set.Add(sub)
 	l := rlm.DefaultLimits()
-	l.Tokens = 1_000_000
+	l.Tokens = new(int64(1_000_000))
 	keeper := runs.New(runs.Options{
 		Models: set, Route: llm.Route{Sub: []string{"scripted/sub"}}, DataDir: t.TempDir(), Limits: l,
 		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
@@ -121,7 +122,7 @@ func TestRunsOverHTTP(t *testing.T) {
 	if i, err = c.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" || i.Labels["why"] != "test" {
 		t.Fatalf("%+v %v", i, err)
 	}
-	f, err := c.ForkRun(ctx, i.ID, 1, client.RunLimits{})
+	f, err := c.ForkRun(ctx, i.ID, 1, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +166,8 @@ func TestRunsOverHTTP(t *testing.T) {
 		}{
 			"who may only look":         {k.Key("acme", "read"), question, client.CodeForbidden},
 			"files of the host":         {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Path: "/etc/passwd"}}}, sandbox.CodeMountRefused},
-			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Tokens: &many}}, client.CodeForbidden},
-			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Depth: &far}}, client.CodeForbidden},
+			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Tokens: &many}}, client.CodeForbidden},
+			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Depth: &far}}, client.CodeForbidden},
 			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
 			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
@@ -218,14 +219,14 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		t.Fatalf("%+v %v", i, err)
 	}
 	k.hold.Unlock()
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); err != nil {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, v1.RunLimits{}); err != nil {
 		t.Fatal(err)
 	}
 	follow(t, k.Trusted, i.ID, 0)
 	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
 		t.Errorf("%+v %v", i, err)
 	}
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, v1.RunLimits{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
 		t.Errorf("resume of what has ended: %v", err)
 	}
 }
@@ -315,7 +316,7 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
 	one := 1
-	few := client.RunLimits{Turns: &one} // it ends without an answer
+	few := v1.RunLimits{Turns: &one} // it ends without an answer
 	notes := []client.RunContext{{Text: haystack}}
 	begun := map[string]string{}
 	for name, o := range map[string]client.RunOptions{
@@ -335,10 +336,10 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	before := k.uses(t)
 	c := k.Client(k.Key("default", "execute"))
 	for name, id := range begun {
-		if _, err := c.ResumeRun(ctx, id, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ResumeRun(ctx, id, v1.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("resume of a run that has it %s: %v", name, err)
 		}
-		if _, err := c.ForkRun(ctx, id, 1, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ForkRun(ctx, id, 1, v1.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("fork of a run that has it %s: %v", name, err)
 		}
 	}
