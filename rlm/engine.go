@@ -197,6 +197,7 @@ type Result struct {
 	Cells    int64         `json:"cells"`
 	Usage    llm.Usage     `json:"usage"`
 	By       []Spent       `json:"by,omitempty"`
+	Limits   v1.RunLimits  `json:"limits,omitzero"` // that held at its end
 	Wall     time.Duration `json:"wall_ns"`
 	Coverage *Coverage     `json:"coverage,omitempty"`
 	// StateFrom says that the machine the run was lent had lost its state, and went back to that of this moment.

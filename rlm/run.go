@@ -175,7 +175,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
-		Run: r.id, Reason: ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Dir: r.dir,
+		Run: r.id, Reason: ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir,
 		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
