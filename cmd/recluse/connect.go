@@ -20,10 +20,10 @@ import (
 // lookWait bounds a completion: a shell waits for it.
 const lookWait = 2 * time.Second
 
-// stamp says which build this is.
-func stamp() daemon.Stamp {
+// stamp identifies this build with its configuration.
+func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
-	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable()}
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
 	if b.Modified {
 		s.Commit = "" // such builds differ from one another
 	}
@@ -107,7 +107,8 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 		}
 		args = append(args, "--config", file)
 	}
-	return p.Ensure(ctx, stamp(), p.Background(args...))
+	p.Env = cfg.Environ()
+	return p.Ensure(ctx, stamp(cfg), p.Background(args...))
 }
 
 // openSession finds a session, or makes it as the flags say.

@@ -20,7 +20,8 @@ import (
 )
 
 // Config is everything that can be configured. Tags: key is the name, doc says what it is for, min is the least number,
-// oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits.
+// oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits, path says that the
+// value names files: yes, role where they may have a role before them, or out where the program writes them.
 type Config struct {
 	Server  Server  `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
 	Client  Client  `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
@@ -44,9 +45,9 @@ type Config struct {
 // Server configures serving.
 type Server struct {
 	Listen  string      `key:"listen" doc:"address for HTTP, beside the socket of the user's own; empty: none"`
-	Socket  string      `key:"socket" doc:"path of the UNIX socket of the API; empty: in the data directory"`
-	TLSCert string      `key:"tls_cert" doc:"file with the certificate (PEM) for the address"`
-	TLSKey  string      `key:"tls_key" doc:"file with its key (PEM)"`
+	Socket  string      `key:"socket" path:"out" doc:"path of the UNIX socket of the API; empty: in the data directory"`
+	TLSCert string      `key:"tls_cert" path:"yes" doc:"file with the certificate (PEM) for the address"`
+	TLSKey  string      `key:"tls_key" path:"yes" doc:"file with its key (PEM)"`
 	Linger  v1.Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
 	Drain   v1.Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
 
@@ -112,10 +113,10 @@ type Limits struct {
 type Models struct {
 	Default   string   `key:"default" doc:"model of a run, provider/model, or several with commas: the next is asked when one fails; empty: RECLUSE_MODEL, or one that is found"`
 	Sub       []string `key:"sub" doc:"models of the calls that a run makes, by depth; the last serves all deeper ones; empty: that of the run"`
-	Providers string   `key:"providers" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
-	Scripts   []string `key:"scripts" doc:"files with scripted models, which answer by rules and need no network"`
-	Cassettes []string `key:"cassettes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
-	Record    string   `key:"record" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
+	Providers string   `key:"providers" path:"yes" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
+	Scripts   []string `key:"scripts" path:"yes" doc:"files with scripted models, which answer by rules and need no network"`
+	Cassettes []string `key:"cassettes" path:"yes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
+	Record    string   `key:"record" path:"out" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
 
 	// Limits bounds a run. Its keys are the names of flags, with an underscore; all other limits are those of package rlm.
 	Limits v1.RunLimits `limits:"max_tokens max_cost max_time depth"`

@@ -10,7 +10,7 @@ import (
 // MCP configures the servers whose tools runs get. They are programs of this machine, so only its owner chooses them.
 type MCP struct {
 	Servers   []string    `key:"servers" doc:"MCP servers whose tools code of runs can call, NAME=COMMAND or NAME=URL; a command with a comma belongs into the file"`
-	File      string      `key:"file" doc:"file (JSON) with more of them, in the form that many agents have; docs/RLM.md shows one"`
+	File      string      `key:"file" path:"yes" doc:"file (JSON) with more of them, in the form that many agents have; docs/RLM.md shows one"`
 	Timeout   v1.Duration `key:"timeout" doc:"for a call of such a tool"`
 	MaxResult Size        `key:"max_result" doc:"bytes of a result of such a tool"`
 	Network   bool        `key:"network" doc:"give these tools also to the runs of callers over the network"`
