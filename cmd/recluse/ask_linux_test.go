@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -360,10 +361,12 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	}
 	errs.await(t, "turn 2: ok")
 	a.thinking("last")
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+	server := a.server()
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGKILL), syscall.Kill(server.PID, syscall.SIGKILL)); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
+	a.env = append(a.env, "RECLUSE_MODELS_RESUME=false")
 	if got := a.must("runs", "list"); !strings.Contains(got, "interrupted") {
 		t.Errorf("list: %s", got)
 	}
@@ -409,6 +412,61 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	}
 	if got := a.run("", "runs", "show", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "there is no run") {
 		t.Errorf("show what was deleted: %+v", got)
+	}
+}
+
+func TestARunGoesOnWithoutItsAsk(t *testing.T) {
+	a := newAsker(t, "2s")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	errs := newHeard()
+	cmd.Stderr = errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	a.await("the run has its answer", func() bool { return strings.HasSuffix(a.must("runs", "show", "last"), "\nswordfish\n") })
+	if left := a.sandboxes(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestAskOutlivesItsServer(t *testing.T) {
+	a := newAsker(t, "3s")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	var out bytes.Buffer
+	errs := newHeard()
+	cmd.Stdout, cmd.Stderr = &out, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := syscall.Kill(a.server().PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := status(t, cmd.Wait()); got != 0 || out.String() != "swordfish\n" || !strings.Contains(errs.String(), "resumed behind turn 2") {
+		t.Errorf("status %d, %q, %s", got, out.String(), errs)
+	}
+}
+
+func TestARunIsCancelledByName(t *testing.T) {
+	a := newAsker(t, "10m")
+	cmd := a.command("ask", "What is the password?", "--context", a.big, "-q")
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	a.await("a run works", func() bool { return strings.Contains(a.must("runs", "list"), "running") })
+	a.thinking("last")
+	if got := a.must("runs", "cancel", "last"); !strings.HasSuffix(got, "\nhalf an answer\n") {
+		t.Errorf("%q", got)
+	}
+	if got := status(t, cmd.Wait()); got != 1 || out.String() != "half an answer\n" {
+		t.Errorf("status %d, %q", got, out.String())
 	}
 }
 

@@ -5,9 +5,11 @@ import (
 	"log/slog"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -31,7 +33,41 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 			b, _, err := sandbox.Select(ctx, backends, req)
 			return b, err
 		},
+		Choose: func(ctx context.Context, h api.RunHost) (sandbox.Backend, error) {
+			req, err := requirementsOf(req, h)
+			if err != nil {
+				return nil, err
+			}
+			b, _, err := sandbox.Select(ctx, backends, req)
+			return b, err
+		},
+		MoreMCP: func(more []mcptools.Server) (*mcptools.Set, error) {
+			return cfg.MCP.Open(more, thisBuild().Version, log)
+		},
 	})
 	k.Recover()
 	return k, nil
+}
+
+// requirementsOf lays what a run asks for over what the server is configured with.
+func requirementsOf(req sandbox.Requirements, h api.RunHost) (sandbox.Requirements, error) {
+	req.Soon = true
+	if len(h.Backends) > 0 {
+		req.Order = h.Backends
+	}
+	if h.AllowNoIsolation != nil {
+		req.AllowNone = *h.AllowNoIsolation
+	}
+	if h.AllowContainer != nil {
+		req.AllowContainer = *h.AllowContainer
+	}
+	if h.MinIsolation == "" {
+		return req, nil
+	}
+	var least isolation
+	if err := least.Set(h.MinIsolation); err != nil {
+		return req, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "select backend", Message: err.Error()}
+	}
+	req.MinIsolation = least.level
+	return req, nil
 }

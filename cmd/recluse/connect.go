@@ -57,6 +57,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
+	a.otherConfig = held.Status.Stamp.Config != cfg.Fingerprint()
 	var starting atomic.Bool
 	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
 	if err != nil {

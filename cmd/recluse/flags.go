@@ -37,13 +37,17 @@ func (c *choice) register(f *pflag.FlagSet) {
 }
 
 func (c *choice) requirements(a *app) sandbox.Requirements {
-	req := sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
+	return sandbox.Requirements{MinIsolation: c.min.level, AllowNone: c.allowNone, AllowContainer: c.container, Order: c.order(), Logger: a.logger()}
+}
+
+// order returns the backends that were named.
+func (c *choice) order() (names []string) {
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
-			req.Order = append(req.Order, name)
+			names = append(names, name)
 		}
 	}
-	return req
+	return names
 }
 
 // machine is what the user says about the sandbox.
@@ -275,8 +279,16 @@ var isolations = map[string]sandbox.Isolation{
 }
 
 func (i *isolation) String() string {
+	if i.level == sandbox.IsolationNone {
+		return ""
+	}
+	return i.word()
+}
+
+// word names the level.
+func (i *isolation) word() string {
 	for word, level := range isolations {
-		if level == i.level && level != sandbox.IsolationNone {
+		if level == i.level {
 			return word
 		}
 	}

@@ -20,8 +20,8 @@ func defaultMCP() MCP {
 	return MCP{Timeout: v1.Duration(mcptools.DefaultTimeout), MaxResult: mcptools.DefaultMaxResult}
 }
 
-// Open gives the servers that are configured, and more that are written the same way. It starts none. Close the set.
-func (m MCP) Open(more []string, version string, log *slog.Logger) (*mcptools.Set, error) {
+// Open gives the servers that are configured, and more. It starts none. Close the set.
+func (m MCP) Open(more []mcptools.Server, version string, log *slog.Logger) (*mcptools.Set, error) {
 	var servers []mcptools.Server
 	if m.File != "" {
 		list, err := mcptools.ReadFile(m.File)
@@ -30,14 +30,12 @@ func (m MCP) Open(more []string, version string, log *slog.Logger) (*mcptools.Se
 		}
 		servers = list
 	}
-	for _, texts := range [][]string{m.Servers, more} {
-		for _, text := range texts {
-			s, err := mcptools.Parse(text)
-			if err != nil {
-				return nil, err
-			}
-			servers = append(servers, s)
+	for _, text := range m.Servers {
+		s, err := mcptools.Parse(text)
+		if err != nil {
+			return nil, err
 		}
+		servers = append(servers, s)
 	}
-	return mcptools.Open(servers, mcptools.Options{Timeout: m.Timeout.Std(), MaxResult: int64(m.MaxResult), Version: version, Logger: log})
+	return mcptools.Open(append(servers, more...), mcptools.Options{Timeout: m.Timeout.Std(), MaxResult: int64(m.MaxResult), Version: version, Logger: log})
 }

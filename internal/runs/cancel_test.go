@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -70,7 +69,7 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
 				t.Errorf("once more: %v", err)
 			}
-			r, err := k.Resume(t.Context(), "acme", id, v1.RunLimits{}, false)
+			r, err := k.Resume(t.Context(), "acme", id, Again{})
 			if err != nil {
 				t.Fatal(err)
 			}

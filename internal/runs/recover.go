@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -150,7 +149,7 @@ func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
 	if err := statefile.Write(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
 		return no(err)
 	}
-	if _, err = k.Resume(ctx, tenant, id, v1.RunLimits{}, who.Away); err == nil {
+	if _, err = k.Resume(ctx, tenant, id, Again{Away: who.Away, Model: who.Model, Sub: who.Sub, Host: who.Host}); err == nil {
 		log.Info("a run that was interrupted goes on", "try", tries+1)
 		return false
 	}

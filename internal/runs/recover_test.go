@@ -166,7 +166,7 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			data := t.TempDir()
 			id := leave(t, data, "acme", Ask{Away: tt.first})
 			k, _ := keeperIn(t, Options{DataDir: data, Resume: true})
-			if _, err := k.Resume(t.Context(), "acme", id, v1.RunLimits{}, tt.last); err != nil {
+			if _, err := k.Resume(t.Context(), "acme", id, Again{Away: tt.last}); err != nil {
 				t.Fatal(err)
 			}
 			k.Close()

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"testing"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/llm"
@@ -73,7 +72,7 @@ func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {
 	if len(heard.asked) > 0 {
 		t.Errorf("the session's code is judged twice: %+v", heard.asked)
 	}
-	answered(k.Fork(t.Context(), "acme", id, 0, v1.RunLimits{}, false))
+	answered(k.Fork(t.Context(), "acme", id, 0, Again{}))
 	if len(heard.asked) != 1 {
 		t.Fatalf("%d blocks of the fork were judged", len(heard.asked))
 	}

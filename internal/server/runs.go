@@ -29,11 +29,12 @@ func (s *Server) runRoutes() []route {
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
 		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
 		raw[none, rlm.Event]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
-			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}).giving(api.EventStream).lasting(),
+			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "wait for those to come; left out: true"}).giving(api.EventStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, exportRun).
 			giving("application/jsonl").lasting(),
 		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, cancelRun).lasting(),
 		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, resumeRun).lasting(),
+		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, replayRun).repeating().succeeding(http.StatusCreated).lasting(),
 		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, forkRun).repeating().succeeding(http.StatusCreated).lasting(),
 
 		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, listModels),
@@ -67,6 +68,9 @@ func listRuns(c *call, _ none) (api.Runs, error) {
 	for i, err := range k.List(c.who.tenant) {
 		if err != nil {
 			c.log.Warn("a run cannot be read", "error", err)
+			if after == "" || len(out.Runs) > 0 { // else it was told on an earlier page
+				out.Problems = append(out.Problems, api.ProblemOf(err))
+			}
 			continue
 		}
 		if after != "" && i.ID >= after { // ids begin with their time, and the newest come first
@@ -104,18 +108,22 @@ func startRun(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.begun(k, r)
-}
-
-// begun answers with a run that has just begun.
-func (c *call) begun(k *runs.Keeper, r *rlm.Run) error {
-	info, err := k.Show(c.who.tenant, r.ID())
+	info, err := c.begun(k, r)
 	if err != nil {
 		return err
 	}
-	c.w.Header().Set("Location", "/v1/runs/"+info.ID)
-	c.status = http.StatusCreated
 	return c.reply(info)
+}
+
+// begun describes a run that has just begun. One whose caller has gone meanwhile is stopped, since nobody knows of it: only under an idempotency key
+// can it be found again.
+func (c *call) begun(k *runs.Keeper, r *rlm.Run) (*rlm.Info, error) {
+	if c.ctx().Err() != nil && c.request == "" {
+		r.Cancel()
+	}
+	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
+	c.status = http.StatusCreated
+	return k.Show(c.who.tenant, r.ID())
 }
 
 // maxLarge is how many bodies beyond Limits.Body are held in memory at once; others wait.
@@ -162,14 +170,17 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 			return ask, invalid("labels that begin with recluse. are kept for the server")
 		}
 	}
-	if in.Session != "" && (in.Gate != "" || in.Role != "") {
-		return ask, invalid("gate and role are those of the session")
+	if in.Session != "" && (in.Gate != "" || in.Role != "" || in.Host != nil) {
+		return ask, invalid("gate, role and host are those of the session")
+	}
+	if err := c.checkHost(in.Host); err != nil {
+		return ask, err
 	}
 	if err := c.checkLimits(k, in.Limits); err != nil {
 		return ask, err
 	}
 	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: in.Limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
-	ask = runs.Ask{Question: q, Sub: in.SubModels, Away: !c.who.host}
+	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Away: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
 		if err != nil {
@@ -214,6 +225,22 @@ func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
 	return in, nil
 }
 
+// checkHost refuses what only the owner of the machine may ask for.
+func (c *call) checkHost(h *api.RunHost) error {
+	if h == nil {
+		return nil
+	}
+	if !c.who.host {
+		return &sandbox.Error{
+			Code: api.CodeForbidden, Op: "begin run", Message: "host: only callers on the server's own socket may set it", Remedy: "leave it out, or use the server's UNIX socket as its user",
+		}
+	}
+	if h.PlainBelow != nil && *h.PlainBelow < 0 || h.CacheBytes != nil && *h.CacheBytes < 0 {
+		return invalid("host: plain_below and cache_bytes cannot be negative")
+	}
+	return c.checkSpec(api.Open{Spec: h.Spec})
+}
+
 // checkLimits validates the limits that a caller asks for. Only the owner of the machine may ask for more than it is configured with.
 func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
 	if err := l.Validate(); err != nil {
@@ -255,15 +282,24 @@ func cancelRun(c *call, _ none) (*rlm.Info, error) {
 	return k.Cancel(c.ctx(), c.who.tenant, c.r.PathValue("run"))
 }
 
-func resumeRun(c *call, in api.ResumeRun) (*rlm.Info, error) {
+// goOn reads how a kept run is to go on.
+func (c *call) goOn(k *runs.Keeper, in api.RunAgain) (runs.Again, error) {
+	if err := c.checkLimits(k, in.Limits); err != nil {
+		return runs.Again{}, err
+	}
+	return runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Away: !c.who.host}, c.checkHost(in.Host)
+}
+
+func resumeRun(c *call, in api.RunAgain) (*rlm.Info, error) {
 	k, err := c.keeper()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkLimits(k, in.Limits); err != nil {
+	a, err := c.goOn(k, in)
+	if err != nil {
 		return nil, err
 	}
-	r, err := k.Resume(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.Limits, !c.who.host)
+	r, err := k.Resume(c.ctx(), c.who.tenant, c.r.PathValue("run"), a)
 	if err != nil {
 		return nil, err
 	}
@@ -275,16 +311,30 @@ func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkLimits(k, in.Limits); err != nil {
-		return nil, err
-	}
-	r, err := k.Fork(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.At, in.Limits, !c.who.host)
+	a, err := c.goOn(k, in.RunAgain)
 	if err != nil {
 		return nil, err
 	}
-	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
-	c.status = http.StatusCreated
-	return k.Show(c.who.tenant, r.ID())
+	r, err := k.Fork(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.At, a)
+	if err != nil {
+		return nil, err
+	}
+	return c.begun(k, r)
+}
+
+func replayRun(c *call, in api.ReplayRun) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkHost(in.Host); err != nil {
+		return nil, err
+	}
+	r, err := k.Replay(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.Host)
+	if err != nil {
+		return nil, err
+	}
+	return c.begun(k, r)
 }
 
 // runEvents tells what a run did, and what it does.
@@ -306,11 +356,15 @@ func runEvents(c *call) error {
 			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
 		}
 	}
+	follow, err := c.flag("follow", true)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	st := startStream(c)
 	defer st.close()
-	for e, err := range k.Events(ctx, c.who.tenant, id, after) {
+	for e, err := range k.Events(ctx, c.who.tenant, id, after, follow) {
 		if err != nil {
 			if c.s.draining() {
 				err = closingError()

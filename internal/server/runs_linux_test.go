@@ -122,7 +122,7 @@ func TestRunsOverHTTP(t *testing.T) {
 	if i, err = c.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" || i.Labels["why"] != "test" {
 		t.Fatalf("%+v %v", i, err)
 	}
-	f, err := c.ForkRun(ctx, i.ID, 1, v1.RunLimits{})
+	f, err := c.ForkRun(ctx, i.ID, 1, client.RunAgain{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,14 +219,14 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		t.Fatalf("%+v %v", i, err)
 	}
 	k.hold.Unlock()
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, v1.RunLimits{}); err != nil {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); err != nil {
 		t.Fatal(err)
 	}
 	follow(t, k.Trusted, i.ID, 0)
 	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
 		t.Errorf("%+v %v", i, err)
 	}
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, v1.RunLimits{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
 		t.Errorf("resume of what has ended: %v", err)
 	}
 }
@@ -336,10 +336,10 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	before := k.uses(t)
 	c := k.Client(k.Key("default", "execute"))
 	for name, id := range begun {
-		if _, err := c.ResumeRun(ctx, id, v1.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ResumeRun(ctx, id, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("resume of a run that has it %s: %v", name, err)
 		}
-		if _, err := c.ForkRun(ctx, id, 1, v1.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ForkRun(ctx, id, 1, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("fork of a run that has it %s: %v", name, err)
 		}
 	}
