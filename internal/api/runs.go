@@ -56,7 +56,7 @@ type RunContext struct {
 // Runs is one page.
 type Runs struct {
 	Runs     []*rlm.Info `json:"runs"`
-	Problems []Problem   `json:"problems,omitempty" doc:"runs that cannot be read"`
+	Problems []Problem   `json:"problems,omitempty" doc:"runs that cannot be read; only for the machine's own user"`
 	Next     string      `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
 }
 

@@ -173,6 +173,9 @@ func TestRunsOverHTTP(t *testing.T) {
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
 			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, client.CodeForbidden},
 			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, client.CodeForbidden},
+			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, client.CodeForbidden},
+			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, client.CodeForbidden},
+			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, client.CodeForbidden},
 			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
 			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
 		} {
@@ -185,7 +188,28 @@ func TestRunsOverHTTP(t *testing.T) {
 			}
 		}
 	})
-	for _, id := range []string{i.ID, f.ID} {
+	r, err := c.ReplayRun(ctx, i.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, c, r.ID, 0)
+	if r, err = c.Run(ctx, r.ID); err != nil || r.Result == nil || r.Result.Answer != "swordfish" {
+		t.Errorf("replayed: %+v %v", r, err)
+	}
+	host := &client.RunHost{Backends: []string{"local"}}
+	for name, do := range map[string]func() (*rlm.Info, error){
+		"resume": func() (*rlm.Info, error) { return c.ResumeRun(ctx, i.ID, client.RunAgain{Host: host}) },
+		"fork":   func() (*rlm.Info, error) { return c.ForkRun(ctx, i.ID, 1, client.RunAgain{Host: host}) },
+		"replay": func() (*rlm.Info, error) { return c.ReplayRun(ctx, i.ID, host) },
+		"more": func() (*rlm.Info, error) {
+			return c.ForkRun(ctx, i.ID, 1, client.RunAgain{Limits: v1.RunLimits{Turns: new(1000)}})
+		},
+	} {
+		if _, err := do(); sandbox.CodeOf(err) != client.CodeForbidden {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, id := range []string{i.ID, f.ID, r.ID} {
 		if err := c.DeleteRun(ctx, id); err != nil {
 			t.Error(err)
 		}
@@ -219,10 +243,23 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		t.Fatalf("%+v %v", i, err)
 	}
 	k.hold.Unlock()
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); err != nil {
+	if *i.Limits.Tokens != 1_000_000 || *i.Limits.Time != *rlm.DefaultLimits().Time {
+		t.Errorf("limits: %+v", i.Limits)
+	}
+	past := 0
+	for _, err := range k.Trusted.PastRunEvents(ctx, i.ID) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		past++
+	}
+	// What the server returns can be sent back.
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{Limits: i.Limits}); err != nil {
 		t.Fatal(err)
 	}
-	follow(t, k.Trusted, i.ID, 0)
+	if kinds, _ := follow(t, k.Trusted, i.ID, 0); len(kinds) <= past {
+		t.Errorf("%d events, of which %d were there before", len(kinds), past)
+	}
 	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
 		t.Errorf("%+v %v", i, err)
 	}
