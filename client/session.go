@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -119,7 +120,7 @@ func (s *Session) End(ctx context.Context, reason string) error {
 // Extend gives it more time; 0 asks for as much as its policy allows.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (session.Info, error) {
 	var i session.Info
-	err := s.post(ctx, "extend session", "/extend", api.Extend{By: api.Duration(by)}, &i)
+	err := s.post(ctx, "extend session", "/extend", api.Extend{By: v1.Duration(by)}, &i)
 	return i, err
 }
 
@@ -141,7 +142,7 @@ func (s *Session) Resume(ctx context.Context) error {
 // Token makes a secret that is good for this session alone, and ends with it. Scope is read or execute.
 func (s *Session) Token(ctx context.Context, scope string, lasting time.Duration) (string, error) {
 	var t api.Token
-	err := s.post(ctx, "make token", "/tokens", api.NewToken{Scope: scope, For: api.Duration(lasting)}, &t)
+	err := s.post(ctx, "make token", "/tokens", api.NewToken{Scope: scope, For: v1.Duration(lasting)}, &t)
 	return t.Token, err
 }
 

@@ -385,7 +385,7 @@ func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
 	defer m.Close()
 	d := newDesk(t, block("answer['content'], answer['note'] = 'old', 1\nFINAL('done')"))
 	d.answered(Question{Inputs: []Input{Text("one")}, Machine: m})
-	d.root.calls, d.opts.Limits.Turns = 0, 1
+	d.root.calls, d.opts.Limits.Turns = 0, new(1)
 	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
 	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
 	same(t, "code", sandbox.CodeOf(err), CodeBudget)

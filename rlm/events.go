@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
@@ -44,7 +45,7 @@ type RunStarted struct {
 	Query  string            `json:"query"`
 	Model  string            `json:"model"`
 	Schema json.RawMessage   `json:"schema,omitempty"`
-	Limits Limits            `json:"limits"`
+	Limits v1.RunLimits      `json:"limits"`
 	Labels map[string]string `json:"labels,omitempty"`
 	Forked string            `json:"forked_from,omitempty"`
 }
@@ -201,7 +202,7 @@ type Resumed struct {
 	Turn  int    `json:"turn"`
 	Rerun int    `json:"rerun"` // turns whose cells were run again
 	// Limits are those from now on.
-	Limits *Limits `json:"limits,omitempty"`
+	Limits v1.RunLimits `json:"limits,omitzero"`
 	// Tools are those from now on, when they are not the same as before.
 	Tools []ToolNote `json:"tools,omitempty"`
 }

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
@@ -202,7 +203,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 		return "read: " + text[:min(len(text), 20)], nil
 	}}
 	l := DefaultLimits()
-	l.Tokens, l.Time = 10_000_000, 120*time.Second
+	l.Tokens, l.Time = new(int64(10_000_000)), new(v1.Duration(2*time.Minute))
 	d.opts = Options{
 		Models: func(depth int, name string) (llm.Model, error) {
 			if name != "" && name != "fake/sub" {
@@ -213,7 +214,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 			}
 			return d.sub, nil
 		},
-		Sandboxes: sandboxes(t), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(t), Limits: l, Dir: t.TempDir(), PlainBelow: -1,
 	}
 	return d
 }

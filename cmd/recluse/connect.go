@@ -20,10 +20,10 @@ import (
 // lookWait bounds a completion: a shell waits for it.
 const lookWait = 2 * time.Second
 
-// stamp says which build this is.
-func stamp() daemon.Stamp {
+// stamp identifies this build with its configuration.
+func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
-	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable()}
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
 	if b.Modified {
 		s.Commit = "" // such builds differ from one another
 	}
@@ -57,6 +57,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
+	a.otherConfig = held.Status.Stamp.Config != cfg.Fingerprint()
 	var starting atomic.Bool
 	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
 	if err != nil {
@@ -107,7 +108,8 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 		}
 		args = append(args, "--config", file)
 	}
-	return p.Ensure(ctx, stamp(), p.Background(args...))
+	p.Env = cfg.Environ()
+	return p.Ensure(ctx, stamp(cfg), p.Background(args...))
 }
 
 // openSession opens a session, which is created as the flags say if there is none. The caller must call done.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -31,7 +32,7 @@ type execOptions struct {
 	background    bool
 	python        string
 	pythonFile    string
-	timeout       patience
+	timeout       v1.Duration
 	killSurvivors bool
 }
 
@@ -147,7 +148,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	out := &output{w: a.stdout, cancel: w.cancel}
 	errs := &output{w: a.stderr, cancel: w.cancel}
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{
-		Stdin: stdin, Stdout: out, Stderr: errs, Timeout: o.timeout.timeout(), KillSurvivors: o.killSurvivors,
+		Stdin: stdin, Stdout: out, Stderr: errs, Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors,
 	}}
 	if o.session != "" {
 		cmd.Env, cmd.Dir = o.env.values, o.dir

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/agents"
@@ -68,7 +69,7 @@ func (a *app) hookRefused(err error) error {
 
 type hookRunOptions struct {
 	project, dir, file string
-	timeout            patience
+	timeout            v1.Duration
 }
 
 func (a *app) hookRunCommand() *cobra.Command {
@@ -151,7 +152,7 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 	v, err := t.Run(ctx, sandbox.Command{
 		Shell: code, Dir: dir,
 		RunOptions: sandbox.RunOptions{
-			Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: o.timeout.timeout(),
+			Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: timeout(o.timeout),
 		},
 	})
 	a.warned(v, warning)

@@ -115,7 +115,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		out = f
 	}
 	log := serverLog(out, cfg.Log)
-	ho := daemon.HostOptions{Stamp: stamp(), Background: o.background, Listen: cfg.Server.Listen}
+	ho := daemon.HostOptions{Stamp: stamp(cfg), Background: o.background, Listen: cfg.Server.Listen}
 	if o.background {
 		ho.Linger = max(0, cfg.Server.Linger.Std())
 		ho.Listen = "" // for itself it is there for its user only

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -39,31 +39,11 @@ processes, until it is ended or its time is up. One that nobody uses is written 
 	return c
 }
 
-// spanFlag is a flag for a duration, or none.
-type spanFlag time.Duration
-
-func (s *spanFlag) String() string {
-	if *s == 0 {
-		return ""
-	}
-	return config.Duration(*s).String()
-}
-
-// Type names the flag's value in help texts.
-func (s *spanFlag) Type() string { return "duration" }
-
-// Set reads 90s, 30m, 7d or none.
-func (s *spanFlag) Set(v string) error {
-	d, err := config.ParseDuration(v)
-	*s = spanFlag(d)
-	return err
-}
-
 func (a *app) sessionOpenCommand() *cobra.Command {
 	var (
 		m         machine
 		o         session.OpenOptions
-		ttl, idle spanFlag
+		ttl, idle v1.Duration
 		onIdle    string
 		vars      environment
 	)
@@ -240,7 +220,7 @@ func orDash(s string) string {
 }
 
 func (a *app) sessionExtendCommand() *cobra.Command {
-	var by spanFlag
+	var by v1.Duration
 	c := &cobra.Command{
 		Use:     "extend NAME",
 		Short:   "Give a session more time",

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -18,8 +19,8 @@ type Run struct {
 	Env           map[string]string `json:"env,omitempty"`
 	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero"`
-	KillGrace     Duration          `json:"kill_grace,omitzero"`
+	Timeout       v1.Duration       `json:"timeout,omitzero"`
+	KillGrace     v1.Duration       `json:"kill_grace,omitzero"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
@@ -102,7 +103,7 @@ func (r Run) options() sandbox.RunOptions {
 // runOf is the inverse of options.
 func runOf(o sandbox.RunOptions) Run {
 	return Run{
-		ID: o.ID, Env: o.Env, User: o.User, Timeout: Duration(o.Timeout), KillGrace: Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
+		ID: o.ID, Env: o.Env, User: o.User, Timeout: v1.Duration(o.Timeout), KillGrace: v1.Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
 		InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata, OnDisconnect: fate(o.Detach),
 	}
 }

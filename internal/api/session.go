@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -57,12 +58,12 @@ func (s Settings) session() session.Settings {
 
 // Policy is session.Policy with times as texts.
 type Policy struct {
-	TTL         Duration           `json:"ttl,omitzero"`
-	Idle        Duration           `json:"idle,omitzero"`
+	TTL         v1.Duration        `json:"ttl,omitzero"`
+	Idle        v1.Duration        `json:"idle,omitzero"`
 	OnIdle      session.IdleAction `json:"on_idle,omitempty"`
 	Extensions  int                `json:"extensions,omitempty"`
-	Extension   Duration           `json:"extension,omitzero"`
-	Hibernation Duration           `json:"hibernation,omitzero"`
+	Extension   v1.Duration        `json:"extension,omitzero"`
+	Hibernation v1.Duration        `json:"hibernation,omitzero"`
 	Snapshots   int                `json:"snapshots,omitempty"`
 	Commands    int                `json:"commands,omitempty"`
 	Output      int64              `json:"output,omitempty"`
@@ -71,8 +72,8 @@ type Policy struct {
 // PolicyOf writes a policy for the way.
 func PolicyOf(p session.Policy) Policy {
 	return Policy{
-		TTL: Duration(p.TTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle, Extensions: p.Extensions, Extension: Duration(p.Extension),
-		Hibernation: Duration(p.Hibernation), Snapshots: p.Snapshots, Commands: p.Commands, Output: p.Output,
+		TTL: v1.Duration(p.TTL), Idle: v1.Duration(p.Idle), OnIdle: p.OnIdle, Extensions: p.Extensions, Extension: v1.Duration(p.Extension),
+		Hibernation: v1.Duration(p.Hibernation), Snapshots: p.Snapshots, Commands: p.Commands, Output: p.Output,
 	}
 }
 
@@ -92,7 +93,7 @@ type Sessions struct {
 
 // Extend asks for more time.
 type Extend struct {
-	By Duration `json:"by,omitzero" doc:"left out: as much as the policy allows"`
+	By v1.Duration `json:"by,omitzero" doc:"left out: as much as the policy allows"`
 }
 
 // Fork asks for live copies.
@@ -141,8 +142,8 @@ type Audit struct {
 
 // NewToken asks for a token that is good for one session only, and no longer than it.
 type NewToken struct {
-	Scope string   `json:"scope,omitempty" doc:"read or execute (the default)"`
-	For   Duration `json:"for,omitzero" doc:"left out: as long as the session"`
+	Scope string      `json:"scope,omitempty" doc:"read or execute (the default)"`
+	For   v1.Duration `json:"for,omitzero" doc:"left out: as long as the session"`
 }
 
 // Token is shown once.
@@ -155,10 +156,10 @@ type Token struct {
 
 // NewKey asks for an API key.
 type NewKey struct {
-	Name   string   `json:"name" doc:"for people and for the audit log"`
-	Tenant string   `json:"tenant,omitempty" doc:"* makes an operator's key, which may name a tenant in each request"`
-	Scope  string   `json:"scope" doc:"read, execute or admin; each includes those before it"`
-	For    Duration `json:"for,omitzero" doc:"left out: it does not expire"`
+	Name   string      `json:"name" doc:"for people and for the audit log"`
+	Tenant string      `json:"tenant,omitempty" doc:"* makes an operator's key, which may name a tenant in each request"`
+	Scope  string      `json:"scope" doc:"read, execute or admin; each includes those before it"`
+	For    v1.Duration `json:"for,omitzero" doc:"left out: it does not expire"`
 }
 
 // Key describes an API key. Secret is given when it is made and never again.

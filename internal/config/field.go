@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
@@ -13,7 +14,20 @@ type field struct {
 	key  string // section.name, or section
 	tag  reflect.StructTag
 	typ  reflect.Type
-	path []int // of the struct's fields
+	path []int  // of the struct's fields
+	flag string // of the limit of a run that the key sets; empty: it is the field itself
+}
+
+// name returns the key without its section.
+func (f field) name() string {
+	_, name, _ := strings.Cut(f.key, ".")
+	return name
+}
+
+// limit returns the limit of a run that the key sets.
+func (f field) limit(l *v1.RunLimits) v1.Limit {
+	fields := l.Fields()
+	return fields[slices.IndexFunc(fields, func(x v1.Limit) bool { return x.Flag == f.flag })]
 }
 
 // in gives the field of a configuration.
@@ -43,7 +57,15 @@ func fields(section string) []field {
 	}
 	var out []field
 	for f := range s.typ.Fields() {
-		out = append(out, field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)})
+		one := field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
+		limits := strings.Fields(f.Tag.Get("limits"))
+		for _, name := range limits {
+			one.key, one.flag = section+"."+name, strings.ReplaceAll(name, "_", "-")
+			out = append(out, one)
+		}
+		if len(limits) == 0 {
+			out = append(out, one)
+		}
 	}
 	return out
 }
@@ -81,7 +103,7 @@ func (c *Config) Settings() []Setting {
 	def := Default()
 	for _, f := range all() {
 		out = append(out, Setting{
-			Key: f.key, Value: text(f.in(c)), Source: c.sources[f.key].String(), Default: text(f.in(def)), Variable: f.variable(), Doc: f.doc(),
+			Key: f.key, Value: f.text(c), Source: c.sources[f.key].String(), Default: f.text(def), Variable: f.variable(), Doc: f.doc(),
 		})
 	}
 	return out
@@ -89,6 +111,9 @@ func (c *Config) Settings() []Setting {
 
 // doc says what it is for and which values it takes.
 func (f field) doc() string {
+	if f.flag != "" {
+		return f.limit(&v1.RunLimits{}).Doc
+	}
 	doc := f.tag.Get("doc")
 	if words := strings.Fields(f.tag.Get("oneof")); len(words) > 0 {
 		doc += " (" + strings.Join(words, ", ") + ")"

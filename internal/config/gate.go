@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/gate/terms"
@@ -13,19 +14,19 @@ import (
 
 // Gate configures what judges code before it runs.
 type Gate struct {
-	Rules      string   `key:"rules" oneof:"off warn block" doc:"how much the rules weigh, in sessions that do not say"`
-	RulesFile  string   `key:"rules_file" doc:"file (YAML) with rules, instead of those that come along; docs/GATE.md shows one"`
-	Graph      string   `key:"graph" oneof:"off warn block" doc:"how much a thesaurus weighs, in sessions that do not say"`
-	Thesaurus  []string `key:"thesaurus" doc:"files with known terms, FILE or ROLE=FILE: JSON, or one term a line; empty: none is asked"`
-	Role       string   `key:"role" doc:"role of sessions, runs and commands that name none; empty: none, so the thesaurus without a role"`
-	Strictness string   `key:"strictness" oneof:"permissive normal strict" doc:"what a thesaurus asks of code"`
-	MinRatio   float64  `key:"min_ratio" min:"0" doc:"least share of words that must be known terms"`
-	Documents  []string `key:"documents" doc:"texts of a role, FILE or ROLE=FILE: concepts that follow one another in them are connected"`
-	Edges      []string `key:"edges" doc:"files with connections between concepts, FILE or ROLE=FILE"`
-	Least      string   `key:"least" oneof:"off warn block" doc:"least that rules and thesaurus weigh in any session, whatever whoever opens it asks for"`
-	Tries      int      `key:"tries" min:"1" doc:"refusals in a row of one session after which a person is asked"`
-	Approval   Duration `key:"approval" none:"yes" doc:"how long a question waits for a person's answer, and a grant for its use; none: nobody is asked"`
-	Python     string   `key:"python" doc:"program that parses Python; empty: the one of this machine, none: no program"`
+	Rules      string      `key:"rules" oneof:"off warn block" doc:"how much the rules weigh, in sessions that do not say"`
+	RulesFile  string      `key:"rules_file" path:"yes" doc:"file (YAML) with rules, instead of those that come along; docs/GATE.md shows one"`
+	Graph      string      `key:"graph" oneof:"off warn block" doc:"how much a thesaurus weighs, in sessions that do not say"`
+	Thesaurus  []string    `key:"thesaurus" path:"role" doc:"files with known terms, FILE or ROLE=FILE: JSON, or one term a line; empty: none is asked"`
+	Role       string      `key:"role" doc:"role of sessions, runs and commands that name none; empty: none, so the thesaurus without a role"`
+	Strictness string      `key:"strictness" oneof:"permissive normal strict" doc:"what a thesaurus asks of code"`
+	MinRatio   float64     `key:"min_ratio" min:"0" doc:"least share of words that must be known terms"`
+	Documents  []string    `key:"documents" path:"role" doc:"texts of a role, FILE or ROLE=FILE: concepts that follow one another in them are connected"`
+	Edges      []string    `key:"edges" path:"role" doc:"files with connections between concepts, FILE or ROLE=FILE"`
+	Least      string      `key:"least" oneof:"off warn block" doc:"least that rules and thesaurus weigh in any session, whatever whoever opens it asks for"`
+	Tries      int         `key:"tries" min:"1" doc:"refusals in a row of one session after which a person is asked"`
+	Approval   v1.Duration `key:"approval" none:"yes" doc:"how long a question waits for a person's answer, and a grant for its use; none: nobody is asked"`
+	Python     string      `key:"python" doc:"program that parses Python; empty: the one of this machine, none: no program"`
 }
 
 // maxDocument bounds a text that connects concepts.
@@ -33,7 +34,7 @@ const maxDocument = 64 << 20
 
 // Approvals gives the place for questions to people, or nil.
 func (g Gate) Approvals() *gate.Approvals {
-	if g.Approval == sandbox.NoLimit {
+	if g.Approval == v1.NoLimit {
 		return nil
 	}
 	return gate.NewApprovals(g.Approval.Std())

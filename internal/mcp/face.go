@@ -3,10 +3,12 @@ package mcp
 import (
 	"context"
 	"log/slog"
+	"reflect"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -24,10 +26,8 @@ type Options struct {
 	Spec *sandbox.Spec
 	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls, below: never.
 	SamplingCalls int
-	// Lent begins a run of a tenant's with a model that only this process can reach: the client's own. Its limits are Limits where the
-	// question has none. Nil: Engine.
-	Lent   func(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error)
-	Limits *rlm.Limits // nil: those of package rlm
+	// Lent begins a run of a tenant's with a model that only this process can reach: the client's own. Nil: Engine.
+	Lent func(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error)
 	// Engine makes what runs a question here, with such a model. Nil: the model is asked directly, and what needs a run is refused.
 	Engine func(ctx context.Context, models func(depth int, name string) (llm.Model, error)) (*rlm.Engine, error)
 }
@@ -101,7 +101,7 @@ type tool struct {
 
 // add adds a tool. What it gives is structured; the text beside it is the same as JSON unless the tool says it better.
 func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolResult, Out, error)) {
-	in, err := jsonschema.For[In](nil)
+	in, err := jsonschema.For[In](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{reflect.TypeFor[v1.RunLimits](): limitsSchema()}})
 	if err != nil {
 		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
 	}

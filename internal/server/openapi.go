@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -20,7 +21,7 @@ func (s *Server) document() *huma.OpenAPI {
 	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
 	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
 	reg.RegisterTypeAlias(reflect.TypeFor[api.Text](), text)
-	reg.RegisterTypeAlias(reflect.TypeFor[api.Duration](), duration)
+	reg.RegisterTypeAlias(reflect.TypeFor[v1.Duration](), duration)
 	reg.RegisterTypeAlias(reflect.TypeFor[json.RawMessage](), reflect.TypeFor[any]()) // any value, not bytes
 	reg.RegisterTypeAlias(reflect.TypeFor[chatText](), text)                          // or parts of type text
 	reg.RegisterTypeAlias(reflect.TypeFor[sandbox.Verdict](), reflect.TypeFor[verdictSchema]())
