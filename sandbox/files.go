@@ -22,10 +22,10 @@ type Files struct {
 	root string
 }
 
-// Files gives access to the whole file system of the sandbox.
+// Files returns access to the whole file system of the sandbox.
 func (s *Sandbox) Files() *Files { return &Files{s: s} }
 
-// Below gives access that is confined to a directory.
+// Below returns access that is confined to a directory.
 func (f *Files) Below(dir string) *Files { return &Files{s: f.s, root: path.Join("/", f.root, dir)} }
 
 // FileInfo describes a file.
@@ -63,7 +63,7 @@ func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64,
 	return fileInfo(end.GetFile()), nil
 }
 
-// ReadAll gives a whole file; it refuses one of more than 64 MiB.
+// ReadAll returns a whole file; one of more than 64 MiB is CodeTooLarge.
 func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	const most = 64 << 20
 	var b bytes.Buffer
@@ -217,7 +217,7 @@ type FileEvent struct {
 	From string // of a rename
 }
 
-// Watch tells of changes below a path until ctx ends or fn gives an error.
+// Watch calls fn for changes below a path until ctx ends or fn returns an error.
 func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(FileEvent) error) error {
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: recursive}}})
 	if err != nil {
@@ -246,7 +246,7 @@ func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(
 	}
 }
 
-// TarStats says what an archive did.
+// TarStats is what was packed or unpacked.
 type TarStats struct {
 	Entries, Bytes int64
 	Skipped        []TarNote // devices, FIFOs, sockets; at most 1000 are named
@@ -305,7 +305,7 @@ func (f *Files) call(ctx context.Context, op string, req *wire.Request) (*wire.F
 	return fr, f.s.explain(op, err)
 }
 
-// download copies the data frames of a call to w and gives its last frame.
+// download copies the data frames of a call to w and returns its last frame.
 func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io.Writer) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
@@ -336,11 +336,11 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
-// that gives nothing to hear that it is not wanted.
+// lastRead is how long the reader of a write that has failed may take to return. One that blocks longer is left in its Read: the caller
+// must not wait for a source that yields nothing to learn that its write has failed.
 const lastRead = time.Second
 
-// upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side.
+// upload sends r as data frames. A reader that fails aborts the transfer: nothing is left half done on the other side.
 func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
@@ -357,7 +357,7 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	if !reading {
 		err = <-sent
 	}
-	// What is known now is the reason. Whatever happens to the reader and to ctx later is not.
+	// The reason is what is known now, not what happens to the reader and to ctx later.
 	switch e := unread.Load(); {
 	case err == nil:
 		st.Release()
