@@ -34,9 +34,9 @@ type Command struct {
 type RunOptions struct {
 	ID  string            // names the operation; empty: chosen for you
 	Env map[string]string // on top of the sandbox's
-	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. Another one has
-	// the same limits, but the number of processes is counted for each user, and never becomes root. Where the guest cannot
-	// switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
+	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. The limits are
+	// the same for another user, except that each user may have as many processes as the limit says. Root is CodeInvalidRequest. Where
+	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
 	User string
 
 	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
@@ -66,7 +66,7 @@ const maxInline = 1 << 20
 // maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
 
-// checkRequest refuses a request that would not fit, and an environment that no process can have.
+// checkRequest rejects a request that would not fit, and an environment that no process can have.
 func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
 	for k, v := range env {
 		if !goodVariable(k, v) {
@@ -94,9 +94,8 @@ func checkRequest(op string, args []string, env, metadata map[string]string, oth
 	return nil
 }
 
-// Run runs a command to its end. When ctx ends, the command is cancelled, with
-// everything it started, and the verdict says so; err is not nil only when there is
-// no verdict to give.
+// Run runs a command to its end. When ctx ends, the command is cancelled, with everything it started, and the verdict reports it; err
+// is not nil only when there is no verdict.
 func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	req, err := s.exec(ctx, c)
 	if err != nil {
@@ -108,8 +107,8 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	})
 }
 
-// Start runs a command in the background and gives its id as soon as it runs. It goes on when
-// this program ends; Follow, Signal and Operations find it. Stdin is not read.
+// Start runs a command in the background and returns its id as soon as it runs. The command continues when this program ends; Follow,
+// Signal and Operations find it. Stdin is not read.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Stdin != nil || c.PTY != nil {
 		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
@@ -211,7 +210,7 @@ type conversation struct {
 	input   bool
 }
 
-// converse sends the request and listens until the verdict.
+// converse sends the request and receives frames until the verdict.
 func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
@@ -298,7 +297,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	}
 }
 
-// cancel ends it in the guest, and reports whether there will be a verdict. It travels on a stream of its own: that of the call may
+// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a stream of its own: that of the call may
 // be full of output.
 func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
 	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.opts.Id, Cancel: true}}})
@@ -306,8 +305,8 @@ func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
 	return err == nil || ok && e.Code == "not_found"
 }
 
-// abandon cancels what was given up while it was being sent. The guest may get to know it only now, so
-// once is not enough.
+// abandon cancels an operation whose request was abandoned while it was being sent. The guest may receive the request only now, so once
+// is not enough.
 func (c conversation) abandon(client *host.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), verdictWait)
 	defer cancel()
@@ -323,8 +322,8 @@ func (c conversation) abandon(client *host.Client) {
 	}
 }
 
-// feed carries input and sizes to the guest until the returned function is called. A
-// reader that blocks for ever is left behind: Go cannot interrupt it.
+// feed sends input and sizes to the guest until the returned function is called. A reader that blocks for ever keeps its goroutine: Go
+// cannot interrupt it.
 func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 	done := make(chan struct{})
 	if stdin != nil {
@@ -406,15 +405,15 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 type FollowOptions struct {
 	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
 	Stdout, Stderr             io.Writer
-	// NoWait gives what is there now. If the operation still runs there is no verdict: Follow then gives nil and no error.
+	// NoWait returns what is there now. If the operation still runs there is no verdict: Follow then returns nil and no error.
 	NoWait bool
-	// Skipped hears of bytes that are no longer kept.
+	// Skipped is called for bytes that are no longer kept.
 	Skipped func(stream int, bytes int64)
 }
 
-// Follow gives an operation's output from absolute offsets on, and its verdict once it
-// has ended. It may be called again and again, also after Attach. When ctx ends the operation goes on.
-// With NoWait both results are nil while the operation runs; otherwise exactly one is.
+// Follow writes an operation's output from absolute offsets on, and returns its verdict once it has ended. It may be called again and
+// again, also after Attach. When ctx ends the operation continues. With NoWait both results are nil while the operation runs;
+// otherwise exactly one is.
 func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
 	st, err := s.guest().Open(ctx, &wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
 		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,

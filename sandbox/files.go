@@ -246,7 +246,7 @@ func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn fu
 	}
 }
 
-// TarStats says what an archive did.
+// TarStats is what was packed or unpacked.
 type TarStats struct {
 	Entries, Bytes int64
 	Skipped        []TarNote // devices, FIFOs, sockets; at most 1000 are named
@@ -336,8 +336,8 @@ func (f *files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
-// that gives nothing to hear that it is not wanted.
+// lastRead is how long the reader of a write that has failed may take to return. One that blocks longer is left in its Read: the caller
+// must not wait for a source that yields nothing to learn that its write has failed.
 const lastRead = time.Second
 
 // upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side.
@@ -357,7 +357,7 @@ func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	if !reading {
 		err = <-sent
 	}
-	// What is known now is the reason. Whatever happens to the reader and to ctx later is not.
+	// The reason is what is known now, not what happens to the reader and to ctx later.
 	switch e := unread.Load(); {
 	case err == nil:
 		st.Release()

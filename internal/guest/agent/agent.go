@@ -1,11 +1,10 @@
 //go:build linux
 
-// Package agent is the guest: our one process inside a sandbox. It runs commands and
-// interpreters for the host, keeps their output, and reads and writes files, all over
-// the one stream it was born with (package wire).
+// Package agent is the guest: our one process inside a sandbox. It serves hosts, one attachment after the other, over the one stream
+// that it was started with (package wire): it runs commands itself, cells in live interpreters (package interpreter), and reads and
+// writes files (package files). Cells and commands outlive the attachment that asked for them (package operation).
 //
-// The guest runs as root of the sandbox where it can; what it starts never does. It
-// trusts the host and nothing else.
+// The guest runs as root of the sandbox where it can; what it starts never does. It trusts the host and nothing else.
 package agent
 
 import (
@@ -49,7 +48,7 @@ type Agent struct {
 	base     []string       // guarded by mu; the environment without what a command adds, of this identity
 }
 
-// nannyThreads is what a nanny uses at its busiest, with one thread that waits for children and one for us.
+// nannyThreads is what a nanny uses at its busiest, with one thread that waits for children and one that waits for the guest.
 const nannyThreads = 8
 
 // kernels are the languages of cells; the first is the default.
@@ -76,18 +75,18 @@ func Main() int {
 	return 1
 }
 
-// run serves hosts until the stream ends, and says why it did.
+// run serves hosts until the stream ends, and returns why it ended.
 func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
 		runtime.GOMAXPROCS(4)
 	}
-	// Nothing that runs here may trace us or read our memory and environment.
+	// No process in the sandbox may trace the guest or read its memory and environment.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
 	}
 	deaf()
-	// Orphans whose nanny has died come to us rather than to a stranger.
+	// Orphans whose nanny has died become children of the guest rather than of another process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
 	}
@@ -149,7 +148,7 @@ func (a *Agent) attachments(link *wire.Link) error {
 	}
 }
 
-// welcome takes up the identity that a host has brought.
+// welcome adopts the identity that a host has sent.
 func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
 	a.adopt(h.Identity)
 	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
@@ -157,7 +156,7 @@ func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
 
 // leave ends an attachment's session and what was bound to it.
 func (a *Agent) leave(s *wire.Session, epoch uint64) {
-	_ = s.Close() // it has ended already, or a stranger broke it
+	_ = s.Close() // it has ended already, or was broken by code in the sandbox
 	a.mu.Lock()
 	if a.session == s {
 		a.session = nil
@@ -197,7 +196,7 @@ func (p processes) Trees() map[int]memory.Tree {
 // Idle implements memory.Sandbox.
 func (p processes) Idle() bool { return p.ops.Idle() }
 
-// shell finds the program that runs scripts, or "".
+// shell returns the program that runs scripts, or "".
 func (a *Agent) shell() string {
 	a.mu.Lock()
 	id := a.identity
@@ -208,7 +207,7 @@ func (a *Agent) shell() string {
 	return lookShell(id.Shell, a.envMap(id)["PATH"])
 }
 
-// lookShell finds the shell of a name, and no other then; without a name bash, or sh. "": there is none.
+// lookShell returns the path of the named shell, without a name that of bash or sh; "": there is none.
 func lookShell(name, path string) string {
 	if name != "" {
 		p, err := lookPath(name, "/", [][]byte{[]byte("PATH=" + path)})

@@ -21,15 +21,14 @@ import (
 )
 
 const (
-	// killWait is how long a killed tree may take to vanish before the verdict says that it has not.
+	// killWait is how long a killed tree may take to vanish before the verdict reports that it has not.
 	killWait = 10 * time.Second
 	// ptyDrain is how long the rest of a terminal's output is waited for.
 	ptyDrain = 500 * time.Millisecond
 )
 
-// command runs one Exec and answers with its verdict. It reports whether the stream
-// can carry another call: with input the other side may still be sending, so that this stream's calls are over, however
-// this one ended.
+// command runs one Exec and answers with its verdict. It reports whether the stream can carry another call: with input the host may
+// still be sending, so the stream's calls are over, however this one ended.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
 	if req.Options == nil {
 		req.Options = &wire.RunOptions{}
@@ -92,7 +91,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
-// shellMissing says that scripts cannot be run.
+// shellMissing returns why scripts cannot be run.
 func (a *Agent) shellMissing() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -115,7 +114,7 @@ type running struct {
 	tries int         // how often it was started
 	limit *time.Timer // its time-out; nil: none yet
 
-	// quiet: nobody hears output while it comes, so that nothing but the disk can hold it up; see listen.
+	// quiet: output is not sent while it is produced, so that nothing but the disk can hold it up; see listen.
 	quiet bool
 
 	stdin *os.File // nil without
@@ -125,7 +124,7 @@ type running struct {
 	flown chan struct{} // closed when all output has been read
 }
 
-// start gives a verdict when the command could not be started.
+// start returns a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
 	start := &nanny.Start{Argv: c.argv, TTY: c.req.Pty, Mute: c.quiet && !c.req.Background}
 	if c.user == nil {
@@ -163,7 +162,7 @@ func (c *running) start() *wire.Verdict {
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
 	case errors.Is(err, nanny.ErrLost):
-		// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
+		// The first thing the command did was to kill its nanny. It has started; supervise does the rest.
 		err = nil
 	}
 	if err != nil {
@@ -192,7 +191,7 @@ func refused(code int, text string) *wire.Verdict {
 	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: wire.Clip(text, 500)}
 }
 
-// dir is where the command starts.
+// dir returns where the command starts.
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
 		return string(c.req.Dir)
@@ -203,7 +202,8 @@ func (c *running) dir() string {
 	return c.agent.cfg.Dir
 }
 
-// unstarted is the verdict on what could not be executed. Whether that is its directory's fault is looked at only now: each look costs all the others.
+// unstarted returns the verdict on what could not be executed. Whether its directory is the cause is checked only now: a check before
+// each start would cost all the commands that do start.
 func (c *running) unstarted(errno syscall.Errno) *wire.Verdict {
 	if fi, err := os.Stat(c.dir()); err != nil || !fi.IsDir() {
 		return refused(126, "working directory "+c.dir()+": not a directory")
@@ -216,8 +216,7 @@ func (c *running) inputs(st *wire.Stream) {
 	for {
 		f := &wire.Frame{}
 		if err := st.Receive(f); err != nil {
-			// The host has gone. Whether the command goes on is decided by who cuts the
-			// attachment; its input is over in any case.
+			// The host has gone, and with it the input. Operations that do not outlive their attachment are cancelled.
 			if !c.req.Options.Detach {
 				c.op.End(wire.Ending_ENDING_CANCELLED)
 			}
@@ -230,21 +229,21 @@ func (c *running) inputs(st *wire.Stream) {
 		}
 		if len(in.Stdin) > 0 && c.stdin != nil {
 			if err := c.feed(in.Stdin); err != nil {
-				continue // it no longer reads: as in a pipeline, that is its own affair
+				continue // it no longer reads, which is no failure, as in a pipeline
 			}
 		}
 		switch {
 		case in.CloseStdin && c.tty == nil:
 			c.closeInput()
 		case in.CloseStdin && c.tty != nil:
-			_, _ = c.tty.Write([]byte{4}) // end of file, as a terminal says it
+			_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
 		}
 	}
 }
 
-// feed hands on what was typed or piped in.
+// feed writes what the host has sent to the command's input.
 func (c *running) feed(p []byte) error {
 	if c.tty != nil {
 		return typeIn(c.tty, p)
@@ -259,7 +258,7 @@ func (c *running) closeInput() {
 	}
 }
 
-// signaller gives what signals a tree of a nanny's. Both may be others by the time that it is called.
+// signaller returns what signals a tree of a nanny. The command may have another nanny by the time that it is called.
 func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
 	return func(s int32, all bool) error {
 		c.op.Requested(s)
@@ -277,14 +276,14 @@ func (c *running) resize(rows, cols uint32) error {
 	return pty.Setsize(c.tty, &pty.Winsize{Rows: uint16(min(rows, 1<<15)), Cols: uint16(min(cols, 1<<15))})
 }
 
-// clock starts the time that the command has. That it was not known to run before is none of its own doing.
+// clock starts the command's timeout, which counts from when the command is known to run.
 func (c *running) clock() {
 	if c.req.Options.TimeoutNs > 0 && c.limit == nil {
 		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.End(wire.Ending_ENDING_TIMEOUT) })
 	}
 }
 
-// supervise waits for the command and gives its verdict.
+// supervise waits for the command and returns its verdict.
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
 	var timers []*time.Timer
@@ -304,7 +303,7 @@ func (c *running) supervise() *wire.Verdict {
 	arm := func(n *nanny.Nanny, tree int) {
 		o.Arm(func() {
 			_ = n.SignalTree(tree, syscall.SIGTERM)
-			_ = n.SignalTree(tree, syscall.SIGCONT) // one that is stopped could not even hear it
+			_ = n.SignalTree(tree, syscall.SIGCONT) // a stopped process would not receive it
 			killMu.Lock()
 			defer killMu.Unlock()
 			killTimer = time.AfterFunc(time.Duration(c.req.Options.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
@@ -315,7 +314,7 @@ func (c *running) supervise() *wire.Verdict {
 	v := &wire.Verdict{}
 	e, err := c.await()
 	for errors.Is(err, nanny.ErrDead) && c.tries < nanny.Tries {
-		// Somebody had killed an idle nanny, and it was dead before it could start anything.
+		// Code in the sandbox had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
 		c.agent.nannies.Bury(c.nanny)
 		if v := c.start(); v != nil {
@@ -326,7 +325,7 @@ func (c *running) supervise() *wire.Verdict {
 		e, err = c.await()
 	}
 	if errors.Is(err, nanny.ErrDead) {
-		// None of them lived to start it, as where code has used up the processes that are left to all of us.
+		// None of them lived long enough to start it, as where code has used up the processes of the sandbox.
 		c.abandon()
 		c.agent.nannies.Bury(c.nanny)
 		v = refused(126, "the command could not be started: "+err.Error())

@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// settle turns the end of the main process into a verdict and sees to what it left behind.
+// settle turns the end of the main process into a verdict and ends or keeps what it left behind.
 func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	o := c.op
 	if e == nil {
@@ -71,7 +71,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	if gone {
 		c.agent.nannies.Give(n)
 	} else {
-		// Its tree lives on; it comes back when the last of them has gone.
+		// Its tree lives on; the nanny returns to the pool when the last process has gone.
 		var over atomic.Bool
 		o.Left(func() bool { return !over.Load() })
 		go func() {
@@ -109,9 +109,9 @@ func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
 	}
 }
 
-// drain waits for the rest of the output. When all who could write have gone, what they wrote is waited for,
-// however slowly it is taken. Otherwise somebody may hold the pipe for ever, and what comes within the limit is enough,
-// if by then the pipe has once been dry. A command that is to end does not wait for a reader that stands still.
+// drain waits for the rest of the output. When every writer has gone, it waits for all that they wrote, however slow the listener is.
+// Otherwise a process may hold the pipe for ever, and drain returns after limit if the pipe has been dry once. A command that is to end
+// does not wait for a listener that does not read.
 func (c *running) drain(limit time.Duration, gone bool) {
 	select {
 	case <-c.flown:

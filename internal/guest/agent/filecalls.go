@@ -80,7 +80,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	return false, false
 }
 
-// root gives the directory that a call is confined to.
+// root returns the directory that a call is confined to.
 func (a *Agent) root(asked []byte) string {
 	base := a.cfg.Root
 	if base == "" {
@@ -116,7 +116,7 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 	return last(st, &wire.Frame{Body: &wire.Frame_Tar{Tar: t}})
 }
 
-// watch tells of changes until the host closes the stream.
+// watch sends changes until the host closes the stream.
 func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
 	ctx, cancel := heed(ctx, st)
 	defer cancel()
@@ -133,7 +133,7 @@ func fileInfo(i files.Info) *wire.FileInfo {
 	}
 }
 
-// fileFailure gives the wire's form of an error of package files, nil for nil.
+// fileFailure converts an error of package files; nil stays nil.
 func fileFailure(err error) *wire.Error {
 	if err == nil {
 		return nil
@@ -161,8 +161,8 @@ func (w dataWriter) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// dataReader reads data frames up to their end. A stream that breaks off, or that the
-// host gives up with an error frame, is not an end.
+// dataReader reads data frames up to their end. A stream that breaks off, or on which the host sends an error frame, is an error and
+// not an end.
 type dataReader struct {
 	st   *wire.Stream
 	rest []byte

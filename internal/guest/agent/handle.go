@@ -99,7 +99,7 @@ func heed(ctx context.Context, st *wire.Stream) (context.Context, context.Cancel
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		_ = st.Receive(&wire.Frame{}) // nothing comes but the end
+		_ = st.Receive(&wire.Frame{}) // the host sends nothing more but the end
 		st.Close()                    // else a send would wait for a window that is never opened
 	}()
 	return ctx, cancel

@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// callHost asks the host that is attached now.
+// callHost makes a call to the host that is attached now.
 func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([]byte, *wire.Error) {
 	a.mu.Lock()
 	s := a.session
@@ -17,7 +17,7 @@ func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([
 	if o.Finished() {
 		return nil, wire.Errorf("cancelled", "the cell has ended")
 	}
-	gone := func(err error) *wire.Error { return wire.Errorf("sandbox_detached", "the host is not there: %v", err) }
+	gone := func(err error) *wire.Error { return wire.Errorf("sandbox_detached", "no host is attached: %v", err) }
 	if s == nil {
 		return nil, gone(os.ErrClosed)
 	}
@@ -30,7 +30,7 @@ func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([
 	defer close(stop)
 	go func() {
 		select {
-		case <-o.Done(): // a cell that has ended takes its calls along
+		case <-o.Done(): // the end of a cell ends its calls
 			st.Close()
 		case <-stop:
 		}

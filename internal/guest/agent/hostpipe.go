@@ -11,11 +11,11 @@ import (
 // hostPipe is what the host writes to.
 type hostPipe struct {
 	fd   int
-	long atomic.Int32 // how many operations take so long that the host hardly has anything to say before they end
+	long atomic.Int32 // how many operations run that take so long that the host will hardly send anything before they end
 }
 
-// waitLong says that an operation begins which takes milliseconds, and gives what is to be called when it is over. Meanwhile we wait without
-// keeping a processor: see package blocking. A cell is over sooner than that would pay.
+// waitLong records that an operation begins which takes milliseconds, and returns what to call when it is over. Meanwhile reads do not keep
+// one of Go's processors: see package blocking. A cell is over sooner than that would pay.
 func (h *hostPipe) waitLong() (over func()) {
 	h.long.Add(1)
 	return func() { h.long.Add(-1) }

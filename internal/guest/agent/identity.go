@@ -14,9 +14,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// adopt makes this sandbox the one that the host says it is. After a restore or a
-// fork that is another one than before, and what two copies must not share is renewed:
-// name, environment, and the seeds of every live interpreter.
+// adopt applies the identity that the host has sent. After a restore or a fork it differs from the one before, and what two copies must
+// not share is renewed: name, environment, and the seeds of every live interpreter.
 func (a *Agent) adopt(id *wire.Identity) {
 	if id == nil {
 		return
@@ -29,7 +28,7 @@ func (a *Agent) adopt(id *wire.Identity) {
 	a.contexts.Adopt(env, copied)
 	a.mu.Unlock()
 	if copied && a.cfg.UID >= 0 && id.Hostname != "" {
-		// Needs a capability that not every backend gives; the name is then what it was.
+		// Needs a capability that not every backend grants; the name then stays what it was.
 		_ = unix.Sethostname([]byte(id.Hostname))
 	}
 }
@@ -37,7 +36,7 @@ func (a *Agent) adopt(id *wire.Identity) {
 // environment returns what commands start with.
 func (a *Agent) environment(extra [][]byte) [][]byte {
 	a.mu.Lock()
-	if a.base == nil { // no host has been here yet
+	if a.base == nil { // no host has sent an identity yet
 		a.base = list(a.envMap(a.identity))
 	}
 	base := a.base
@@ -96,7 +95,7 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	if id != nil {
 		maps.Copy(env, id.Env)
 	}
-	// What the caller says of it counts more than what the image does.
+	// The caller's choice overrides the image's.
 	if shell := id.GetShell(); env["SHELL"] == "" || shell != "" && id.GetEnv()["SHELL"] == "" {
 		env["SHELL"] = lookShell(shell, env["PATH"])
 	}

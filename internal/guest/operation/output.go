@@ -121,7 +121,7 @@ func (s *Sink) lastBytes() []byte {
 	return append(append(make([]byte, 0, len(s.tail)), s.tail[s.tailAt:]...), s.tail[:s.tailAt]...)
 }
 
-// End says that nothing more comes.
+// End records that nothing more comes.
 func (s *Sink) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
