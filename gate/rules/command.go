@@ -25,6 +25,7 @@ func (sh *shell) run(argv []string, in stream, p place) stream {
 	}
 	name, args := programName(argv[0]), argv[1:]
 	f := &fact{kind: kindCommand, name: name, args: args, from: in.from, cwd: sh.cwd, place: p}
+	f.reads, f.writes = operandFiles(name, args)
 	kind, rest := codeOf(name, args)
 	if kind != codeFromInput && kind != notInterpreter {
 		f.from = nil // its input is data
@@ -53,7 +54,8 @@ func programName(file string) string {
 	return path.Base(file)
 }
 
-// output returns what a command writes. Only commands that pass text on are followed: what others compute is a hole.
+// output returns what a command writes. Only commands that pass text or paths on are followed: what others compute is a
+// hole.
 func (sh *shell) output(name string, args []string, in stream) string {
 	switch name {
 	case "echo":
@@ -90,6 +92,13 @@ func (sh *shell) output(name string, args []string, in stream) string {
 			}
 		}
 		return in.text
+	case "basename", "dirname":
+		if len(args) == 1 && known(args[0]) {
+			if name == "basename" {
+				return path.Base(args[0]) + "\n"
+			}
+			return path.Dir(args[0]) + "\n"
+		}
 	case "mktemp":
 		return "/tmp/" + holeText
 	case "pwd":

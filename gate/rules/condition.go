@@ -67,10 +67,14 @@ func (c *condition) check() error {
 func (c *condition) match(f *fact) (answer, string) {
 	switch f.kind {
 	case kindCommand:
-		if len(c.Command) > 0 {
+		switch {
+		case len(c.Command) > 0:
 			return c.matchCommand(f)
+		case len(c.Reads) > 0:
+			return bestOf(f.reads, func(s string) answer { return c.Reads.matchPath(s, f.cwd) })
+		case len(c.Writes) > 0:
+			return bestOf(f.writes, func(s string) answer { return c.Writes.matchPath(s, f.cwd) })
 		}
-		return c.matchFiles(f)
 	case kindCall:
 		return c.matchCall(f)
 	case kindImport:
@@ -158,52 +162,6 @@ func bestOf(list []string, like func(string) answer) (best answer, text string) 
 	return best, text
 }
 
-// Programs whose operands are files that they read or write.
-var (
-	readers = strings.Fields("cat less more head tail tac nl od xxd hexdump strings base64 grep egrep awk sed cut sort " +
-		"cp mv scp rsync tar zip gzip source . jq curl dd vim nano install")
-	writers = strings.Fields("tee cp mv install touch truncate dd ln sed")
-)
-
-// matchFiles compares the files that well-known programs read and write.
-func (c *condition) matchFiles(f *fact) (answer, string) {
-	if len(c.Reads)+len(c.Writes) == 0 {
-		return no, ""
-	}
-	var files []string
-	wanted := c.Reads
-	words := splitArgs(f.args)
-	last := max(len(words.operands)-1, 0)
-	switch {
-	case len(c.Reads) > 0 && slices.Contains(readers, f.name):
-		files = words.paths()
-		if slices.Contains([]string{"cp", "mv", "install"}, f.name) { // the last one is written
-			files = words.operands[:last]
-		}
-	case len(c.Writes) > 0 && slices.Contains(writers, f.name):
-		wanted = c.Writes
-		switch f.name {
-		case "cp", "mv", "install", "ln":
-			if last > 0 {
-				files = words.operands[last:]
-			}
-		case "sed":
-			if words.flag([]string{"-i", "--in-place"}) == yes {
-				files = words.paths()
-			}
-		case "dd":
-			for _, a := range f.args {
-				if v, ok := strings.CutPrefix(a, "of="); ok {
-					files = append(files, v)
-				}
-			}
-		default:
-			files = words.paths()
-		}
-	}
-	return bestOf(files, func(s string) answer { return wanted.matchPath(strings.TrimPrefix(s, "@"), f.cwd) })
-}
-
 // hostsIn finds hosts in text: those of URLs, and IPv4 addresses.
 var hostsIn = regexp.MustCompile(`(?i)(?:\b[a-z][a-z0-9+.-]{1,15}://(?:[^/\s@'"]*@)?)([^/\s:'"?#\])]+)|` +
 	`\b(\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})\b`)
@@ -235,66 +193,4 @@ func mask(s string) string {
 		return s[:min(4, len(s))] + "…"
 	}
 	return strings.ToValidUTF8(s[:12], "") + "…"
-}
-
-// arguments are the arguments of a command by their role.
-type arguments struct {
-	flags    []string
-	values   []string // of --flag=value and name=value
-	operands []string
-}
-
-func splitArgs(args []string) arguments {
-	var out arguments
-	for i, a := range args {
-		key, value, assigns := strings.Cut(a, "=")
-		switch {
-		case a == "--":
-			out.operands = append(out.operands, args[i+1:]...)
-			return out
-		case strings.HasPrefix(a, "-") && len(a) > 1:
-			out.flags = append(out.flags, a)
-			if assigns {
-				out.values = append(out.values, value)
-			}
-		default:
-			out.operands = append(out.operands, a)
-			if assigns && !strings.ContainsAny(key, "/ ") {
-				out.values = append(out.values, value)
-			}
-			if strings.HasPrefix(a, holeText) {
-				out.flags = append(out.flags, a)
-			}
-		}
-	}
-	return out
-}
-
-func (a arguments) paths() []string { return slices.Concat(a.operands, a.values) }
-
-// flag reports whether one of the flags is given; single letters are found in clusters like -rf.
-func (a arguments) flag(flags []string) answer {
-	best := no
-	for _, given := range a.flags {
-		name, _, _ := strings.Cut(given, "=")
-		for _, want := range flags {
-			switch {
-			case name == want:
-				return yes
-			case len(want) == 2 && isCluster(name) && strings.Contains(name[1:], want[1:]):
-				return yes
-			case strings.HasPrefix(want, "--") && len(name) > 5 && strings.HasPrefix(want, name):
-				return yes // long flags may be abbreviated
-			case !known(given):
-				best = maybe
-			}
-		}
-	}
-	return best
-}
-
-// isCluster reports whether a flag looks like several single letters.
-func isCluster(s string) bool {
-	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-	return len(s) > 2 && len(s) <= 8 && strings.Trim(s[1:], letters) == ""
 }

@@ -23,6 +23,11 @@ const maxValues = 200_000
 type decoder struct {
 	file   string
 	values int
+	fields map[reflect.Type]map[string]reflect.StructField // by key, of the structs so far
+}
+
+func newDecoder(file string) *decoder {
+	return &decoder{file: file, fields: map[reflect.Type]map[string]reflect.StructField{}}
 }
 
 func (d *decoder) errorf(n *yaml.Node, format string, args ...any) error {
@@ -78,11 +83,15 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, choices []string) error {
 
 // object fills a struct.
 func (d *decoder) object(n *yaml.Node, v reflect.Value) error {
-	fields := map[string]reflect.StructField{}
-	for _, f := range reflect.VisibleFields(v.Type()) {
-		if key, ok := f.Tag.Lookup("yaml"); ok {
-			fields[key] = f
+	fields := d.fields[v.Type()]
+	if fields == nil {
+		fields = map[string]reflect.StructField{}
+		for _, f := range reflect.VisibleFields(v.Type()) {
+			if key, ok := f.Tag.Lookup("yaml"); ok {
+				fields[key] = f
+			}
 		}
+		d.fields[v.Type()] = fields
 	}
 	err := d.mapping(n, func(key, value *yaml.Node) error {
 		f, ok := fields[key.Value]

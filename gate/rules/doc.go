@@ -12,6 +12,7 @@
 //	findings, err := analyzer.Findings(ctx, rules.Code{Language: rules.Bash, Text: "d=/; rm -rf $d"})
 //	fmt.Println(findings[0]) // line 1: removes /, which the machine needs: rule no-root-removal
 //
-// What programs compute is not simulated. Text that reading cannot determine (the output of base64 or printf, an
-// environment variable) is a hole, and a finding that depends on a hole is Undecidable: it is reported, never dropped.
+// What programs compute is not simulated. Text that reading cannot determine (the output of base64, an environment
+// variable) is a hole. A finding that depends on a hole is Undecidable; the rule decides whether it is reported. Code and
+// commands that are holes themselves are facts of their own, which the default rules always report.
 package rules

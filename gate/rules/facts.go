@@ -76,6 +76,8 @@ type fact struct {
 	args     []string
 	keywords map[string]string
 	from     []string // commands whose output it reads
+	reads    []string // files that the command reads
+	writes   []string // files that the command writes
 	cwd      string   // where it runs; empty: unknown
 	place    place
 	unsure   bool // found without parsing: it may not happen

@@ -45,6 +45,7 @@ func TestHiddenRemovalsAreFound(t *testing.T) {
 		{"printf of the path", Bash, `rm -rf $(printf '%s' /)`, "undecidable"},
 		{"printf into a variable", Bash, `printf -v c '%s' rm; $c -rf /`, "undecidable-command"},
 		{"printf without a format", Bash, `printf 'rm -rf /\n' | sh`, "hit"},
+		{"a directory of a path", Bash, `rm -rf "$(dirname /etc)"`, "hit"},
 		{"braces in the path", Bash, `rm -rf /{etc,usr}`, "hit"},
 		{"a decoded file that is run", Bash, `base64 -d <<< cm0gLXJmIC8K > x; sh x`, "undecidable-code"},
 		{"a decoded file that is sourced", Bash, `base64 -d <<< cm0gLXJmIC8K > x; . ./x`, "undecidable-code"},

@@ -60,7 +60,7 @@ func Parse(file string, data []byte) (*Set, error) {
 }
 
 func parse(file string, data []byte) (*Set, error) {
-	d := &decoder{file: file}
+	d := newDecoder(file)
 	var doc, extra yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {

@@ -37,15 +37,18 @@ func (sh *shell) argvs(words []*syntax.Word) [][]string {
 
 // braces expands {a,b} and {1..9} in a word. What goes beyond the limits is a hole.
 func (sh *shell) braces(w *syntax.Word) []*syntax.Word {
-	c := *w
-	if !syntax.SplitBraces(&c) {
-		return []*syntax.Word{w}
-	}
 	open := 0 // each brace multiplies the words
 	for _, p := range w.Parts {
 		if lit, ok := p.(*syntax.Lit); ok {
 			open += strings.Count(lit.Value, "{")
 		}
+	}
+	if open == 0 {
+		return []*syntax.Word{w}
+	}
+	c := *w
+	if !syntax.SplitBraces(&c) {
+		return []*syntax.Word{w}
 	}
 	var out []*syntax.Word
 	if open <= maxBraces {
@@ -86,6 +89,11 @@ func (sh *shell) values(w *syntax.Word) []string {
 func (sh *shell) fields(w *syntax.Word) [][]string {
 	if w == nil {
 		return [][]string{nil}
+	}
+	if len(w.Parts) == 1 {
+		if lit, ok := w.Parts[0].(*syntax.Lit); ok { // most words
+			return [][]string{{literal(lit.Value, false)}}
+		}
 	}
 	if list, ok := sh.list(w); ok {
 		return [][]string{list}
