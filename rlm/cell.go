@@ -80,7 +80,7 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 	o := n.run.engine.o
 	cellCtx, expired, stop := n.watch(ctx)
 	if quiet {
-		cellCtx = gate.Passed(cellCtx) // it is our own, or has passed when it ran first
+		cellCtx = gate.Bypass(cellCtx) // it is our own, or has passed when it ran first
 	}
 	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(o.OutputChars)})
 	stop()
@@ -266,13 +266,13 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
 	c := sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}
-	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.Of(c, n.run.engine.o.Spec))
+	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
 	cmdCtx, expired, stop := n.watch(ctx)
 	if quiet {
-		cmdCtx = gate.Passed(cmdCtx)
+		cmdCtx = gate.Bypass(cmdCtx)
 	}
 	v, err := n.machine.Run(cmdCtx, c)
 	stop()

@@ -42,7 +42,7 @@ func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) 
 	}
 	o, mode := n.run.engine.o, gate.Mode(n.run.q.Labels[gateLabel])
 	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = o.Tenant, n.run.id, n.run.q.Labels[roleLabel], mode, mode
-	d, err := gate.Pass(ctx, o.Gate, req)
+	d, err := gate.Enforce(ctx, o.Gate, req)
 	if d.Action != "" && (d.Action != gate.Allow || d.ApprovedBy != "") {
 		n.run.emit(n, n.turn, KindGate, Judged{Action: d.Action, Reason: d.Reason, Approval: d.Approval, ApprovedBy: d.ApprovedBy, Escalated: d.Escalated})
 	}

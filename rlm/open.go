@@ -355,7 +355,7 @@ var errOutOfMemory = errors.New("out of memory")
 
 // own runs a cell of the bridge itself. If that fails, the interpreter is of no use.
 func (n *node) own(ctx context.Context, code string) error {
-	v, err := n.machine.Cell(gate.Passed(ctx), sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout})
+	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout})
 	if err != nil {
 		return err
 	}

@@ -27,13 +27,13 @@ type judged struct {
 func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	g := s.m.opts.Gate
 	s.mu.Lock()
-	mode, role := gate.AtLeast(g, gate.Mode(s.rec.Gate)), s.rec.Role
+	mode, role := gate.EffectiveMode(g, gate.Mode(s.rec.Gate)), s.rec.Role
 	s.mu.Unlock()
 	if g == nil || mode == gate.ModeOff {
 		return judged{}, nil
 	}
 	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = s.key.Tenant, s.key.Name, role, mode, mode
-	d, err := gate.Pass(ctx, g, req)
+	d, err := gate.Enforce(ctx, g, req)
 	if err != nil && d.Action == "" {
 		return judged{action: "error"}, err
 	}
@@ -76,7 +76,7 @@ func (s *Session) judgeCommand(ctx context.Context, c sandbox.Command) (judged, 
 	s.mu.Lock()
 	spec := s.rec.Spec
 	s.mu.Unlock()
-	return s.judge(ctx, gate.Of(c, spec))
+	return s.judge(ctx, gate.CommandRequest(c, spec))
 }
 
 // warn puts the gate's warning into a verdict.

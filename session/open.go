@@ -167,7 +167,7 @@ func (s *Session) matches(o OpenOptions, w wish) (live bool, err error) {
 			Remedy: "ask for what it has, end it first, or choose another name",
 		}
 	}
-	mode := func(m string) gate.Mode { return gate.AtLeast(s.m.opts.Gate, gate.Mode(m)) }
+	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
 	case w.given && w.hash != r.SpecHash:
 		return true, conflict("differs in %s", differing(w.spec, r.Spec))

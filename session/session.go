@@ -78,7 +78,7 @@ func (s *Session) Info() Info {
 	i := s.rec.info()
 	i.Running = s.calls + len(s.background)
 	i.Snapshots = s.named
-	i.Gate = string(gate.AtLeast(s.m.opts.Gate, gate.Mode(i.Gate)))
+	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == Ready && i.Running > 0 {
 		i.State, i.Reason = Executing, "a command runs in the background"
 		if s.calls > 0 {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
@@ -171,8 +172,8 @@ func Default() *Config {
 		Docker:  defaultDocker(),
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes, OpenFiles: l.OpenFiles},
 		Gate: Gate{
-			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
-			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
+			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(terms.Normal), MinRatio: terms.DefaultMinRatio,
+			Least: string(gate.ModeOff), Tries: gate.DefaultEscalateAfter, Approval: Duration(gate.DefaultApprovalTTL),
 		},
 		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth, PlainBelow: rlm.DefaultPlainBelow, Resume: true},
 		MCP:     defaultMCP(),

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -34,12 +36,20 @@ func (g Gate) Approvals() *gate.Approvals {
 	if g.Approval == None {
 		return nil
 	}
-	return gate.NewApprovals(gate.ApprovalOptions{TTL: g.Approval.Std()})
+	return gate.NewApprovals(g.Approval.Std())
 }
 
 // Open makes the gate. Whatever cannot be read is an error: a gate is never silently left out. The caller must close it.
 func (g Gate) Open(questions *gate.Approvals) (*gate.Checker, error) {
-	o := gate.Options{RulesMode: gate.Mode(g.Rules), GraphMode: gate.Mode(g.Graph), Role: g.Role, Least: gate.Mode(g.Least), Tries: g.Tries, Approvals: questions, Python: g.Python}
+	o := gate.Options{
+		RulesMode:     gate.Mode(g.Rules),
+		GraphMode:     gate.Mode(g.Graph),
+		Role:          g.Role,
+		MinMode:       gate.Mode(g.Least),
+		EscalateAfter: g.Tries,
+		Approvals:     questions,
+		Python:        g.Python,
+	}
 	var err error
 	if o.Rules, err = g.rules(); err != nil {
 		return nil, err
@@ -53,35 +63,31 @@ func (g Gate) Open(questions *gate.Approvals) (*gate.Checker, error) {
 	return gate.New(o)
 }
 
-func (g Gate) rules() (*gate.Rules, error) {
+func (g Gate) rules() (*rules.Set, error) {
 	if g.RulesFile != "" {
-		return gate.LoadRules(g.RulesFile)
+		return rules.Load(g.RulesFile)
 	}
-	return gate.DefaultRules()
+	return rules.Default()
 }
 
 // graphs reads thesauri, by role.
-func (g Gate) graphs() (map[string]*gate.Graph, error) {
-	terms := map[string]*gate.Thesaurus{}
-	options := map[string]*gate.GraphOptions{}
+func (g Gate) graphs() (map[string]*terms.Graph, error) {
+	thesauri := map[string]*terms.Thesaurus{}
+	options := map[string]*terms.GraphOptions{}
 	for _, entry := range g.Thesaurus {
 		role, file := byRole(entry)
-		if terms[role] != nil {
+		if thesauri[role] != nil {
 			return nil, wrongGate("gate.thesaurus: role %q has two files", role)
 		}
-		load := gate.LoadTerms
-		if strings.HasSuffix(file, ".json") {
-			load = gate.LoadThesaurus
-		}
-		t, err := load(file)
+		t, err := terms.Load(file)
 		if err != nil {
 			return nil, err
 		}
-		terms[role], options[role] = t, &gate.GraphOptions{Strictness: gate.Strictness(g.Strictness), MinRatio: g.MinRatio}
+		thesauri[role], options[role] = t, &terms.GraphOptions{Strictness: terms.Strictness(g.Strictness), MinRatio: g.MinRatio}
 	}
 	for _, entry := range g.Documents {
 		role, file := byRole(entry)
-		if terms[role] == nil {
+		if thesauri[role] == nil {
 			return nil, wrongGate("gate.documents: role %q has no thesaurus", role)
 		}
 		text, err := document(file)
@@ -92,18 +98,18 @@ func (g Gate) graphs() (map[string]*gate.Graph, error) {
 	}
 	for _, entry := range g.Edges {
 		role, file := byRole(entry)
-		if terms[role] == nil {
+		if thesauri[role] == nil {
 			return nil, wrongGate("gate.edges: role %q has no thesaurus", role)
 		}
-		edges, err := gate.LoadEdges(file, terms[role])
+		edges, err := thesauri[role].LoadEdges(file)
 		if err != nil {
 			return nil, err
 		}
 		options[role].Edges = append(options[role].Edges, edges...)
 	}
-	out := map[string]*gate.Graph{}
-	for role, t := range terms {
-		graph, err := gate.NewGraph(t, *options[role])
+	out := map[string]*terms.Graph{}
+	for role, t := range thesauri {
+		graph, err := terms.NewGraph(t, *options[role])
 		if err != nil {
 			return nil, err
 		}

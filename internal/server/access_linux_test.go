@@ -108,7 +108,7 @@ func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, 
 	keeper := runs.New(runs.Options{
 		Models: models, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
 	})
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	k = servertest.New(t, server.Options{Runs: keeper, Approvals: questions})
 	t.Cleanup(keeper.Close) // before the server's own end
 	d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: "rm -rf / # secret", Session: "work", Tenant: tenant})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -21,11 +22,11 @@ import (
 // askingGate is a gate with the usual rules, and the questions that it asks.
 func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
 	t.Helper()
-	rules, err := gate.DefaultRules()
+	set, err := rules.Default()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Rules, o.Approvals = rules, gate.NewApprovals(gate.ApprovalOptions{})
+	o.Rules, o.Approvals = set, gate.NewApprovals(0)
 	g, err := gate.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +40,7 @@ func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
 }
 
 func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	judge := func(tenant, code string) gate.Decision {
 		t.Helper()
 		d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: code, Session: "work", Tenant: tenant})

@@ -67,7 +67,7 @@ func TestEveryListHasPages(t *testing.T) {
 }
 
 func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	k := servertest.New(t, server.Options{Approvals: questions})
 	key := k.Key("a", "admin")
 	s := open(t, k, "a", "work")
