@@ -127,6 +127,7 @@ func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 // docker runs the docker command against the tests' engine, as somebody behind our back would.
 func docker(t *testing.T, args ...string) string {
 	t.Helper()
+	testneed.Sandboxes(t)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "docker", append([]string{"-H", engineHost}, args...)...).CombinedOutput()
