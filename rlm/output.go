@@ -78,8 +78,8 @@ func observe(e *CellEnded, timeout time.Duration, limit int) string {
 	case sandbox.EndedSignal, sandbox.EndedKilled:
 		b.WriteString("[the process was ended by a signal]\n")
 	}
-	if e.Ended == sandbox.EndedExit && e.Exit != 0 && e.Error == "" {
-		fmt.Fprintf(&b, "[exit status %d]\n", e.Exit)
+	if e.Ended == sandbox.EndedExit && e.ExitCode != 0 && e.Error == "" {
+		fmt.Fprintf(&b, "[exit status %d]\n", e.ExitCode)
 	}
 	if !e.StateKept {
 		b.WriteString("[the interpreter was lost and started again: your variables are gone, the context is loaded anew]\n")
