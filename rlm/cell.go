@@ -237,7 +237,7 @@ func (n *node) lost(ctx context.Context, err error) error {
 func refusedCode(err error) *CellEnded {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell, gate.CodeRefused:
-		return &CellEnded{Ended: sandbox.EndedStart, Error: err.Error(), StateKept: true}
+		return notRun(err.Error())
 	}
 	return nil
 }
@@ -248,9 +248,10 @@ func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4
 func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 	limit := n.run.engine.o.OutputChars
 	end := &CellEnded{
-		Ended: v.Ended, OK: v.OK(), Exit: v.ExitCode, Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2),
-		Produced: v.Stdout.Produced + v.Stderr.Produced, Wall: v.Wall, CPU: v.CPU, StateKept: true,
+		Outcome: Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
 	}
+	end.Displays = nil   // pictures are not for a log
+	end.StateKept = true // runCell says it for cells
 	if expired && v.Ended == sandbox.EndedCancelled {
 		end.Ended = sandbox.EndedTimeout
 	}

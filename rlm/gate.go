@@ -49,7 +49,7 @@ func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) 
 	if sandbox.CodeOf(err) != gate.CodeRefused {
 		return nil, err
 	}
-	end := &CellEnded{Ended: sandbox.EndedStart, Error: d.Reason, StateKept: true}
+	end := notRun(d.Reason)
 	n.run.emit(n, n.turn, KindCellEnded, end)
 	return end, nil
 }

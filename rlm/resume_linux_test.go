@@ -281,7 +281,7 @@ func normal(t *testing.T, e Event) string {
 			t.Fatal(err)
 		}
 	}
-	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns"} {
+	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns", "started", "peak_memory"} {
 		delete(data, k)
 	}
 	if data["call"] == CallTurn {

@@ -2,6 +2,8 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"reflect"
 
@@ -101,8 +103,13 @@ type tool struct {
 
 // add adds a tool. What it gives is structured; the text beside it is the same as JSON unless the tool says it better.
 func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolResult, Out, error)) {
-	in, err := jsonschema.For[In](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{reflect.TypeFor[v1.RunLimits](): limitsSchema()}})
-	if err != nil {
+	types := &jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[v1.RunLimits]():    limitsSchema(),
+		reflect.TypeFor[json.RawMessage](): {}, // any value, not bytes
+	}}
+	in, err := jsonschema.For[In](types)
+	out, outErr := jsonschema.For[Out](types)
+	if err = errors.Join(err, outErr); err != nil {
 		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
 	}
 	for _, p := range in.Properties {
@@ -116,7 +123,7 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolRes
 	closed := false // what runs in a sandbox does not reach the world
 	f.tools = append(f.tools, entry{Name: t.name, Description: t.description})
 	sdk.AddTool(f.server, &sdk.Tool{
-		Name: t.name, Title: t.title, Description: t.description, InputSchema: in,
+		Name: t.name, Title: t.title, Description: t.description, InputSchema: in, OutputSchema: out,
 		Annotations: &sdk.ToolAnnotations{Title: t.title, ReadOnlyHint: t.readOnly, DestructiveHint: &t.destructive, IdempotentHint: t.idempotent, OpenWorldHint: &closed},
 	}, func(ctx context.Context, req *sdk.CallToolRequest, args In) (*sdk.CallToolResult, Out, error) {
 		var none Out

@@ -52,7 +52,7 @@ func beginning(t *testing.T) *story {
 	s.call("0", 0, 1, rlm.CallSub, llm.Usage{Calls: 1, Input: 1000, Output: 5, Cost: 0.02})
 	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Value: json.RawMessage("7")})
 	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Error: "no such\x1b[2J shop"})
-	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, OK: true, Produced: 8, Wall: 2 * time.Second})
+	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit, Wall: 2 * time.Second}, OK: true, Produced: 8})
 	s.add("0", 0, 1, rlm.KindTurnEnded, rlm.TurnEnded{})
 	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
 	s.call("0", 0, 2, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
@@ -66,7 +66,7 @@ func beginning(t *testing.T) *story {
 func (s *story) finish() {
 	s.add("0/1", 1, 1, rlm.KindCallEnded, rlm.CallEnded{Call: rlm.CallTurn, Usage: llm.Usage{Calls: 1, Input: 10, Output: 1}})
 	s.add("0", 0, 2, rlm.KindChildEnded, rlm.ChildEnded{Node: "0/1", Reason: rlm.ReasonAnswered, Answer: "7"})
-	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, Error: "Traceback\nValueError: \x1b[31mno"})
+	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit}, Error: "Traceback\nValueError: \x1b[31mno"})
 	s.add("0", 0, 2, rlm.KindTurnEnded, rlm.TurnEnded{})
 	s.add("0", 0, 0, rlm.KindRunEnded, rlm.Result{Reason: rlm.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
 }
