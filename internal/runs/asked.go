@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -26,7 +26,7 @@ const oldAway = "away"
 // askedFor gives who wants a run; nil: nobody does any more, or it is the business of whoever began it.
 func askedFor(dir string, labels map[string]string) (*asked, error) {
 	a := &asked{}
-	err := statefile.Read(filepath.Join(dir, askedFile), a)
+	err := atomicfile.ReadJSON(filepath.Join(dir, askedFile), a)
 	switch old := labels[rlm.LabelAsked]; {
 	case err == nil && a.Nobody:
 		return nil, nil
@@ -42,7 +42,7 @@ func askedFor(dir string, labels map[string]string) (*asked, error) {
 
 // note writes it down.
 func (a *asked) note(dir string) error {
-	if err := statefile.Write(filepath.Join(dir, askedFile), a); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, askedFile), a); err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "note run", Message: "who wants it cannot be written down", Err: err}
 	}
 	return nil
