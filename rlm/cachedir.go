@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -55,7 +55,7 @@ func (d *cacheDir) get(key string) *llm.Reply {
 	}
 	p := d.path(key)
 	r := &llm.Reply{}
-	if statefile.Read(p, r) != nil {
+	if atomicfile.ReadJSON(p, r) != nil {
 		return nil // not there; one that is damaged is written anew
 	}
 	now := time.Now()
@@ -65,7 +65,7 @@ func (d *cacheDir) get(key string) *llm.Reply {
 
 // put keeps a reply.
 func (d *cacheDir) put(key string, r *llm.Reply) {
-	if d == nil || int64(len(r.Text)) > d.limit/4 || statefile.Write(d.path(key), r) != nil {
+	if d == nil || int64(len(r.Text)) > d.limit/4 || atomicfile.WriteJSON(d.path(key), r) != nil {
 		return
 	}
 	d.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -111,12 +111,12 @@ type listNote struct {
 
 func readNote(dir string) *listNote {
 	n := &listNote{}
-	if statefile.Read(filepath.Join(dir, noteFile), n) != nil || n.Info == nil {
+	if atomicfile.ReadJSON(filepath.Join(dir, noteFile), n) != nil || n.Info == nil {
 		return nil // the log has everything
 	}
 	return n
 }
 
 func writeNote(dir string, n *listNote) {
-	_ = statefile.Write(filepath.Join(dir, noteFile), n) // without it the next list takes longer
+	_ = atomicfile.WriteJSON(filepath.Join(dir, noteFile), n) // without it the next list takes longer
 }

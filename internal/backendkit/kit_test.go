@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,7 +66,7 @@ func TestASweepIsDoneOnceAndAgainWhenItWasIncomplete(t *testing.T) {
 		s := &Sweeper{
 			Limit: time.Second,
 			Sweep: func(ctx context.Context) error { sweeps++; return errors.Join(result, ctx.Err()) },
-			Go:    func(f func(context.Context)) { later++; f(t.Context()) },
+			Go:    func(f func(context.Context)) bool { later++; f(t.Context()); return true },
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -79,12 +80,12 @@ func TestASweepIsDoneOnceAndAgainWhenItWasIncomplete(t *testing.T) {
 			t.Errorf("%d sweeps, %v", sweeps, s.Err())
 		}
 		result = nil
-		time.Sleep(sweepAgain)
+		time.Sleep(time.Minute)
 		s.Once(t.Context())
 		if sweeps != 3 || later != 1 || s.Err() != nil {
 			t.Errorf("%d sweeps, %d of them later, %v", sweeps, later, s.Err())
 		}
-		time.Sleep(sweepAgain)
+		time.Sleep(time.Minute)
 		s.Once(t.Context())
 		if sweeps != 3 {
 			t.Error("a complete sweep is done again")
@@ -265,4 +266,57 @@ func TestProductionTakesNoConsent(t *testing.T) {
 			t.Errorf("%q: %v", env, err)
 		}
 	}
+	for env, code := range map[string]sandbox.Code{"production": "", "prod": sandbox.CodeInvalidSpec} {
+		t.Setenv("RECLUSE_ENV", env)
+		if err := RefuseInProduction("start", "", ""); sandbox.CodeOf(err) != code {
+			t.Errorf("nothing to refuse, and %q: %v", env, err)
+		}
+	}
+}
+
+func TestATrialOutlivesItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		closed := false
+		trials := &Trials{Limit: time.Minute, Go: func(f func(context.Context)) bool {
+			if !closed {
+				wg.Go(func() { f(t.Context()) })
+			}
+			return !closed
+		}}
+		made, broken := 0, errors.New("broken")
+		try := func(result error) func(context.Context) error {
+			return func(context.Context) error {
+				made++
+				time.Sleep(10 * time.Second)
+				return result
+			}
+		}
+		if known, err := trials.Wait(t.Context(), time.Second, try(broken)); known || err != nil {
+			t.Errorf("a slow trial: %v, %v", known, err)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if known, err := trials.Wait(gone, time.Minute, try(nil)); !known || !errors.Is(err, context.Canceled) {
+			t.Errorf("a caller that gave up: %v, %v", known, err)
+		}
+		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || !errors.Is(err, broken) || made != 1 {
+			t.Errorf("the trial that was under way: %v, %v, %d made", known, err, made)
+		}
+		time.Sleep(trialRetry)
+		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || err != nil || made != 2 {
+			t.Errorf("after a failed one: %v, %v, %d made", known, err, made)
+		}
+		if known, err := trials.Wait(t.Context(), time.Minute, try(broken)); !known || !errors.Is(err, broken) || made != 3 {
+			t.Errorf("after one that went well: %v, %v, %d made", known, err, made)
+		}
+		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || err != nil || made != 4 {
+			t.Errorf("%v, %v, %d made", known, err, made)
+		}
+		closed = true
+		if _, err := trials.Wait(t.Context(), time.Minute, try(nil)); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+			t.Errorf("of a closed backend: %v", err)
+		}
+		wg.Wait()
+	})
 }

@@ -53,6 +53,13 @@ func (m *Machine) Stopping() {
 	m.stopped = true
 }
 
+// Unexplained reports whether an end that came now would have no cause yet and would need one.
+func (m *Machine) Unexplained() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.stopped && !m.over && m.cause == nil
+}
+
 // Blame sets the cause of the end that is about to come. It reports false if there is a cause already, or
 // the end was asked for.
 func (m *Machine) Blame(cause error) bool {

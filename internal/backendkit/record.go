@@ -42,9 +42,6 @@ func (r *Record) token() []byte {
 	return t
 }
 
-// orphan reports whether no program is left to end the sandbox.
-func (r *Record) orphan() bool { return !r.Spec.Persist && !r.Owner.Alive() }
-
 // Info describes the sandbox, except whether it runs.
 func (r *Record) Info(backend string) sandbox.Info {
 	return sandbox.Info{ID: r.ID, Backend: backend, Created: r.Created, Labels: r.Spec.Labels, Spec: r.Spec}

@@ -135,19 +135,27 @@ func (s Store) Unattached(id string, f func()) {
 // Sweep ends the sandboxes whose program has died without ending them, unless somebody is attached.
 func (s Store) Sweep(ctx context.Context, stop func(ctx context.Context, id string) error) error {
 	var errs []error
-	orphan := func(id string) bool {
-		var r Record
-		return s.Load(id, &r) == nil && r.orphan()
-	}
 	for _, id := range s.IDs() {
-		if !orphan(id) {
-			continue
+		if s.orphan(id) {
+			errs = append(errs, s.endOrphan(ctx, id, stop))
 		}
-		s.Unattached(id, func() {
-			if orphan(id) { // somebody may have attached and detached since
-				errs = append(errs, stop(ctx, id))
-			}
-		})
 	}
 	return errors.Join(errs...)
+}
+
+// orphan reports whether no program is left to end a sandbox.
+func (s Store) orphan(id string) bool {
+	var r Record
+	return s.Load(id, &r) == nil && !r.Spec.Persist && !r.Owner.Alive()
+}
+
+// endOrphan ends a sandbox that looked like an orphan, unless somebody is attached to it or has made it theirs
+// since.
+func (s Store) endOrphan(ctx context.Context, id string, stop func(context.Context, string) error) (err error) {
+	s.Unattached(id, func() {
+		if s.orphan(id) {
+			err = stop(ctx, id)
+		}
+	})
+	return err
 }

@@ -142,6 +142,15 @@ func TestASweepEndsOrphans(t *testing.T) {
 	if !slices.Equal(ended, want) || !errors.Is(err, stuck) {
 		t.Errorf("ended %q, want %q; %v", ended, want, err)
 	}
+	// Somebody has made it theirs, and detached, after the sweep has read the record.
+	adopted := records["orphan"]
+	adopted.Owner = Self()
+	if err := s.Save(adopted.ID, adopted); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.endOrphan(t.Context(), adopted.ID, func(context.Context, string) error { return stuck }); err != nil {
+		t.Error("an adopted sandbox was ended")
+	}
 }
 
 func TestAProcessIsOne(t *testing.T) {

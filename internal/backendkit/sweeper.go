@@ -1,14 +1,12 @@
 package backendkit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
 	"time"
 )
-
-// sweepAgain is how long after an incomplete sweep the next one begins.
-const sweepAgain = time.Minute
 
 // Sweeper ends what programs have left that died: once in a program's life, before it makes its first
 // sandbox, and again a while after a sweep that was incomplete. The start of a sandbox does not fail for
@@ -18,8 +16,10 @@ type Sweeper struct {
 	Sweep func(ctx context.Context) error
 	// Limit bounds one sweep.
 	Limit time.Duration
-	// Go runs a later sweep in the background; nil: whoever comes then waits for it.
-	Go func(f func(ctx context.Context))
+	// Again is how long after an incomplete sweep the next one is due; 0: a minute.
+	Again time.Duration
+	// Go runs a later sweep in the background, or reports that the backend is closed; nil: the caller waits for it.
+	Go func(f func(ctx context.Context)) bool
 
 	first sync.Mutex // held during the first
 
@@ -35,7 +35,7 @@ func (s *Sweeper) Once(ctx context.Context) {
 	s.first.Lock()
 	defer s.first.Unlock()
 	s.mu.Lock()
-	never, due := s.at.IsZero(), !s.done && !s.again && time.Since(s.at) >= sweepAgain
+	never, due := s.at.IsZero(), !s.done && !s.again && time.Since(s.at) >= cmp.Or(s.Again, time.Minute)
 	s.again = due && !never
 	s.mu.Unlock()
 	switch {

@@ -85,6 +85,20 @@ func MountError(path string, err error) error {
 	return out
 }
 
+// Resolve judges the host's directories that are to be mounted, and returns the mounts with the directories that
+// they really are.
+func (p *Policy) Resolve(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
+	mounts = slices.Clone(mounts)
+	for i, m := range mounts {
+		resolved, err := p.Judge(m.Host)
+		if err != nil {
+			return nil, MountError(m.Host, err)
+		}
+		mounts[i].Host = resolved
+	}
+	return mounts, nil
+}
+
 // Rule is a tree that must stay outside of every sandbox.
 type Rule struct {
 	Path   string // absolute

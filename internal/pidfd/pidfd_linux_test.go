@@ -3,8 +3,10 @@ package pidfd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -64,15 +66,66 @@ func TestTheEndOfAProcessIsSeen(t *testing.T) {
 	}
 }
 
-func TestAnExitCodeIsRead(t *testing.T) {
-	cmd, p := start(t, "sh", "-c", "exit 7")
-	if err := p.Wait(); err != nil {
+func TestHowAProcessEndedIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		want   syscall.WaitStatus
+	}{
+		"an exit status": {"exit 7", 7 << 8},
+		"a signal":       {"kill -9 $$", 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// A zombie of our own: nobody reaps it before we do.
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read -r go; "+c.script)
+			in, err := cmd.StdinPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := Open(cmd.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			if status, ok := p.zombieStatus(); ok {
+				t.Errorf("while it runs: %d", status)
+			}
+			if _, err := in.Write([]byte("go\n")); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.WaitFor(t.Context(), 10*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if status, ok := p.ExitStatus(); !ok || status != c.want {
+				t.Errorf("before it is reaped: %d %t, want %d", status, ok, c.want)
+			}
+			_ = cmd.Wait() // it failed, as it was told to
+			status, ok := p.ExitStatus()
+			if ok && status != c.want || !ok && !endUntold(t) {
+				t.Errorf("after it was reaped: %d %t, want %d", status, ok, c.want)
+			}
+			other := &Process{pid: os.Getpid(), file: p.file, conn: p.conn}
+			if status, ok := other.zombieStatus(); ok {
+				t.Errorf("of another process: %d", status)
+			}
+		})
+	}
+}
+
+// endUntold reports whether the kernel does not tell how a process ended once it was reaped.
+func endUntold(t *testing.T) bool {
+	t.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if status, ok := p.ExitStatus(); !ok || !status.Exited() || status.ExitStatus() != 7 {
-		t.Errorf("status %v, %v", status, ok)
+	var major, minor int
+	if _, err := fmt.Sscanf(string(release), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
 	}
-	_ = cmd.Wait()
+	return major < 6 || major == 6 && minor < 15
 }
 
 func TestCloseEndsAWait(t *testing.T) {

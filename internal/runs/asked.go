@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -30,7 +30,7 @@ const oldAway = "away"
 // readAsked reads who wanted a run last. A run that no server was asked for has no such file.
 func readAsked(dir string) (asked, error) {
 	var a asked
-	err := statefile.Read(filepath.Join(dir, askedFile), &a)
+	err := atomicfile.ReadJSON(filepath.Join(dir, askedFile), &a)
 	return a, err
 }
 
@@ -52,7 +52,7 @@ func askedFor(dir string, labels map[string]string) (*asked, error) {
 
 // note writes it down.
 func (a *asked) note(dir string) error {
-	if err := statefile.Write(filepath.Join(dir, askedFile), a); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, askedFile), a); err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "note run", Message: "who wants it cannot be written down", Err: err}
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -146,7 +146,7 @@ func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
 		log.Warn("a run that was interrupted is not resumed: its servers have died too often; it can be resumed by hand", "tries", tries)
 		return false
 	}
-	if err := statefile.Write(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
+	if err := atomicfile.WriteJSON(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
 		return no(err)
 	}
 	if _, err = k.Resume(ctx, tenant, id, Again{Away: who.Away, Model: who.Model, Sub: who.Sub, Host: who.Host}); err == nil {
@@ -190,7 +190,7 @@ func (k *Keeper) under(tenant, id string) bool {
 
 // triesOf counts the servers that have begun to go on with a run and have not come back from it.
 func triesOf(dir string) (n int, err error) {
-	err = statefile.Read(filepath.Join(dir, triesFile), &n)
+	err = atomicfile.ReadJSON(filepath.Join(dir, triesFile), &n)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -201,7 +201,7 @@ func triesOf(dir string) (n int, err error) {
 func setTries(dir string, n int) error {
 	file := filepath.Join(dir, triesFile)
 	if n > 0 {
-		return statefile.Write(file, n)
+		return atomicfile.WriteJSON(file, n)
 	}
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

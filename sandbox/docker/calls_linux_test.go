@@ -121,9 +121,9 @@ func removeGuest(t *testing.T, b *Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guest, err := b.guestProgram(t.Context(), f.arch)
+	guest, err := b.guestProgram(t.Context(), f.Arch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	docker(t, "volume", "rm", "recluse-guest-"+guest.Hash[:16]+"-"+f.arch)
+	docker(t, "volume", "rm", "recluse-guest-"+guest.Hash[:16]+"-"+f.Arch)
 }

@@ -55,29 +55,16 @@ func writeContext(t *testing.T, dir, name, host string) (keys string) {
 	return keys
 }
 
-func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
-	dir := dockerConfig(t)
-	writeContext(t, dir, "office", "unix:///office.sock")
-	writeContext(t, dir, "lab", "unix:///lab.sock")
-	check := func(name string, o Options, want string) {
-		t.Helper()
-		if at, err := locate(o); err != nil || at.host != want {
-			t.Errorf("%s: %q, %v, want %q", name, at.host, err, want)
+func TestTheRuntimeThatIsChosen(t *testing.T) {
+	if engineHost == "" {
+		t.Skip("SKIPPED: " + noEngine)
+	}
+	for asked, want := range map[string]string{"": "runc", RuntimeAuto: "runsc", "runc": "runc"} {
+		b := newBackend(t, func(o *Options) { o.Runtime = asked })
+		c := b.Capabilities(t.Context())
+		if notes := strings.Join(c.Notes, "; "); !strings.Contains(notes, "runtime "+want+" of ") || !strings.Contains(notes, "runc, runsc") {
+			t.Errorf("%q: %s", asked, notes)
 		}
-	}
-	check("nothing said", Options{}, "")
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"currentContext": "office"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	check("the context in use", Options{}, "unix:///office.sock")
-	t.Setenv("DOCKER_CONTEXT", "lab")
-	check("DOCKER_CONTEXT", Options{}, "unix:///lab.sock")
-	t.Setenv("DOCKER_HOST", "tcp://1.2.3.4:5")
-	check("DOCKER_HOST before it", Options{}, "tcp://1.2.3.4:5")
-	check("a context that was asked for", Options{Context: "office"}, "unix:///office.sock")
-	check("a host that was asked for", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
-	if _, err := locate(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
-		t.Errorf("no such context: %v", err)
 	}
 }
 

@@ -17,7 +17,9 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -27,51 +29,40 @@ import (
 // plan is a container that is about to be made.
 type plan struct {
 	record
-	facts   *facts
+	facts   *dockerengine.Facts
 	options SpecOptions
 	image   client.ImageInspectResult
 	volume  string // with the guest
-	token   string
 
 	oomScore int           // of what is run
 	counted  []agent.Tmpfs // file systems in memory that the guest mounts
 }
 
-// userSpace says that processes inside are not the host kernel's own: its limits then hit the sandbox and not the offender, and the guest
-// keeps them instead.
-func (f *facts) userSpace() bool { return f.level >= sandbox.IsolationKernel }
-
 // guestConfig is what the guest is told at its birth.
 func (p *plan) guestConfig() agent.Config {
-	l := p.Spec.Limits
-	c := agent.Config{
-		Token: p.token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: stateDir,
-		Socket: socketName(p.ID), Peer: p.bridge().UID,
-		OpenFiles: l.OpenFiles, CPUs: int(math.Ceil(l.CPUs)), Filter: true,
+	var img backendkit.ImageConfig
+	if ic := p.image.Config; ic != nil {
+		img.Env = slices.Clone(ic.Env)
+		if ic.WorkingDir != "/" {
+			img.Dir = ic.WorkingDir
+		}
 	}
+	if p.User.Name != "" {
+		img.Env = append(img.Env, "USER="+p.User.Name, "LOGNAME="+p.User.Name)
+	}
+	c := backendkit.GuestConfig(p.Record, stateDir, img)
+	c.Socket, c.Peer, c.Filter = socketName(p.ID), p.bridge().UID, true
 	if p.Restored != "" {
 		c.Unpack = archivePath
 	}
-	if p.facts.userSpace() {
-		// Users are counted for each sandbox alone there.
-		c.Processes, c.Memory = l.Processes, l.Memory
-		if p.facts.ownGuest() {
-			c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.counted
-		}
-	} else {
+	if !p.facts.UserSpace() {
 		c.Threads, c.OOMScore = guestThreads, p.oomScore
+		return c
 	}
-	if ic := p.image.Config; ic != nil {
-		c.Env = slices.Clone(ic.Env)
-		if ic.WorkingDir != "" && ic.WorkingDir != "/" {
-			c.Dir = ic.WorkingDir
-		}
-	}
-	if p.Spec.Dir != "" {
-		c.Dir = p.Spec.Dir
-	}
-	if p.User.Name != "" {
-		c.Env = append(c.Env, "USER="+p.User.Name, "LOGNAME="+p.User.Name)
+	// Users are counted for each sandbox alone there.
+	c.Processes, c.Memory = p.Spec.Limits.Processes, p.Spec.Limits.Memory
+	if ownGuest(p.facts) {
+		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.counted
 	}
 	return c
 }
@@ -85,12 +76,8 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 	if err != nil {
 		return nil, err
 	}
-	hostname := p.Spec.Hostname
-	if hostname == "" {
-		hostname = p.ID
-	}
 	return &container.Config{
-		Hostname: hostname, Image: p.image.ID, Labels: labels, WorkingDir: "/",
+		Hostname: cmp.Or(p.Spec.Hostname, p.ID), Image: p.image.ID, Labels: labels, WorkingDir: "/",
 		User:       p.guestUser(),
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
 		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
@@ -105,11 +92,11 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 func memoryReserve(limit int64) int64 { return max(512<<20, limit/2) }
 
 // runtimeName is what the engine is told; nothing means its default.
-func (b *Backend) runtimeName(f *facts) string {
+func (b *Backend) runtimeName(f *dockerengine.Facts) string {
 	if b.opts.Runtime == "" {
 		return ""
 	}
-	return f.runtime
+	return f.Runtime
 }
 
 // profile is what the engine is told about the walls. All of it can be changed by Options.HostConfig, and nothing of it silently.
@@ -117,7 +104,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	l := p.Spec.Limits
 	no := false
 	memory, pids := l.Memory, int64(l.Processes+processReserve)
-	if p.facts.userSpace() {
+	if p.facts.UserSpace() {
 		memory += memoryReserve(l.Memory)
 		pids = int64(4*l.Processes + 1024)
 	}
@@ -129,7 +116,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Memory: memory, MemorySwap: memory, // together: no swap
 			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
 		},
-		Tmpfs: tmpfs(l, p.facts, p.User),
+		Tmpfs: p.tmpfs(),
 		Mounts: []mount.Mount{{
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
@@ -153,54 +140,49 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	if err := b.layOver(hc, p.options); err != nil {
 		return nil, err
 	}
-	hc.CapAdd = p.facts.grant(hc.CapAdd)
+	hc.CapAdd = grant(p.facts, hc.CapAdd)
 	p.counted = p.count(hc)
 	return hc, nil
 }
 
 func (b *Backend) network() string { return b.opts.network() }
 
-// inMemory are file systems in memory: who has which part of the disk, and the files it may have.
-type inMemory struct {
-	path        string
-	share       int64 // one in how many
-	mode, flags string
-	guest       bool // it is the guest's own
-}
-
-var filesInMemory = []inMemory{
-	{path: sandbox.DefaultHome, share: 2, mode: "0750", flags: "exec"}, // compiled parts of packages are loaded from there
-	{path: "/tmp", share: 4, mode: "1777", flags: "exec"},
-	{path: "/var/tmp", share: 16, mode: "1777", flags: "exec"},
-	{path: "/dev/shm", share: 16, mode: "1777", flags: "noexec"},
-	{path: stateDir, share: 8, mode: "0755", flags: "noexec", guest: true},
-}
-
-// inodes is how many files there may be in all of them: each costs memory that no size counts, so their number is bounded by what it may take.
-func inodes(l sandbox.Limits) int64 {
-	const perFile = 2 << 10
-	return max(1024, l.Memory/8/perFile)
-}
-
-// owner is whose a file system is. Runtimes give a mount the mode of the directory below it, whatever is asked for, so the user has to own it.
-func (m inMemory) owner(f *facts, user sandbox.User) sandbox.User {
-	if m.guest && f.ownGuest() {
-		return sandbox.User{}
-	}
-	return user
-}
-
-// tmpfs shares the disk out among the file systems in memory.
-func tmpfs(l sandbox.Limits, f *facts, user sandbox.User) map[string]string {
-	all := map[string]string{}
-	for _, m := range filesInMemory {
-		u := m.owner(f, user)
-		all[m.path] = fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", m.flags, l.Disk/m.share, inodes(l)/m.share, m.mode, u.UID, u.GID)
-		if f.podman { // which knows neither the number of files nor users by number; U is the container's own
-			all[m.path] = fmt.Sprintf("rw,nosuid,nodev,%s,size=%d,mode=%s,U", m.flags, l.Disk/m.share, m.mode)
+// inMemory are the file systems in memory, with their owners. Runtimes give a mount the mode of the directory below it,
+// whatever is asked for, so the user has to own it.
+func (p *plan) inMemory() []backendkit.Tmpfs {
+	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir)
+	for i := range all {
+		if !all[i].Guest || !ownGuest(p.facts) {
+			all[i].UID, all[i].GID = p.User.UID, p.User.GID
 		}
 	}
 	return all
+}
+
+// tmpfs returns them for the engine.
+func (p *plan) tmpfs() map[string]string {
+	all := map[string]string{}
+	for _, m := range p.inMemory() {
+		flags := "rw,nosuid,nodev,noexec"
+		if m.Exec {
+			flags = "rw,nosuid,nodev,exec"
+		}
+		text := fmt.Sprintf("%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, m.Size, m.Inodes, m.Mode, m.UID, m.GID)
+		if p.facts.Podman { // which knows neither the number of files nor users by number; U is the container's own
+			text = fmt.Sprintf("%s,size=%d,mode=%s,U", flags, m.Size, m.Mode)
+		}
+		all[m.Path] = text
+	}
+	return all
+}
+
+// noHealthcheck keeps the image's health check from running beside us. Podman would make a timer also for one that
+// says NONE.
+func (p *plan) noHealthcheck() *container.HealthConfig {
+	if p.facts.Podman && (p.image.Config == nil || p.image.Config.Healthcheck == nil) {
+		return nil
+	}
+	return &container.HealthConfig{Test: []string{"NONE"}}
 }
 
 // judgeMounts resolves this machine's directories that are to be seen inside, and refuses those that must not be.
@@ -213,20 +195,15 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 	if len(spec.Mounts) == 0 {
 		return nil
 	}
-	if !b.local() {
+	if !b.cli.Local() {
 		return backend.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
 	}
 	policy := hostpath.Default()
 	policy.Allow = b.opts.AllowMounts
 	policy.Refuse(b.dir, "recluse's notes on sandboxes")
-	for i, m := range spec.Mounts {
-		resolved, err := policy.Judge(m.Host)
-		if err != nil {
-			return hostpath.MountError(m.Host, err)
-		}
-		spec.Mounts[i].Host = resolved
-	}
-	return nil
+	var err error
+	spec.Mounts, err = policy.Resolve(spec.Mounts)
+	return err
 }
 
 // shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. Where the engine's processes

@@ -96,7 +96,7 @@ func TestAStopThatFailsIsTold(t *testing.T) {
 	if all, err := b.List(t.Context()); len(all) > 0 || err != nil {
 		t.Errorf("list without an engine: %v, %v", all, err)
 	}
-	if err := b.markUsed(); err != nil {
+	if err := b.own.MarkUsed(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.List(t.Context()); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {

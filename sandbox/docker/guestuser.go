@@ -8,6 +8,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 )
 
@@ -22,12 +23,13 @@ var guestCapabilities = []string{
 	"CAP_SYS_RESOURCE",
 }
 
-// ownGuest says that the guest is another user than code. Podman gives file systems in memory to the container's user alone.
-func (f *facts) ownGuest() bool { return f.userSpace() && !f.podman }
+// ownGuest reports that the guest is another user than code. Podman gives file systems in memory to the container's
+// user alone.
+func ownGuest(f *dockerengine.Facts) bool { return f.UserSpace() && !f.Podman }
 
 // grant adds the guest's capabilities to those that a host config names, without which it could not run anything.
-func (f *facts) grant(caps []string) []string {
-	if !f.ownGuest() {
+func grant(f *dockerengine.Facts, caps []string) []string {
+	if !ownGuest(f) {
 		return caps
 	}
 	for _, c := range guestCapabilities {
@@ -41,11 +43,10 @@ func (f *facts) grant(caps []string) []string {
 // count gives the file systems in memory that the guest mounts once more, over the engine's: gVisor does not hear from an engine how many files
 // there may be in them, and a million would cost the sandbox. Where a host config, a volume or the image has put something else, that stays.
 func (p *plan) count(hc *container.HostConfig) []agent.Tmpfs {
-	if !p.facts.ownGuest() {
+	if !ownGuest(p.facts) {
 		return nil
 	}
-	l := p.Spec.Limits
-	ours, others := tmpfs(l, p.facts, p.User), targets(*hc)
+	ours, others := p.tmpfs(), targets(*hc)
 	for target := range hc.Tmpfs {
 		if ours[target] == "" {
 			others = append(others, target)
@@ -55,16 +56,14 @@ func (p *plan) count(hc *container.HostConfig) []agent.Tmpfs {
 		others = slices.AppendSeq(others, maps.Keys(ic.Volumes))
 	}
 	var all []agent.Tmpfs
-	for _, m := range filesInMemory {
+	for _, m := range p.inMemory() {
 		taken := slices.ContainsFunc(others, func(target string) bool {
 			target = path.Clean("/" + target)
-			return target == m.path || strings.HasPrefix(target, m.path+"/")
+			return target == m.Path || strings.HasPrefix(target, m.Path+"/")
 		})
-		if taken || hc.Tmpfs[m.path] != ours[m.path] {
-			continue
+		if !taken && hc.Tmpfs[m.Path] == ours[m.Path] {
+			all = append(all, m.Tmpfs)
 		}
-		u := m.owner(p.facts, p.User)
-		all = append(all, agent.Tmpfs{Path: m.path, Size: l.Disk / m.share, Inodes: inodes(l) / m.share, Mode: m.mode, UID: u.UID, GID: u.GID})
 	}
 	return all
 }

@@ -12,14 +12,16 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Two wait for a lock whose owner has died. Both have seen it, and one of them is quicker.
 func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 	quick := newBackend(t, nil)
-	dead := self()
+	dead := backendkit.Self()
 	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
 	own, err := json.Marshal(dead)
 	if err != nil {
@@ -27,8 +29,8 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 	}
 	hc := &container.HostConfig{NetworkMode: "none"}
 	volume := "test-" + randomHex(6)
-	lock := "recluse-carrier-" + volume
-	if _, _, err := quick.carrier(t.Context(), lock, testImage, map[string]string{labelOwner: string(own)}, hc); err != nil {
+	lock := dockerengine.HolderName(volume)
+	if _, _, err := quick.cli.Carrier(t.Context(), lock, testImage, map[string]string{dockerengine.LabelOwner: string(own)}, hc); err != nil {
 		t.Fatal(err)
 	}
 	var first string
@@ -41,7 +43,7 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 	}
 	took := make(chan struct{}) // closed when the quick one has the lock, and the slow one has removed what it has seen
 	overtake := sync.OnceFunc(func() {
-		if first, release, err = quick.hold(t.Context(), volume, testImage, hc); err != nil {
+		if first, release, err = quick.cli.Hold(t.Context(), volume, testImage, hc); err != nil {
 			t.Error(err)
 		}
 	})
@@ -61,7 +63,7 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 		defer close(done)
 		var remove func() error
 		var err error
-		if second, remove, err = slow.hold(t.Context(), volume, testImage, hc); err == nil {
+		if second, remove, err = slow.cli.Hold(t.Context(), volume, testImage, hc); err == nil {
 			err = remove()
 		}
 		if err != nil {
@@ -69,7 +71,7 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 		}
 	}()
 	await(t, "the removal", took)
-	if now, _ := quick.holder(t.Context(), lock); now != first {
+	if now, _ := quick.cli.Holder(t.Context(), volume); now != first {
 		t.Errorf("the lock of %s is now that of %q", first, now)
 	}
 	if release != nil {
@@ -92,7 +94,7 @@ func TestWhoGivesUpDoesNotWaitForTheOneWhoBringsTheGuest(t *testing.T) {
 	defer func() { <-b.filling }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.guestVolume(ctx, bundle.Program{Hash: randomHex(32)}, &facts{}, testImage); sandbox.CodeOf(err) != sandbox.CodeCancelled {
+	if _, err := b.guestVolume(ctx, bundle.Program{Hash: randomHex(32)}, &dockerengine.Facts{}, testImage); sandbox.CodeOf(err) != sandbox.CodeCancelled {
 		t.Error(err)
 	}
 }

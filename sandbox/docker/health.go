@@ -2,21 +2,22 @@ package docker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute, or by another program in the last hour.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h := b.health(ctx)
-	if err := b.unswept(); h.OK && err != nil {
+	if err := b.sweeper.Err(); h.OK && err != nil {
 		h.Reason += "; what programs that died have left could not be ended: " + err.Error()
 	}
 	h.Took = time.Since(began)
@@ -32,18 +33,18 @@ func (b *Backend) Answers(ctx context.Context) sandbox.Health {
 }
 
 // answers says whether engine and guest are there, and what is known of the engine.
-func (b *Backend) answers(ctx context.Context) (sandbox.Health, *facts) {
+func (b *Backend) answers(ctx context.Context) (sandbox.Health, *dockerengine.Facts) {
 	if _, err := b.cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return ill(failed(ctx, "ask the Docker engine", "it is not well", err)), nil
+		return backend.Unhealthy(failed(ctx, "ask the Docker engine", "it is not well", err)), nil
 	}
 	f, err := b.facts(ctx)
 	if err != nil {
-		return ill(err), nil
+		return backend.Unhealthy(err), nil
 	}
-	if _, err := b.guestProgram(ctx, f.arch); err != nil {
-		return ill(err), nil
+	if _, err := b.guestProgram(ctx, f.Arch); err != nil {
+		return backend.Unhealthy(err), nil
 	}
-	return sandbox.Health{OK: true, Version: f.version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.runtime, b.level(f))}, f
+	return sandbox.Health{OK: true, Version: f.Version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.Runtime, b.level(f))}, f
 }
 
 func (b *Backend) health(ctx context.Context) sandbox.Health {
@@ -51,15 +52,12 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 	if !ok.OK {
 		return ok
 	}
-	b.mu.Lock()
-	proven := time.Since(b.proven) < healthKept
-	b.mu.Unlock()
-	if proven {
+	if b.proofs.Fresh() {
 		return ok
 	}
-	guest, err := b.guestProgram(ctx, f.arch)
+	guest, err := b.guestProgram(ctx, f.Arch)
 	if err != nil {
-		return ill(err)
+		return backend.Unhealthy(err)
 	}
 	img, err := b.cli.ImageInspect(ctx, b.opts.Image)
 	if errdefs.IsNotFound(err) && b.opts.Pull != PullNever {
@@ -67,73 +65,27 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 		return ok
 	}
 	now := b.proofNow(f, guest.Hash, img.ID)
-	if err == nil && b.provenBefore(now) {
+	if kept, found := b.proofs.Kept(); err == nil && found && kept == now {
 		return ok
 	}
-	t := b.try(now)
-	select {
-	case <-t.done:
-		if t.err != nil {
-			return ill(t.err)
+	known, err := b.trials.Wait(ctx, trialWait, func(ctx context.Context) error {
+		err := b.tryOut(ctx)
+		if err == nil && now.Image != "" {
+			b.proofs.Keep(now)
 		}
-	case <-time.After(trialWait):
+		return err
+	})
+	switch {
+	case err != nil:
+		return backend.Unhealthy(err)
+	case !known:
 		ok.Reason += "; slow: a sandbox was not there within " + trialWait.String()
-	case <-ctx.Done():
-		return ill(ctx.Err())
 	}
 	return ok
 }
 
-func ill(err error) sandbox.Health {
-	h := sandbox.Health{Reason: err.Error()}
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
-		h.Remedy, e = e.Remedy, &sandbox.Error{Code: e.Code, Op: e.Op, Message: e.Message, Err: e.Err}
-		h.Reason = e.Error()
-	}
-	return h
-}
-
-// trial is a sandbox that is made to see whether that works. It outlives the call that asked, since an engine under load takes longer
-// than a caller waits, and it is not left half made.
-type trial struct {
-	began time.Time
-	done  chan struct{}
-	err   error // once done is closed
-}
-
-// try gives the trial that is under way, the one that lately failed, or a new one.
-func (b *Backend) try(now proof) *trial {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if t := b.trying; t != nil {
-		select {
-		case <-t.done:
-			if t.err != nil && time.Since(t.began) < healthRetry {
-				return t
-			}
-		default:
-			return t
-		}
-	}
-	t := &trial{began: time.Now(), done: make(chan struct{})}
-	b.trying = t
-	if b.closed {
-		t.err = &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "try a sandbox", Message: "the backend was closed"}
-		close(t.done)
-		return t
-	}
-	b.watchers.Go(func() {
-		defer close(t.done)
-		if t.err = b.tryOut(); t.err == nil && now.Image != "" {
-			b.proves(now)
-		}
-	})
-	return t
-}
-
-func (b *Backend) tryOut() error {
-	ctx, cancel := context.WithTimeout(b.ctx, trialLimit)
-	defer cancel()
+// tryOut makes a sandbox and ends it.
+func (b *Backend) tryOut(ctx context.Context) error {
 	// A stream alone proves nothing: the guest has to answer.
 	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
 	if err != nil {

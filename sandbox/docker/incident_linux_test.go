@@ -13,7 +13,7 @@ func testRename(t *testing.T, b *Backend) {
 	sb := open(t, b, sandbox.Spec{})
 	first, second, third := containerName(sb.ID()), "somebody-else-"+sb.ID(), "nobody-"+sb.ID()
 	told := func(sb *sandbox.Sandbox) <-chan sandbox.Incident {
-		c := make(chan sandbox.Incident, maxUntold)
+		c := make(chan sandbox.Incident, 16)
 		sb.OnIncident(func(i sandbox.Incident) { c <- i })
 		return c
 	}

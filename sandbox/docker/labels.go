@@ -1,88 +1,82 @@
 package docker
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"time"
+	"strconv"
 
 	"github.com/moby/moby/client"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The labels by which containers and images of ours are known. They cannot be changed later, so what changes is noted elsewhere (notes.go).
+// The labels by which containers and images of ours are known. They cannot be changed later, so what changes is
+// noted on this machine; see backendkit.Notes.
 const (
-	labelInstance   = "dev.recluse.instance"
-	labelSandbox    = "dev.recluse.sandbox"
-	labelSession    = "dev.recluse.session"
-	labelCreated    = "dev.recluse.created"
-	labelSpec       = "dev.recluse.spec"
-	labelSpecHash   = "dev.recluse.spec-hash"
-	labelOwner      = "dev.recluse.owner"
-	labelGuest      = "dev.recluse.guest"
-	labelGeneration = "dev.recluse.generation"
-	labelSnapshot   = "dev.recluse.snapshot"
-	labelUser       = "dev.recluse.user"     // whose processes run inside, by number
-	labelRestored   = "dev.recluse.restored" // the snapshot that a sandbox was made from
-	labelParent     = "dev.recluse.parent"
-	labelSize       = "dev.recluse.size"
-	labelLabels     = "dev.recluse.labels"
-	labelCarrier    = "dev.recluse.carrier" // a container that is never started
+	labelInstance = "dev.recluse.instance"
+	labelSandbox  = "dev.recluse.sandbox"
+	labelSnapshot = "dev.recluse.snapshot"
+	labelSession  = "dev.recluse.session" // for people
+	labelRecord   = "dev.recluse.record"  // of a sandbox or snapshot, as JSON
+	labelHash     = "dev.recluse.record-hash"
+	labelGuest    = "dev.recluse.guest" // of a volume: hash of the program in it
 )
 
-// record is what another program needs to know of a sandbox.
+// record is what another program needs to know of a sandbox. Its token is where the guest gets it from.
 type record struct {
-	ID         string
-	Container  string // the engine's id
-	Spec       sandbox.Spec
-	Created    time.Time
-	Owner      owner
-	Guest      string
-	Generation string
-	Restored   string // the snapshot it was made from, or ""
-	User       sandbox.User
+	backendkit.Record
+	Container string       `json:"-"`                  // the engine's id
+	Restored  string       `json:"restored,omitempty"` // the snapshot it was made from
+	User      sandbox.User `json:"user"`
 }
 
+// labels returns those of the sandbox's container.
 func (r *record) labels(instance string) (map[string]string, error) {
-	spec, err := json.Marshal(r.Spec)
+	public := *r
+	public.Token = ""
+	l, err := recordLabels(public, r.Spec.Labels)
 	if err != nil {
 		return nil, err
 	}
-	own, err := json.Marshal(r.Owner)
-	if err != nil {
-		return nil, err
-	}
-	l := map[string]string{
-		labelInstance: instance, labelSandbox: r.ID, labelCreated: r.Created.Format(time.RFC3339Nano), labelSpec: string(spec),
-		labelSpecHash: hash(spec), labelOwner: string(own), labelGuest: r.Guest, labelGeneration: r.Generation,
-		// A sandbox from a pool was nobody's when it was made: whose it has become is noted (notes.go).
-		labelSession:  r.Spec.Labels[sandbox.LabelSession],
-		labelUser:     ids(r.User),
-		labelRestored: r.Restored, labelCarrier: "", labelSnapshot: "", // which it would have of a snapshot's image
-	}
+	l[labelInstance], l[labelSandbox] = instance, r.ID
+	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", "" // which it would have of a snapshot's image
 	return l, nil
 }
 
-// readRecord gives what the labels of a container say; ok is false for one that is not a sandbox.
-func readRecord(container string, l map[string]string) (r record, ok bool) {
-	r = record{ID: l[labelSandbox], Container: container, Guest: l[labelGuest], Generation: l[labelGeneration], Restored: l[labelRestored]}
-	if !goodID.MatchString(r.ID) || hash([]byte(l[labelSpec])) != l[labelSpecHash] || json.Unmarshal([]byte(l[labelSpec]), &r.Spec) != nil {
-		return r, false
+// recordLabels returns a record as labels, and the session that its own labels name. A sandbox from a pool had none when it
+// was made.
+func recordLabels(record any, labels map[string]string) (map[string]string, error) {
+	text, err := json.Marshal(record)
+	if err != nil {
+		return nil, err
 	}
-	// Without an owner nobody answers for it; without a time it is of the year one.
-	_ = json.Unmarshal([]byte(l[labelOwner]), &r.Owner)
-	// Without a user it is from before there was a choice.
-	if u, err := sandbox.ParseUser(l[labelUser]); err == nil {
-		r.User = u
-	}
-	r.Created, _ = time.Parse(time.RFC3339Nano, l[labelCreated])
-	return r, true
+	return map[string]string{labelRecord: string(text), labelHash: hash(text), labelSession: labels[sandbox.LabelSession]}, nil
 }
 
-// mine says whether labels are those of this instance. It is asked about everything an engine has found: Podman takes an image for found that has one
-// of several labels.
+// decodeRecord decodes the record in labels; false if there is none, or somebody has changed it.
+func decodeRecord(l map[string]string, record any) bool {
+	text := []byte(l[labelRecord])
+	return hash(text) == l[labelHash] && json.Unmarshal(text, record) == nil
+}
+
+// readRecord returns what the labels of a container say; ok is false for one that is not a sandbox.
+func readRecord(container string, l map[string]string) (r record, ok bool) {
+	ok = decodeRecord(l, &r) && r.ID == l[labelSandbox] && goodID.MatchString(r.ID)
+	r.Container = container
+	return r, ok
+}
+
+// readSnapshot returns what the labels of an image say; ok is false for one that is not a snapshot.
+func readSnapshot(l map[string]string) (s *sandbox.Snapshot, ok bool) {
+	s = &sandbox.Snapshot{}
+	return s, decodeRecord(l, s) && s.ID == l[labelSnapshot] && goodSnapshot.MatchString(s.ID)
+}
+
+// mine reports whether labels are those of this instance. Everything that an engine has found is checked: Podman
+// finds an image that has one of several labels.
 func (b *Backend) mine(l map[string]string) bool { return l[labelInstance] == b.instance }
 
 func (b *Backend) filter(labels ...string) client.Filters {
@@ -95,8 +89,5 @@ func hash(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func randomHex(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
-}
+// userArg is how a user and its group are written for the engine.
+func userArg(u sandbox.User) string { return strconv.Itoa(u.UID) + ":" + strconv.Itoa(u.GID) }

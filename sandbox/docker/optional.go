@@ -25,11 +25,11 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 	}
 	m := b.attachment(id)
 	if m != nil {
-		m.rest(true)
+		m.resting.Store(true)
 	}
 	_, err = b.cli.ContainerPause(ctx, r.Container, client.ContainerPauseOptions{})
 	if err != nil && m != nil {
-		m.rest(false)
+		m.resting.Store(false)
 	}
 	return failed(ctx, "pause", "the engine refuses", err)
 }
@@ -42,7 +42,7 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 	}
 	_, err = b.cli.ContainerUnpause(ctx, r.Container, client.ContainerUnpauseOptions{})
 	if m := b.attachment(id); err == nil && m != nil {
-		m.rest(false)
+		m.resting.Store(false)
 	}
 	return failed(ctx, "resume", "the engine refuses", err)
 }
@@ -53,12 +53,12 @@ func (b *Backend) Label(ctx context.Context, id string, labels map[string]string
 	if err != nil {
 		return err
 	}
-	n := b.readNote(r)
+	n := b.notes.Read(&r.Record)
 	n.Labels = labels
 	if labels == nil {
 		n.Labels = map[string]string{}
 	}
-	if err := b.writeNote(id, n); err != nil {
+	if err := b.notes.Write(id, n); err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
 	}
 	return nil

@@ -8,8 +8,9 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Name is the backend's.
@@ -28,8 +29,8 @@ const (
 	PullNever   Pull = "never"
 )
 
-// RuntimeAuto chooses a runtime that does not share the host's kernel, where the engine has one.
-const RuntimeAuto = "auto"
+// RuntimeAuto chooses the strongest runtime that the engine has.
+const RuntimeAuto = dockerengine.RuntimeAuto
 
 // Options says which engine to use and what its sandboxes are like. The zero Options is the engine that the docker command would use, and
 // the strictest profile.
@@ -82,8 +83,7 @@ const (
 	ownDir      = "/.recluse"
 	guestDir    = ownDir + "/bin"
 	stateDir    = ownDir + "/run"
-	archiveName = "snapshot.tar"
-	archivePath = ownDir + "/" + archiveName
+	archivePath = ownDir + "/snapshot.tar"
 )
 
 // bridgeUID is the user of bridges, unless code is that one. It owns nothing, and code in the sandbox cannot become it.
@@ -96,27 +96,17 @@ const (
 	processReserve = 96
 	// defaultOOMScore makes the kernel choose what code has started, before the guest.
 	defaultOOMScore = 500
-	// sweepers is how many sandboxes of dead programs are ended at once.
-	sweepers = 8
 	// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.
 	cpuPeriod = 100_000
 )
 
 // Timing, all in one place.
 const (
-	cleanWait    = 20 * time.Second       // to undo what could not be finished
-	fillWait     = 2 * time.Minute        // for another program that brings the guest; after it that one counts as dead
-	fillPause    = 100 * time.Millisecond // between two looks whether it has
 	removalWait  = 250 * time.Millisecond // for the news that a killed container was removed as well
 	newsWait     = 3 * time.Second        // for news about a sandbox whose stream was closed
 	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost
 	enginePause  = 300 * time.Millisecond // between them
-	sweepAgain   = time.Minute            // after a sweep that was not whole
-	removePause  = 20 * time.Millisecond  // between two looks at a container that is being removed
 	oomFreshness = 2 * time.Second        // between a kill for memory and the death that it has caused
-	healthKept   = time.Minute            // how long a sandbox that could be made counts as proof
-	proofKept    = time.Hour              // how long every program with our directory counts it as proof
-	healthRetry  = 2 * time.Second        // how long one that could not be made does
 	trialWait    = time.Second            // for a sandbox to be made; an engine that needs longer is slow, not ill
 	trialLimit   = time.Minute            // after which it is ill
 )
@@ -124,7 +114,6 @@ const (
 var (
 	goodID       = regexp.MustCompile(`^d-[a-z0-9]{12}$`)
 	goodSnapshot = regexp.MustCompile(`^s-[a-z0-9]{12}$`)
-	goodName     = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 )
 
 // check refuses options that no engine could fulfil.
@@ -137,14 +126,10 @@ func (o Options) check() error {
 	default:
 		return bad("pull is %q, and is one of missing, always, never", o.Pull)
 	}
-	if o.Instance != "" && !goodName.MatchString(o.Instance) {
+	if o.Instance != "" && !backendkit.ValidName(o.Instance) {
 		return bad("instance %q is not a name", o.Instance)
 	}
 	if err := (sandbox.Spec{Volumes: o.Volumes}).WithDefaults().Check(); err != nil {
-		return err
-	}
-	production, err := backend.Production()
-	if err != nil {
 		return err
 	}
 	hc, err := o.hostConfig()
@@ -154,17 +139,16 @@ func (o Options) check() error {
 	if err != nil {
 		return err
 	}
-	if !container.NetworkMode(o.network()).IsHost() {
-		return nil
+	what := ""
+	if container.NetworkMode(o.network()).IsHost() {
+		what = "the host's network"
 	}
-	switch {
-	case production:
-		return &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "RECLUSE_ENV=production forbids the host's network"}
-	case !o.UnsafeHostNetwork:
-		return &sandbox.Error{
-			Code: sandbox.CodeConsentMissing, Op: "check docker options", Message: "the host's network shows everything that listens on the engine's machine",
-			Remedy: "use the network bridge, or allow it explicitly",
-		}
+	if err := backendkit.RefuseInProduction("check docker options", what, ""); err != nil || what == "" || o.UnsafeHostNetwork {
+		return err
 	}
-	return nil
+	return &sandbox.Error{
+		Code: sandbox.CodeConsentMissing, Op: "check docker options",
+		Message: "the host's network shows everything that listens on the engine's machine",
+		Remedy:  "use the network bridge, or allow it explicitly",
+	}
 }

@@ -31,7 +31,7 @@ func TestPodmanRunsItsOwnRuntimeAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !f.podman {
+	if !f.Podman {
 		t.Skip("this engine is Docker's")
 	}
 	if c := b.Capabilities(t.Context()); c.Isolation != sandbox.IsolationContainer || !strings.Contains(strings.Join(c.Notes, "; "), "Podman ") {

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/moby/moby/api/types/system"
-
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -261,33 +259,6 @@ func TestIsolationIsReportedTruthfully(t *testing.T) {
 	}
 }
 
-func TestARuntimeIsWhatItsProgramIs(t *testing.T) {
-	for name, c := range map[string]struct {
-		runtime string
-		is      system.Runtime
-		want    sandbox.Isolation
-	}{
-		"runc":                            {"runc", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
-		"crun":                            {"crun", system.Runtime{Path: "/usr/bin/crun"}, sandbox.IsolationContainer},
-		"runsc":                           {"runsc", system.Runtime{Path: "/usr/local/bin/runsc"}, sandbox.IsolationKernel},
-		"our engine":                      {"mine", system.Runtime{Path: "/usr/local/bin/recluse-engine"}, sandbox.IsolationKernel},
-		"runc that is called runsc":       {"runsc", system.Runtime{Path: "/usr/bin/runc"}, sandbox.IsolationContainer},
-		"runc that is called kata":        {"kata", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
-		"runc in a directory of runsc's":  {"runsc", system.Runtime{Path: "/opt/runsc/runc"}, sandbox.IsolationContainer},
-		"a shim that no list names":       {"io.containerd.runsc.v1", system.Runtime{}, sandbox.IsolationKernel},
-		"a name, and the engine is mute":  {"runsc", system.Runtime{}, sandbox.IsolationKernel},
-		"a shim":                          {"gv", system.Runtime{Type: "io.containerd.runsc.v1"}, sandbox.IsolationKernel},
-		"runc's shim that is called kata": {"kata", system.Runtime{Type: "io.containerd.runc.v2"}, sandbox.IsolationContainer},
-		"runc's shim with runsc":          {"x", system.Runtime{Type: "io.containerd.runc.v2", Options: map[string]any{"BinaryName": "/usr/bin/runsc"}}, sandbox.IsolationKernel},
-		"kata's shim":                     {"kata", system.Runtime{Type: "io.containerd.kata.v2"}, sandbox.IsolationVM},
-		"a stranger":                      {"youki", system.Runtime{Path: "/usr/bin/youki"}, sandbox.IsolationContainer},
-	} {
-		if got := isolationOf(c.runtime, c.is); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
-		}
-	}
-}
-
 func TestHealthTellsWhatIsWrong(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Options)
@@ -415,7 +386,7 @@ func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := b.Capabilities(t.Context()); c.Isolation != f.level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may loosen") {
+	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may loosen") {
 		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
 	}
 	for name, c := range map[string]struct {

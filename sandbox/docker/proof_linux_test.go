@@ -20,7 +20,7 @@ import (
 func made(t *testing.T, b *Backend, since time.Time) []string {
 	t.Helper()
 	until := time.Now()
-	if b.isPodman(t.Context()) {
+	if b.cli.IsPodman(t.Context()) {
 		until = until.Add(time.Second)
 	}
 	stamp := func(at time.Time) string {
@@ -73,7 +73,7 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 		t.Errorf("the first look has made %q", got)
 	}
 	// Nobody waits for the record of a trial, so it may come a moment later.
-	eventually(t, "the record", func() bool { _, err := os.Stat(b.proofPath()); return err == nil })
+	eventually(t, "the record", func() bool { _, err := os.Stat(b.proofs.Path); return err == nil })
 
 	began = time.Now()
 	second := next(nil)
@@ -89,7 +89,7 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 		t.Errorf("for one sandbox were made %q", got)
 	}
 
-	if b.isPodman(t.Context()) { // which has no other runtime
+	if b.cli.IsPodman(t.Context()) { // which has no other runtime
 		return
 	}
 	// With another profile nothing is known.
@@ -102,18 +102,16 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 
 func TestWhatIsKeptIsForgottenWhenASandboxCannotBeMade(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Network = "recluse-nonesuch" })
-	b.proves(proof{})
-	b.proven = time.Now()
+	b.proofs.Keep(proof{})
+	b.proofs.Renew()
 	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{}); err == nil {
 		t.Error("there is a sandbox in a network that is not there")
 	}
-	if _, err := os.Stat(b.proofPath()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(b.proofs.Path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is kept: %v", err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.proven.IsZero() {
-		t.Errorf("this program still believes what it saw at %s", b.proven)
+	if b.proofs.Fresh() {
+		t.Error("this program still believes what it saw")
 	}
 }
 
@@ -126,13 +124,13 @@ func TestAGuestsVolumeThatWasReplacedIsFilledAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guest, err := b.guestProgram(t.Context(), f.arch)
+	guest, err := b.guestProgram(t.Context(), f.Arch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.arch
+	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.Arch
 	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
-	if !b.broughtBefore(t.Context(), volume, guest, f.id) {
+	if !b.broughtBefore(t.Context(), volume, guest, f.ID) {
 		t.Fatal("that the guest was brought is not kept")
 	}
 	// A volume of the same name that somebody has put in its place, with nothing in it.

@@ -1,26 +1,23 @@
 package docker
 
 import (
-	"archive/tar"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -50,10 +47,10 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		return nil, err
 	}
 	s := &sandbox.Snapshot{
-		ID: "s-" + randomHex(6), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: maps.Clone(opts.Labels), Guest: r.Guest, Engine: b.opts.Runtime,
+		ID: "s-" + ids.Hex(6), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: maps.Clone(opts.Labels), Guest: r.Guest, Engine: b.opts.Runtime,
 	}
 	if err := b.take(ctx, r, s); err != nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dockerengine.CleanWait)
 		defer cancel()
 		return nil, errors.Join(failed(ctx, op, "it could not be taken", err), b.DeleteSnapshot(clean, s.ID))
 	}
@@ -78,23 +75,22 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 		return err
 	}
 	s.Size = fi.Size()
-	labels, err := snapshotLabels(s)
+	labels, err := recordLabels(s, s.Labels)
 	if err != nil {
 		return err
 	}
-	carrier, remove, err := b.carrier(ctx, carrierName(), base, labels, &container.HostConfig{NetworkMode: "none"})
+	labels[labelSnapshot] = s.ID
+	carrier, remove, err := b.cli.Carrier(ctx, dockerengine.CarrierName(), base, labels, &container.HostConfig{NetworkMode: "none"})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	archive, wait := wrap(files, fi.Size())
-	_, err = b.cli.CopyToContainer(ctx, carrier, client.CopyToContainerOptions{DestinationPath: "/", Content: archive})
-	_ = archive.Close() // ends whoever writes into it
-	if err = errors.Join(err, wait()); err != nil {
+	if err := b.cli.PutFile(ctx, carrier, archivePath, files, fi.Size()); err != nil {
 		return err
 	}
-	// Not given up halfway, for the reason that create tells.
-	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID, Config: &container.Config{}})
+	// Not given up half way, for the same reason as Engine.Create.
+	o := client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID, Config: &container.Config{}}
+	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, o)
 	return errors.Join(err, ctx.Err())
 }
 
@@ -112,97 +108,10 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 	return done.ID, err
 }
 
-// pack fetches the files in memory into a file of this machine, because an archive must say how long they are. The file has no name.
-func (b *Backend) pack(ctx context.Context, r record) (f *os.File, err error) {
-	conn, err := b.exec(ctx, r.Container, r.User, false, append([]string{agent.PackArg}, kept...)...)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, conn.Close)
-	defer stop()
-	if f, err = os.CreateTemp("", "recluse-snapshot-"); err != nil {
-		return nil, err
-	}
-	_ = os.Remove(f.Name()) // at once, so that nobody who is killed leaves it; where a file in use cannot be removed it is left to the system
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-		}
-	}()
-	var words strings.Builder
-	limited := &limitedWriter{w: f, left: r.Spec.Limits.Disk + r.Spec.Limits.Memory}
-	if _, err := stdcopy.StdCopy(limited, &words, conn.Reader); err != nil {
-		return nil, errors.Join(err, ctx.Err())
-	}
-	if words.Len() > 0 {
-		return nil, fmt.Errorf("the guest says: %.500s", words.String())
-	}
-	_, err = f.Seek(0, io.SeekStart)
-	return f, err
-}
-
-// limitedWriter refuses what is more than a sandbox's files can be.
-type limitedWriter struct {
-	w    io.Writer
-	left int64
-}
-
-func (l *limitedWriter) Write(p []byte) (int, error) {
-	if l.left -= int64(len(p)); l.left < 0 {
-		return 0, errors.New("the sandbox sends more than it can hold")
-	}
-	return l.w.Write(p)
-}
-
-// wrap gives the archive of the engine's in which the archive of the sandbox's files is one file. wait gives what went wrong with it.
-func wrap(files io.Reader, size int64) (r *io.PipeReader, wait func() error) {
-	r, w := io.Pipe()
-	done := make(chan error, 1)
-	go func() {
-		t := tar.NewWriter(w)
-		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Base(ownDir) + "/", Mode: 0o755})
-		if err == nil {
-			err = t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Base(ownDir) + "/" + archiveName, Size: size, Mode: 0o644})
-		}
-		if err == nil {
-			_, err = io.Copy(t, files)
-		}
-		err = errors.Join(err, t.Close())
-		_ = w.CloseWithError(err) // never fails
-		if errors.Is(err, io.ErrClosedPipe) {
-			err = nil // the engine says better why it did not want the rest
-		}
-		done <- err
-	}()
-	return r, func() error { return <-done }
-}
-
-func snapshotLabels(s *sandbox.Snapshot) (map[string]string, error) {
-	spec, err := json.Marshal(s.Spec)
-	if err != nil {
-		return nil, err
-	}
-	labels, err := json.Marshal(s.Labels)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{
-		labelSnapshot: s.ID, labelParent: s.Parent, labelCreated: s.Created.Format(time.RFC3339Nano), labelSpec: string(spec), labelSpecHash: hash(spec),
-		labelLabels: string(labels), labelGuest: s.Guest, labelSize: strconv.FormatInt(s.Size, 10),
-		labelSession: s.Labels[sandbox.LabelSession],
-	}, nil
-}
-
-func readSnapshot(l map[string]string) (*sandbox.Snapshot, bool) {
-	s := &sandbox.Snapshot{ID: l[labelSnapshot], Backend: Name, Parent: l[labelParent], Guest: l[labelGuest]}
-	if !goodSnapshot.MatchString(s.ID) || hash([]byte(l[labelSpec])) != l[labelSpecHash] || json.Unmarshal([]byte(l[labelSpec]), &s.Spec) != nil {
-		return nil, false
-	}
-	_ = json.Unmarshal([]byte(l[labelLabels]), &s.Labels)
-	s.Created, _ = time.Parse(time.RFC3339Nano, l[labelCreated])
-	s.Size, _ = strconv.ParseInt(l[labelSize], 10, 64)
-	return s, true
+// pack fetches the files in memory, into a file of this machine because an archive must say how long they are.
+func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
+	o := guestExec(r.User, append([]string{agent.PackArg}, kept...)...)
+	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
 }
 
 // named says whether an image still has a name: a snapshot that was deleted while it was in use has none. Podman puts a registry before names.
@@ -238,17 +147,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 	if err != nil {
 		return nil, err
 	}
-	spec := s.Spec.WithDefaults()
-	if opts.Labels != nil {
-		spec.Labels = maps.Clone(opts.Labels)
-	}
-	if len(opts.Env) > 0 {
-		if spec.Env == nil {
-			spec.Env = map[string]string{}
-		}
-		maps.Copy(spec.Env, opts.Env)
-	}
-	return b.start(ctx, spec, image, s.ID)
+	return b.start(ctx, backendkit.Restored(s.Spec, opts), image, s.ID)
 }
 
 // DeleteSnapshot implements sandbox.Backend.
@@ -265,10 +164,10 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 		return err
 	}
 	// Podman would end the sandboxes that use it, if forced.
-	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: !f.podman, PruneChildren: true})
+	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: !f.Podman, PruneChildren: true})
 	switch {
-	case errdefs.IsConflict(err) && f.podman:
-		err = b.untag(ctx, image)
+	case errdefs.IsConflict(err) && f.Podman:
+		err = b.cli.Untag(ctx, image)
 	case errdefs.IsConflict(err):
 		// A sandbox that was made from it runs, or another snapshot is built on it. It loses its name now and the rest with the last of them.
 		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{Force: true, PruneChildren: true})

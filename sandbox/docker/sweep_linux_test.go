@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -57,12 +58,12 @@ func together(t *testing.T, n int) func(http.ResponseWriter, *http.Request) bool
 // orphans makes sandboxes whose program counts as dead.
 func orphans(t *testing.T, b *Backend, n int) (ids []string) {
 	t.Helper()
-	dead := self()
+	dead := backendkit.Self()
 	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
 	for range n {
 		sb := open(t, b, sandbox.Spec{})
 		sb.Detach()
-		if err := b.writeNote(sb.ID(), note{Owner: dead}); err != nil {
+		if err := b.notes.Write(sb.ID(), backendkit.Note{Owner: dead}); err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, sb.ID())
@@ -95,27 +96,23 @@ func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
 		return stuck.Load()
 	})
 	next := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance; pass(o) })
-	next.sweepFirst(t.Context())
-	err := next.unswept()
+	next.sweeper.Once(t.Context())
+	err := next.sweeper.Err()
 	if err == nil || strings.Count(err.Error(), "resource busy") != len(ids) {
 		t.Fatalf("of %d that could not be ended is told: %v", len(ids), err)
 	}
-	next.mu.Lock()
-	next.proven = time.Now() // so that health makes none
-	next.mu.Unlock()
+	next.proofs.Renew() // so that health makes none
 	if h := next.Health(t.Context()); !h.OK || !strings.Contains(h.Reason, "resource busy") {
 		t.Errorf("%+v", h)
 	}
 	stuck.Store(false)
-	next.sweepFirst(t.Context())
+	next.sweeper.Once(t.Context())
 	if left := leftovers(t, ids); len(left) != len(ids) {
 		t.Errorf("it was tried again at once, and left are %q", left)
 	}
-	next.sweeping.mu.Lock()
-	next.sweeping.at = time.Now().Add(-sweepAgain)
-	next.sweeping.mu.Unlock()
-	next.sweepFirst(t.Context())
-	eventually(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.unswept() == nil })
+	next.sweeper.Again = time.Nanosecond
+	next.sweeper.Once(t.Context())
+	eventually(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.sweeper.Err() == nil })
 }
 
 func TestSessionsAreReleasedAtOnce(t *testing.T) {

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -267,8 +266,8 @@ func leftovers(b *Backend, ids []string) []string {
 				left = append(left, l+": "+string(text))
 			}
 		}
-		if _, err := os.Stat(b.sandboxDir(id)); err == nil {
-			left = append(left, b.sandboxDir(id))
+		if _, err := os.Stat(b.sandboxes.Path(id)); err == nil {
+			left = append(left, b.sandboxes.Path(id))
 		}
 		if mounts, _ := os.ReadFile("/proc/self/mountinfo"); bytes.Contains(mounts, []byte(id)) {
 			left = append(left, "mount of "+id)
@@ -353,7 +352,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Owner.Start++ // as if the pid belonged to somebody else by now
-		if err := statefile.Write(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
+		if err := b.sandboxes.Save(sb.ID(), r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/cleanup"
 )
 
 // Limits that hold without losing the sandbox need more than a limit on a cgroup. What the kernel sees of a sandbox are the
@@ -187,13 +188,12 @@ func (h *cgroupHost) open(id string) *cgroup { return &cgroup{host: h, id: id} }
 // create makes the cgroups of a new sandbox and sets its limits.
 func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 	g := h.open(id)
-	defer func() {
-		if err != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), cgroupGone)
-			defer cancel()
-			err = errors.Join(err, g.remove(ctx))
-		}
-	}()
+	cu := cleanup.Make(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cgroupGone)
+		defer cancel()
+		err = errors.Join(err, g.remove(ctx))
+	})
+	defer cu.Clean()
 	for _, tree := range h.trees() {
 		if err := makeCgroup(filepath.Join(tree, cgroupBase, id)); err != nil {
 			return nil, err
@@ -215,7 +215,11 @@ func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 			}
 		}
 	}
-	return g, g.limit(l)
+	if err := g.limit(l); err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return g, nil
 }
 
 // start starts cmd inside the engine's cgroup.
@@ -338,124 +342,6 @@ func (g *cgroup) settled() bool {
 		}
 	}
 	return true
-}
-
-// adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
-// sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
-// answered, because only then is its program mapped, and before much of what it runs is started. It takes about 20 ms on v1
-// (a grace period of the kernel). Done once more it changes nothing.
-func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
-	seen := map[int]bool{}
-	for range adoptRounds {
-		fresh := false
-		// Parents before children: whatever is cloned while we work comes from one that was moved already, or is found in
-		// the next round.
-		for _, pid := range descendants(sandboxPid) {
-			if seen[pid] {
-				continue
-			}
-			seen[pid], fresh = true, true
-			if mapsFile(pid, guestPath) {
-				continue
-			}
-			if err := g.adoptStub(pid); err != nil {
-				return fmt.Errorf("stub %d: %w", pid, err)
-			}
-		}
-		if !fresh {
-			break
-		}
-	}
-	if len(seen) == 0 {
-		return fmt.Errorf("sandbox process %d has no stubs", sandboxPid)
-	}
-	return nil
-}
-
-func (g *cgroup) adoptStub(pid int) error {
-	text := strconv.Itoa(pid)
-	err := writeCgroup(filepath.Join("/proc", text), "oom_score_adj", stubScore)
-	if err == nil {
-		err = writeCgroup(g.dir("cpu", cgroupApp), "cgroup.procs", text)
-	}
-	// A process that ended meanwhile needs no place.
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return err
-}
-
-// descendants lists the processes below pid, parents before children. Empty when it is gone.
-func descendants(pid int) []int {
-	var all []int
-	for next := childrenOf(pid); len(next) > 0; {
-		all = append(all, next...)
-		var below []int
-		for _, p := range next {
-			below = append(below, childrenOf(p)...)
-		}
-		next = below
-	}
-	return all
-}
-
-// childrenOf lists the children of a process: those of each of its threads. Kernels with CONFIG_PROC_CHILDREN tell
-// them at once (all that can checkpoint, so every distribution's); on others all processes are looked through.
-func childrenOf(pid int) []int {
-	names, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children"))
-	var children []int
-	for _, name := range names {
-		data, _ := os.ReadFile(name)
-		for _, text := range strings.Fields(string(data)) {
-			if child, err := strconv.Atoi(text); err == nil {
-				children = append(children, child)
-			}
-		}
-	}
-	if len(names) > 0 {
-		return children
-	}
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, name := range stats {
-		child, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-		if err == nil && parentOf(name) == pid {
-			children = append(children, child)
-		}
-	}
-	return children
-}
-
-// parentOf reads the parent from a stat file: "pid (name) state ppid ...", where the name may hold anything. It is -1 when
-// there is none to read.
-func parentOf(stat string) int {
-	data, err := os.ReadFile(stat)
-	if err != nil {
-		return -1
-	}
-	text := string(data)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 2 {
-		return -1
-	}
-	parent, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return -1
-	}
-	return parent
-}
-
-// mapsFile reports whether the process has a file mapped whose path ends in suffix.
-func mapsFile(pid int, suffix string) bool {
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(data)) {
-		if strings.HasSuffix(strings.TrimRight(line, "\n"), suffix) {
-			return true
-		}
-	}
-	return false
 }
 
 // remove ends what is left in the sandbox's cgroups and removes them, and the common parent when it is empty. What is not there is

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/fifo"
+	"github.com/recluse-dev/recluse/internal/pidfd"
 	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
@@ -35,8 +36,8 @@ const (
 	goneWait = 5 * time.Second
 )
 
-// stderrLimit bounds what is kept of an engine's error output.
-const stderrLimit = 8 << 10
+// outputLimit bounds what is kept of an engine's output, which is small.
+const outputLimit = 8 << 10
 
 // errNoSandbox says that the engine holds no state for an id.
 var errNoSandbox = errors.New("engine knows no such sandbox")
@@ -264,19 +265,13 @@ func (e *engine) state(id string) (*engineState, error) {
 	return &st, nil
 }
 
-// pidfd opens the sandbox process. It becomes readable when the process ends, which is how its death is noticed (5 ms
-// were seen). It returns errNoSandbox when the process is gone or its pid belongs to somebody else by now.
-func (s *engineState) pidfd() (int, error) {
-	return openEngineProcess(s.Sandbox.Pid)
-}
-
 // alive reports whether the sandbox process runs.
 func (s *engineState) alive() bool {
-	fd, err := s.pidfd()
+	p, err := openEngineProcess(s.Sandbox.Pid)
 	if err != nil {
 		return false
 	}
-	_ = unix.Close(fd)
+	p.Close()
 	return true
 }
 
@@ -287,17 +282,17 @@ func (s *engineState) kill(ctx context.Context) error {
 
 // killEngineProcess ends an engine process and waits until it is gone. One that is gone already is fine.
 func killEngineProcess(ctx context.Context, pid int) error {
-	fd, err := openEngineProcess(pid)
+	p, err := openEngineProcess(pid)
 	if errors.Is(err, errNoSandbox) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
-	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	defer p.Close()
+	err = p.Signal(unix.SIGKILL)
 	if err == nil {
-		err = waitPidfd(ctx, fd, goneWait)
+		err = p.WaitFor(ctx, goneWait)
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("ending engine process %d: %w", pid, err)
@@ -305,61 +300,38 @@ func killEngineProcess(ctx context.Context, pid int) error {
 	return nil
 }
 
-// openEngineProcess opens pid if it is a live process of an engine. A pid can be anyone's after a restart of
-// the machine, so its command line is looked at after the descriptor has pinned it.
-func openEngineProcess(pid int) (int, error) {
-	if pid <= 0 {
-		return -1, errNoSandbox
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
+// openEngineProcess opens pid if it is a live process of an engine, and fails with errNoSandbox otherwise. A
+// pid can be anyone's after a restart of the machine, so its command line is read once the descriptor has
+// pinned it.
+func openEngineProcess(pid int) (*pidfd.Process, error) {
+	p, err := pidfd.Open(pid)
 	if errors.Is(err, unix.ESRCH) {
-		return -1, errNoSandbox
+		return nil, errNoSandbox
 	}
 	if err != nil {
-		return -1, fmt.Errorf("pidfd of %d: %w", pid, err)
+		return nil, err
 	}
 	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	// A zombie has an empty command line and ends nothing more; its pidfd is readable already.
+	// A zombie has an empty command line and ends nothing more.
 	if err != nil || !strings.HasPrefix(string(line), "runsc-") {
-		_ = unix.Close(fd)
-		return -1, errNoSandbox
+		p.Close()
+		return nil, errNoSandbox
 	}
-	return fd, nil
-}
-
-// waitPidfd waits until the process behind fd has ended.
-func waitPidfd(ctx context.Context, fd int, limit time.Duration) error {
-	deadline := time.Now().Add(limit)
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		// A short slice keeps a cancelled caller from waiting; no goroutine has to be stopped.
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if n > 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return os.ErrDeadlineExceeded
-		}
-	}
+	return p, nil
 }
 
 // call runs one verb that hands no descriptors to a sandbox, and returns its output.
-func (e *engine) call(ctx context.Context, verb string, args ...string) ([]byte, error) {
+func (e *engine) call(ctx context.Context, verb string, args ...string) (string, error) {
 	cmd := e.command(ctx, "", verb, args...)
-	var stdout, stderr boundedBuffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	stdout, stderr := &procgroup.Tail{Max: outputLimit}, &procgroup.Tail{Max: outputLimit}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, &engineError{verb: verb, stderr: stderr.text(), err: err}
+		return "", &engineError{verb: verb, stderr: stderr.String(), err: err}
 	}
-	return stdout.data, nil
+	return stdout.String(), nil
 }
 
 // command prepares one invocation of the engine.
@@ -401,16 +373,3 @@ func (e *engine) flags(bundle string) []string {
 	}
 	return flags
 }
-
-// boundedBuffer keeps the first stderrLimit bytes written to it and drops the rest. Engine output is small; this is only
-// so that nothing can make it large.
-type boundedBuffer struct{ data []byte }
-
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	if room := stderrLimit - len(b.data); room > 0 {
-		b.data = append(b.data, p[:min(room, len(p))]...)
-	}
-	return len(p), nil
-}
-
-func (b *boundedBuffer) text() string { return strings.TrimSpace(string(b.data)) }

@@ -97,11 +97,11 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			if err != nil || !st.alive() {
 				t.Fatalf("state: %+v %v", st, err)
 			}
-			fd, err := st.pidfd()
+			p, err := openEngineProcess(st.Sandbox.Pid)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = unix.Close(fd) }()
+			defer p.Close()
 			if how == "guest exits" {
 				_, err = x.stream.Write([]byte("exit 3\n"))
 			} else {
@@ -114,7 +114,7 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			if _, err := x.lines.ReadByte(); !errors.Is(err, io.EOF) {
 				t.Errorf("read: %v, want EOF", err)
 			}
-			if err := waitPidfd(t.Context(), fd, answerWait); err != nil {
+			if err := p.WaitFor(t.Context(), answerWait); err != nil {
 				t.Error(err)
 			}
 			if st.alive() {

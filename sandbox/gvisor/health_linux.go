@@ -15,19 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/agent"
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
 	// healthKept is how long an answer of Health is believed.
 	healthKept = time.Minute
-	// trialKept is how long a trial that went well is believed by every program with this data directory: it takes longer than all
-	// else before a first sandbox.
-	trialKept = time.Hour
-	// trialFile keeps it.
-	trialFile = "trial.json"
-	// trialReserve is how long before the caller's patience ends a trial is given up.
+	// trialReserve is how long before the caller's deadline a trial is given up.
 	trialReserve = 300 * time.Millisecond
 )
 
@@ -40,8 +35,9 @@ var (
 // guestUnconfigured is the guest's exit code when it is not told what to do.
 const guestUnconfigured = 2
 
-// trialRecord is a trial that went well, and all that it depends on.
-type trialRecord struct {
+// trial is a trial that went well, with all that it depends on. It takes longer than everything else before a
+// first sandbox, so every program with this data directory believes it for a while.
+type trial struct {
 	Boot    string `json:"boot"` // of the machine
 	Engine  string `json:"engine"`
 	Guest   string `json:"guest"`
@@ -51,25 +47,19 @@ type trialRecord struct {
 }
 
 // trialNow describes a trial made now.
-func (b *Backend) trialNow(version string) trialRecord {
+func (b *Backend) trialNow(version string) trial {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it only the time counts
-	return trialRecord{
+	return trial{
 		Boot: strings.TrimSpace(string(boot)), Engine: b.engine.Hash, Guest: b.guest.Hash, UID: os.Getuid(), AsUser: b.opts.AsUser, Version: version,
 	}
 }
 
-// remembered gives the version of an engine that was tried out not long ago, under the same conditions.
-func (b *Backend) remembered() (version string, ok bool) {
-	r, ok := statefile.Proven[trialRecord](filepath.Join(b.dir, trialFile), trialKept)
-	return r.Version, ok && r == b.trialNow(r.Version)
-}
-
-// forgetTrial lets the next Health try again: a sandbox could not be started.
+// forgetTrial makes the next Health try again: a sandbox could not be started.
 func (b *Backend) forgetTrial() {
 	b.healthMu.Lock()
 	defer b.healthMu.Unlock()
 	b.healthAt = time.Time{}
-	_ = os.Remove(filepath.Join(b.dir, trialFile)) // mostly there is none
+	b.trials.Forget()
 }
 
 // Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
@@ -83,15 +73,14 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	}
 	began := time.Now()
 	h := sandbox.Health{}
-	if version, ok := b.remembered(); ok {
-		h.OK, h.Version, h.Took = true, version, time.Since(began)
+	if t, ok := b.trials.Kept(); ok && t == b.trialNow(t.Version) {
+		h.OK, h.Version, h.Took = true, t.Version, time.Since(began)
 		b.health, b.healthAt = h, time.Now()
 		return h
 	}
 	out, err := b.driver(b.engine.Path, false).call(ctx, "--version")
-	if line, _, ok := strings.Cut(string(out), "\n"); ok {
-		h.Version = strings.TrimPrefix(line, "runsc version ")
-	}
+	line, _, _ := strings.Cut(out, "\n")
+	h.Version = strings.TrimPrefix(line, "runsc version ")
 	if err == nil {
 		tryCtx, cancel := reserved(ctx)
 		err = b.tryOut(tryCtx, ctx)
@@ -110,7 +99,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		b.health, b.healthAt = h, time.Now()
 	}
 	if h.OK {
-		_ = statefile.Prove(filepath.Join(b.dir, trialFile), b.trialNow(h.Version)) // without it the next program tries as well
+		b.trials.Keep(b.trialNow(h.Version))
 	}
 	return h
 }
@@ -139,8 +128,8 @@ func (b *Backend) tryOut(ctx, caller context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return errNoTime
 	}
-	id := newID()
-	dir := b.sandboxDir(id) // without a record: if we are killed, a sweep finds it
+	id := idPrefix + ids.Hex(6)
+	dir := b.sandboxes.Path(id) // without a record: if we are killed, a sweep finds it
 	root := filepath.Join(dir, "root")
 	for _, d := range []string{"proc", guestMount} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -64,23 +64,20 @@ func TestHealthRemembersATrial(t *testing.T) {
 	if h := broken(nil); !h.OK || h.Version != first.Version {
 		t.Errorf("another program: %+v", h)
 	}
-	record := filepath.Join(backendIn(t, dir).dir, trialFile)
 	for what, change := range map[string]func(b *Backend){
 		"another engine":       func(b *Backend) { b.engine.Hash = "other" },
 		"another guest":        func(b *Backend) { b.guest.Hash = "other" },
 		"another kind of user": func(b *Backend) { b.opts.AsUser = true },
 		"an old trial": func(b *Backend) {
-			old := map[string]any{"of": b.trialNow(first.Version), "at": time.Now().Add(-2 * trialKept)}
-			if err := statefile.Write(record, old); err != nil {
+			old := map[string]any{"of": b.trialNow(first.Version), "at": time.Now().Add(-2 * time.Hour)}
+			if err := atomicfile.WriteJSON(b.trials.Path, old); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"a trial of another boot": func(b *Backend) {
 			r := b.trialNow(first.Version)
 			r.Boot = "other"
-			if err := statefile.Prove(record, r); err != nil {
-				t.Fatal(err)
-			}
+			b.trials.Keep(r)
 		},
 		"a sandbox that did not start": func(b *Backend) { b.forgetTrial() },
 	} {
@@ -132,7 +129,7 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 		if err != nil || len(tried) != 1 || !strings.Contains(tried[0].Health.Reason, "busy") {
 			t.Errorf("%v: %+v", err, tried)
 		}
-		if _, err := os.Stat(filepath.Join(b.dir, trialFile)); err == nil {
+		if _, err := os.Stat(b.trials.Path); err == nil {
 			t.Error("that was remembered as a trial that went well")
 		}
 	})

@@ -4,16 +4,12 @@ package gvisor
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/recluse-dev/recluse/internal/statefile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -44,12 +40,12 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 			b.mu.Lock()
 			m := b.machines[sb.ID()]
 			b.mu.Unlock()
-			m.mu.Lock() // watch reads it under the same lock
+			m.killsMu.Lock()
 			if m.kills != nil {
 				m.kills.close()
 			}
 			m.kills = &killCounter{files: []*os.File{counter}}
-			m.mu.Unlock()
+			m.killsMu.Unlock()
 			if n, ok := m.MemoryKills(); !ok || n != 1 {
 				t.Fatal(n, ok)
 			}
@@ -59,60 +55,12 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 			if c.again {
 				count("2")
 			}
-			if err := syscall.Kill(m.pid, syscall.SIGKILL); err != nil {
+			if err := m.process.Signal(syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			<-m.Gone()
 			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "for memory") != c.want {
 				t.Errorf("%v", cause)
-			}
-		})
-	}
-}
-
-func TestHowAProcessEndedIsTold(t *testing.T) {
-	for name, c := range map[string]struct {
-		script string
-		want   syscall.WaitStatus
-	}{
-		"an exit status": {"exit 7", 7 << 8},
-		"a signal":       {"kill -9 $$", 9},
-	} {
-		t.Run(name, func(t *testing.T) {
-			// A zombie of our own: nobody reaps it before we do.
-			cmd := exec.Command("/bin/sh", "-c", "read -r go; "+c.script)
-			in, err := cmd.StdinPipe()
-			if err == nil {
-				err = cmd.Start()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			pid := cmd.Process.Pid
-			fd, err := unix.PidfdOpen(pid, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = unix.Close(fd) }()
-			if status, ok := zombieExit(fd, pid); ok {
-				t.Errorf("while it runs: %d", status)
-			}
-			if _, err := in.Write([]byte("go\n")); err != nil {
-				t.Fatal(err)
-			}
-			if err := waitPidfd(t.Context(), fd, answerWait); err != nil {
-				t.Fatal(err)
-			}
-			if status, ok := exitOf(fd, pid); !ok || syscall.WaitStatus(status) != c.want {
-				t.Errorf("before it is reaped: %d %t, want %d", status, ok, c.want)
-			}
-			_ = cmd.Wait() // it failed, as it was told to
-			status, ok := exitOf(fd, pid)
-			if ok && syscall.WaitStatus(status) != c.want || !ok && !endUntold(t) {
-				t.Errorf("after it was reaped: %d %t, want %d", status, ok, c.want)
-			}
-			if status, ok := zombieExit(fd, os.Getpid()); ok {
-				t.Errorf("of another process: %d", status)
 			}
 		})
 	}
@@ -128,25 +76,31 @@ func TestAnAdoptedSandboxIsNoOrphan(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Owner.Start += change
-		if err := statefile.Write(filepath.Join(b.sandboxDir(sb.ID()), recordFile), r); err != nil {
+		if err := b.sandboxes.Save(sb.ID(), r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// Somebody is attached who has not signed the record yet.
 	owner(1)
-	b.sweepOrphans(t.Context())
+	sweep := func() {
+		t.Helper()
+		if err := b.sandboxes.Sweep(t.Context(), b.Stop); err != nil {
+			t.Error(err)
+		}
+	}
+	sweep()
 	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
 		t.Fatal(v)
 	}
-	// It was adopted, and let go again, after the sweep had read the record.
+	// It was adopted, and let go again.
 	owner(^uint64(0))
 	sb.Detach()
-	b.endOrphan(t.Context(), sb.ID())
+	sweep()
 	if _, err := b.load(sb.ID()); err != nil {
 		t.Fatal(err)
 	}
 	owner(1)
-	b.sweepOrphans(t.Context())
+	sweep()
 	_, err := b.load(sb.ID())
 	wantCode(t, err, sandbox.CodeNotFound)
 }

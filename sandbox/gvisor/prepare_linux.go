@@ -160,29 +160,27 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	if len(p.spec.Mounts) == 0 {
 		return nil
 	}
-	policy := b.policy()
-	p.spec.Mounts = slices.Clone(p.spec.Mounts)
-	for i, m := range p.spec.Mounts {
+	for _, m := range p.spec.Mounts {
 		if m.Writable && b.asUser() {
 			// A new file would have to belong to the user inside, and an ordinary user's namespace knows only one.
-			return backend.NotSupported(Name, "mount "+m.Host+" writable", "without root mounts are read-only: copy files out instead, or run as root")
+			return backend.NotSupported(Name, "mount "+m.Host+" writable",
+				"without root mounts are read-only: copy files out instead, or run as root")
 		}
-		resolved, err := policy.Judge(m.Host)
-		if err != nil {
-			return hostpath.MountError(m.Host, err)
-		}
-		p.spec.Mounts[i].Host = resolved
+	}
+	var err error
+	if p.spec.Mounts, err = b.policy().Resolve(p.spec.Mounts); err != nil {
+		return err
 	}
 	// The root is read-only, so the places to mount at must be in it from the start.
 	places := slices.Clone(p.binds)
 	for _, m := range p.spec.Mounts {
 		places = append(places, bind{Target: m.Path})
 	}
-	r, err := buildRoot(ctx, filepath.Join(b.dir, "roots"), p.entries, places)
+	r, err := buildRoot(ctx, b.roots(), p.entries, places)
 	if err != nil {
 		return rootError("the root with its mounts", "", err)
 	}
-	p.root = r.dir
+	p.dir = r.dir
 	return nil
 }
 

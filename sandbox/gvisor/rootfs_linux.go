@@ -15,9 +15,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
 // The default root file system is a skeleton: empty directories, links such as bin -> usr/bin, and a minimal /etc. The
@@ -37,9 +36,6 @@ const (
 
 // hostRootName is the prefix of the built roots' directories.
 const hostRootName = "host-"
-
-// lockPoll is how often a lock held by another process is tried again.
-const lockPoll = 10 * time.Millisecond
 
 // hostTops are the top-level names that hold programs. With a merged /usr they are links into it, elsewhere directories of
 // their own.
@@ -93,11 +89,11 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 		return root, nil
 	}
 
-	unlock, err := lockFile(ctx, filepath.Join(cache, ".lock"))
+	lock, err := filelock.Acquire(ctx, filepath.Join(cache, ".lock"))
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
+	defer lock.Release()
 	if isDir(dir) {
 		return root, nil
 	}
@@ -121,11 +117,11 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 // pruneHostRoots removes built roots that keep does not want: it is given each root's directory, and must say yes for
 // those that a sandbox or a snapshot is made on.
 func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) bool) error {
-	unlock, err := lockFile(ctx, filepath.Join(cache, ".lock"))
+	lock, err := filelock.Acquire(ctx, filepath.Join(cache, ".lock"))
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer lock.Release()
 	entries, err := os.ReadDir(cache)
 	if err != nil {
 		return err
@@ -342,30 +338,6 @@ func copyEntry(dir string, e hostEntry) error {
 	}
 	_, err = io.Copy(out, in)
 	return errors.Join(err, out.Close())
-}
-
-// lockFile takes the exclusive lock on path, waiting for other processes, and returns what releases it.
-func lockFile(ctx context.Context, path string) (func(), error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, context.Cause(ctx))
-		case <-time.After(lockPoll):
-		}
-	}
 }
 
 func isDir(path string) bool {

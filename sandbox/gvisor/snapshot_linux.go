@@ -15,8 +15,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -66,7 +69,7 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		return nil, err
 	}
 	snap := sandbox.Snapshot{
-		ID: "p" + statefile.Random(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
+		ID: "p" + ids.Hex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
 		Engine: r.Engine, Guest: r.Guest,
 	}
 	eng, err := b.engineOf(r.Engine, "snapshot")
@@ -115,11 +118,11 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 		return snapshotError(err)
 	}
 	defer func() { _ = os.RemoveAll(temp) }() // renamed by then, unless something failed
-	lock, err := lockDir(temp)                // tells it from one whose maker was killed
+	lock, err := filelock.TryDir(temp)        // tells it from one whose maker was killed
 	if err != nil {
 		return snapshotError(err)
 	}
-	defer lock.Close()
+	defer lock.Release()
 	image := filepath.Join(temp, checkpointDir)
 	if err := os.Mkdir(image, 0o700); err != nil {
 		return snapshotError(err)
@@ -136,13 +139,13 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 		return snapshotError(err)
 	}
 	// Linked while it runs on: a file that is shared in between is in the snapshot without being in its memory.
-	if err := linkShared(filepath.Join(b.sandboxDir(m.Record.ID), sharedFiles), filepath.Join(temp, sharedFiles)); err != nil {
+	if err := sharedOf(image).Create(b.shared(m.Record.ID)); err != nil {
 		return snapshotError(err)
 	}
 	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {
 		return snapshotError(err)
 	}
-	if err := statefile.Write(filepath.Join(temp, manifestFile), m); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(temp, manifestFile), m); err != nil {
 		return snapshotError(err)
 	}
 	if err := os.Rename(temp, dir); err != nil {
@@ -246,7 +249,7 @@ func statHeld(path string) (heldFile, error) {
 
 // Restore implements sandbox.Backend.
 func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
-	if snap == nil || !validID(snap.ID) {
+	if snap == nil || !backendkit.ValidID(snap.ID) {
 		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "restore", Message: "no such snapshot"}
 	}
 	dir := b.snapshotDir(snap.ID)
@@ -254,17 +257,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 	if err != nil {
 		return nil, err
 	}
-	spec := m.Record.Spec.WithDefaults()
-	if opts.Labels != nil {
-		spec.Labels = opts.Labels
-	}
-	for k, v := range opts.Env {
-		if spec.Env == nil {
-			spec.Env = map[string]string{}
-		}
-		spec.Env[k] = v
-	}
-	return b.restore(ctx, m, dir, spec)
+	return b.restore(ctx, m, dir, backendkit.Restored(m.Record.Spec, opts))
 }
 
 // restore makes a sandbox from a checked manifest.
@@ -278,7 +271,8 @@ func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec san
 		return nil, err
 	}
 	r := m.Record
-	r.ID, r.Created, r.Generation, r.Spec, r.Owner = newID(), time.Now().UTC(), statefile.Random(8), spec, statefile.Self()
+	r.Record = r.Record.Copy(idPrefix)
+	r.Spec = spec
 	return b.launch(ctx, &r, eng, guest, filepath.Join(dir, checkpointDir))
 }
 
@@ -288,7 +282,7 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 		return &sandbox.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
 	}
 	m := &manifest{}
-	err := statefile.Read(filepath.Join(dir, manifestFile), m)
+	err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fail(sandbox.CodeNotFound, "does not exist", "", nil)
 	}
@@ -348,7 +342,7 @@ func (b *Backend) older(hash, name, op string) (programs.Program, error) {
 
 // DeleteSnapshot implements sandbox.Backend.
 func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
-	if !validID(id) {
+	if !backendkit.ValidID(id) {
 		return nil
 	}
 	if err := discard(b.snapshotDir(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -366,7 +360,7 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 	var out []*sandbox.Snapshot
 	for _, e := range entries {
 		m := &manifest{}
-		if statefile.Read(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
+		if atomicfile.ReadJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
 			out = append(out, &m.Snapshot)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -99,7 +99,7 @@ func TestASnapshotIsGivenAlsoWhenItsSandboxCannotBeStopped(t *testing.T) {
 	testneed.Root(t, "mounting what blocks the end")
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{})
-	blocked := filepath.Join(b.sandboxDir(sb.ID()), "blocked")
+	blocked := b.sandboxes.Path(sb.ID(), "blocked")
 	if err := os.Mkdir(blocked, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -160,11 +160,11 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(b.snapshotDir(snap.ID), manifestFile)
 		m := &manifest{}
-		if err := statefile.Read(path, m); err != nil {
+		if err := atomicfile.ReadJSON(path, m); err != nil {
 			t.Fatal(err)
 		}
 		f(m)
-		if err := statefile.Write(path, m); err != nil {
+		if err := atomicfile.WriteJSON(path, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -284,19 +284,19 @@ func TestATemplateIsMadeAgainWhenTheHostChanged(t *testing.T) {
 		return dirs[0]
 	}
 	m := &manifest{}
-	if err := statefile.Read(find(), m); err != nil {
+	if err := atomicfile.ReadJSON(find(), m); err != nil {
 		t.Fatal(err)
 	}
 	was := m.Snapshot.Created
 	m.Held[0].Mtime++
-	if err := statefile.Write(find(), m); err != nil {
+	if err := atomicfile.WriteJSON(find(), m); err != nil {
 		t.Fatal(err)
 	}
 	sb := open(t, b, sandbox.Spec{})
 	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
 		t.Fatal(v)
 	}
-	if err := statefile.Read(find(), m); err != nil || !m.Snapshot.Created.After(was) {
+	if err := atomicfile.ReadJSON(find(), m); err != nil || !m.Snapshot.Created.After(was) {
 		t.Fatalf("the stale template was used: %v", err)
 	}
 }

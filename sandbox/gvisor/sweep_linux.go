@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -39,6 +39,13 @@ const (
 	oldPrefix = ".old-" // being removed
 )
 
+// sweep ends the sandboxes of dead programs, and begins to remove their files.
+func (b *Backend) sweep(ctx context.Context) error {
+	err := b.sandboxes.Sweep(ctx, b.Stop)
+	b.sweeping.Go(b.sweepFiles)
+	return err
+}
+
 // sweepFiles removes what killed programs left. Best effort: it is tried again by the next program.
 func (b *Backend) sweepFiles() {
 	ctx, cancel := context.WithTimeout(context.Background(), sweepWait)
@@ -52,7 +59,7 @@ func (b *Backend) sweepFiles() {
 	if err != nil {
 		return // whose root we do not know may be any
 	}
-	_ = pruneHostRoots(ctx, filepath.Join(b.dir, "roots"), func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
+	_ = pruneHostRoots(ctx, b.roots(), func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
 }
 
 // idle reports whether a directory was made, filled or used last longer ago than age.
@@ -67,19 +74,6 @@ func touch(dir string) {
 	_ = os.Chtimes(dir, now, now) // at worst it is made again one day
 }
 
-// lockDir takes the lock on a directory that is being written, or fails at once. A killed program holds it no longer.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
 // sweepTemps removes what was being written or removed below top by programs that are no more.
 func sweepTemps(ctx context.Context, top string) {
 	for _, e := range entriesOf(top) {
@@ -91,9 +85,9 @@ func sweepTemps(ctx context.Context, top string) {
 		case strings.HasPrefix(e.Name(), oldPrefix):
 			_ = os.RemoveAll(dir) // somebody may be doing the same
 		case strings.HasPrefix(e.Name(), newPrefix) && idle(dir, sweepAge):
-			if lock, err := lockDir(dir); err == nil {
+			if lock, err := filelock.TryDir(dir); err == nil {
 				_ = os.RemoveAll(dir)
-				_ = lock.Close()
+				lock.Release()
 			}
 		}
 	}
@@ -101,19 +95,15 @@ func sweepTemps(ctx context.Context, top string) {
 
 // sweepSandboxes ends and removes sandboxes without a readable record: nobody can attach to them.
 func (b *Backend) sweepSandboxes(ctx context.Context) {
-	for _, e := range entriesOf(filepath.Join(b.dir, "sandboxes")) {
-		dir := filepath.Join(b.dir, "sandboxes", e.Name())
-		if ctx.Err() != nil || !validID(e.Name()) || !idle(dir, sweepAge) || !b.recordless(e.Name()) {
+	for _, id := range b.sandboxes.IDs() {
+		if ctx.Err() != nil || !idle(b.sandboxes.Path(id), sweepAge) || !b.recordless(id) {
 			continue
 		}
-		lock, err := b.lock(dir, 0)
-		if err != nil {
-			continue
-		}
-		if b.recordless(e.Name()) {
-			_ = b.remove(ctx, e.Name(), true, b.driver(b.engine.Path, true))
-		}
-		lock.Release()
+		b.sandboxes.Unattached(id, func() {
+			if b.recordless(id) {
+				_ = b.remove(ctx, id, true, b.driver(b.engine.Path, true))
+			}
+		})
 	}
 }
 
@@ -131,18 +121,18 @@ func unreadable(err error) bool {
 // sweepTemplates removes templates that nobody uses.
 func (b *Backend) sweepTemplates(ctx context.Context) {
 	top := filepath.Join(b.dir, "templates")
-	unlock, err := lockFile(ctx, filepath.Join(top, ".lock"))
+	lock, err := filelock.Acquire(ctx, filepath.Join(top, ".lock"))
 	if err != nil {
 		return
 	}
-	defer unlock()
+	defer lock.Release()
 	for _, e := range entriesOf(top) {
 		dir := filepath.Join(top, e.Name())
 		if ctx.Err() != nil || !e.IsDir() || strings.HasPrefix(e.Name(), ".") || !idle(dir, idleAge) {
 			continue
 		}
 		m := &manifest{}
-		err := statefile.Read(filepath.Join(dir, manifestFile), m)
+		err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
 		current := err == nil && m.Format == snapshotFormat && m.Record.Engine == b.engine.Hash && m.Record.Guest == b.guest.Hash
 		if current && !idle(dir, templateAge) {
 			continue
@@ -154,8 +144,8 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 // usedRoots gives the roots that sandboxes, snapshots and templates are made on.
 func (b *Backend) usedRoots() (map[string]bool, error) {
 	used := map[string]bool{}
-	for _, e := range entriesOf(filepath.Join(b.dir, "sandboxes")) {
-		r, err := b.load(e.Name())
+	for _, id := range b.sandboxes.IDs() {
+		r, err := b.load(id)
 		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
 			return nil, err
 		}
@@ -167,7 +157,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 		top := filepath.Join(b.dir, d)
 		for _, e := range entriesOf(top) {
 			m := &manifest{}
-			err := statefile.Read(filepath.Join(top, e.Name(), manifestFile), m)
+			err := atomicfile.ReadJSON(filepath.Join(top, e.Name(), manifestFile), m)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 				return nil, err
 			}
@@ -179,7 +169,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 
 // discard removes a snapshot or template. It is renamed first, so that a half removed one is never taken for whole.
 func discard(dir string) error {
-	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+statefile.Random(4))
+	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+ids.Hex(4))
 	if err := os.Rename(dir, doomed); err != nil {
 		return err
 	}

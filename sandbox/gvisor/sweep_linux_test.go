@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/statefile"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -28,23 +30,23 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	template := func(age time.Duration, name, engine string) string {
 		t.Helper()
 		dir := put(0, "templates", name)
-		if err := statefile.Write(filepath.Join(dir, manifestFile), &manifest{Format: snapshotFormat, Record: record{Engine: engine, Guest: b.guest.Hash, Root: "/none"}}); err != nil {
+		if err := atomicfile.WriteJSON(filepath.Join(dir, manifestFile), &manifest{Format: snapshotFormat, Record: record{Record: backendkit.Record{Guest: b.guest.Hash}, Engine: engine, Root: "/none"}}); err != nil {
 			t.Fatal(err)
 		}
 		aged(t, dir, age)
 		return dir
 	}
 	cut := put(0, "sandboxes", "s2")
-	if err := os.WriteFile(filepath.Join(cut, recordFile), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(cut, "sandbox.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	aged(t, cut, 2*sweepAge)
 	writing := put(2*sweepAge, "snapshots", ".new-writing")
-	lock, err := lockDir(writing)
+	lock, err := filelock.TryDir(writing)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Close()
+	defer lock.Release()
 	other := strings.Repeat("1", 64)
 	gone := []string{
 		put(2*sweepAge, "snapshots", ".new-1"), put(2*sweepAge, "templates", ".new-1"), put(0, "snapshots", ".old-1"), put(0, "templates", ".old-1"),
@@ -54,7 +56,7 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	}
 	used := put(2*idleAge, "roots", hostRootName+"used")
 	snapshot := put(0, "snapshots", "p1")
-	if err := statefile.Write(filepath.Join(snapshot, manifestFile), &manifest{Format: snapshotFormat, Record: record{Root: used}}); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(snapshot, manifestFile), &manifest{Format: snapshotFormat, Record: record{Root: used}}); err != nil {
 		t.Fatal(err)
 	}
 	kept := []string{

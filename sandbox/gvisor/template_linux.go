@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/guest/host"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -45,9 +47,8 @@ func (b *Backend) startFromTemplate(ctx context.Context, p *plan) (*machine, err
 // templateKey names the template of a plan.
 func (b *Backend) templateKey(p *plan) string {
 	_, limitErr := b.limits()
-	r := record{}
-	config := b.guestConfig(&r, p) // without a token: that is the template's own
-	key, err := json.Marshal([]any{snapshotFormat, b.engine.Hash, b.guest.Hash, p.root, p.binds, p.spec.Limits, limitErr == nil, b.asUser(), config})
+	config := guestConfig(backendkit.Record{Spec: p.spec}, p) // without a token: that is the template's own
+	key, err := json.Marshal([]any{snapshotFormat, b.engine.Hash, b.guest.Hash, p.dir, p.binds, p.spec.Limits, limitErr == nil, b.asUser(), config})
 	if err != nil {
 		panic(err) // plain data
 	}
@@ -60,11 +61,11 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 	refused := func(err error) error {
 		return &sandbox.Error{Code: codeNoTemplate, Op: "make template", Err: err}
 	}
-	unlock, err := lockFile(ctx, filepath.Join(b.dir, "templates", ".lock"))
+	lock, err := filelock.Acquire(ctx, filepath.Join(b.dir, "templates", ".lock"))
 	if err != nil {
 		return nil, refused(err)
 	}
-	defer unlock()
+	defer lock.Release()
 	if m, err := b.readManifest(dir, "template"); err == nil {
 		return m, nil // somebody else has made it while we waited
 	}

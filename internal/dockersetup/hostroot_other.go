@@ -1,6 +1,6 @@
 //go:build !linux
 
-package docker
+package dockersetup
 
 import (
 	"context"
@@ -11,5 +11,5 @@ import (
 
 // WriteHostRoot is for Linux machines, whose programs a container can run.
 func WriteHostRoot(context.Context, io.Writer) error {
-	return backend.NotSupported(Name, "build an image from this machine", "pull one instead")
+	return backend.NotSupported("docker", "build an image from this machine", "pull one instead")
 }

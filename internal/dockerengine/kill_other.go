@@ -1,6 +1,6 @@
 //go:build !linux
 
-package docker
+package dockerengine
 
 // killContainer can do nothing here: the engine's processes are in a machine of their own.
 func killContainer(string) {}

@@ -1,4 +1,4 @@
-package docker
+package dockersetup
 
 import (
 	"encoding/json"
@@ -84,19 +84,6 @@ func TestAFileThatChangedMeanwhileIsNotOverwritten(t *testing.T) {
 	write(t, file, `{"debug":true}`)
 	if err := c.Apply(); err == nil || compact(t, file) != `{"debug":true}` {
 		t.Errorf("%v: %s", err, compact(t, file))
-	}
-}
-
-func TestTheRuntimeThatIsChosen(t *testing.T) {
-	if engineHost == "" {
-		t.Skip("SKIPPED: " + noEngine)
-	}
-	for asked, want := range map[string]string{"": "runc", RuntimeAuto: "runsc", "runc": "runc"} {
-		b := newBackend(t, func(o *Options) { o.Runtime = asked })
-		c := b.Capabilities(t.Context())
-		if notes := strings.Join(c.Notes, "; "); !strings.Contains(notes, "runtime "+want+" of ") || !strings.Contains(notes, "runc, runsc") {
-			t.Errorf("%q: %s", asked, notes)
-		}
 	}
 }
 

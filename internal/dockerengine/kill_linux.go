@@ -1,4 +1,4 @@
-package docker
+package dockerengine
 
 import (
 	"os"
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// killContainer kills what is in a container's cgroup: its processes, or those of the kernel that runs them. The cgroup bears the container's id with every
-// engine and either version of cgroups.
+// killContainer kills what is in a container's cgroup: its processes, or those of the kernel that runs them. The name
+// of the cgroup contains the container's id with every engine and both versions of cgroups.
 func killContainer(container string) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cgroup") // the pattern is right
 	for _, file := range all {
@@ -16,7 +16,7 @@ func killContainer(container string) {
 		if err != nil || !mentions(file, container) {
 			continue
 		}
-		p, err := os.FindProcess(pid) // holds on to this very process, so that it can be looked at again
+		p, err := os.FindProcess(pid) // means this very process, so that it can be looked at again
 		if err != nil {
 			continue
 		}

@@ -1,4 +1,4 @@
-package docker
+package dockersetup
 
 import (
 	"bytes"
@@ -11,23 +11,24 @@ import (
 	"slices"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// RuntimeChange is a change of the list of runtimes in an engine's configuration file that was planned and not yet made.
+// RuntimeChange is a planned change of the list of runtimes in an engine's configuration file.
 type RuntimeChange struct {
 	File    string // with links resolved
 	Before  []byte // nil: there is no file yet
 	After   []byte // what it would be; the same as Before when there is nothing to do
-	Backup  string // where the file as it was goes; empty: there is none to keep
+	Backup  string // where the old file is kept; empty: there is none
 	Program string // of the runtime
 }
 
-// Needed says whether there is anything to do.
+// Needed reports whether there is anything to do.
 func (c *RuntimeChange) Needed() bool { return !bytes.Equal(c.Before, c.After) }
 
-// PlanRuntime plans to register a program as a runtime in an engine's daemon.json. Everything else in the file stays as it is. A
-// runtime of that name with another program is an error.
+// PlanRuntime plans to register a program as a runtime in an engine's daemon.json. Everything else in the file
+// stays as it is. A runtime of that name with another program is an error.
 func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	c, all, runtimes, err := readDaemonFile(file)
 	if err != nil {
@@ -37,8 +38,9 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	if i := runtimes.index(name); i >= 0 {
 		if is := programOf(runtimes[i].value); is != program {
 			return nil, &sandbox.Error{
-				Code: sandbox.CodeInvalidRequest, Op: "register a runtime", Message: fmt.Sprintf("%s has a runtime %s already, with the program %s", c.File, name, is),
-				Remedy: "use that one, or choose another name",
+				Code: sandbox.CodeInvalidRequest, Op: "register a runtime",
+				Message: fmt.Sprintf("%s has a runtime %s already, with the program %s", c.File, name, is),
+				Remedy:  "use that one, or choose another name",
 			}
 		}
 		return c, nil
@@ -50,7 +52,7 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	return c, c.put(all, append(runtimes, member{name, entry}))
 }
 
-// PlanRuntimeRemoval plans to take a runtime out again.
+// PlanRuntimeRemoval plans to remove a runtime again.
 func PlanRuntimeRemoval(file, name string) (*RuntimeChange, error) {
 	c, all, runtimes, err := readDaemonFile(file)
 	if err != nil {
@@ -64,7 +66,7 @@ func PlanRuntimeRemoval(file, name string) (*RuntimeChange, error) {
 	return c, c.put(all, slices.Delete(runtimes, i, i+1))
 }
 
-// Apply makes the change: the file appears whole or not at all, and the one before is kept beside it.
+// Apply makes the change. The file is replaced as a whole, and the old one is kept beside it.
 func (c *RuntimeChange) Apply() error {
 	const op = "change the engine's configuration"
 	now, err := os.ReadFile(c.File)
@@ -83,36 +85,23 @@ func (c *RuntimeChange) Apply() error {
 	}
 	err = os.MkdirAll(filepath.Dir(c.File), 0o755)
 	if err == nil && c.Backup != "" {
-		err = replaceFile(c.Backup, c.Before, mode)
+		err = atomicfile.Write(c.Backup, c.Before, mode)
 	}
 	if err == nil {
-		err = replaceFile(c.File, c.After, mode)
+		err = atomicfile.Write(c.File, c.After, mode)
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be written", Remedy: "run this as the user whose file it is, often root", Err: err}
-	}
-	return nil
-}
-
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".recluse-*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
+		return &sandbox.Error{
+			Code: sandbox.CodeInternal, Op: op, Message: "it cannot be written",
+			Remedy: "run this as the user whose file it is, often root", Err: err,
+		}
 	}
 	return nil
 }
 
 const runtimesKey = "runtimes"
 
-// readDaemonFile reads a file, and the runtimes in it. One that is not there is empty.
+// readDaemonFile reads a file and the runtimes in it. A missing one is empty.
 func readDaemonFile(file string) (c *RuntimeChange, all, runtimes members, err error) {
 	bad := func(err error) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the engine's configuration", Message: file + " cannot be used", Err: err}
@@ -145,7 +134,8 @@ func readDaemonFile(file string) (c *RuntimeChange, all, runtimes members, err e
 // put makes the file's new content.
 func (c *RuntimeChange) put(all, runtimes members) error {
 	if i := all.index(runtimesKey); i >= 0 {
-		all[i].value = runtimes.json() // also when there are none: without the key the engine would keep those it has until it is started anew
+		// Also when there are none: without the key the engine would keep those it has until it is restarted.
+		all[i].value = runtimes.json()
 	} else {
 		all = append(all, member{runtimesKey, runtimes.json()})
 	}
@@ -158,7 +148,7 @@ func (c *RuntimeChange) put(all, runtimes members) error {
 	return nil
 }
 
-// members are those of an object in their order, which people care for in a file they wrote.
+// members are those of an object in their order, which people care about in a file they wrote.
 type members []member
 
 type member struct {
@@ -192,7 +182,7 @@ func readMembers(text []byte) (members, error) {
 		return nil, err
 	}
 	if d.More() {
-		return nil, errors.New("something stands behind its end")
+		return nil, errors.New("more than one value")
 	}
 	return out, nil
 }

@@ -1,4 +1,4 @@
-package docker
+package dockersetup
 
 import (
 	"archive/tar"
@@ -19,7 +19,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// hostTools are the programs that an image from this machine has, as far as the machine has them. The first ones it cannot do without.
+// hostTools are the programs that an image from this machine has, as far as the machine has them. The first ones
+// are required.
 var hostTools = strings.Fields(`bash sh cat ls env python3
 	[ arch awk b2sum base32 base64 basename bunzip2 bzip2 chgrp chmod chown cksum clear cmp comm cp csplit curl cut date dd df diff dir dircolors dirname
 	du echo egrep expand expr factor false fgrep file find flock fmt fold free getconf getent git grep groups gunzip gzip head hostname id install join
@@ -28,7 +29,7 @@ var hostTools = strings.Fields(`bash sh cat ls env python3
 	stat stdbuf strings stty sum sync tac tail tar taskset tee test time timeout top touch tput tr true truncate tsort tty uname unexpand uniq unlink unzip uptime users vdir vi
 	watch wc which who whoami xargs xz yes zcat zip stty script unshare`)
 
-// needed is how many of hostTools there must be.
+// needed is how many of hostTools are required.
 const needed = 6
 
 // hostFiles are copied as they are, where they exist.
@@ -38,7 +39,7 @@ var hostFiles = []string{
 	"/usr/share/terminfo/x", "/lib/terminfo/x",
 }
 
-// hostTexts are files of the image's own: nothing of this machine's users is in it.
+// hostTexts are files of the image's own: nothing of this machine's users is in them.
 var hostTexts = map[string]string{ //nolint:gosec // users without passwords, not credentials
 	"/etc/passwd":        "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 	"/etc/group":         "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
@@ -46,13 +47,14 @@ var hostTexts = map[string]string{ //nolint:gosec // users without passwords, no
 	"/etc/hosts":         "127.0.0.1 localhost\n",
 }
 
-// hostDirs are there, empty, to be mounted on.
-var hostDirs = []string{"/proc", "/sys", "/dev", "/run", "/root", "/tmp", "/var/tmp", sandbox.DefaultHome, ownDir}
+// hostDirs are empty mount points; /.recluse is the docker backend's own.
+var hostDirs = []string{"/proc", "/sys", "/dev", "/run", "/root", "/tmp", "/var/tmp", sandbox.DefaultHome, "/.recluse"}
 
-// pythonLeftOut are parts of Python's library that need what the image does not have, or nobody misses.
+// pythonLeftOut are parts of Python's library that need what the image does not have, or that nobody misses.
 var pythonLeftOut = []string{"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "dist-packages", "site-packages"}
 
-// WriteHostRoot writes, as a tar archive, a small root file system made of this machine's own programs: a shell, the usual tools, and Python with its library.
+// WriteHostRoot writes, as a tar archive, a small root file system made of this machine's own programs: a shell, the
+// usual tools, and Python with its library.
 func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	r := &hostRoot{ctx: ctx, w: tar.NewWriter(w), done: map[string]bool{}}
 	for _, dir := range []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} { // links into /usr on most machines
@@ -92,7 +94,7 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	return r.w.Close()
 }
 
-// lookTool finds a program of the system's, not one that a user has put in front.
+// lookTool finds a program of the system, not one that a user has put in front.
 func lookTool(name string) (string, error) {
 	for _, dir := range []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"} {
 		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
@@ -108,7 +110,8 @@ func pythonParts(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, python, "-I", "-S", "-c", "import json, os, sys, sysconfig as s; p = s.get_paths(); print(json.dumps([os.path.realpath(sys.executable), p['stdlib'], p['platstdlib']]))")
+	cmd := exec.CommandContext(ctx, python, "-I", "-S", "-c", `import json, os, sys, sysconfig as s; p = s.get_paths()
+print(json.dumps([os.path.realpath(sys.executable), p['stdlib'], p['platstdlib']]))`)
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for its library: %w", python, err)
@@ -120,7 +123,7 @@ func pythonParts(ctx context.Context) ([]string, error) {
 	return parts, nil
 }
 
-// hostRoot is an archive in the making.
+// hostRoot is an archive that is being written.
 type hostRoot struct {
 	ctx  context.Context
 	w    *tar.Writer
@@ -149,7 +152,8 @@ func (r *hostRoot) entry(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// ownName gives a path's own name: of directories that are links on this machine, such as /bin, only what they lead to is written.
+// ownName resolves the directories of a path: of those that are links on this machine, such as /bin, only the
+// target is written.
 func ownName(path string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
@@ -169,7 +173,7 @@ func (r *hostRoot) dir(path string) {
 	}
 }
 
-// add writes a file or a link, with what it leads to and what it needs to run.
+// add writes a file or a link, with its target and what it needs to run.
 func (r *hostRoot) add(path string) {
 	path = ownName(path)
 	if r.err != nil || r.done[path] {
@@ -250,7 +254,7 @@ var libraryDirs = []string{
 	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib",
 }
 
-// libraries gives the loader and the shared libraries of a program, without those that they need themselves.
+// libraries returns the loader and the shared libraries of a program, without those that they need themselves.
 func libraries(path string, content []byte) []string {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {

@@ -1,0 +1,38 @@
+package backendkit
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestOptionsAreDecodedStrictly(t *testing.T) {
+	type options struct {
+		A int `json:"a"`
+	}
+	for text, bad := range map[string]string{
+		`{"a": 7}`:   "",
+		`{}`:         "",
+		`{"b": 7}`:   `unknown field "b"`,
+		`{"a": "7"}`: "options of the x backend",
+		`{} {}`:      "more than one value",
+		`{} x`:       "more than one value",
+		`[`:          "options of the x backend",
+	} {
+		var got options
+		err := DecodeOptions(sandbox.Spec{Options: map[string]json.RawMessage{"x": []byte(text)}}, "x", &got)
+		if bad == "" {
+			if err != nil {
+				t.Errorf("%s: %v", text, err)
+			}
+		} else if sandbox.CodeOf(err) != sandbox.CodeInvalidSpec || !strings.Contains(err.Error(), bad) {
+			t.Errorf("%s: %v, want %q", text, err, bad)
+		}
+	}
+	got := options{A: 1}
+	if err := DecodeOptions(sandbox.Spec{}, "x", &got); err != nil || got.A != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

@@ -1,0 +1,101 @@
+package dockerengine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/docker/cli/cli/config"
+	"github.com/moby/moby/api/types/system"
+	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// dockerConfig gives the docker command a configuration of its own for a test.
+func dockerConfig(t *testing.T) string {
+	t.Helper()
+	dir, before := t.TempDir(), config.Dir()
+	config.SetDir(dir)
+	t.Cleanup(func() { config.SetDir(before) })
+	for _, v := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"} {
+		t.Setenv(v, "")
+	}
+	return dir
+}
+
+// writeContext makes a context as the docker command does, and gives the directory of its keys.
+func writeContext(t *testing.T, dir, name, host string) (keys string) {
+	t.Helper()
+	sum := sha256.Sum256([]byte(name))
+	id := hex.EncodeToString(sum[:])
+	meta, keys := filepath.Join(dir, "contexts", "meta", id), filepath.Join(dir, "contexts", "tls", id, "docker")
+	text, err := json.Marshal(map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}})
+	if err = errors.Join(err, os.MkdirAll(meta, 0o700), os.MkdirAll(keys, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(meta, "meta.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
+	dir := dockerConfig(t)
+	writeContext(t, dir, "office", "unix:///office.sock")
+	writeContext(t, dir, "lab", "unix:///lab.sock")
+	check := func(name string, o Options, want string) {
+		t.Helper()
+		if at, err := locate(o); err != nil || at.host != want {
+			t.Errorf("%s: %q, %v, want %q", name, at.host, err, want)
+		}
+	}
+	check("nothing said", Options{}, "")
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"currentContext": "office"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("the context in use", Options{}, "unix:///office.sock")
+	t.Setenv("DOCKER_CONTEXT", "lab")
+	check("DOCKER_CONTEXT", Options{}, "unix:///lab.sock")
+	t.Setenv("DOCKER_HOST", "tcp://1.2.3.4:5")
+	check("DOCKER_HOST before it", Options{}, "tcp://1.2.3.4:5")
+	check("a context that was asked for", Options{Context: "office"}, "unix:///office.sock")
+	check("a host that was asked for", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
+	if _, err := locate(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
+		t.Errorf("no such context: %v", err)
+	}
+}
+
+func TestARuntimeIsWhatItsProgramIs(t *testing.T) {
+	for name, c := range map[string]struct {
+		runtime string
+		is      system.Runtime
+		want    sandbox.Isolation
+	}{
+		"runc":                            {"runc", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
+		"crun":                            {"crun", system.Runtime{Path: "/usr/bin/crun"}, sandbox.IsolationContainer},
+		"runsc":                           {"runsc", system.Runtime{Path: "/usr/local/bin/runsc"}, sandbox.IsolationKernel},
+		"our engine":                      {"mine", system.Runtime{Path: "/usr/local/bin/recluse-engine"}, sandbox.IsolationKernel},
+		"runc that is called runsc":       {"runsc", system.Runtime{Path: "/usr/bin/runc"}, sandbox.IsolationContainer},
+		"runc that is called kata":        {"kata", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
+		"runc in a directory of runsc's":  {"runsc", system.Runtime{Path: "/opt/runsc/runc"}, sandbox.IsolationContainer},
+		"a shim that no list names":       {"io.containerd.runsc.v1", system.Runtime{}, sandbox.IsolationKernel},
+		"a name, and the engine is mute":  {"runsc", system.Runtime{}, sandbox.IsolationKernel},
+		"a shim":                          {"gv", system.Runtime{Type: "io.containerd.runsc.v1"}, sandbox.IsolationKernel},
+		"runc's shim that is called kata": {"kata", system.Runtime{Type: "io.containerd.runc.v2"}, sandbox.IsolationContainer},
+		"runc's shim with runsc":          {"x", system.Runtime{Type: "io.containerd.runc.v2", Options: map[string]any{"BinaryName": "/usr/bin/runsc"}}, sandbox.IsolationKernel},
+		"kata's shim":                     {"kata", system.Runtime{Type: "io.containerd.kata.v2"}, sandbox.IsolationVM},
+		"a stranger":                      {"youki", system.Runtime{Path: "/usr/bin/youki"}, sandbox.IsolationContainer},
+	} {
+		if got := isolationOf(c.runtime, c.is); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}

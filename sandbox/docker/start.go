@@ -1,0 +1,163 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/moby/moby/client"
+	"gvisor.dev/gvisor/pkg/cleanup"
+
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/dockerengine"
+	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/image"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	if spec.RootFS != "" {
+		return nil, backend.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
+	}
+	if image.IsPath(spec.Image) {
+		return nil, backend.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
+	}
+	return b.start(ctx, spec, spec.Image, "")
+}
+
+// start makes a sandbox from an image, which begins with the files of a snapshot if the image is one's.
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot string) (sandbox.Machine, error) {
+	p, err := b.prepare(ctx, spec, cmp.Or(image, b.opts.Image))
+	if err != nil {
+		return nil, err
+	}
+	p.Restored = snapshot
+	b.sweeper.Once(ctx)
+	if err := b.own.MarkUsed(); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "start sandbox", Message: b.dir + " cannot be used", Err: err}
+	}
+	m, err := b.launch(ctx, p)
+	if err != nil {
+		if ctx.Err() == nil {
+			b.doubt(p.volume)
+		}
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dockerengine.CleanWait)
+		defer cancel()
+		return nil, errors.Join(failed(ctx, "start sandbox", "the container could not be started", err),
+			b.cli.Remove(clean, cmp.Or(p.Container, containerName(p.ID))))
+	}
+	b.proofs.Renew()
+	return m, nil
+}
+
+// prepare judges a spec and brings to the engine what its sandbox needs.
+func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) (*plan, error) {
+	if err := b.judgeMounts(&spec); err != nil {
+		return nil, err
+	}
+	opts, err := specOptions(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.judgeHostConfig(opts); err != nil {
+		return nil, err
+	}
+	f, err := b.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.consent(f); err != nil {
+		return nil, err
+	}
+	p := &plan{facts: f, options: opts}
+	if p.image, err = b.image(ctx, image); err != nil {
+		return nil, err
+	}
+	if a := p.image.Architecture; a != "" && a != f.Arch {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeImageArch, Op: "start sandbox", Remedy: "use an image for " + f.Arch,
+			Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.Arch),
+		}
+	}
+	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
+		return nil, err
+	}
+	if p.oomScore, err = b.oomScore(f, opts); err != nil {
+		return nil, err
+	}
+	guest, err := b.guestProgram(ctx, f.Arch)
+	if err != nil {
+		return nil, err
+	}
+	p.Record = backendkit.NewRecord("d-", spec, guest.Hash)
+	p.volume, err = b.guestVolume(ctx, guest, f, p.image.ID)
+	return p, err
+}
+
+// launch makes and starts the container of a plan. When it fails, the caller removes what there is.
+func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
+	labels, err := p.labels(b.instance)
+	if err != nil {
+		return nil, err
+	}
+	hc, err := b.profile(p)
+	if err != nil {
+		return nil, err
+	}
+	config, err := p.containerConfig(labels)
+	if err != nil {
+		return nil, err
+	}
+	res, err := b.cli.Create(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
+	if err != nil {
+		return nil, err
+	}
+	p.Container = res.ID
+	if err := b.reserve(p.ID); err != nil {
+		return nil, err
+	}
+	l := b.lookout(p.Container)
+	cu := cleanup.Make(func() {
+		l.forget()
+		b.release(p.ID, nil)
+	})
+	defer cu.Clean()
+	if _, err := b.cli.ContainerStart(ctx, p.Container, client.ContainerStartOptions{}); err != nil {
+		return nil, startError(err)
+	}
+	if err := b.shown(ctx, p.record); err != nil {
+		return nil, err
+	}
+	m, err := b.attach(ctx, p.record, containerName(p.ID), l)
+	if err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return m, nil
+}
+
+// startError names the reasons that the caller can change.
+func startError(err error) error {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "exec format error"):
+		return &sandbox.Error{Code: sandbox.CodeImageArch, Op: "start sandbox", Message: "the guest is not for the engine's machine", Err: err}
+	case strings.Contains(text, "no space left on device"):
+		return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "start sandbox", Message: "the engine's disk is full", Err: err, Retry: true}
+	}
+	return err
+}
+
+// guestExec runs the guest's program beside the guest. Its environment lacks the configuration, which holds the token: code
+// inside may be able to read it.
+func guestExec(user sandbox.User, args ...string) client.ExecCreateOptions {
+	return client.ExecCreateOptions{
+		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
+		Env: []string{agent.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
+	}
+}

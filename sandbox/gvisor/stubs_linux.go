@@ -1,0 +1,115 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+)
+
+// adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
+// sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
+// answered, because only then is its program mapped, and before much of what it runs is started. It takes about 20 ms on v1
+// (a grace period of the kernel). Done once more it changes nothing.
+func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
+	seen := map[int]bool{}
+	for range adoptRounds {
+		fresh := false
+		// Parents before children: whatever is cloned while we work comes from one that was moved already, or is found in
+		// the next round.
+		for _, pid := range descendants(sandboxPid) {
+			if seen[pid] {
+				continue
+			}
+			seen[pid], fresh = true, true
+			if mapsFile(pid, guestPath) {
+				continue
+			}
+			if err := g.adoptStub(pid); err != nil {
+				return fmt.Errorf("stub %d: %w", pid, err)
+			}
+		}
+		if !fresh {
+			break
+		}
+	}
+	if len(seen) == 0 {
+		return fmt.Errorf("sandbox process %d has no stubs", sandboxPid)
+	}
+	return nil
+}
+
+func (g *cgroup) adoptStub(pid int) error {
+	text := strconv.Itoa(pid)
+	err := writeCgroup(filepath.Join("/proc", text), "oom_score_adj", stubScore)
+	if err == nil {
+		err = writeCgroup(g.dir("cpu", cgroupApp), "cgroup.procs", text)
+	}
+	// A process that ended meanwhile needs no place.
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// descendants lists the processes below pid, parents before children. Empty when it is gone.
+func descendants(pid int) []int {
+	var all []int
+	for next := childrenOf(pid); len(next) > 0; {
+		all = append(all, next...)
+		var below []int
+		for _, p := range next {
+			below = append(below, childrenOf(p)...)
+		}
+		next = below
+	}
+	return all
+}
+
+// childrenOf lists the children of a process: those of each of its threads. Kernels with CONFIG_PROC_CHILDREN tell
+// them at once (all that can checkpoint, so every distribution's); on others all processes are looked through.
+func childrenOf(pid int) []int {
+	names, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children"))
+	var children []int
+	for _, name := range names {
+		data, _ := os.ReadFile(name)
+		for _, text := range strings.Fields(string(data)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				children = append(children, child)
+			}
+		}
+	}
+	if len(names) > 0 {
+		return children
+	}
+	all, _ := proc.List()
+	for _, p := range all {
+		if p.PPID == pid {
+			children = append(children, p.PID)
+		}
+	}
+	return children
+}
+
+// mapsFile reports whether the process has a file mapped whose path ends in suffix.
+func mapsFile(pid int, suffix string) bool {
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(data)) {
+		if strings.HasSuffix(strings.TrimRight(line, "\n"), suffix) {
+			return true
+		}
+	}
+	return false
+}
