@@ -46,14 +46,21 @@ func (f *files) in(sb *sandbox.Sandbox) sandbox.FileSystem {
 	return sb.Files().Below(f.root)
 }
 
-// do runs one call.
-func (f *files) do(ctx context.Context, call func(sandbox.FileSystem) error) error {
+// call runs one call.
+func call[T any](ctx context.Context, f *files, do func(sandbox.FileSystem) (T, error)) (out T, err error) {
 	sb, done, err := f.s.enter(ctx, f.use)
 	if err != nil {
-		return err
+		return out, err
 	}
 	defer done()
-	return f.s.explain(sb, call(f.in(sb)))
+	out, err = do(f.in(sb))
+	return out, f.s.explain(sb, err)
+}
+
+// do runs one call without a result.
+func (f *files) do(ctx context.Context, do func(sandbox.FileSystem) error) error {
+	_, err := call(ctx, f, func(in sandbox.FileSystem) (struct{}, error) { return struct{}{}, do(in) })
+	return err
 }
 
 // Read implements sandbox.FileSystem.
@@ -62,30 +69,20 @@ func (f *files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.Fi
 }
 
 // ReadRange implements sandbox.FileSystem.
-func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (info *sandbox.FileInfo, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		info, err = in.ReadRange(ctx, name, offset, limit, w)
-		return err
+func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.FileInfo, error) {
+		return in.ReadRange(ctx, name, offset, limit, w)
 	})
-	return info, err
 }
 
 // ReadAll implements sandbox.FileSystem.
-func (f *files) ReadAll(ctx context.Context, name string) (data []byte, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		data, err = in.ReadAll(ctx, name)
-		return err
-	})
-	return data, err
+func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) ([]byte, error) { return in.ReadAll(ctx, name) })
 }
 
 // Write implements sandbox.FileSystem.
-func (f *files) Write(ctx context.Context, name string, r io.Reader, opts sandbox.WriteOptions) (info *sandbox.FileInfo, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		info, err = in.Write(ctx, name, r, opts)
-		return err
-	})
-	return info, err
+func (f *files) Write(ctx context.Context, name string, r io.Reader, opts sandbox.WriteOptions) (*sandbox.FileInfo, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.FileInfo, error) { return in.Write(ctx, name, r, opts) })
 }
 
 // WriteAll implements sandbox.FileSystem.
@@ -95,12 +92,8 @@ func (f *files) WriteAll(ctx context.Context, name string, data []byte, opts san
 }
 
 // Stat implements sandbox.FileSystem.
-func (f *files) Stat(ctx context.Context, name string) (info *sandbox.FileInfo, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		info, err = in.Stat(ctx, name)
-		return err
-	})
-	return info, err
+func (f *files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.FileInfo, error) { return in.Stat(ctx, name) })
 }
 
 // List implements sandbox.FileSystem.
@@ -160,19 +153,11 @@ func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOption
 }
 
 // Upload implements sandbox.FileSystem.
-func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts sandbox.TarOptions) (stats *sandbox.TarStats, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		stats, err = in.Upload(ctx, dir, r, opts)
-		return err
-	})
-	return stats, err
+func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts sandbox.TarOptions) (*sandbox.TarStats, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.TarStats, error) { return in.Upload(ctx, dir, r, opts) })
 }
 
 // Download implements sandbox.FileSystem.
-func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (stats *sandbox.TarStats, err error) {
-	err = f.do(ctx, func(in sandbox.FileSystem) error {
-		stats, err = in.Download(ctx, w, names...)
-		return err
-	})
-	return stats, err
+func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error) {
+	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.TarStats, error) { return in.Download(ctx, w, names...) })
 }
