@@ -46,6 +46,8 @@ func fill(v reflect.Value) {
 		v.SetUint(0xff) // no text, so that it is written as base64, too
 	case reflect.Float64:
 		v.SetFloat(1)
+	default:
+		panic("a field of a kind that cannot be filled: " + v.Kind().String())
 	}
 }
 
