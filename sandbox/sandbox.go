@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/guest/host"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/ids"
 )
 
 // Timing of a sandbox's life, all in one place.
@@ -102,7 +101,7 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 
 // adopt connects to the guest. A sandbox that is new and does not answer is ended.
 func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, error) {
-	s := &Sandbox{backend: b, machine: m, epoch: randomID(3)}
+	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	go func() {
@@ -160,12 +159,6 @@ func identity(m Machine) *wire.Identity {
 		id.Hostname = m.ID()
 	}
 	return id
-}
-
-func randomID(bytes int) string {
-	b := make([]byte, bytes)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
 }
 
 // ID names the sandbox within its backend.
