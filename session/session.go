@@ -136,6 +136,7 @@ func (s *Session) refusal(now time.Time) error {
 		if err := s.attachment.stalledBy(); err != nil {
 			return err
 		}
+	case Creating, Ready, Executing, Hibernated: // usable
 	}
 	// The lifetime is over, and only what still runs keeps the session alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
