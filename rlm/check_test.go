@@ -55,3 +55,14 @@ func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 		t.Errorf("%+v %v", back, err)
 	}
 }
+
+func TestLimitsOfOldRunsAreRead(t *testing.T) {
+	var old saved
+	if err := json.Unmarshal([]byte(`{"query":"q","limits":{"tokens":7,"cost_usd":-1,"time_ns":300000000000,"calls":-1,"depth":2,"turns":30,"errors":8,"cell_cpu_ns":-1}}`), &old); err != nil {
+		t.Fatal(err)
+	}
+	l := old.Limits.Over(DefaultLimits())
+	if *l.Tokens != 7 || *l.Time != *DefaultLimits().Time || *l.CPU != -1 {
+		t.Errorf("%+v", l)
+	}
+}

@@ -176,7 +176,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 		return err
 	}
 	if o.session != "" {
-		if err := o.inSession(); err != nil {
+		if err := o.inSession(opts.Host); err != nil {
 			return err
 		}
 	}
@@ -225,16 +225,16 @@ func (o *askOptions) host(a *app) (*client.RunHost, error) {
 }
 
 // inSession refuses what the session or the configuration of its server says.
-func (o *askOptions) inSession() error {
+func (o *askOptions) inSession(h *client.RunHost) error {
 	switch {
-	case o.machine.said():
-		return usage("--session: the sandbox is that of the session; make it with recluse session create")
 	case o.gate != "" || o.role != "":
 		return usage("--gate and --role: they are those of the session; say them when it is opened, with recluse session open")
 	case len(o.mcp) > 0:
 		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
 	case o.flags.Changed("plain-below") || o.flags.Changed("cache"):
 		return usage("--plain-below, --cache: the server answers in a session, as its own configuration says (models.plain_below, models.cache)")
+	case h != nil:
+		return usage("--session: the sandbox is that of the session; make it with recluse session open")
 	}
 	return nil
 }

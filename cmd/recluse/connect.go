@@ -53,24 +53,25 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		}
 		return c, c.Close, nil
 	}
-	held, err := a.ensure(ctx, cfg)
+	me := stamp(cfg)
+	held, err := a.ensure(ctx, cfg, me)
 	if err != nil {
 		return nil, nil, err
 	}
-	a.otherConfig = held.Status.Stamp.Config != cfg.Fingerprint()
+	a.otherConfig = held.Status.Stamp.Config != me.Config
 	var starting atomic.Bool
 	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
 	if err != nil {
 		held.Close()
 		return nil, nil, err
 	}
-	release := a.hold(ctx, cfg, held, &starting)
+	release := a.hold(ctx, cfg, me, held, &starting)
 	return c, func() { c.Close(); release() }, nil
 }
 
 // hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a
 // session goes on meanwhile, and the client finds it again: it waits for as long as starting is set, since a server with many sessions takes its time.
-func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, starting *atomic.Bool) (release func()) {
+func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, held *daemon.Conn, starting *atomic.Bool) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -83,7 +84,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, s
 			}
 			held.Close()
 			starting.Store(true)
-			next, err := a.ensure(ctx, cfg)
+			next, err := a.ensure(ctx, cfg, me)
 			starting.Store(false)
 			if err != nil {
 				return // the call that needs it will tell
@@ -95,7 +96,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, s
 }
 
 // ensure gives the user's own server, which is started if need be.
-func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, error) {
+func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (*daemon.Conn, error) {
 	p, err := place(cfg)
 	if err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 		args = append(args, "--config", file)
 	}
 	p.Env = cfg.Environ()
-	return p.Ensure(ctx, stamp(cfg), p.Background(args...))
+	return p.Ensure(ctx, me, p.Background(args...))
 }
 
 // openSession opens a session, which is created as the flags say if there is none. The caller must call done.
