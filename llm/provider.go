@@ -151,7 +151,7 @@ func (m *asked) Complete(ctx context.Context, req Request) (*Reply, error) {
 			spent = spent.Add(a.reply.Usage)
 			spent.Calls = 1
 		}
-		if a.err == nil || a.heard || ctx.Err() != nil || !retryable(a.err) || n >= m.provider.retry.Attempts || (a.most > 0 && n >= a.most) {
+		if a.err == nil || a.heard || !retryable(a.err) || n >= m.provider.retry.Attempts || (a.most > 0 && n >= a.most) {
 			return m.settle(a, spent, start)
 		}
 		pause, ok := m.provider.backoff(n, a.after)
