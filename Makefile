@@ -2,8 +2,11 @@
 #
 #   make build     one file, bin/recluse, with the engine and the guest in it
 #   make demo      set-up, build, and a visible first result
-#   make test      set-up, linters, cross-compilation, every test
+#   make check     format, linters, unit tests and the feature suite on local: before each commit
+#   make test      set-up, linters, cross-compilation, and tests of every backend on the real thing
+#   make test-all  the same with every combination of tests and backends
 #   make lint      the linters alone
+#   make generate  Go code of the wire protocol, from wire.proto
 #   make bench     the figures, each beside its baseline
 #   make desktop   bin/recluse-* for macOS and Windows, with the guests in them, for Docker Desktop
 #   make install   bin/recluse into PREFIX/bin (default /usr/local)
@@ -19,6 +22,8 @@ PREFIX ?= /usr/local
 
 GOLANGCI_LINT := 2.14.0
 GOTESTSUM     := 1.13.0
+PROTOC        := 3.21.12
+PROTOC_GEN_GO := 1.36.12
 
 # The tree may belong to another user than the one who builds, and then git refuses to speak: so not -buildvcs.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -35,8 +40,8 @@ STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
 # Tests use the programs that were just built, wherever the tests run from.
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
 
-# One package after the other: several of them attack a sandbox with all the machine has, and watch how fast others answer meanwhile.
-TESTFLAGS ?= -p=1 -timeout=30m
+# scripts/test.sh runs a tier; docs/DEVELOPMENT.md says what is in each.
+RUN_TESTS = RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) GOTESTSUM=$(TOOLS)/gotestsum-$(GOTESTSUM) scripts/test.sh
 
 BUNDLE := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle -ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
@@ -87,11 +92,15 @@ $(GUESTS): $(OUT)/%/recluse-guest:
 demo: build
 	@bin/recluse demo
 
-.PHONY: test
+.PHONY: check test test-all
+check: lint $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@$(RUN_TESTS) check
+
 test: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
-	@echo "==> tests"
-	@RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) $(TOOLS)/gotestsum-$(GOTESTSUM) --format pkgname-and-test-fails \
-		--packages=./... -- -race $(TESTFLAGS)
+	@$(RUN_TESTS) test
+
+test-all: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@$(RUN_TESTS) all
 
 .PHONY: lint
 lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
@@ -141,3 +150,15 @@ $(TOOLS)/gotestsum-$(GOTESTSUM):
 	@echo "==> installing gotestsum $(GOTESTSUM)"
 	@GOBIN=$(TOOLS) $(GO) install gotest.tools/gotestsum@v$(GOTESTSUM)
 	@mv $(TOOLS)/gotestsum $@
+
+# protoc is Debian's; another version would change the generated file's header.
+.PHONY: generate
+generate: $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO)
+	@command -v protoc >/dev/null || apt-get install -y protobuf-compiler
+	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is needed, this is $$(protoc --version)" >&2; exit 1; }
+	@protoc -I internal/guest/wire --plugin=protoc-gen-go=$< --go_out=internal/guest/wire --go_opt=paths=source_relative wire.proto
+
+$(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO):
+	@echo "==> installing protoc-gen-go $(PROTOC_GEN_GO)"
+	@GOBIN=$(TOOLS) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v$(PROTOC_GEN_GO)
+	@mv $(TOOLS)/protoc-gen-go $@

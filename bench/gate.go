@@ -12,20 +12,22 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 )
 
 // gates measures what the gate costs: a large thesaurus, a megabyte of code judged by it, and the default rules. The baselines are the plainest
 // way to do about the same: reading the same JSON into a map, and looking up every word in it.
 func gates(ctx context.Context, b *bench) (_ []row, err error) {
-	terms := b.times(100_000, 10_000)
-	data, code := thesaurus(terms), knownCode(1<<20)
+	count := b.times(100_000, 10_000)
+	data, code := thesaurus(count), knownCode(1<<20)
 
-	var th *gate.Thesaurus
+	var th *terms.Thesaurus
 	var plain struct{ Data map[string]json.RawMessage }
 	load, decode := samples{}, samples{}
 	for range b.times(5, 3) {
 		began := time.Now()
-		if th, err = gate.ParseThesaurus("bench.json", data); err != nil {
+		if th, err = terms.Parse("bench.json", data); err != nil {
 			return nil, err
 		}
 		load = append(load, time.Since(began))
@@ -36,10 +38,10 @@ func gates(ctx context.Context, b *bench) (_ []row, err error) {
 		decode = append(decode, time.Since(began))
 	}
 	rows := []row{{
-		Name: "gate_load", What: fmt.Sprintf("thesaurus of %d terms, from JSON, p50", terms), Measured: load.median(), Unit: "ms", Baseline: decode.median(), Against: "encoding/json",
+		Name: "gate_load", What: fmt.Sprintf("thesaurus of %d terms, from JSON, p50", count), Measured: load.median(), Unit: "ms", Baseline: decode.median(), Against: "encoding/json",
 		Target: "< 1 s", Reached: reached(load.median() < 1000),
 	}}
-	for _, strictness := range []gate.Strictness{gate.Permissive, gate.Normal, gate.Strict} {
+	for _, strictness := range []terms.Strictness{terms.Permissive, terms.Normal, terms.Strict} {
 		r, err := b.judge(ctx, th, strictness, code, plain.Data)
 		if err != nil {
 			return rows, err
@@ -49,8 +51,8 @@ func gates(ctx context.Context, b *bench) (_ []row, err error) {
 	// Memory is counted in a round of its own, without what the others have left.
 	th, plain.Data = nil, nil
 	grown := watch(func() {
-		if th, err = gate.ParseThesaurus("bench.json", data); err == nil {
-			_, err = b.judge(ctx, th, gate.Strict, code, nil)
+		if th, err = terms.Parse("bench.json", data); err == nil {
+			_, err = b.judge(ctx, th, terms.Strict, code, nil)
 		}
 	})
 	if err != nil {
@@ -64,12 +66,12 @@ func gates(ctx context.Context, b *bench) (_ []row, err error) {
 }
 
 // judge times the judgement of code by a thesaurus, in turn with a plain look at every word.
-func (b *bench) judge(ctx context.Context, th *gate.Thesaurus, strictness gate.Strictness, code string, plain map[string]json.RawMessage) (_ row, err error) {
-	g, err := gate.NewGraph(th, gate.GraphOptions{Strictness: strictness})
+func (b *bench) judge(ctx context.Context, th *terms.Thesaurus, strictness terms.Strictness, code string, plain map[string]json.RawMessage) (_ row, err error) {
+	g, err := terms.NewGraph(th, terms.GraphOptions{Strictness: strictness})
 	if err != nil {
 		return row{}, err
 	}
-	c, err := gate.New(gate.Options{Graphs: map[string]*gate.Graph{"": g}})
+	c, err := gate.New(gate.Options{Graphs: map[string]*terms.Graph{"": g}})
 	if err != nil {
 		return row{}, err
 	}
@@ -112,11 +114,11 @@ func lookUp(terms map[string]json.RawMessage, text string) int {
 
 // ruled times the default rules on a few lines, for information.
 func ruled(ctx context.Context, b *bench) (_ []row, err error) {
-	rules, err := gate.DefaultRules()
+	set, err := rules.Default()
 	if err != nil {
 		return nil, err
 	}
-	c, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock})
+	c, err := gate.New(gate.Options{Rules: set, RulesMode: gate.ModeBlock})
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64
 	var v *sandbox.Verdict
 	grown = watch(func() {
 		began := time.Now()
-		v, err = sb.Run(ctx, sandbox.Command{Args: argv, Stdout: n, Timeout: 5 * time.Minute})
+		v, err = sb.Run(ctx, sandbox.Command{Args: argv, RunOptions: sandbox.RunOptions{Stdout: n, Timeout: 5 * time.Minute}})
 		took = time.Since(began)
 	})
 	if err == nil && (!v.OK() || n.n != size || v.Stdout.Produced != size) {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -38,8 +39,8 @@ func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Mode
 			return sub, nil
 		},
 		Sandboxes: rlm.FromBackend(b.backend), Dir: dir, PlainBelow: -1,
-		Limits: &rlm.Limits{
-			Tokens: rlm.Unlimited, Cost: rlm.Unlimited, Time: rlm.Unlimited, Calls: rlm.Unlimited, Depth: 2, Turns: rlm.Unlimited, Errors: 1, CPU: rlm.Unlimited,
+		Limits: v1.RunLimits{
+			Tokens: new(int64(v1.NoLimit)), Time: new(v1.Duration(v1.NoLimit)), Turns: new(v1.NoLimit), Errors: new(1),
 		},
 	}
 	if change != nil {

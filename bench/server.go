@@ -17,6 +17,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/session"
@@ -32,15 +33,17 @@ func (b *bench) manager(ctx context.Context) (*session.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newManager(ctx, b.backend, dir)
+	return newManager(ctx, b.backend, dir, nil)
 }
 
-func newManager(ctx context.Context, backend sandbox.Backend, dir string) (*session.Manager, error) {
-	return session.New(ctx, session.Options{Backends: []sandbox.Backend{backend}, DataDir: dir, NoPool: true, Logger: slog.New(slog.DiscardHandler)})
+// newManager makes a manager; with a nil store it opens its own in dir.
+func newManager(ctx context.Context, backend sandbox.Backend, dir string, st store.Store) (*session.Manager, error) {
+	return session.New(ctx, session.Options{Backends: []sandbox.Backend{backend}, DataDir: dir, Store: st, NoPool: true, Logger: slog.New(slog.DiscardHandler)})
 }
 
 // served is a server within this program, on loopback and on a socket.
 type served struct {
+	store       store.Store
 	manager     *session.Manager
 	tcp, socket *client.Client
 
@@ -51,19 +54,27 @@ type served struct {
 
 // serve starts a server on a new manager.
 func (b *bench) serve(ctx context.Context) (_ *served, err error) {
-	m, err := b.manager(ctx)
+	data, err := os.MkdirTemp(b.dir, "manager-")
 	if err != nil {
 		return nil, err
 	}
-	s := &served{manager: m, ended: make(chan error, 2)}
+	st, err := store.OpenSQLite(ctx, data)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newManager(ctx, b.backend, data, st)
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	s := &served{store: st, manager: m, ended: make(chan error, 2)}
 	ctx, s.stop = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
 			s.stop()
-			err = errors.Join(err, m.Close())
+			err = errors.Join(err, m.Close(), st.Close())
 		}
 	}()
-	if s.server, err = server.New(ctx, server.Options{Manager: m, Logger: slog.New(slog.DiscardHandler)}); err != nil {
+	if s.server, err = server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp(b.dir, "socket-")
@@ -99,7 +110,7 @@ func (s *served) close() error {
 	s.stop()
 	err := errors.Join(<-s.ended, <-s.ended, s.manager.Close())
 	s.server.Wait()
-	return err
+	return errors.Join(err, s.store.Close())
 }
 
 // process is a server in a process of its own.
@@ -145,12 +156,17 @@ func serverMain(dirs string) (err error) {
 	if err != nil {
 		return err
 	}
-	m, err := newManager(ctx, backend, dir)
+	st, err := store.OpenSQLite(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	m, err := newManager(ctx, backend, dir, st)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	s, err := server.New(ctx, server.Options{Manager: m, Logger: slog.New(slog.DiscardHandler)})
+	s, err := server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

@@ -34,9 +34,9 @@ func soak(ctx context.Context, b *bench) (_ []row, err error) {
 	var took samples // guarded by mu
 	life := func(i int) error {
 		began := time.Now()
-		s, created, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
-		if err != nil || !created {
-			return errors.Join(fmt.Errorf("session %d: created %v", i, created), err)
+		s, opened, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
+		if err != nil || !opened.New {
+			return errors.Join(fmt.Errorf("session %d: created %v", i, opened.New), err)
 		}
 		mu.Lock()
 		ids = append(ids, s.Info().Sandbox)

@@ -19,20 +19,31 @@ func (c *Client) Approvals(ctx context.Context, state gate.ApprovalState) ([]gat
 	})
 }
 
-// Approval gives one question. With wait it gives it once it is answered or has expired.
-func (c *Client) Approval(ctx context.Context, id string, wait bool) (gate.Approval, error) {
+// ApprovalOptions says how Approval looks at a question.
+type ApprovalOptions struct {
+	Wait bool // return once the question is answered or has expired
+}
+
+// Approval returns one question.
+func (c *Client) Approval(ctx context.Context, id string, o ApprovalOptions) (gate.Approval, error) {
 	q := url.Values{}
-	flag(q, "wait", wait)
+	flag(q, "wait", o.Wait)
 	var out gate.Approval
 	err := c.call(ctx, request{op: "find approval", method: http.MethodGet, path: "/v1/approvals/" + url.PathEscape(id), query: q, again: true}, &out)
 	return out, err
 }
 
-// Resolve answers a question: a grant lets exactly that code run once. It needs a key of scope admin.
-func (c *Client) Resolve(ctx context.Context, id string, grant bool, note string) (gate.Approval, error) {
+// Answer is a person's answer to a question.
+type Answer struct {
+	Grant bool // let exactly that code run once
+	Note  string
+}
+
+// Resolve answers a question. It needs a key of scope admin.
+func (c *Client) Resolve(ctx context.Context, id string, a Answer) (gate.Approval, error) {
 	var out gate.Approval
 	err := c.call(ctx, request{
-		op: "resolve approval", method: http.MethodPost, path: "/v1/approvals/" + url.PathEscape(id), body: api.Resolve{Grant: &grant, Note: note},
+		op: "resolve approval", method: http.MethodPost, path: "/v1/approvals/" + url.PathEscape(id), body: api.Resolve{Grant: &a.Grant, Note: a.Note},
 	}, &out)
 	return out, err
 }

@@ -12,9 +12,9 @@ import (
 
 func open(t *testing.T, c *client.Client, name string) *client.Session {
 	t.Helper()
-	s, created, err := c.Open(t.Context(), name, session.OpenOptions{})
-	if err != nil || !created {
-		t.Fatalf("open %s: %v, created %v", name, err, created)
+	s, opened, err := c.Open(t.Context(), name, session.OpenOptions{})
+	if err != nil || !opened.New {
+		t.Fatalf("open %s: %v, created %v", name, err, opened.New)
 	}
 	return s
 }
@@ -32,9 +32,9 @@ func TestSessionOverASocket(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	s := open(t, k.Trusted, "work")
 	cell(t, s, "x = 41")
-	again, created, err := k.Trusted.Open(t.Context(), "work", session.OpenOptions{})
-	if err != nil || created {
-		t.Fatal(err, created)
+	again, opened, err := k.Trusted.Open(t.Context(), "work", session.OpenOptions{})
+	if err != nil || opened.New {
+		t.Fatal(err, opened)
 	}
 	if v := cell(t, again, "x + 1"); v.Result.Text() != "42" {
 		t.Errorf("got %q", v.Result.Text())

@@ -79,10 +79,10 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) e
 
 var errStop = errors.New("stop")
 
-// Events gives what happened to the session after seq, and goes on until ctx ends if follow is set.
-func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[session.Event, error] {
+// Events iterates over the events of the session.
+func (s *Session) Events(ctx context.Context, o session.EventsOptions) iter.Seq2[session.Event, error] {
 	return func(yield func(session.Event, error) bool) {
-		q := url.Values{"after": {strconv.FormatInt(after, 10)}, "follow": {strconv.FormatBool(follow)}}
+		q := url.Values{"after": {strconv.FormatInt(o.After, 10)}, "follow": {strconv.FormatBool(o.Follow)}}
 		r := request{op: "follow events", method: http.MethodGet, path: s.path + "/events", query: q, header: map[string]string{"Accept": api.EventStream}}
 		err := s.c.listen(ctx, r, func(e api.Event) error {
 			var ev session.Event

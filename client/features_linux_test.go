@@ -9,6 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 	"github.com/recluse-dev/recluse/session"
@@ -30,20 +31,13 @@ func (m machine) Ping(ctx context.Context) error {
 	return err
 }
 
-func (m machine) FilesBelow(root string) sandboxtest.Files {
-	if root == "" {
-		return m.Files()
-	}
-	return m.Files().Below(root)
-}
-
 // Save implements sandboxtest.Copier.
 func (m machine) Save(ctx context.Context) (restore func(context.Context) (sandboxtest.Owned, error), forget func(context.Context) error, err error) {
 	if _, err := m.Session.Save(ctx, "kept"); err != nil {
 		return nil, nil, err
 	}
 	restore = func(ctx context.Context) (sandboxtest.Owned, error) {
-		return openMachine(ctx, m.c, m.Name()+"-again", session.OpenOptions{From: m.Name() + "@kept"})
+		return openMachine(ctx, m.c, m.Name()+"-again", session.OpenOptions{Settings: session.Settings{From: m.Name() + "@kept"}})
 	}
 	return restore, func(ctx context.Context) error { return m.c.DeleteSnapshot(ctx, m.Name(), "kept") }, nil
 }
@@ -59,35 +53,30 @@ func (m machine) Copies(ctx context.Context, n int) ([]sandboxtest.Owned, error)
 }
 
 func openMachine(ctx context.Context, c *client.Client, name string, o session.OpenOptions) (sandboxtest.Owned, error) {
-	s, _, err := c.Open(ctx, name, o)
+	s, opened, err := c.Open(ctx, name, o)
 	if err != nil {
 		return nil, err
 	}
-	i, err := s.Info(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return machine{s, c, i.Sandbox}, nil
+	return machine{s, c, opened.Sandbox}, nil
 }
 
 // TestFeaturesOverHTTP runs the suite of the backends through client and server.
 func TestFeaturesOverHTTP(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIPPED: the whole suite takes a minute")
-	}
+	testneed.Alone(t) // the suite sets the environment, and runs its features beside each other
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("features", "execute"))
 	var n atomic.Int64
 	o := sandboxtest.Options{
 		Open: func(ctx context.Context, spec sandbox.Spec) (sandboxtest.Owned, error) {
-			return openMachine(ctx, c, fmt.Sprintf("f%d", n.Add(1)), session.OpenOptions{Spec: &spec})
+			return openMachine(ctx, c, fmt.Sprintf("f%d", n.Add(1)), session.OpenOptions{Settings: session.Settings{Spec: &spec}})
 		},
 		Without: map[string]string{
 			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
 			"a flood of 50 MB leaves this program small":                    "client and server are one program here, and its memory is measured",
 		},
-		Only: []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
-		Many: 8,
+		Only:  []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
+		Many:  8,
+		Scope: sandboxtest.HTTPFeatures,
 	}
 	backend := func(*testing.T) sandbox.Backend { return k.Backend }
 	sandboxtest.Run(t, backend, o)

@@ -18,28 +18,31 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Files reads and writes the files of a session. It has the methods of sandbox.Files. Paths are absolute, or relative to the root it was
-// made with, and cannot leave that root.
-type Files struct {
+// files is the FileSystem of a session of the server.
+type files struct {
 	s    *Session
 	root string
 }
 
-// Files gives access to the whole file system of the session.
-func (s *Session) Files() *Files { return &Files{s: s} }
+var _ sandbox.FileSystem = (*files)(nil)
 
-// Below gives access that is confined to a directory.
-func (f *Files) Below(dir string) *Files { return &Files{s: f.s, root: path.Join("/", f.root, dir)} }
+// Files returns the whole file system of the session.
+func (s *Session) Files() sandbox.FileSystem { return &files{s: s} }
+
+// Below implements sandbox.FileSystem.
+func (f *files) Below(dir string) sandbox.FileSystem {
+	return &files{s: f.s, root: path.Join("/", f.root, dir)}
+}
 
 // query names the root; a path of it that is relative belongs to that.
-func (f *Files) query() url.Values {
+func (f *files) query() url.Values {
 	if f.root == "" {
 		return url.Values{"root": {"/"}}
 	}
 	return url.Values{"root": {f.root}}
 }
 
-func (f *Files) named(name string) url.Values {
+func (f *files) named(name string) url.Values {
 	q := f.query()
 	q.Set("path", named(name))
 	return q
@@ -53,18 +56,18 @@ func named(name string) string {
 	return name
 }
 
-func (f *Files) call(ctx context.Context, op, method, p string, q url.Values, in, out any) error {
+func (f *files) call(ctx context.Context, op, method, p string, q url.Values, in, out any) error {
 	r := request{op: op, method: method, path: f.s.path + "/files" + p, query: q, body: in, again: method == http.MethodGet}
 	return f.s.c.call(ctx, r, out)
 }
 
-// Read copies a regular file to w.
-func (f *Files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.FileInfo, error) {
+// Read implements sandbox.FileSystem.
+func (f *files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.FileInfo, error) {
 	return f.ReadRange(ctx, name, 0, 0, w)
 }
 
-// ReadRange copies limit bytes from offset on; limit 0: up to the size the file has at the beginning.
-func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
+// ReadRange implements sandbox.FileSystem.
+func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
 	q := f.named(name)
 	q.Set("offset", strconv.FormatInt(offset, 10))
 	q.Set("limit", strconv.FormatInt(limit, 10))
@@ -76,7 +79,7 @@ func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64,
 }
 
 // download copies a body to w and reads what its trailer tells.
-func (f *Files) download(ctx context.Context, r request, w io.Writer, trailer string, out any) error {
+func (f *files) download(ctx context.Context, r request, w io.Writer, trailer string, out any) error {
 	r.method, r.path, r.again = http.MethodGet, f.s.path+"/files"+r.path, true
 	res, err := f.s.c.send(ctx, r)
 	if err != nil {
@@ -109,8 +112,8 @@ func (t *taker) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadAll gives a whole file; it refuses one of more than 64 MiB.
-func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
+// ReadAll implements sandbox.FileSystem.
+func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	const most = 64 << 20
 	var b bytes.Buffer
 	info, err := f.ReadRange(ctx, name, 0, most, &b)
@@ -123,9 +126,8 @@ func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, but for one Read that did not return within a second
-// of a failure, or when ctx ended.
-func (f *Files) Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error) {
+// Write implements sandbox.FileSystem.
+func (f *files) Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error) {
 	q := f.named(name)
 	flag(q, "overwrite", !o.Exclusive)
 	flag(q, "parents", o.Parents)
@@ -145,7 +147,7 @@ func (f *Files) Write(ctx context.Context, name string, r io.Reader, o sandbox.W
 const lastRead = time.Second
 
 // upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
-func (f *Files) upload(ctx context.Context, q request, r io.Reader, out any) error {
+func (f *files) upload(ctx context.Context, q request, r io.Reader, out any) error {
 	from := &giver{r: r, turn: make(chan struct{}, 1)}
 	q.method, q.path, q.raw = http.MethodPut, f.s.path+"/files"+q.path, from
 	err := f.s.c.call(ctx, q, out)
@@ -191,14 +193,14 @@ func (g *giver) end(ctx context.Context) {
 	}
 }
 
-// WriteAll is Write for what is in memory.
-func (f *Files) WriteAll(ctx context.Context, name string, data []byte, o sandbox.WriteOptions) error {
+// WriteAll implements sandbox.FileSystem.
+func (f *files) WriteAll(ctx context.Context, name string, data []byte, o sandbox.WriteOptions) error {
 	_, err := f.Write(ctx, name, bytes.NewReader(data), o)
 	return err
 }
 
-// Stat describes a file; a symbolic link is not followed.
-func (f *Files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error) {
+// Stat implements sandbox.FileSystem.
+func (f *files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error) {
 	var info api.FileInfo
 	if err := f.call(ctx, "stat", http.MethodGet, "/stat", f.named(name), nil, &info); err != nil {
 		return nil, err
@@ -206,56 +208,76 @@ func (f *Files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error
 	return info.Sandbox(), nil
 }
 
-// List gives the entries of a directory, sorted by name, page by page behind the scenes.
-func (f *Files) List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error] {
+// listPage is how many entries List asks for at a time.
+const listPage = 1000
+
+// List implements sandbox.FileSystem.
+func (f *files) List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error] {
 	return func(yield func(*sandbox.FileInfo, error) bool) {
-		q := f.named(name)
-		q.Set("limit", "1000")
-		flag(q, "recursive", o.Recursive)
-		if o.Depth != 0 {
-			q.Set("depth", strconv.Itoa(o.Depth))
-		}
-		for {
-			var page api.FileList
-			if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &page); err != nil {
+		for after := ""; ; {
+			page, err := f.Page(ctx, name, o, after, listPage)
+			if err != nil {
 				yield(nil, err)
 				return
 			}
 			for _, i := range page.Files {
-				if !yield(i.Sandbox(), nil) {
+				if !yield(i, nil) {
 					return
 				}
 			}
 			if page.Next == "" {
 				return
 			}
-			q.Set("after", string(page.Next))
+			after = page.Next
 		}
 	}
 }
 
-// Mkdir makes a directory, with its parents if asked.
-func (f *Files) Mkdir(ctx context.Context, name string, parents bool) error {
-	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), api.Mkdir{Path: api.Text(named(name)), Parents: parents}, nil)
-}
-
-// Move renames; with exclusive it never replaces.
-func (f *Files) Move(ctx context.Context, from, to string, exclusive bool) error {
-	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), api.Move{From: api.Text(from), To: api.Text(to), Overwrite: !exclusive}, nil)
-}
-
-// Remove removes a file, a link or an empty directory, or with recursive a whole tree.
-func (f *Files) Remove(ctx context.Context, name string, recursive bool) error {
+// Page implements sandbox.FileSystem.
+func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, after string, limit int) (sandbox.FilePage, error) {
 	q := f.named(name)
-	flag(q, "recursive", recursive)
+	q.Set("limit", strconv.Itoa(limit))
+	flag(q, "recursive", o.Recursive)
+	if o.Depth != 0 {
+		q.Set("depth", strconv.Itoa(o.Depth))
+	}
+	set(q, "after", after)
+	var list api.FileList
+	if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &list); err != nil {
+		return sandbox.FilePage{}, err
+	}
+	if o.Unreadable != nil {
+		*o.Unreadable += list.Unreadable
+	}
+	page := sandbox.FilePage{Files: make([]*sandbox.FileInfo, 0, len(list.Files)), Next: string(list.Next), Unreadable: list.Unreadable}
+	for _, i := range list.Files {
+		page.Files = append(page.Files, i.Sandbox())
+	}
+	return page, nil
+}
+
+// Mkdir implements sandbox.FileSystem.
+func (f *files) Mkdir(ctx context.Context, name string, o sandbox.MkdirOptions) error {
+	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), api.Mkdir{Path: api.Text(named(name)), Parents: o.Parents}, nil)
+}
+
+// Move implements sandbox.FileSystem.
+func (f *files) Move(ctx context.Context, from, to string, o sandbox.MoveOptions) error {
+	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), api.Move{From: api.Text(from), To: api.Text(to), Overwrite: !o.Exclusive}, nil)
+}
+
+// Remove implements sandbox.FileSystem.
+func (f *files) Remove(ctx context.Context, name string, o sandbox.RemoveOptions) error {
+	q := f.named(name)
+	flag(q, "recursive", o.Recursive)
 	return f.call(ctx, "remove", http.MethodDelete, "", q, nil, nil)
 }
 
-// Watch tells of changes below a path until ctx ends or fn gives an error. The first event is always "ready". A connection that breaks
-// is made again, and changes meanwhile told as "overflow".
-func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(sandbox.FileEvent) error) error {
+// Watch implements sandbox.FileSystem. A connection that breaks is made again, and reported as "overflow", because changes
+// may have been missed meanwhile.
+func (f *files) Watch(ctx context.Context, name string, o sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
 	q := f.named(name)
-	flag(q, "recursive", recursive)
+	flag(q, "recursive", o.Recursive)
 	r := request{op: "watch", method: http.MethodGet, path: f.s.path + "/files/watch", query: q, header: map[string]string{"Accept": api.EventStream}}
 	ready := false
 	return f.s.c.listen(ctx, r, func(e api.Event) error {
@@ -273,8 +295,8 @@ func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(
 	})
 }
 
-// Upload unpacks a tar stream into a directory, and nowhere else. The server bounds its size and the number of its entries.
-func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.TarOptions) (*sandbox.TarStats, error) {
+// Upload implements sandbox.FileSystem. The server limits the size and the number of entries.
+func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.TarOptions) (*sandbox.TarStats, error) {
 	q := f.named(dir)
 	flag(q, "parents", o.Parents)
 	flag(q, "overwrite", !o.Exclusive)
@@ -291,8 +313,8 @@ func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.T
 	return st.Sandbox(), nil
 }
 
-// Download writes files and directories as a tar stream.
-func (f *Files) Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error) {
+// Download implements sandbox.FileSystem.
+func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error) {
 	q := f.query()
 	for _, n := range names {
 		q.Add("path", named(n))

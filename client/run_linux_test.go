@@ -39,8 +39,9 @@ func TestRunning(t *testing.T) {
 		var out, errs strings.Builder
 		var shown []string
 		v, err := s.Cell(ctx, sandbox.Cell{
-			Code: "import sys\nprint('oné')\nprint('two', file=sys.stderr)\ndisplay(3)\n4", Stdout: &out, Stderr: &errs,
-			Display: func(b sandbox.Bundle) { shown = append(shown, b.Text()) },
+			Code:       "import sys\nprint('oné')\nprint('two', file=sys.stderr)\ndisplay(3)\n4",
+			Display:    func(b sandbox.Bundle) { shown = append(shown, b.Text()) },
+			RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs},
 		})
 		if err != nil || !v.OK() || v.Result.Text() != "4" {
 			t.Fatal(v, err)
@@ -51,7 +52,7 @@ func TestRunning(t *testing.T) {
 	})
 	t.Run("bytes that are no text", func(t *testing.T) {
 		var out bytes.Buffer
-		c := sandbox.Command{Args: []string{"printf", `\377\376\303`}, Stdout: &out}
+		c := sandbox.Command{Args: []string{"printf", `\377\376\303`}, RunOptions: sandbox.RunOptions{Stdout: &out}}
 		v, err := s.Run(ctx, c)
 		if err != nil || out.String() != "\xff\xfe\xc3" || string(v.Stdout.Head) != "\xff\xfe\xc3" {
 			t.Errorf("%q %v %v", out.String(), v, err)
@@ -65,11 +66,11 @@ func TestRunning(t *testing.T) {
 		r, w := io.Pipe()
 		var out strings.Builder
 		go func() { _, _ = io.WriteString(w, "a\n"); _, _ = io.WriteString(w, "b\n"); w.Close() }()
-		v, err := s.Run(ctx, sandbox.Command{Shell: "while read x; do echo got $x; done; exit 3", Stdin: r, Stdout: &out})
+		v, err := s.Run(ctx, sandbox.Command{Shell: "while read x; do echo got $x; done; exit 3", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		if err != nil || v.ExitCode != 3 || out.String() != "got a\ngot b\n" {
 			t.Errorf("%q %v %v", out.String(), v, err)
 		}
-		v, err = s.Cell(ctx, sandbox.Cell{Code: "input()", Stdin: strings.NewReader("hello\n")})
+		v, err = s.Cell(ctx, sandbox.Cell{Code: "input()", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("hello\n")}})
 		if err != nil || v.Result.Text() != "'hello'" {
 			t.Errorf("%v %v", v, err)
 		}
@@ -77,7 +78,7 @@ func TestRunning(t *testing.T) {
 	t.Run("much of both", func(t *testing.T) {
 		data := bytes.Repeat([]byte("0123456789abcdef"), 1<<17) // 2 MiB
 		var out bytes.Buffer
-		v, err := s.Run(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: bytes.NewReader(data), Stdout: &out})
+		v, err := s.Run(ctx, sandbox.Command{Args: []string{"cat"}, RunOptions: sandbox.RunOptions{Stdin: bytes.NewReader(data), Stdout: &out}})
 		if err != nil || !v.OK() || !bytes.Equal(out.Bytes(), data) {
 			t.Errorf("%d bytes, %v %v", out.Len(), v, err)
 		}
@@ -93,14 +94,14 @@ func TestRunning(t *testing.T) {
 			await(t, "the second size", func() bool { _, _ = io.WriteString(w, "stty size\n"); return strings.Contains(out.String(), "40 100") })
 			_, _ = io.WriteString(w, "exit 5\n")
 		}()
-		v, err := s.Run(ctx, sandbox.Command{Shell: "stty size; exec sh", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, Stdin: r, Stdout: out})
+		v, err := s.Run(ctx, sandbox.Command{Shell: "stty size; exec sh", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: out}})
 		if err != nil || v.ExitCode != 5 {
 			t.Errorf("%v %v %q", v, err, out.String())
 		}
 	})
 	t.Run("whoever gives up gets a verdict", func(t *testing.T) {
 		for name, c := range map[string]sandbox.Command{
-			"plain": {Shell: "sleep 60"}, "with output": {Shell: "echo x; sleep 60", Stdout: io.Discard}, "with input": {Shell: "sleep 60", Stdin: strings.NewReader("")},
+			"plain": {Shell: "sleep 60"}, "with output": {Shell: "echo x; sleep 60", RunOptions: sandbox.RunOptions{Stdout: io.Discard}}, "with input": {Shell: "sleep 60", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("")}},
 		} {
 			ctx, cancel := context.WithCancel(ctx)
 			c.ID = "give-up-" + strings.ReplaceAll(name, " ", "-")
@@ -130,13 +131,13 @@ func TestRunning(t *testing.T) {
 		if v := cell(t, s, "1/0"); v.Error == nil || v.Error.Name != "ZeroDivisionError" || v.ExitCode != 1 {
 			t.Errorf("%+v", v)
 		}
-		v, err := s.Run(ctx, sandbox.Command{Shell: "sleep 60", Timeout: 50 * time.Millisecond})
+		v, err := s.Run(ctx, sandbox.Command{Shell: "sleep 60", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
 		if err != nil || v.Ended != sandbox.EndedTimeout || v.Status() != 124 {
 			t.Errorf("%v %v", v, err)
 		}
 	})
 	t.Run("a writer that fails", func(t *testing.T) {
-		v, err := s.Run(ctx, sandbox.Command{Shell: "echo x", Stdout: broken{}})
+		v, err := s.Run(ctx, sandbox.Command{Shell: "echo x", RunOptions: sandbox.RunOptions{Stdout: broken{}}})
 		if v == nil || !errors.Is(err, errBroken) {
 			t.Errorf("%v %v", v, err)
 		}
@@ -175,7 +176,7 @@ func TestRunning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Signal(ctx, id, syscall.SIGTERM, true); err != nil {
+		if err := s.Signal(ctx, id, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
 			t.Fatal(err)
 		}
 		v, err := s.Follow(ctx, id, sandbox.FollowOptions{})

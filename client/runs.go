@@ -9,8 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -22,12 +22,22 @@ type RunOptions struct {
 	Schema   json.RawMessage // that the answer must meet
 	Model    string          // provider/model; empty: as the server is configured
 	Sub      []string        // models of the calls it makes, by depth
-	Limits   RunLimits
+	Limits   v1.RunLimits    // fields that are not set are as the server is configured
 	Labels   map[string]string
 	Gate     string // off, warn or block; empty: as the server is configured. Not with Session
 	Role     string // chooses the thesaurus that the gate judges by. Not with Session
 	Session  string // works there; empty: in a sandbox of its own
+	Host     *RunHost
 }
+
+// RunHost is what a run may ask of the server's machine; only over the socket of one's own server, and not with a session.
+type RunHost = api.RunHost
+
+// MCPServer is a program or an address that offers tools to the code of a run.
+type MCPServer = api.MCPServer
+
+// RunAgain is how a kept run goes on: what is left out is as it was.
+type RunAgain = api.RunAgain
 
 // RunContext is one context: a text, or a path on the server's machine.
 type RunContext struct {
@@ -38,26 +48,12 @@ type RunContext struct {
 	Path string // only over the socket of one's own server
 }
 
-// RunLimits bounds a run. Nil and zero fields are as the server is configured.
-type RunLimits struct {
-	Tokens *int64
-	Cost   *float64 // US dollars
-	Time   time.Duration
-	Calls  *int64
-	Depth  *int
-	Turns  *int
-}
-
-func (l RunLimits) api() api.RunLimits {
-	return api.RunLimits{Tokens: l.Tokens, Cost: l.Cost, Time: api.Duration(l.Time), Calls: l.Calls, Depth: l.Depth, Turns: l.Turns}
-}
-
 func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }
 
 // StartRun begins a run. It goes on in the server, whether or not anybody watches.
 func (c *Client) StartRun(ctx context.Context, o RunOptions) (*rlm.Info, error) {
 	in := api.NewRun{
-		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits.api(), Labels: o.Labels, Gate: o.Gate, Role: o.Role, Session: o.Session,
+		Query: o.Query, Schema: o.Schema, Model: o.Model, SubModels: o.Sub, Limits: o.Limits, Labels: o.Labels, Gate: o.Gate, Role: o.Role, Session: o.Session, Host: o.Host,
 	}
 	for _, x := range o.Contexts {
 		rc := api.RunContext{Name: x.Name, JSON: x.JSON, List: x.List, Path: x.Path}
@@ -71,7 +67,7 @@ func (c *Client) StartRun(ctx context.Context, o RunOptions) (*rlm.Info, error) 
 	return &out, err
 }
 
-// Runs lists runs, the newest first.
+// Runs lists runs, the newest first. The error of a run that cannot be read does not end the list.
 func (c *Client) Runs(ctx context.Context) iter.Seq2[*rlm.Info, error] {
 	return func(yield func(*rlm.Info, error) bool) {
 		q := url.Values{}
@@ -80,6 +76,11 @@ func (c *Client) Runs(ctx context.Context) iter.Seq2[*rlm.Info, error] {
 			if err := c.call(ctx, request{op: "list runs", method: http.MethodGet, path: "/v1/runs", query: q, again: true}, &page); err != nil {
 				yield(nil, err)
 				return
+			}
+			for _, p := range page.Problems {
+				if !yield(nil, p.Err()) {
+					return
+				}
 			}
 			for _, i := range page.Runs {
 				if !yield(i, nil) {
@@ -105,13 +106,18 @@ func (c *Client) CancelRun(ctx context.Context, id string) (*rlm.Info, error) {
 }
 
 // ResumeRun goes on with a run that was interrupted, or ended without an answer.
-func (c *Client) ResumeRun(ctx context.Context, id string, limits RunLimits) (*rlm.Info, error) {
-	return c.runInfo(ctx, request{op: "resume run", method: http.MethodPost, path: runPath(id) + "/resume", body: api.ResumeRun{Limits: limits.api()}})
+func (c *Client) ResumeRun(ctx context.Context, id string, again RunAgain) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "resume run", method: http.MethodPost, path: runPath(id) + "/resume", body: again})
 }
 
 // ForkRun begins a new run that shares its first turns, up to and including at, with another.
-func (c *Client) ForkRun(ctx context.Context, id string, at int, limits RunLimits) (*rlm.Info, error) {
-	return c.runInfo(ctx, request{op: "fork run", method: http.MethodPost, path: runPath(id) + "/fork", body: api.ForkRun{At: at, Limits: limits.api()}})
+func (c *Client) ForkRun(ctx context.Context, id string, at int, again RunAgain) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "fork run", method: http.MethodPost, path: runPath(id) + "/fork", body: api.ForkRun{At: at, RunAgain: again}})
+}
+
+// ReplayRun runs a run again, as a new one, with the replies that models gave then. Host may be nil.
+func (c *Client) ReplayRun(ctx context.Context, id string, host *RunHost) (*rlm.Info, error) {
+	return c.runInfo(ctx, request{op: "replay run", method: http.MethodPost, path: runPath(id) + "/replay", body: api.ReplayRun{Host: host}})
 }
 
 // DeleteRun removes a run that has ended.
@@ -140,11 +146,20 @@ func (c *Client) runInfo(ctx context.Context, r request) (*rlm.Info, error) {
 	return &out, nil
 }
 
-// RunEvents gives the events of a run after a number, those to come included, until its end.
+// RunEvents returns the events of a run after a number, those to come included, until its end.
 func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq2[rlm.Event, error] {
+	return c.runEvents(ctx, id, url.Values{"after": {strconv.FormatInt(after, 10)}})
+}
+
+// PastRunEvents returns the events of a run up to now.
+func (c *Client) PastRunEvents(ctx context.Context, id string) iter.Seq2[rlm.Event, error] {
+	return c.runEvents(ctx, id, url.Values{"follow": {"false"}})
+}
+
+func (c *Client) runEvents(ctx context.Context, id string, query url.Values) iter.Seq2[rlm.Event, error] {
 	return func(yield func(rlm.Event, error) bool) {
 		r := request{
-			op: "follow run", method: http.MethodGet, path: runPath(id) + "/events", query: url.Values{"after": {strconv.FormatInt(after, 10)}},
+			op: "follow run", method: http.MethodGet, path: runPath(id) + "/events", query: query,
 			header: map[string]string{"Accept": api.EventStream},
 		}
 		err := c.listen(ctx, r, func(e api.Event) error {

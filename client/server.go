@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -67,7 +68,7 @@ type KeyOptions struct {
 // CreateKey makes a key.
 func (c *Client) CreateKey(ctx context.Context, o KeyOptions) (Key, error) {
 	var k api.Key
-	in := api.NewKey{Name: o.Name, Tenant: o.Tenant, Scope: o.Scope, For: api.Duration(o.For)}
+	in := api.NewKey{Name: o.Name, Tenant: o.Tenant, Scope: o.Scope, For: v1.Duration(o.For)}
 	err := c.call(ctx, request{op: "create key", method: http.MethodPost, path: "/v1/keys", body: in}, &k)
 	return Key(k), err
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -30,22 +31,22 @@ func (c *Client) Session(name string) *Session {
 // Name is what the session is called.
 func (s *Session) Name() string { return s.name }
 
-// Open finds the session of a name, or makes it; created says which.
-func (c *Client) Open(ctx context.Context, name string, o session.OpenOptions) (s *Session, created bool, err error) {
-	s = c.Session(name)
-	var out api.Opened
-	r := request{op: "open session", method: http.MethodPut, path: s.path, body: openOf(o), again: !o.New}
+// Open returns the session of a name, and creates it if there is none. Opened.New reports whether it was created now.
+func (c *Client) Open(ctx context.Context, name string, o session.OpenOptions) (*Session, session.Opened, error) {
+	s := c.Session(name)
+	var out session.Opened
+	r := request{op: "open session", method: http.MethodPut, path: s.path, body: api.OpenOf(o), again: !o.New}
 	if err := c.call(ctx, r, &out); err != nil {
-		return nil, false, err
+		return nil, session.Opened{}, err
 	}
-	return s, out.Made, nil
+	return s, out, nil
 }
 
 // Create makes a session that was not there; an empty name lets the server choose one.
 func (c *Client) Create(ctx context.Context, name string, o session.OpenOptions) (*Session, error) {
-	in := openOf(o)
+	in := api.OpenOf(o)
 	in.Name = name
-	var out api.Opened
+	var out session.Opened
 	r := request{
 		op: "create session", method: http.MethodPost, path: "/v1/sessions", body: in, again: true, header: map[string]string{api.HeaderIdempotency: randomID("")},
 	}
@@ -53,10 +54,6 @@ func (c *Client) Create(ctx context.Context, name string, o session.OpenOptions)
 		return nil, err
 	}
 	return c.Session(out.Key.Name), nil
-}
-
-func openOf(o session.OpenOptions) api.Open {
-	return api.Open{Spec: o.Spec, Backend: o.Backend, Policy: api.PolicyOf(o.Policy), From: o.From, Vars: o.Vars, Gate: o.Gate, Role: o.Role, Existing: o.Existing, New: o.New}
 }
 
 // Get finds a live session. Looking is not use.
@@ -123,7 +120,7 @@ func (s *Session) End(ctx context.Context, reason string) error {
 // Extend gives it more time; 0 asks for as much as its policy allows.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (session.Info, error) {
 	var i session.Info
-	err := s.post(ctx, "extend session", "/extend", api.Extend{By: api.Duration(by)}, &i)
+	err := s.post(ctx, "extend session", "/extend", api.Extend{By: v1.Duration(by)}, &i)
 	return i, err
 }
 
@@ -145,7 +142,7 @@ func (s *Session) Resume(ctx context.Context) error {
 // Token makes a secret that is good for this session alone, and ends with it. Scope is read or execute.
 func (s *Session) Token(ctx context.Context, scope string, lasting time.Duration) (string, error) {
 	var t api.Token
-	err := s.post(ctx, "make token", "/tokens", api.NewToken{Scope: scope, For: api.Duration(lasting)}, &t)
+	err := s.post(ctx, "make token", "/tokens", api.NewToken{Scope: scope, For: v1.Duration(lasting)}, &t)
 	return t.Token, err
 }
 
@@ -279,9 +276,9 @@ func (s *Session) CloseContext(ctx context.Context, name string) error {
 
 func (s *Session) operation(id string) string { return "/operations/" + url.PathEscape(id) }
 
-// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
-func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	return s.post(ctx, "signal", s.operation(id)+"/signal", api.Signal{Signal: strconv.Itoa(int(sig)), Tree: tree}, nil)
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, o sandbox.SignalOptions) error {
+	return s.post(ctx, "signal", s.operation(id)+"/signal", api.Signal{Signal: strconv.Itoa(int(sig)), Tree: o.Tree}, nil)
 }
 
 // Cancel ends an operation and everything it started.

@@ -41,7 +41,7 @@ func TestLifeOfASession(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("a", "execute"))
 	ctx := t.Context()
-	s, err := c.Create(ctx, "", session.OpenOptions{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: time.Hour}})
+	s, err := c.Create(ctx, "", session.OpenOptions{Settings: session.Settings{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: time.Hour}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestLifeOfASession(t *testing.T) {
 		t.Error(err)
 	}
 	kinds := map[string]bool{}
-	for e, err := range s.Events(ctx, 0, false) {
+	for e, err := range s.Events(ctx, session.EventsOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,6 +144,21 @@ func TestLifeOfASession(t *testing.T) {
 	})
 	if err := s.End(ctx, ""); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestSettingsIfNew(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	with := func(memory int64) session.OpenOptions {
+		return session.OpenOptions{IfNew: session.Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: memory}}}}
+	}
+	_, opened, err := k.Trusted.Open(t.Context(), "work", with(256<<20))
+	if err != nil || !opened.New || opened.Spec.Limits.Memory != 256<<20 {
+		t.Fatalf("a new session: %+v, %v", opened, err)
+	}
+	_, again, err := k.Trusted.Open(t.Context(), "work", with(128<<20))
+	if err != nil || again.New || again.ID != opened.ID || again.Spec.Limits.Memory != 256<<20 {
+		t.Errorf("an existing session: %+v, %v", again, err)
 	}
 }
 
@@ -182,10 +197,10 @@ func TestFilesOfASession(t *testing.T) {
 	if _, err := below.Stat(ctx, "/../../etc/hosts"); err == nil {
 		t.Error("a confined access left its root")
 	}
-	if err := f.Mkdir(ctx, "/tmp/a/b", true); err != nil {
+	if err := f.Mkdir(ctx, "/tmp/a/b", sandbox.MkdirOptions{Parents: true}); err != nil {
 		t.Error(err)
 	}
-	if err := f.Move(ctx, "/tmp/dir/in", "/tmp/a/b/moved", true); err != nil {
+	if err := f.Move(ctx, "/tmp/dir/in", "/tmp/a/b/moved", sandbox.MoveOptions{Exclusive: true}); err != nil {
 		t.Error(err)
 	}
 	var paths []string
@@ -209,13 +224,13 @@ func TestFilesOfASession(t *testing.T) {
 	if st, err := f.Upload(ctx, "/tmp/copy", &arch, sandbox.TarOptions{Parents: true}); err != nil || st.Bytes != 1 {
 		t.Errorf("%+v %v", st, err)
 	}
-	if err := f.Remove(ctx, "/tmp/a", true); err != nil {
+	if err := f.Remove(ctx, "/tmp/a", sandbox.RemoveOptions{Recursive: true}); err != nil {
 		t.Error(err)
 	}
 	wctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	seen := false
-	err = f.Watch(wctx, "/tmp", false, func(e sandbox.FileEvent) error {
+	err = f.Watch(wctx, "/tmp", sandbox.WatchOptions{}, func(e sandbox.FileEvent) error {
 		if e.Op == "ready" {
 			return f.WriteAll(ctx, "/tmp/seen", nil, sandbox.WriteOptions{})
 		}
@@ -243,7 +258,7 @@ func TestSessionsOfOneNameAreAllListed(t *testing.T) {
 	if err := s.End(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	st := k.Manager.Store()
+	st := k.Store
 	rows, err := st.FindSessions(t.Context(), store.SessionQuery{ID: s.ID()})
 	if err != nil || len(rows) != 1 {
 		t.Fatal(rows, err)

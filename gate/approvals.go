@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -12,17 +13,28 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The defaults of Approvals.
+// The error codes of approvals.
 const (
-	// DefaultApprovalTTL is how long a question waits for its answer, and how long a grant waits for its run.
+	CodeApprovalUnknown  sandbox.Code = "gate_approval_unknown"
+	CodeApprovalResolved sandbox.Code = "gate_approval_resolved"
+)
+
+// Sentinels for errors.Is.
+var (
+	ErrApprovalUnknown  = &sandbox.Error{Code: CodeApprovalUnknown}
+	ErrApprovalResolved = &sandbox.Error{Code: CodeApprovalResolved}
+)
+
+const (
+	// DefaultApprovalTTL is how long a question waits for its answer, and a grant for its run.
 	DefaultApprovalTTL = 15 * time.Minute
-	// maxPending bounds the questions that wait; a person could not answer more.
+	// maxPending limits the questions that wait; a person could not answer more.
 	maxPending = 1000
-	// maxPendingSession bounds those of one session.
+	// maxPendingSession limits those of one session.
 	maxPendingSession = 20
 )
 
-// ApprovalState is how far a question has come.
+// ApprovalState is the state of a question.
 type ApprovalState string
 
 // The states of a question.
@@ -42,64 +54,53 @@ type Approval struct {
 	Created  time.Time     `json:"created"`
 	Expires  time.Time     `json:"expires"`
 	By       string        `json:"by,omitempty"`   // who answered
-	Note     string        `json:"note,omitempty"` // what they said
+	Note     string        `json:"note,omitempty"` // their remark
 }
 
-// ApprovalOptions size Approvals. Zero fields take their defaults.
-type ApprovalOptions struct {
-	TTL time.Duration
-	// Asked hears of each new question, so that a face (HTTP, MCP) can put it to a person. It must not block.
-	Asked func(Approval)
-}
-
-// Approvals keeps questions to people and their answers. A grant is good for one run of exactly the code that
-// was asked about, in the same session. It is safe for concurrent use, and starts no goroutines.
+// Approvals holds questions to people and their answers. A grant is good for one run of exactly the code in question, in
+// the same session. It is safe for concurrent use, and starts no goroutines.
 type Approvals struct {
-	opts ApprovalOptions
-	now  func() time.Time
+	ttl time.Duration
+	now func() time.Time
 
-	mu   sync.Mutex
-	all  map[string]*question // guarded by mu; by id
-	keep Keep                 // guarded by mu; nil: they end with the program
+	mu    sync.Mutex
+	all   map[string]*question // guarded by mu; by ID
+	store ApprovalStore        // guarded by mu; nil: questions end with the program
 }
 
-// question is an Approval with those who wait for it. Its fields are guarded by the Approvals' mu.
+// question is an approval and those who wait for it. Its fields are guarded by the Approvals' mu.
 type question struct {
-	Approval
-	key  [32]byte
-	done chan struct{} // closed when it is answered
-	used bool
+	StoredApproval
+	done chan struct{} // closed when it is answered or expired
 }
 
-// NewApprovals makes an empty set of questions.
-func NewApprovals(opts ApprovalOptions) *Approvals {
-	if opts.TTL <= 0 {
-		opts.TTL = DefaultApprovalTTL
-	}
-	return &Approvals{opts: opts, now: time.Now, all: map[string]*question{}}
+// NewApprovals returns an empty set of questions. ttl is how long a question waits for its answer, and a grant for its
+// run; 0: DefaultApprovalTTL.
+func NewApprovals(ttl time.Duration) *Approvals {
+	return &Approvals{ttl: cmp.Or(max(ttl, 0), DefaultApprovalTTL), now: time.Now, all: map[string]*question{}}
 }
 
-// key is what a grant is good for: this code, in this session.
-func key(req *Request) (k [32]byte) {
+// approvalKey identifies what a grant is good for: this code, in this session.
+func approvalKey(req *Request) (k [32]byte) {
 	h := sha256.New()
 	for _, part := range append([]string{req.Tenant, req.Session, string(req.Language), req.Code}, req.Args...) {
-		fmt.Fprintf(h, "%d:%s", len(part), part) // to the byte: JSON would make one of all that is no UTF-8
+		fmt.Fprintf(h, "%d:%s", len(part), part) // the very bytes: JSON would replace what is not UTF-8
 	}
 	h.Sum(k[:0])
 	return k
 }
 
-// open asks, or finds the question that is already asked. A person who has refused is not asked again for a while.
+// open asks a question, or returns the same question if it was asked before. After a refusal it is not asked again until
+// the refusal expires.
 func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.sweep()
-	k := key(req)
+	key := approvalKey(req)
 	pending, own := 0, 0
 	for _, q := range a.all {
-		if q.key == k && (q.State == Pending || q.State == Refused) {
-			found := q.Approval
-			a.mu.Unlock()
-			return found, nil
+		if q.Key == key && (q.State == Pending || q.State == Refused) {
+			return q.Approval, nil
 		}
 		if q.State != Pending {
 			continue
@@ -110,50 +111,52 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 		}
 	}
 	if pending >= maxPending || own >= maxPendingSession {
-		a.mu.Unlock()
 		return Approval{}, &sandbox.Error{
-			Code: sandbox.CodeTooMany, Op: "ask for approval", Message: "too many questions wait for an answer", Retry: true,
-			Remedy: "answer those that are pending",
+			Code:    sandbox.CodeTooMany,
+			Op:      "ask for approval",
+			Message: "too many questions wait for an answer",
+			Remedy:  "answer those that are pending",
+			Retry:   true,
 		}
 	}
 	now := a.now()
-	q := &question{key: k, done: make(chan struct{}), Approval: Approval{
-		ID: rand.Text(), Request: *req, Decision: *d, State: Pending, Created: now, Expires: now.Add(a.opts.TTL),
-	}}
-	if err := a.save(q.kept()); err != nil {
-		a.mu.Unlock()
+	asked := Approval{
+		ID:       rand.Text(),
+		Request:  *req,
+		Decision: *d,
+		State:    Pending,
+		Created:  now,
+		Expires:  now.Add(a.ttl),
+	}
+	q := &question{StoredApproval: StoredApproval{Approval: asked, Key: key}, done: make(chan struct{})}
+	if err := a.save(q.StoredApproval); err != nil {
 		return Approval{}, err
 	}
 	a.all[q.ID] = q
-	asked := q.Approval
-	a.mu.Unlock()
-	if a.opts.Asked != nil {
-		a.opts.Asked(asked)
-	}
 	return asked, nil
 }
 
-// sweep forgets what is over. Preconditions: mu is held.
+// sweep expires questions, and removes those that nobody needs any more. Preconditions: mu is held.
 func (a *Approvals) sweep() {
 	now := a.now()
-	var over []string
+	var removed []string
 	for id, q := range a.all {
 		if now.Before(q.Expires) {
 			continue
 		}
 		if q.State == Pending {
 			q.State = Expired
+			q.Expires = now.Add(a.ttl) // how long it is known as expired
 			close(q.done)
-			q.Expires = now.Add(a.opts.TTL) // known for a while as expired
 			continue
 		}
 		delete(a.all, id)
-		over = append(over, id)
+		removed = append(removed, id)
 	}
-	a.drop(over)
+	a.remove(removed)
 }
 
-// List gives the questions of a tenant in the order they were asked; tenant "" gives all.
+// List returns the questions of a tenant, oldest first; tenant "": of all tenants.
 func (a *Approvals) List(tenant string) []Approval {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -168,11 +171,10 @@ func (a *Approvals) List(tenant string) []Approval {
 	return out
 }
 
-// Get gives a question.
+// Get returns a question.
 func (a *Approvals) Get(id string) (Approval, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.sweep()
 	q, err := a.find(id)
 	if err != nil {
 		return Approval{}, err
@@ -180,42 +182,48 @@ func (a *Approvals) Get(id string) (Approval, error) {
 	return q.Approval, nil
 }
 
-// find gives a question by its id. Preconditions: mu is held.
+// find returns a question by its ID. Preconditions: mu is held.
 func (a *Approvals) find(id string) (*question, error) {
-	q, ok := a.all[id]
-	if !ok {
-		return nil, &sandbox.Error{
-			Code: CodeApprovalUnknown, Op: "approval", Message: fmt.Sprintf("there is no approval %q", id), Remedy: "it may have expired; run the code again to ask anew",
-		}
+	a.sweep()
+	if q, ok := a.all[id]; ok {
+		return q, nil
 	}
-	return q, nil
+	return nil, &sandbox.Error{
+		Code:    CodeApprovalUnknown,
+		Op:      "approval",
+		Message: fmt.Sprintf("there is no approval %q", id),
+		Remedy:  "it may have expired; run the code again to ask anew",
+	}
 }
 
-// Resolve answers a question: by is who does, note what they say to it. A question is answered once.
+// Resolve answers a question, once; by is who answers, note their remark.
 func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.sweep()
 	q, err := a.find(id)
 	if err != nil {
 		return Approval{}, err
 	}
 	if q.State != Pending {
-		return q.Approval, &sandbox.Error{Code: CodeApprovalResolved, Op: "approval", Message: "this question is already " + string(q.State)}
+		return q.Approval, &sandbox.Error{
+			Code:    CodeApprovalResolved,
+			Op:      "approval",
+			Message: "this question is already " + string(q.State),
+		}
 	}
-	if by == "" {
-		by = "a person"
-	}
-	answered := q.Approval
+	answered := q.StoredApproval
 	answered.State, answered.By, answered.Note = Refused, by, note
 	if grant {
 		answered.State = Granted
 	}
-	answered.Expires = a.now().Add(a.opts.TTL)
-	if err := a.save(Kept{Approval: answered, Key: q.key}); err != nil {
+	if by == "" {
+		answered.By = "a person"
+	}
+	answered.Expires = a.now().Add(a.ttl)
+	if err := a.save(answered); err != nil {
 		return q.Approval, err
 	}
-	q.Approval = answered
+	q.StoredApproval = answered
 	close(q.done)
 	return q.Approval, nil
 }
@@ -223,40 +231,46 @@ func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, e
 // Wait waits until a question is answered or has expired. After a grant, Judge allows the same request once.
 func (a *Approvals) Wait(ctx context.Context, id string) (Approval, error) {
 	a.mu.Lock()
-	a.sweep()
 	q, err := a.find(id)
 	if err != nil {
 		a.mu.Unlock()
 		return Approval{}, err
 	}
-	left := q.Expires.Sub(a.now())
-	done := q.done
+	timer := time.NewTimer(q.Expires.Sub(a.now()))
 	a.mu.Unlock()
-	timer := time.NewTimer(left)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-q.done:
 	case <-timer.C:
 	case <-ctx.Done():
-		return Approval{}, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "wait for approval", Message: "the caller gave up", Err: ctx.Err()}
+		return Approval{}, &sandbox.Error{
+			Code:    sandbox.CodeCancelled,
+			Op:      "wait for approval",
+			Message: "the caller gave up",
+			Err:     ctx.Err(),
+		}
 	}
 	return a.Get(id)
 }
 
-// use spends a grant for this request, and gives who granted it. One that cannot be spent for good is not used: it would be good twice.
-func (a *Approvals) use(req *Request) (by string, ok bool, err error) {
+// spend uses up a grant for a request, and returns who granted it. A grant that cannot be stored as used is not used,
+// because it would be good for a second run.
+func (a *Approvals) spend(req *Request) (by string, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	k := key(req)
+	key := approvalKey(req)
 	for _, q := range a.all {
-		if q.State == Granted && !q.used && q.key == k {
-			if err := a.save(Kept{Approval: q.Approval, Key: q.key, Used: true}); err != nil {
-				return "", false, err
-			}
-			q.used = true
-			return q.By, true, nil
+		if q.State != Granted || q.Used || q.Key != key {
+			continue
 		}
+		used := q.StoredApproval
+		used.Used = true
+		if err := a.save(used); err != nil {
+			return "", false, err
+		}
+		q.Used = true
+		return q.By, true, nil
 	}
 	return "", false, nil
 }

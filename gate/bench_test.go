@@ -3,9 +3,12 @@ package gate
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/recluse-dev/recluse/gate/terms"
 )
 
 const benchTerms = 100_000
@@ -62,10 +65,10 @@ func BenchmarkThesaurusLoad(b *testing.B) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	var th *Thesaurus
+	var th *terms.Thesaurus
 	for b.Loop() {
 		var err error
-		if th, err = ParseThesaurus("bench", data); err != nil {
+		if th, err = terms.Parse("bench.json", data); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -77,18 +80,18 @@ func BenchmarkThesaurusLoad(b *testing.B) {
 }
 
 func BenchmarkJudge1MB(b *testing.B) {
-	th, err := ParseThesaurus("bench", benchThesaurus())
+	th, err := terms.Parse("bench.json", benchThesaurus())
 	if err != nil {
 		b.Fatal(err)
 	}
 	code := benchCode()
-	for _, strictness := range []Strictness{Permissive, Normal, Strict} {
+	for _, strictness := range []terms.Strictness{terms.Permissive, terms.Normal, terms.Strict} {
 		b.Run(string(strictness), func(b *testing.B) {
-			g, err := NewGraph(th, GraphOptions{Strictness: strictness})
+			g, err := terms.NewGraph(th, terms.GraphOptions{Strictness: strictness})
 			if err != nil {
 				b.Fatal(err)
 			}
-			c, err := New(Options{Graphs: map[string]*Graph{"": g}})
+			c, err := New(Options{Graphs: map[string]*terms.Graph{"": g}})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -102,11 +105,22 @@ func BenchmarkJudge1MB(b *testing.B) {
 	}
 }
 
+// snippet returns the first piece of harmless code of a file.
+func snippet(b *testing.B, name string) string {
+	b.Helper()
+	data, err := os.ReadFile("rules/testdata/benign/" + name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	code, _, _ := strings.Cut(string(data), "\n-----8<-----\n")
+	return code
+}
+
 func BenchmarkRules(b *testing.B) {
 	c := defaultChecker(b, Options{})
 	for name, req := range map[string]Request{
-		"bash":   {Language: Bash, Code: corpus(b, "bash.txt")[0]},
-		"python": {Language: Python, Code: corpus(b, "python.txt")[0]},
+		"bash":   {Language: Bash, Code: snippet(b, "bash.txt")},
+		"python": {Language: Python, Code: snippet(b, "python.txt")},
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

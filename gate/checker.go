@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,47 +10,49 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 )
 
-// The defaults of Options.
 const (
-	// DefaultTries is how many failures in a row of one session call a person.
-	DefaultTries = 3
-	// maxSessions bounds how many sessions' failures are remembered; the oldest are forgotten.
+	// DefaultEscalateAfter is how many failures in a row of one session call a person.
+	DefaultEscalateAfter = 3
+	// maxSessions limits the sessions whose failures are remembered; the oldest are forgotten.
 	maxSessions = 10_000
 )
 
-// Options say how a Checker judges. Zero fields take their defaults.
+// Options configure a Checker. Zero fields take their defaults.
 type Options struct {
 	// Rules are compared with what the code does; nil: none. RulesMode empty: ModeWarn.
-	Rules     *Rules
+	Rules     *rules.Set
 	RulesMode Mode
-	// Graphs are the thesauri by role; "" is for requests that name none. GraphMode empty: ModeBlock.
-	Graphs    map[string]*Graph
+	// Graphs are the graphs of terms by role; "" is for requests without a role. GraphMode empty: ModeBlock.
+	Graphs    map[string]*terms.Graph
 	GraphMode Mode
-	// Role is that of requests that name none; one of Graphs.
+	// Role is the role of requests that name none; a key of Graphs.
 	Role string
-	// Least is a floor: no session weighs rules or thesaurus less, whatever it asks for. Empty: ModeOff, no floor.
-	Least Mode
-	// Tries is how many failures in a row of one session call a person; 0: DefaultTries.
-	Tries int
+	// MinMode is the least mode of rules and graph in any session, whatever it asks for. Empty: ModeOff.
+	MinMode Mode
+	// EscalateAfter is how many failures in a row of one session call a person; 0: DefaultEscalateAfter.
+	EscalateAfter int
 	// Approvals is where a person is asked; nil: nobody is, and a decision to ask stays one.
 	Approvals *Approvals
-	// Python is the program that parses Python; empty: the host's. "none" uses none.
+	// Python is the program that parses Python; empty: the host's, rules.NoPython: none.
 	Python string
 }
 
-// Checker is the Gate that holds rules and graphs. It is safe for concurrent use; Close it.
+// Checker is the Gate that applies rules and graphs. It is safe for concurrent use; Close it.
 type Checker struct {
-	opts   Options
-	parser *pythonParser // nil: none on this host
+	opts     Options
+	analyzer *rules.Analyzer // nil: no rules
 
-	mu     sync.Mutex
-	failed map[who]failure // guarded by mu
+	mu       sync.Mutex
+	failures map[sessionKey]failure // guarded by mu
 }
 
-// failure is a session's failures in a row.
+type sessionKey struct{ tenant, session string }
+
+// failure counts the failures in a row of a session.
 type failure struct {
 	count int
 	last  time.Time
@@ -57,104 +60,46 @@ type failure struct {
 
 var _ Gate = (*Checker)(nil)
 
-// New makes a Checker.
+// New returns a Checker.
 func New(opts Options) (*Checker, error) {
-	if opts.RulesMode == "" {
-		opts.RulesMode = ModeWarn
-	}
-	if opts.GraphMode == "" {
-		opts.GraphMode = ModeBlock
-	}
-	if opts.Least == "" {
-		opts.Least = ModeOff
-	}
-	for _, m := range []Mode{opts.RulesMode, opts.GraphMode, opts.Least} {
+	opts.RulesMode = cmp.Or(opts.RulesMode, ModeWarn)
+	opts.GraphMode = cmp.Or(opts.GraphMode, ModeBlock)
+	opts.MinMode = cmp.Or(opts.MinMode, ModeOff)
+	opts.EscalateAfter = cmp.Or(opts.EscalateAfter, DefaultEscalateAfter)
+	for _, m := range []Mode{opts.RulesMode, opts.GraphMode, opts.MinMode} {
 		if _, err := ParseMode(string(m)); err != nil {
 			return nil, err
 		}
 	}
-	if opts.Tries < 0 {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "new gate", Message: "a negative number of tries", Remedy: "say 1 or more"}
+	if opts.EscalateAfter < 0 {
+		return nil, invalidRequest("negative number of failures before a person is called", "use 1 or more")
 	}
-	if opts.Tries == 0 {
-		opts.Tries = DefaultTries
-	}
-	c := &Checker{opts: opts, failed: map[who]failure{}}
+	c := &Checker{opts: opts, failures: map[sessionKey]failure{}}
 	if opts.Role != "" {
 		if _, err := c.graph(opts.Role); err != nil {
 			return nil, err
 		}
 	}
-	if opts.Rules == nil || opts.Python == "none" {
-		return c, nil
-	}
-	if opts.Python == "" {
-		opts.Python = findPython()
-	}
-	if opts.Python != "" {
-		c.parser = newPythonParser(opts.Python)
+	if opts.Rules != nil {
+		c.analyzer = rules.NewAnalyzer(opts.Rules, opts.Python)
 	}
 	return c, nil
 }
 
-// Least is the floor below which no session's mode goes.
-func (c *Checker) Least() Mode { return c.opts.Least }
+// MinMode returns the least mode of any session.
+func (c *Checker) MinMode() Mode { return c.opts.MinMode }
 
 // Close ends the processes that parse Python.
 func (c *Checker) Close() error {
-	if c.parser != nil {
-		c.parser.close()
-	}
-	return nil
-}
-
-// Findings says what the rules find, whatever the mode: a dry run.
-func (c *Checker) Findings(ctx context.Context, req Request) ([]Finding, error) {
-	if err := check(&req); err != nil {
-		return nil, err
-	}
-	if c.opts.Rules == nil || req.empty() {
-		return nil, nil
-	}
-	a := newAnalysis(ctx, c.parser)
-	a.request(&req)
-	if err := ctx.Err(); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "judge code", Message: "the caller gave up", Err: err}
-	}
-	return c.opts.Rules.findings(a.facts, req.Language), nil
-}
-
-// check refuses a request that says nothing we understand.
-func check(req *Request) error {
-	bad := func(message, remedy string) error {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: message, Remedy: remedy}
-	}
-	switch req.Language {
-	case Python, Bash:
-		if len(req.Args) > 0 {
-			return bad("args beside "+string(req.Language)+" code", "put a program's arguments into a request of language command")
-		}
-	case Command:
-		if req.Code != "" {
-			return bad("code beside a command's arguments", "put code into a request of language bash or python")
-		}
-	default:
-		return bad(fmt.Sprintf("language %q is not known", req.Language), "say python, bash or command")
-	}
-	for _, m := range []Mode{req.Rules, req.Graph} {
-		if m == "" {
-			continue
-		}
-		if _, err := ParseMode(string(m)); err != nil {
-			return err
-		}
+	if c.analyzer != nil {
+		c.analyzer.Close()
 	}
 	return nil
 }
 
 // Judge implements Gate.
 func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
-	if err := check(&req); err != nil {
+	if err := req.check(); err != nil {
 		return Decision{}, err
 	}
 	d, err := c.decide(ctx, &req)
@@ -164,27 +109,25 @@ func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
 	if err := c.escalate(&req, &d); err != nil {
 		return Decision{}, err
 	}
-	d.Reason = reason(&d)
+	d.Reason = d.explain()
 	return d, nil
 }
 
 // decide asks both judges.
 func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	d := Decision{Action: Allow}
-	if req.empty() {
+	text := req.Text()
+	if strings.TrimSpace(text) == "" {
 		return d, nil
 	}
-	rulesMode := heavier(orMode(req.Rules, c.opts.RulesMode), c.opts.Least)
-	graphMode := heavier(orMode(req.Graph, c.opts.GraphMode), c.opts.Least)
-	if c.opts.Rules != nil && rulesMode != ModeOff {
-		findings, err := c.Findings(ctx, *req)
+	rulesMode := cmp.Or(req.Rules, c.opts.RulesMode).stricter(c.opts.MinMode)
+	graphMode := cmp.Or(req.Graph, c.opts.GraphMode).stricter(c.opts.MinMode)
+	if c.analyzer != nil && rulesMode != ModeOff {
+		findings, err := c.analyzer.Findings(ctx, req.code())
 		if err != nil {
 			return d, err
 		}
-		d.Findings = findings
-		for _, f := range findings {
-			d.Action = stricter(d.Action, soften(f.Severity, rulesMode))
-		}
+		d.add(rulesMode, findings...)
 	}
 	if graphMode == ModeOff || len(c.opts.Graphs) == 0 {
 		return d, nil
@@ -193,52 +136,52 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	if err != nil {
 		return d, err
 	}
-	g.judge(req.Text(), &d, graphMode)
+	r := g.Review(text)
+	d.ConceptsMatched, d.Unknown, d.Suggestions = r.Concepts, r.Unknown, r.Suggestions
+	if o := r.Objection; o != nil {
+		f := Finding{Rule: o.Rule, Line: 1, Column: 1, Message: o.Message, Fix: o.Fix, Severity: Deny}
+		if o.Advisory {
+			f.Severity = Allow
+		}
+		d.add(graphMode, f)
+	}
 	return d, nil
 }
 
-// graph gives the thesaurus of a role. One that is not there is an error, never "validation off".
-func (c *Checker) graph(role string) (*Graph, error) {
-	if role == "" {
-		role = c.opts.Role
+// add adds the findings of a judge. In ModeWarn they hold nothing up.
+func (d *Decision) add(mode Mode, findings ...Finding) {
+	for _, f := range findings {
+		d.Findings = append(d.Findings, f)
+		if mode == ModeWarn && !f.Severity.Runs() {
+			d.Action = d.Action.Stricter(Warn)
+			continue
+		}
+		d.Action = d.Action.Stricter(f.Severity)
 	}
+}
+
+// graph returns the graph of a role. A missing graph is an error: it does not switch judging off.
+func (c *Checker) graph(role string) (*terms.Graph, error) {
+	role = cmp.Or(role, c.opts.Role)
 	if g, ok := c.opts.Graphs[role]; ok {
 		return g, nil
 	}
-	e := &sandbox.Error{
-		Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: fmt.Sprintf("there is no thesaurus for role %q", role),
-		Remedy: fmt.Sprintf("name one of the roles %s", strings.Join(slices.Sorted(maps.Keys(c.opts.Graphs)), ", ")),
-	}
+	remedy := "name one of the roles " + strings.Join(slices.Sorted(maps.Keys(c.opts.Graphs)), ", ")
 	if role == "" {
-		e.Message = "there is no thesaurus for code that names no role"
-		e.Remedy += "; or configure the role of whoever names none (gate.role), or a thesaurus without a role"
+		remedy += "; or configure a default role (gate.role), or a thesaurus without a role"
+		return nil, invalidRequest("there is no thesaurus for code without a role", remedy)
 	}
-	return nil, e
+	return nil, invalidRequest(fmt.Sprintf("there is no thesaurus for role %q", role), remedy)
 }
 
-func orMode(m, otherwise Mode) Mode {
-	if m == "" {
-		return otherwise
-	}
-	return m
-}
-
-// soften is what is left of an action in a mode.
-func soften(a Action, m Mode) Action {
-	if m == ModeWarn && a.rank() > Warn.rank() {
-		return Warn
-	}
-	return a
-}
-
-// escalate counts the tries of a session and asks a person where that is due.
+// escalate counts the failures of a session, and asks a person if that is due.
 func (c *Checker) escalate(req *Request, d *Decision) error {
 	if d.Action.Runs() {
 		c.Forget(req.Tenant, req.Session)
 		return nil
 	}
 	if c.opts.Approvals != nil {
-		by, ok, err := c.opts.Approvals.use(req)
+		by, ok, err := c.opts.Approvals.spend(req)
 		if err != nil {
 			return err
 		}
@@ -250,9 +193,9 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	}
 	d.Attempt = req.Attempt
 	if d.Attempt == 0 {
-		d.Attempt = c.failure(req)
+		d.Attempt = c.countFailure(req)
 	}
-	due := d.Attempt >= c.opts.Tries
+	due := d.Attempt >= c.opts.EscalateAfter
 	if !due && d.Action != Ask {
 		return nil
 	}
@@ -272,74 +215,33 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	return nil
 }
 
-// who is the session whose tries are counted.
-type who struct{ tenant, session string }
-
-// Forget drops what is remembered of a session: it has ended, or its code has passed.
+// Forget drops the failures of a session, because it has ended or its code has passed.
 func (c *Checker) Forget(tenant, session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.failed, who{tenant, session})
+	delete(c.failures, sessionKey{tenant, session})
 }
 
-// failure counts one more, and gives how many there are in a row.
-func (c *Checker) failure(req *Request) int {
+// countFailure counts one more failure, and returns how many there are in a row.
+func (c *Checker) countFailure(req *Request) int {
 	if req.Session == "" {
-		return 1 // nobody whose tries could be counted
+		return 1
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := who{req.Tenant, req.Session}
-	f := c.failed[w]
+	key := sessionKey{req.Tenant, req.Session}
+	f, known := c.failures[key]
 	f.count++
 	f.last = time.Now()
-	if _, ok := c.failed[w]; !ok && len(c.failed) >= maxSessions {
-		oldest, at := who{}, f.last
-		for name, other := range c.failed {
-			if other.last.Before(at) {
-				oldest, at = name, other.last
+	if !known && len(c.failures) >= maxSessions {
+		oldest, last := sessionKey{}, f.last
+		for k, other := range c.failures {
+			if other.last.Before(last) {
+				oldest, last = k, other.last
 			}
 		}
-		delete(c.failed, oldest)
+		delete(c.failures, oldest)
 	}
-	c.failed[w] = f
+	c.failures[key] = f
 	return f.count
-}
-
-// reason tells a model what is wrong and how to mend it.
-func reason(d *Decision) string {
-	var b strings.Builder
-	switch {
-	case d.ApprovedBy != "":
-		fmt.Fprintf(&b, "Allowed: %s approved exactly this code.\n", d.ApprovedBy)
-	case d.RefusedBy != "":
-		fmt.Fprintf(&b, "This code was not run: %s refused it.\n", d.RefusedBy)
-		if d.RefusedNote != "" {
-			fmt.Fprintf(&b, "They said: %s\n", d.RefusedNote)
-		}
-	case d.Action == Deny:
-		b.WriteString("This code was not run.\n")
-	case d.Action == Ask:
-		b.WriteString("This code was not run: a person must agree to it first.\n")
-	case d.Action == Warn:
-		b.WriteString("This code was run in spite of the following.\n")
-	}
-	for _, f := range d.Findings {
-		b.WriteString("- " + f.String() + "\n")
-		if f.Fix != "" && f.Severity != Allow {
-			b.WriteString("  Instead: " + f.Fix + "\n")
-		}
-	}
-	for _, s := range d.Suggestions {
-		fmt.Fprintf(&b, "- %q is not a known term; near it: %s\n", s.Word, strings.Join(s.Near, ", "))
-	}
-	switch {
-	case d.Approval != "":
-		fmt.Fprintf(&b, "A person was asked (approval %s). Once they agree, send exactly the same code again.\n", d.Approval)
-	case d.Escalated:
-		fmt.Fprintf(&b, "This was try %d. Stop trying variations and ask the user how to go on.\n", d.Attempt)
-	case d.Action == Deny:
-		b.WriteString("Change the code as said above and send it again.\n")
-	}
-	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,40 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const removal = "rm -rf /"
+
+// defaultChecker applies the default rules in ModeBlock, unless the options say otherwise.
+func defaultChecker(t testing.TB, opts Options) *Checker {
+	t.Helper()
+	set, err := rules.Default()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.Rules, opts.RulesMode = set, cmp.Or(opts.RulesMode, ModeBlock)
+	c, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestADecisionExplainsItself(t *testing.T) {
+	d := judge(t, defaultChecker(t, Options{}), Request{Language: Bash, Code: "echo start\nx=/\nrm -rf $x\n"})
+	if d.Action != Deny {
+		t.Errorf("action %s, want deny", d.Action)
+	}
+	for _, want := range []string{"was not run", "line 3: removes /", "rule no-root-removal", "Instead: "} {
+		if !strings.Contains(d.Reason, want) {
+			t.Errorf("the reason does not say %q:\n%s", want, d.Reason)
+		}
+	}
+}
 
 func TestModes(t *testing.T) {
 	tests := []struct {
@@ -36,13 +67,13 @@ func TestModes(t *testing.T) {
 		{"empty code", ModeBlock, "", " \n", Allow, false, false},
 		{"a misspelt mode", ModeBlock, "blok", removal, "", false, true},
 	}
-	rules, err := DefaultRules()
+	set, err := rules.Default()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			c, err := New(Options{Rules: rules, RulesMode: test.checker})
+			c, err := New(Options{Rules: set, RulesMode: test.checker})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +108,7 @@ func TestARequestThatMakesNoSenseIsRefused(t *testing.T) {
 	}
 }
 
-func judge(t *testing.T, c *Checker, req Request) Decision {
+func judge(t testing.TB, c *Checker, req Request) Decision {
 	t.Helper()
 	d, err := c.Judge(t.Context(), req)
 	if err != nil {
@@ -87,8 +118,7 @@ func judge(t *testing.T, c *Checker, req Request) Decision {
 }
 
 func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
-	var asked []Approval
-	approvals := NewApprovals(ApprovalOptions{Asked: func(a Approval) { asked = append(asked, a) }})
+	approvals := NewApprovals(0)
 	c := defaultChecker(t, Options{Approvals: approvals})
 	req := Request{Language: Bash, Code: removal, Session: "s", Tenant: "t"}
 	for try := 1; try <= 2; try++ {
@@ -101,6 +131,7 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 		t.Errorf("another session's first try is number %d", d.Attempt)
 	}
 	d := judge(t, c, req)
+	asked := approvals.List("")
 	if !d.Escalated || d.Approval == "" || d.Action != Deny || len(asked) != 1 || asked[0].ID != d.Approval {
 		t.Fatalf("third try: %+v, asked %v", d, asked)
 	}
@@ -129,9 +160,9 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 }
 
 func TestEveryJudgementIsHeard(t *testing.T) {
-	c := defaultChecker(t, Options{RulesMode: ModeBlock, Least: ModeWarn})
+	c := defaultChecker(t, Options{RulesMode: ModeBlock, MinMode: ModeWarn})
 	var heard []string
-	g := Observed(c, func(_ context.Context, req Request, d Decision, err error) {
+	g := Observe(c, func(_ context.Context, req Request, d Decision, err error) {
 		heard = append(heard, fmt.Sprintf("%s %s %v", req.Session, d.Action, err != nil))
 	})
 	for _, req := range []Request{{Language: Bash, Code: "ls"}, {Language: Bash, Code: removal}, {Language: "perl", Code: "1"}} {
@@ -141,26 +172,26 @@ func TestEveryJudgementIsHeard(t *testing.T) {
 	if want := []string{"s allow false", "s deny false", "s  true"}; !slices.Equal(heard, want) {
 		t.Errorf("%q, want %q", heard, want)
 	}
-	if got := AtLeast(g, ModeOff); got != ModeWarn {
+	if got := EffectiveMode(g, ModeOff); got != ModeWarn {
 		t.Errorf("the floor is %s", got)
 	}
 	g.(*observed).Forget("", "s")
 	if d, err := g.Judge(t.Context(), Request{Language: Bash, Code: removal, Session: "s"}); err != nil || d.Attempt != 1 {
 		t.Errorf("it did not forget: %+v %v", d, err)
 	}
-	if Observed(nil, nil) != nil {
+	if Observe(nil, nil) != nil {
 		t.Error("there is a gate where there was none")
 	}
 }
 
 func TestWhoNamesNoRoleHasTheOneThatIsConfigured(t *testing.T) {
-	graphs := map[string]*Graph{}
+	graphs := map[string]*terms.Graph{}
 	for role, term := range map[string]string{"cook": "onion", "gardener": "spade"} {
-		terms, err := ParseTerms(role, []byte(term+"\n"))
+		thesaurus, err := terms.Parse(role, []byte(term+"\n"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if graphs[role], err = NewGraph(terms, GraphOptions{}); err != nil {
+		if graphs[role], err = terms.NewGraph(thesaurus, terms.GraphOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -194,7 +225,7 @@ func TestWhoNamesNoRoleHasTheOneThatIsConfigured(t *testing.T) {
 }
 
 func TestARefusalIsFinal(t *testing.T) {
-	approvals := NewApprovals(ApprovalOptions{})
+	approvals := NewApprovals(0)
 	c := defaultChecker(t, Options{Approvals: approvals})
 	req := Request{Language: Bash, Code: "git push --force", Session: "s"}
 	d := judge(t, c, req)
@@ -222,8 +253,8 @@ func TestWithoutAPersonTheModelIsToldToStop(t *testing.T) {
 }
 
 func TestWhoWaitsHearsTheAnswer(t *testing.T) {
-	approvals := NewApprovals(ApprovalOptions{})
-	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	approvals := NewApprovals(0)
+	c := defaultChecker(t, Options{Approvals: approvals, EscalateAfter: 1})
 	var waiting sync.WaitGroup
 	for i := range 10 {
 		d := judge(t, c, Request{Language: Bash, Code: removal, Session: fmt.Sprint(i), Tenant: "t"})
@@ -262,10 +293,10 @@ func TestWhoWaitsHearsTheAnswer(t *testing.T) {
 }
 
 func TestAQuestionExpires(t *testing.T) {
-	approvals := NewApprovals(ApprovalOptions{TTL: time.Minute})
+	approvals := NewApprovals(time.Minute)
 	now := time.Now()
 	approvals.now = func() time.Time { return now }
-	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	c := defaultChecker(t, Options{Approvals: approvals, EscalateAfter: 1})
 	d := judge(t, c, Request{Language: Bash, Code: removal, Session: "s"})
 	now = now.Add(2 * time.Minute)
 	if a, err := approvals.Get(d.Approval); err != nil || a.State != Expired {
@@ -281,8 +312,8 @@ func TestAQuestionExpires(t *testing.T) {
 }
 
 func TestQuestionsAreBounded(t *testing.T) {
-	approvals := NewApprovals(ApprovalOptions{})
-	c := defaultChecker(t, Options{Approvals: approvals, Tries: 1})
+	approvals := NewApprovals(0)
+	c := defaultChecker(t, Options{Approvals: approvals, EscalateAfter: 1})
 	for i := range maxPendingSession {
 		judge(t, c, Request{Language: Bash, Code: removal + " # " + strings.Repeat("x", i), Session: "s"})
 	}
@@ -306,30 +337,30 @@ func TestNobodyGoesBelowTheFloor(t *testing.T) {
 		{"more than the floor", ModeOff, ModeBlock, ModeWarn, Deny},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := defaultChecker(t, Options{RulesMode: tt.own, Least: tt.least})
+			c := defaultChecker(t, Options{RulesMode: tt.own, MinMode: tt.least})
 			if d := judge(t, c, Request{Language: Bash, Code: removal, Rules: tt.session, Graph: tt.session}); d.Action != tt.want {
 				t.Errorf("%+v", d)
 			}
-			if tt.least != "" && AtLeast(c, ModeOff) != tt.least || AtLeast(c, "") != "" || AtLeast(nil, ModeOff) != ModeOff {
-				t.Errorf("off is %q there", AtLeast(c, ModeOff))
+			if tt.least != "" && EffectiveMode(c, ModeOff) != tt.least || EffectiveMode(c, "") != "" || EffectiveMode(nil, ModeOff) != ModeOff {
+				t.Errorf("off is %q there", EffectiveMode(c, ModeOff))
 			}
 		})
 	}
-	if _, err := New(Options{Least: "some"}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+	if _, err := New(Options{MinMode: "some"}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
 		t.Errorf("a misspelt floor: %v", err)
 	}
 }
 
 func TestTheFloorHoldsForTheThesaurusToo(t *testing.T) {
-	terms, err := ParseTerms("terms", []byte("invoice\n"))
+	thesaurus, err := terms.Parse("terms", []byte("invoice\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := NewGraph(terms, GraphOptions{Strictness: Strict})
+	g, err := terms.NewGraph(thesaurus, terms.GraphOptions{Strictness: terms.Strict})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(Options{Graphs: map[string]*Graph{"": g}, Least: ModeBlock})
+	c, err := New(Options{Graphs: map[string]*terms.Graph{"": g}, MinMode: ModeBlock})
 	if err != nil {
 		t.Fatal(err)
 	}

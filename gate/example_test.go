@@ -5,15 +5,16 @@ import (
 	"fmt"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
 )
 
 func Example() {
-	rules, err := gate.DefaultRules()
+	set, err := rules.Default()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	c, err := gate.New(gate.Options{Rules: rules, RulesMode: gate.ModeBlock})
+	c, err := gate.New(gate.Options{Rules: set, RulesMode: gate.ModeBlock})
 	if err != nil {
 		fmt.Println(err)
 		return

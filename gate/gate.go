@@ -3,188 +3,192 @@ package gate
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Gate judges code before it runs.
 type Gate interface {
-	// Judge says what may happen to the code. An error means that no judgement was reached: do not run it.
+	// Judge decides what may happen to the code. After an error there is no judgement: do not run the code.
 	Judge(ctx context.Context, req Request) (Decision, error)
 }
 
-// Language is what the code of a request is written in.
-type Language string
+// Language is the language of code.
+type Language = rules.Language
 
-// The languages that are understood.
+// The supported languages.
 const (
-	Python  Language = "python"
-	Bash    Language = "bash"
-	Command Language = "command" // a program and its arguments, in Args
+	Python  = rules.Python
+	Bash    = rules.Bash
+	Command = rules.Command // a program and its arguments, in Args
 )
 
-// Mode is how much a judge's opinion weighs.
+// Action is what may happen to code.
+type Action = rules.Action
+
+// The actions, from the mildest to the strictest.
+const (
+	Allow = rules.Allow
+	Warn  = rules.Warn // run it and report
+	Ask   = rules.Ask  // run it only if a person agrees
+	Deny  = rules.Deny // do not run it
+)
+
+// Finding is one thing that a judge objects to.
+type Finding = rules.Finding
+
+// Mode is how much a judge's opinion counts.
 type Mode string
 
 // The modes.
 const (
-	ModeOff   Mode = "off"   // not asked
-	ModeWarn  Mode = "warn"  // its findings are told, and the code runs
-	ModeBlock Mode = "block" // its decision holds
+	ModeOff   Mode = "off"   // the judge is not asked
+	ModeWarn  Mode = "warn"  // findings are reported, and the code runs
+	ModeBlock Mode = "block" // the judge's decision holds
 )
 
-// ParseMode reads a mode as written by a person. A misspelt one is an error, never "off".
+// ParseMode reads a mode as a person writes it. A misspelled mode is an error, never off.
 func ParseMode(s string) (Mode, error) {
-	switch m := Mode(s); m {
-	case ModeOff, ModeWarn, ModeBlock:
+	if m := Mode(s); m.rank() >= 0 {
 		return m, nil
 	}
-	return "", &sandbox.Error{
-		Code: sandbox.CodeInvalidRequest, Op: "gate mode", Message: fmt.Sprintf("%q is no mode", s),
-		Remedy: "say off, warn or block",
-	}
+	return "", invalidRequest(fmt.Sprintf("invalid mode %q", s), "use off, warn or block")
 }
 
-// weight orders modes by how much they hold up.
-func (m Mode) weight() int {
-	switch m {
-	case ModeBlock:
-		return 2
-	case ModeWarn:
-		return 1
-	default:
-		return 0
-	}
+func invalidRequest(message, remedy string) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: message, Remedy: remedy}
 }
 
-// AtLeast is the mode that holds at a gate for a session that asks for m: not below the gate's floor. An empty one stays empty, since then
-// the gate's own holds.
-func AtLeast(g Gate, m Mode) Mode {
-	if f, ok := g.(interface{ Least() Mode }); ok && m != "" {
-		return heavier(m, f.Least())
+// rank orders modes by strictness; an unknown mode has -1.
+func (m Mode) rank() int { return slices.Index([]Mode{ModeOff, ModeWarn, ModeBlock}, m) }
+
+// stricter returns the stricter of two modes.
+func (m Mode) stricter(other Mode) Mode {
+	if other.rank() > m.rank() {
+		return other
 	}
 	return m
 }
 
-// heavier gives the mode that holds up more.
-func heavier(a, b Mode) Mode {
-	if b.weight() > a.weight() {
-		return b
+// EffectiveMode returns the mode that a gate applies to a session that asks for m: m, but not below the gate's minimum.
+// An empty mode stays empty, because then the gate's own mode applies.
+func EffectiveMode(g Gate, m Mode) Mode {
+	if f, ok := g.(interface{ MinMode() Mode }); ok && m != "" {
+		return m.stricter(f.MinMode())
 	}
-	return a
+	return m
 }
 
-// Action is what may happen to the code.
-type Action string
-
-// The actions, from the mildest on.
-const (
-	Allow Action = "allow"
-	Warn  Action = "warn" // run it, and tell
-	Ask   Action = "ask"  // run it only if a person agrees
-	Deny  Action = "deny" // do not run it
-)
-
-// rank orders actions by how much they hold up.
-func (a Action) rank() int {
-	switch a {
-	case Warn:
-		return 1
-	case Ask:
-		return 2
-	case Deny:
-		return 3
-	default:
-		return 0
-	}
-}
-
-// Runs reports whether the code may run now.
-func (a Action) Runs() bool { return a == Allow || a == Warn }
-
-// stricter gives the action that holds up more.
-func stricter(a, b Action) Action {
-	if b.rank() > a.rank() {
-		return b
-	}
-	return a
-}
-
-// Request is code that somebody wants to run.
+// Request is code to be judged.
 type Request struct {
 	Language Language `json:"language"`
 	Code     string   `json:"code,omitempty"`
 	Args     []string `json:"args,omitempty"` // of Command: the program and its arguments
 	Session  string   `json:"session,omitempty"`
 	Tenant   string   `json:"tenant,omitempty"`
-	// Role chooses the thesaurus; empty: the default one.
+	// Role selects the thesaurus; empty: the default one.
 	Role string `json:"role,omitempty"`
-	// Attempt is the number of this try, from 1, where the caller counts; 0: the Checker counts per session.
+	// Attempt is the number of this attempt, from 1, if the caller counts; 0: the Checker counts per session.
 	Attempt int `json:"attempt,omitempty"`
 	// Rules and Graph are the session's own modes; empty: the Checker's.
 	Rules Mode `json:"rules,omitempty"`
 	Graph Mode `json:"graph,omitempty"`
 }
 
-// Text is the code, or the words of a command, as a person reads it.
-func (r *Request) Text() string {
-	if r.Language == Command {
-		return strings.Join(r.Args, " ")
+// Text returns the code, or the words of a command, as a person reads it.
+func (r *Request) Text() string { return r.code().String() }
+
+func (r *Request) code() rules.Code {
+	return rules.Code{Language: r.Language, Text: r.Code, Args: r.Args}
+}
+
+// check rejects a request that cannot be judged.
+func (r *Request) check() error {
+	switch r.Language {
+	case Python, Bash:
+		if len(r.Args) > 0 {
+			return invalidRequest("args beside "+string(r.Language)+" code", "put arguments into a request of a command")
+		}
+	case Command:
+		if r.Code != "" {
+			return invalidRequest("code beside a command's arguments", "put code into a request of language bash or python")
+		}
+	default:
+		return invalidRequest(fmt.Sprintf("unknown language %q", r.Language), "use python, bash or command")
 	}
-	return r.Code
-}
-
-// empty reports whether there is nothing to judge.
-func (r *Request) empty() bool { return strings.TrimSpace(r.Text()) == "" }
-
-// Finding is one thing that a judge has to say.
-type Finding struct {
-	Rule    string `json:"rule"`
-	Line    int    `json:"line"`   // from 1
-	Column  int    `json:"column"` // from 1; 0: unknown
-	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // what to do instead
-	// Severity is the action that the rule asks for; the mode may have softened the decision's. Allow: a note.
-	Severity Action `json:"severity"`
-	// Undecidable says that reading alone cannot tell whether this happens.
-	Undecidable bool `json:"undecidable,omitempty"`
-}
-
-// String is the finding in one line.
-func (f Finding) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "line %d: %s: rule %s", f.Line, f.Message, f.Rule)
-	if f.Undecidable {
-		b.WriteString(" (undecidable)")
+	for _, m := range []Mode{r.Rules, r.Graph} {
+		if m == "" {
+			continue
+		}
+		if _, err := ParseMode(string(m)); err != nil {
+			return err
+		}
 	}
-	return b.String()
+	return nil
 }
 
-// Suggestion names known terms near a word that is not known.
-type Suggestion struct {
-	Word string   `json:"word"`
-	Near []string `json:"near"`
-}
-
-// Decision is what the gate says.
+// Decision is what a gate decides.
 type Decision struct {
 	Action   Action    `json:"action"`
 	Findings []Finding `json:"findings,omitempty"`
-	// ConceptsMatched are the thesaurus's concepts that the code speaks of, in the order of their first mention.
-	ConceptsMatched []string     `json:"concepts_matched,omitempty"`
-	Unknown         []string     `json:"unknown,omitempty"` // words that no term covers, the most frequent first; only when the graph objects
-	Suggestions     []Suggestion `json:"suggestions,omitempty"`
-	// Reason tells a model, or a person, what is wrong and how to mend it; empty when there is nothing to say.
+	// ConceptsMatched are the concepts of the thesaurus that the code mentions, in the order of their first mention.
+	ConceptsMatched []string `json:"concepts_matched,omitempty"`
+	// Unknown are words that are no known terms, the most frequent first, and Suggestions known terms that are spelled
+	// like them; only if the graph objects.
+	Unknown     []string           `json:"unknown,omitempty"`
+	Suggestions []terms.Suggestion `json:"suggestions,omitempty"`
+	// Reason explains what is wrong and how to correct it; empty if nothing is.
 	Reason string `json:"reason,omitempty"`
-	// Attempt is the number of this try: failures in a row of this session, this one included.
+	// Attempt is the number of this attempt: failures in a row of this session, this one included.
 	Attempt int `json:"attempt,omitempty"`
-	// Escalated says that a person was called; Approval is the question they were asked.
+	// Escalated means that a person was called; Approval is the ID of the question they were asked.
 	Escalated bool   `json:"escalated,omitempty"`
 	Approval  string `json:"approval,omitempty"`
 	// ApprovedBy is who granted this run.
 	ApprovedBy string `json:"approved_by,omitempty"`
-	// RefusedBy is who refused it, and RefusedNote what they said.
+	// RefusedBy is who refused this run, and RefusedNote their remark.
 	RefusedBy   string `json:"refused_by,omitempty"`
 	RefusedNote string `json:"refused_note,omitempty"`
+}
+
+// explain returns the reason of a decision, for the model that wrote the code.
+func (d *Decision) explain() string {
+	var b strings.Builder
+	switch {
+	case d.ApprovedBy != "":
+		fmt.Fprintf(&b, "Allowed: %s approved exactly this code.\n", d.ApprovedBy)
+	case d.RefusedBy != "":
+		fmt.Fprintf(&b, "This code was not run: %s refused it.\n", d.RefusedBy)
+		if d.RefusedNote != "" {
+			fmt.Fprintf(&b, "They said: %s\n", d.RefusedNote)
+		}
+	case d.Action == Deny:
+		b.WriteString("This code was not run.\n")
+	case d.Action == Ask:
+		b.WriteString("This code was not run: a person must agree to it first.\n")
+	case d.Action == Warn:
+		b.WriteString("This code was run in spite of the following.\n")
+	}
+	for _, f := range d.Findings {
+		b.WriteString("- " + f.String() + "\n")
+		if f.Fix != "" && f.Severity != Allow {
+			b.WriteString("  Instead: " + f.Fix + "\n")
+		}
+	}
+	for _, s := range d.Suggestions {
+		fmt.Fprintf(&b, "- %q is not a known term; near it: %s\n", s.Word, strings.Join(s.Near, ", "))
+	}
+	switch {
+	case d.Approval != "":
+		fmt.Fprintf(&b, "A person was asked (approval %s). Once they agree, send exactly the same code again.\n", d.Approval)
+	case d.Escalated:
+		fmt.Fprintf(&b, "This was try %d. Stop trying variations and ask the user how to go on.\n", d.Attempt)
+	case d.Action == Deny:
+		b.WriteString("Change the code as said above and send it again.\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -101,6 +101,7 @@ func prompt(messages []Message) string {
 			b.WriteString("[user]\n" + m.Content + "\n\n")
 		case Assistant:
 			b.WriteString("[you]\n" + m.Content + "\n\n")
+		case System: // written above
 		}
 	}
 	b.WriteString("Reply with your next message only.\n")

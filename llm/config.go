@@ -3,8 +3,10 @@ package llm
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -120,6 +122,21 @@ var builtin = map[string]Provider{
 
 // baseURLEnv is where the environment moves a built-in provider.
 var baseURLEnv = map[string]string{"openai": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL", "ollama": "OLLAMA_HOST"}
+
+// Variables returns the names of the environment variables that the configuration reads, sorted.
+func (c Config) Variables() []string {
+	names := []string{"RECLUSE_MODEL"}
+	names = slices.AppendSeq(names, maps.Values(baseURLEnv))
+	for _, providers := range []map[string]Provider{builtin, c.Providers} {
+		for _, p := range providers {
+			if p.KeyEnv != "" {
+				names = append(names, p.KeyEnv)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
 
 // provider merges what is built in, the environment and the configuration, the last being the strongest.
 func (c Config) provider(name string) (Provider, bool, error) {

@@ -32,7 +32,7 @@ FINAL([len(context), context.size("b.txt"), context["a.txt"], context["b.txt"]])
 }
 
 func TestTheSharedDirectoryIsBornEmptyAndNobodyWritesThere(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}

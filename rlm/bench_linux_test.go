@@ -20,7 +20,7 @@ import (
 func benchEngine(b *testing.B, root, sub *fake, change func(*Options)) *Engine {
 	b.Helper()
 	l := unlimited()
-	l.Depth = 2
+	l.Depth = new(2)
 	o := Options{
 		Models: func(depth int, _ string) (llm.Model, error) {
 			if depth == 0 {
@@ -28,7 +28,7 @@ func benchEngine(b *testing.B, root, sub *fake, change func(*Options)) *Engine {
 			}
 			return sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: b.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(b), Limits: l, Dir: b.TempDir(), PlainBelow: -1,
 	}
 	if change != nil {
 		change(&o)

@@ -121,11 +121,11 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 // left is the budget as the code at this node sees it.
 func (n *node) left(turn int) Left {
 	l := n.run.budget.left()
-	if limit := n.run.limits.Depth; limit >= 0 {
+	if limit := *n.run.limits.Depth; limit >= 0 {
 		d := max(0, limit-n.depth)
 		l.Depth = &d
 	}
-	if limit := n.run.limits.Turns; limit >= 0 {
+	if limit := *n.run.limits.Turns; limit >= 0 {
 		t := max(0, limit-turn)
 		l.Turns = &t
 	}
@@ -190,7 +190,7 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 	if ctx.Err() != nil {
 		return "", true, context.Cause(ctx)
 	}
-	depth, limit := n.depth+1, n.run.limits.Depth
+	depth, limit := n.depth+1, *n.run.limits.Depth
 	if limit >= 0 && depth > limit {
 		return "", true, &sandbox.Error{
 			Code: CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 )
 
@@ -167,7 +168,7 @@ func TestATextualAnswerBesideCodeIsRefusedOnce(t *testing.T) {
 func TestTheBudgetIsVisible(t *testing.T) {
 	d := newDesk(t, block("llm_query('one')\nimport json\nprint('budget', json.dumps(budget()))"), block("FINAL(1)"))
 	d.root.price, d.sub.price = &llm.Price{Input: 3, Output: 15}, &llm.Price{Input: 1, Output: 5}
-	*d.opts.Limits = Limits{Tokens: 50_000, Cost: 2, Time: 120 * time.Second, Calls: 40, Depth: 2, Turns: 30, Errors: 8, CPU: time.Minute}
+	d.opts.Limits = v1.RunLimits{Tokens: new(int64(50_000)), Cost: new(2.0), Time: new(v1.Duration(2 * time.Minute)), Calls: new(int64(40)), CPU: new(v1.Duration(time.Minute))}
 	texts := d.root.answer
 	var spent llm.Usage
 	d.root.answer = func(ctx context.Context, n int, req llm.Request) (string, error) {
@@ -206,7 +207,7 @@ func TestTheBudgetIsVisible(t *testing.T) {
 
 func TestWhatIsNotLimitedIsNotToldAsNothingLeft(t *testing.T) {
 	d := newDesk(t, block("print(sorted(budget()), llm_query('still'))"), block("FINAL(1)"))
-	*d.opts.Limits = unlimited()
+	d.opts.Limits = unlimited()
 	d.answered(Question{Inputs: []Input{Text("x")}})
 	contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, "You have all you need, nothing is limited. ")
 	contains(t, "output", d.seen(), "[] read: still\n[left: all you need, nothing is limited]")

@@ -8,33 +8,27 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Unlimited switches a limit off.
-const Unlimited = -1
-
-// Limits bounds a run with everything below it. Zero means zero: begin with DefaultLimits.
-type Limits struct {
-	Tokens int64         `json:"tokens"` // of all models, input and output
-	Cost   float64       `json:"cost_usd"`
-	Time   time.Duration `json:"time_ns"`
-	Calls  int64         `json:"calls"` // of models, turns included
-	// Depth is how many levels of calls there are below the run: with 0 there are none, with 1 rlm_query is a plain
-	// call, with 2 it is a child run whose own rlm_query is a plain call.
-	Depth  int           `json:"depth"`
-	Turns  int           `json:"turns"`       // of the run, and of each child
-	Errors int           `json:"errors"`      // cells that fail one after the other
-	CPU    time.Duration `json:"cell_cpu_ns"` // of all cells and commands
-}
-
-// DefaultLimits are those of a run that sets none.
-func DefaultLimits() Limits {
-	return Limits{
-		Tokens: 100_000, Cost: Unlimited, Time: 300 * time.Second, Calls: Unlimited, Depth: 2, Turns: 30, Errors: 8, CPU: Unlimited,
+// DefaultLimits returns the limits of a run that sets none. Every field is set.
+func DefaultLimits() v1.RunLimits {
+	return v1.RunLimits{
+		Tokens: new(int64(100_000)),
+		Cost:   new(float64(v1.NoLimit)),
+		Time:   new(v1.Duration(5 * time.Minute)),
+		Calls:  new(int64(v1.NoLimit)),
+		Depth:  new(2),
+		Turns:  new(30),
+		Errors: new(8),
+		CPU:    new(v1.Duration(v1.NoLimit)),
 	}
 }
+
+// reached reports whether a limit is on and n is not below it.
+func reached[T int | int64 | v1.Duration](n T, limit *T) bool { return *limit >= 0 && n >= *limit }
 
 // The size of a reply that is reserved.
 const (
@@ -48,7 +42,7 @@ const (
 // A reservation is held only while a model is asked, never by a parent that waits for a child. So whoever
 // waits here for others to settle waits for calls that end by themselves.
 type budget struct {
-	limits Limits
+	limits v1.RunLimits // every field is set
 	begun  time.Time
 
 	mu       sync.Mutex
@@ -73,7 +67,7 @@ type Spent struct {
 	llm.Usage
 }
 
-func newBudget(l Limits) *budget {
+func newBudget(l v1.RunLimits) *budget {
 	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, settled: make(chan struct{})}
 }
 
@@ -91,7 +85,7 @@ type reservation struct {
 func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
 	if wanted <= 0 {
 		wanted = wantedReply
-		if b.limits.Tokens < 0 && b.limits.Cost < 0 {
+		if *b.limits.Tokens < 0 && *b.limits.Cost < 0 {
 			wanted = max(wanted, info.Output)
 		}
 	}
@@ -99,7 +93,7 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 		wanted = min(wanted, info.Output)
 	}
 	least := min(wanted, leastReply)
-	if b.limits.Cost >= 0 && info.Price == nil && !info.Local {
+	if *b.limits.Cost >= 0 && info.Price == nil && !info.Local {
 		return nil, &sandbox.Error{
 			Code: CodePriceUnknown, Op: "ask " + info.Name, Message: "money is limited, and the price of this model is not known",
 			Remedy: "give its price in the configuration, or set no limit of money",
@@ -122,19 +116,19 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.limits.Time >= 0 && time.Since(b.begun) >= b.limits.Time {
-		return nil, nil, exhausted(ReasonTime, "%s are over", b.limits.Time)
+	if reached(v1.Duration(time.Since(b.begun)), b.limits.Time) {
+		return nil, nil, exhausted(ReasonTime, "%s are over", b.limits.Time.Std())
 	}
-	if b.limits.Calls >= 0 && b.spent.Calls+b.inFlight >= b.limits.Calls {
+	if reached(b.spent.Calls+b.inFlight, b.limits.Calls) {
 		// A call that fails without having reached the provider gives its place back.
-		if b.inFlight > 0 && b.spent.Calls < b.limits.Calls {
+		if b.inFlight > 0 && b.spent.Calls < *b.limits.Calls {
 			return nil, b.settled, nil
 		}
-		return nil, nil, exhausted(ReasonCalls, "%d of %d calls are made", b.spent.Calls, b.limits.Calls)
+		return nil, nil, exhausted(ReasonCalls, "%d of %d calls are made", b.spent.Calls, *b.limits.Calls)
 	}
 	reply, short := wanted, Reason("")
-	if b.limits.Tokens >= 0 {
-		left := b.limits.Tokens - b.spent.Tokens() - b.tokens - input
+	if *b.limits.Tokens >= 0 {
+		left := *b.limits.Tokens - b.spent.Tokens() - b.tokens - input
 		if left < reply {
 			// Half of the rest: those who come at the same time get something too.
 			reply = max(least, left/2)
@@ -147,8 +141,8 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 	if info.Local {
 		price = nil
 	}
-	if b.limits.Cost >= 0 && price != nil {
-		left := b.limits.Cost - b.spent.Cost - b.cost - float64(input)*price.Input/1e6
+	if *b.limits.Cost >= 0 && price != nil {
+		left := *b.limits.Cost - b.spent.Cost - b.cost - float64(input)*price.Input/1e6
 		if afford := int64(left / max(price.Output, 1e-12) * 1e6); afford < reply {
 			reply = max(least, afford/2)
 			if afford < least {
@@ -156,7 +150,7 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 			}
 		}
 	}
-	if b.limits.Cost == 0 && !info.Local {
+	if *b.limits.Cost == 0 && !info.Local {
 		short = ReasonCost
 	}
 	if short != "" {
@@ -164,9 +158,9 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 			return nil, b.settled, nil
 		}
 		if short == ReasonCost {
-			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call takes more than the rest", b.spent.Cost, b.limits.Cost)
+			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call takes more than the rest", b.spent.Cost, *b.limits.Cost)
 		}
-		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call takes at least %d", b.spent.Tokens(), b.limits.Tokens, input+least)
+		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call takes at least %d", b.spent.Tokens(), *b.limits.Tokens, input+least)
 	}
 	r := &reservation{b: b, input: input, reply: reply, price: price}
 	if price != nil {
@@ -219,8 +213,8 @@ func (b *budget) useCPU(d time.Duration) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cpu += d
-	if b.limits.CPU >= 0 && b.cpu > b.limits.CPU {
-		return exhausted(ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), b.limits.CPU)
+	if limit := b.limits.CPU.Std(); limit >= 0 && b.cpu > limit {
+		return exhausted(ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), limit)
 	}
 	return nil
 }
@@ -241,24 +235,24 @@ func (b *budget) left() Left {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var l Left
-	if b.limits.Tokens >= 0 {
-		n := max(0, b.limits.Tokens-b.spent.Tokens()-b.tokens)
+	if *b.limits.Tokens >= 0 {
+		n := max(0, *b.limits.Tokens-b.spent.Tokens()-b.tokens)
 		l.Tokens = &n
 	}
-	if b.limits.Cost >= 0 {
-		n := max(0, b.limits.Cost-b.spent.Cost-b.cost)
+	if *b.limits.Cost >= 0 {
+		n := max(0, *b.limits.Cost-b.spent.Cost-b.cost)
 		l.Cost = &n
 	}
-	if b.limits.Time >= 0 {
-		n := max(0, (b.limits.Time - time.Since(b.begun)).Seconds())
+	if limit := b.limits.Time.Std(); limit >= 0 {
+		n := max(0, (limit - time.Since(b.begun)).Seconds())
 		l.Seconds = &n
 	}
-	if b.limits.Calls >= 0 {
-		n := max(0, b.limits.Calls-b.spent.Calls-b.inFlight)
+	if *b.limits.Calls >= 0 {
+		n := max(0, *b.limits.Calls-b.spent.Calls-b.inFlight)
 		l.Calls = &n
 	}
-	if b.limits.CPU >= 0 {
-		n := max(0, (b.limits.CPU - b.cpu).Seconds())
+	if limit := b.limits.CPU.Std(); limit >= 0 {
+		n := max(0, (limit - b.cpu).Seconds())
 		l.CPU = &n
 	}
 	return l

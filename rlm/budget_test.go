@@ -10,11 +10,16 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 )
 
-func unlimited() Limits {
-	return Limits{Tokens: Unlimited, Cost: Unlimited, Time: Unlimited, Calls: Unlimited, Depth: Unlimited, Turns: Unlimited, Errors: Unlimited, CPU: Unlimited}
+func unlimited() v1.RunLimits {
+	l := v1.RunLimits{Depth: new(v1.NoLimit), Turns: new(v1.NoLimit)}
+	for _, f := range l.Fields() {
+		_ = f.Set("none") // depth and turns cannot be switched off so
+	}
+	return l
 }
 
 // tree spends at random: each node makes calls one after the other, and children beside one another, as runs do.
@@ -79,14 +84,14 @@ func TestNoTreeOverspendsOrStops(t *testing.T) {
 		var price *llm.Price
 		switch seed % 4 {
 		case 0:
-			l.Tokens = int64(rng.IntN(20_000))
+			l.Tokens = new(int64(rng.IntN(20_000)))
 		case 1:
-			l.Calls = int64(rng.IntN(40))
+			l.Calls = new(int64(rng.IntN(40)))
 		case 2:
-			l.Cost, price = rng.Float64()*0.05, &llm.Price{Input: 3, Output: 15}
+			l.Cost, price = new(rng.Float64()*0.05), &llm.Price{Input: 3, Output: 15}
 		case 3:
-			l.Tokens, l.Calls = int64(rng.IntN(20_000)), int64(rng.IntN(40))
-			l.Cost, price = rng.Float64()*0.05, &llm.Price{Input: 3, Output: 15}
+			l.Tokens, l.Calls = new(int64(rng.IntN(20_000))), new(int64(rng.IntN(40)))
+			l.Cost, price = new(rng.Float64()*0.05), &llm.Price{Input: 3, Output: 15}
 		}
 		x := &tree{b: newBudget(l), rng: rng, price: price}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -97,14 +102,14 @@ func TestNoTreeOverspendsOrStops(t *testing.T) {
 			t.Fatalf("seed %d: a call waited for ever", seed)
 		}
 		spent, by := x.b.usage()
-		if l.Tokens >= 0 && spent.Tokens() > l.Tokens {
-			t.Errorf("seed %d: %d tokens of %d", seed, spent.Tokens(), l.Tokens)
+		if *l.Tokens >= 0 && spent.Tokens() > *l.Tokens {
+			t.Errorf("seed %d: %d tokens of %d", seed, spent.Tokens(), *l.Tokens)
 		}
-		if l.Calls >= 0 && spent.Calls > l.Calls {
-			t.Errorf("seed %d: %d calls of %d", seed, spent.Calls, l.Calls)
+		if *l.Calls >= 0 && spent.Calls > *l.Calls {
+			t.Errorf("seed %d: %d calls of %d", seed, spent.Calls, *l.Calls)
 		}
-		if l.Cost >= 0 && spent.Cost > l.Cost*(1+1e-9) {
-			t.Errorf("seed %d: $%f of $%f", seed, spent.Cost, l.Cost)
+		if *l.Cost >= 0 && spent.Cost > *l.Cost*(1+1e-9) {
+			t.Errorf("seed %d: $%f of $%f", seed, spent.Cost, *l.Cost)
 		}
 		var sum llm.Usage
 		for _, s := range by {
@@ -122,7 +127,7 @@ func TestNoTreeOverspendsOrStops(t *testing.T) {
 
 func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	l := unlimited()
-	l.Tokens = 1000
+	l.Tokens = new(int64(1000))
 	b := newBudget(l)
 	info := llm.Info{Name: "m", Output: 900, Local: true}
 	first, err := b.reserve(t.Context(), info, 100, 0)
@@ -164,7 +169,7 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 
 func TestMoneyNeedsAPrice(t *testing.T) {
 	l := unlimited()
-	l.Cost = 1
+	l.Cost = new(1.0)
 	b := newBudget(l)
 	if _, err := b.reserve(t.Context(), llm.Info{Name: "m"}, 1, 0); err == nil {
 		t.Error("a model without a price was let through")

@@ -80,9 +80,9 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 	o := n.run.engine.o
 	cellCtx, expired, stop := n.watch(ctx)
 	if quiet {
-		cellCtx = gate.Passed(cellCtx) // it is our own, or has passed when it ran first
+		cellCtx = gate.Bypass(cellCtx) // it is our own, or has passed when it ran first
 	}
-	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(o.OutputChars)})
+	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, InlineBytes: inlineBytes(o.OutputChars)}})
 	stop()
 	if end := refusedCode(err); end != nil {
 		if !quiet {
@@ -237,7 +237,7 @@ func (n *node) lost(ctx context.Context, err error) error {
 func refusedCode(err error) *CellEnded {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell, gate.CodeRefused:
-		return &CellEnded{Ended: sandbox.EndedStart, Error: err.Error(), StateKept: true}
+		return notRun(err.Error())
 	}
 	return nil
 }
@@ -248,9 +248,10 @@ func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4
 func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 	limit := n.run.engine.o.OutputChars
 	end := &CellEnded{
-		Ended: v.Ended, OK: v.OK(), Exit: v.ExitCode, Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2),
-		Produced: v.Stdout.Produced + v.Stderr.Produced, Wall: v.Wall, CPU: v.CPU, StateKept: true,
+		Outcome: Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
 	}
+	end.Displays = nil   // pictures are not for a log
+	end.StateKept = true // runCell says it for cells
 	if expired && v.Ended == sandbox.EndedCancelled {
 		end.Ended = sandbox.EndedTimeout
 	}
@@ -265,14 +266,14 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
-	c := sandbox.Command{Shell: script, Timeout: sandbox.NoTimeout, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}
-	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.Of(c, n.run.engine.o.Spec))
+	c := sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}}
+	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
 	cmdCtx, expired, stop := n.watch(ctx)
 	if quiet {
-		cmdCtx = gate.Passed(cmdCtx)
+		cmdCtx = gate.Bypass(cmdCtx)
 	}
 	v, err := n.machine.Run(cmdCtx, c)
 	stop()

@@ -153,9 +153,9 @@ func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
 		inside string
 		linked bool
 	}{
-		{"linked into the shared directory", FromBackend(boxes), "/shared/context/", true},
-		{"mounted", unshared{FromBackend(boxes), true}, "/context", true},
-		{"streamed", unshared{FromBackend(boxes), false}, "/tmp/.context/", false},
+		{"linked into the shared directory", sandboxes(t), "/shared/context/", true},
+		{"mounted", unshared{sandboxes(t), true}, "/context", true},
+		{"streamed", unshared{sandboxes(t), false}, "/tmp/.context/", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDesk(t, block("FINAL([len(context), context.count('here it is')])"))
@@ -270,7 +270,7 @@ func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
 
 func TestAContextIsMovedWhereItCanBeMountedFrom(t *testing.T) {
 	d := newDesk(t, block("FINAL(len(context))"))
-	d.opts.Sandboxes = unshared{FromBackend(boxes), true}
+	d.opts.Sandboxes = unshared{sandboxes(t), true}
 	d.opts.Dir = filepath.Join(t.TempDir(), ".ssh", "runs") // nothing below such a name is ever shown to a sandbox
 	text := haystack(t, 9<<20, "")
 	res := d.answered(Question{Inputs: []Input{Text(text)}})
@@ -361,7 +361,7 @@ func TestALongConversationIsSummedUp(t *testing.T) {
 }
 
 func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,14 +378,14 @@ func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
 }
 
 func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
 	d := newDesk(t, block("answer['content'], answer['note'] = 'old', 1\nFINAL('done')"))
 	d.answered(Question{Inputs: []Input{Text("one")}, Machine: m})
-	d.root.calls, d.opts.Limits.Turns = 0, 1
+	d.root.calls, d.opts.Limits.Turns = 0, new(1)
 	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
 	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
 	same(t, "code", sandbox.CodeOf(err), CodeBudget)
@@ -420,7 +420,7 @@ func TestCoverageTellsWhatModelsRead(t *testing.T) {
 }
 
 func TestALentMachineGetsLargeContextsByLinkAndWorksOnAfterTheRun(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,16 +10,14 @@ import (
 	"sync"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 )
 
 func TestRunsAtOnceDoNotMix(t *testing.T) {
-	runs := 32
-	if testing.Short() {
-		runs = 8
-	}
+	const runs = 32
 	l := unlimited()
-	l.Depth, l.Turns = 2, 10
+	l.Depth, l.Turns = new(2), new(10)
 	// One engine and one pair of models serve all: whoever mixes something up mixes it here.
 	root := &fake{answer: func(_ context.Context, _ int, req llm.Request) (string, error) {
 		if len(req.Messages) == 2 {
@@ -39,7 +37,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 			}
 			return sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(t), Limits: l, Dir: t.TempDir(), PlainBelow: -1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -61,10 +59,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 }
 
 func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing.T) {
-	calls, turns := 10_000, 10
-	if testing.Short() {
-		calls = 2000
-	}
+	const calls, turns = 10_000, 10
 	var early, late runtime.MemStats
 	d := newDesk(t)
 	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
@@ -93,7 +88,7 @@ some(0)`, calls/turns)), nil
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return strings.Fields(req.Messages[0].Content)[0] + "!", nil
 	}
-	d.opts.Limits.Tokens = -1
+	d.opts.Limits.Tokens = new(int64(v1.NoLimit))
 	e := d.engine()
 	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/internal/xdg"
@@ -55,8 +56,8 @@ type Options struct {
 	Gate gate.Gate
 	// Tenant is for whom the gate is asked: only they can answer what it asks a person.
 	Tenant string
-	// Limits bounds a run; nil: DefaultLimits.
-	Limits *Limits
+	// Limits bounds a run; fields that are not set are those of DefaultLimits.
+	Limits v1.RunLimits
 	// Dir is where runs are kept; empty: below the user's data directory.
 	Dir string
 
@@ -101,10 +102,7 @@ func New(o Options) (*Engine, error) {
 	if o.Sandboxes == nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeNoBackend, Op: "make engine", Message: "no sandboxes to run code in", Remedy: "give Options.Sandboxes, e.g. FromBackend"}
 	}
-	if o.Limits == nil {
-		l := DefaultLimits()
-		o.Limits = &l
-	}
+	o.Limits = o.Limits.Over(DefaultLimits())
 	if o.Blocks == "" {
 		o.Blocks = FirstBlock
 	}
@@ -171,7 +169,7 @@ type Question struct {
 	Schema json.RawMessage
 	// Model is asked for by name instead of the default one.
 	Model  string
-	Limits *Limits // instead of the engine's
+	Limits v1.RunLimits // fields that are not set are the engine's
 	Labels map[string]string
 	// Gate is how much the gate weighs in this run, though never below its floor, and Role chooses the thesaurus; empty: as the gate has it.
 	// They are kept as labels: whoever goes on with the run has the same.
@@ -199,6 +197,7 @@ type Result struct {
 	Cells    int64         `json:"cells"`
 	Usage    llm.Usage     `json:"usage"`
 	By       []Spent       `json:"by,omitempty"`
+	Limits   v1.RunLimits  `json:"limits,omitzero"` // that held at its end
 	Wall     time.Duration `json:"wall_ns"`
 	Coverage *Coverage     `json:"coverage,omitempty"`
 	// StateFrom says that the machine the run was lent had lost its state, and went back to that of this moment.
@@ -273,10 +272,7 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 	if err := q.labelGate(); err != nil {
 		return nil, err
 	}
-	r := &Run{engine: e, id: id, q: q, limits: *e.o.Limits, cache: e.o.Cache, models: e.o.Models, tools: e.o.Tools, unlock: func() {}}
-	if q.Limits != nil {
-		r.limits = *q.Limits
-	}
+	r := &Run{engine: e, id: id, q: q, limits: q.Limits.Over(e.o.Limits), cache: e.o.Cache, models: e.o.Models, tools: e.o.Tools, unlock: func() {}}
 	if len(q.Schema) > 0 {
 		s, err := compileSchema(q.Schema)
 		if err != nil {

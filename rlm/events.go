@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
@@ -44,7 +45,7 @@ type RunStarted struct {
 	Query  string            `json:"query"`
 	Model  string            `json:"model"`
 	Schema json.RawMessage   `json:"schema,omitempty"`
-	Limits Limits            `json:"limits"`
+	Limits v1.RunLimits      `json:"limits"`
 	Labels map[string]string `json:"labels,omitempty"`
 	Forked string            `json:"forked_from,omitempty"`
 }
@@ -140,21 +141,26 @@ type Judged struct {
 	Escalated  bool        `json:"escalated,omitempty"`
 }
 
-// CellEnded tells how it ended, as the model sees it.
+// Outcome is a verdict in an event: the same fields, without the methods that would write output twice.
+type Outcome sandbox.Verdict
+
+// CellEnded is how a cell or command ended, as the model sees it. Output, result and error are cut to what the model is shown, and take the place of those of
+// the verdict; everything else of it is there as it is.
 type CellEnded struct {
-	Ended     sandbox.Ending    `json:"ended"`
-	OK        bool              `json:"ok"`
-	Exit      int               `json:"exit_code"`
-	Error     string            `json:"error,omitempty"`
-	Stdout    string            `json:"stdout,omitempty"`
-	Stderr    string            `json:"stderr,omitempty"`
-	Result    string            `json:"result,omitempty"`
-	Produced  int64             `json:"produced"` // bytes of output
-	Wall      time.Duration     `json:"wall_ns"`
-	CPU       time.Duration     `json:"cpu_ns"`
-	StateKept bool              `json:"state_kept"`
-	Restored  []string          `json:"restored,omitempty"`
-	Vars      map[string]string `json:"vars,omitempty"`
+	Outcome
+	OK       bool              `json:"ok"`
+	Error    string            `json:"error,omitempty"` // the traceback, or why it did not run
+	Stdout   string            `json:"stdout,omitempty"`
+	Stderr   string            `json:"stderr,omitempty"`
+	Result   string            `json:"result,omitempty"`
+	Produced int64             `json:"produced"` // bytes of output
+	Restored []string          `json:"restored,omitempty"`
+	Vars     map[string]string `json:"vars,omitempty"`
+}
+
+// notRun is how code ended that did not run, for a reason that the model is told.
+func notRun(why string) *CellEnded {
+	return &CellEnded{Outcome: Outcome{Ended: sandbox.EndedStart, StateKept: true}, Error: why}
 }
 
 // ChildStarted begins a child run; its events carry Node.
@@ -201,7 +207,7 @@ type Resumed struct {
 	Turn  int    `json:"turn"`
 	Rerun int    `json:"rerun"` // turns whose cells were run again
 	// Limits are those from now on.
-	Limits *Limits `json:"limits,omitempty"`
+	Limits v1.RunLimits `json:"limits,omitzero"`
 	// Tools are those from now on, when they are not the same as before.
 	Tools []ToolNote `json:"tools,omitempty"`
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -18,7 +19,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.root.answer = func(context.Context, int, llm.Request) (string, error) { return "", errors.New("503 overloaded") }
-	r, err := e.Fork(t.Context(), first.Run, 1, nil)
+	r, err := e.Fork(t.Context(), first.Run, 1, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	same(t, "tokens of the fork", info.Usage.Tokens(), 0)
 	same(t, "turns that had begun", info.Turns, 2)
 	d.root.answer = script(block("FINAL(a + '!')"))
-	if r, err = e.Resume(t.Context(), r.ID(), nil); err != nil {
+	if r, err = e.Resume(t.Context(), r.ID(), v1.RunLimits{}); err != nil {
 		t.Fatal(err)
 	}
 	res, err := r.Wait()
@@ -47,7 +48,7 @@ func TestAForkIsReplayedWithTheModelsOfTheSharedTurns(t *testing.T) {
 	d := newDesk(t, block("a = llm_query('first')"), block("FINAL(a)"))
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := e.Fork(t.Context(), first.Run, 1, nil)
+	r, err := e.Fork(t.Context(), first.Run, 1, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +108,7 @@ func TestAForkOfAPlainCallAsksAgain(t *testing.T) {
 	d := newDesk(t, "one", "two")
 	d.opts.PlainBelow = 0
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := d.engine().Fork(t.Context(), first.Run, 0, nil)
+	r, err := d.engine().Fork(t.Context(), first.Run, 0, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +125,7 @@ func TestAForkThatCannotBeginLeavesNothing(t *testing.T) {
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.opts.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
 	e := d.engine()
-	_, err := e.Fork(t.Context(), first.Run, 0, nil)
+	_, err := e.Fork(t.Context(), first.Run, 0, v1.RunLimits{})
 	same(t, "code", sandbox.CodeOf(err), CodeNoModel)
 	left, err := os.ReadDir(e.dir)
 	if err != nil {
@@ -142,11 +143,11 @@ func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := d.engine()
-	_, err = e.Resume(t.Context(), first.Run, nil)
+	_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
 	same(t, "code while another works on it", sandbox.CodeOf(err), sandbox.CodeBusy)
 	unlock()
 	for range 2 { // a refusal gives the lock back
-		_, err = e.Resume(t.Context(), first.Run, nil)
+		_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
 		same(t, "code", sandbox.CodeOf(err), CodeRunEnded)
 	}
 }

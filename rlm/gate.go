@@ -42,14 +42,14 @@ func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) 
 	}
 	o, mode := n.run.engine.o, gate.Mode(n.run.q.Labels[gateLabel])
 	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = o.Tenant, n.run.id, n.run.q.Labels[roleLabel], mode, mode
-	d, err := gate.Pass(ctx, o.Gate, req)
+	d, err := gate.Enforce(ctx, o.Gate, req)
 	if d.Action != "" && (d.Action != gate.Allow || d.ApprovedBy != "") {
 		n.run.emit(n, n.turn, KindGate, Judged{Action: d.Action, Reason: d.Reason, Approval: d.Approval, ApprovedBy: d.ApprovedBy, Escalated: d.Escalated})
 	}
 	if sandbox.CodeOf(err) != gate.CodeRefused {
 		return nil, err
 	}
-	end := &CellEnded{Ended: sandbox.EndedStart, Error: d.Reason, StateKept: true}
+	end := notRun(d.Reason)
 	n.run.emit(n, n.turn, KindCellEnded, end)
 	return end, nil
 }

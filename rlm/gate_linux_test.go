@@ -64,7 +64,7 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	)
 	d.sub.answer = script(block("FINAL('forbidden')"), block("FINAL('by the child')"))
 	d.opts.Gate, d.opts.Tenant = g, "acme"
-	d.opts.Limits.Depth = 2
+	d.opts.Limits.Depth = new(2)
 	e := d.engine()
 	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text("x")}, Gate: gate.ModeBlock, Role: "cook"})
 	if err != nil {
@@ -143,19 +143,19 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 		block("import glob\nFINAL([x, glob.glob('/tmp/left.*')])"),
 	)
 	d.opts.Gate, d.opts.Blocks = g, AllBlocks
-	d.opts.Limits.Turns = 5
+	d.opts.Limits.Turns = new(5)
 	d.opts.Spec.Env = map[string]string{"LUCK": "bad"}
 	first, err := d.run(Question{Inputs: []Input{Text("x")}})
 	same(t, "code", sandbox.CodeOf(err), CodeBudget)
 	same(t, "judged", len(g.judged), 7)
-	more := *d.opts.Limits
-	more.Turns = 6
+	more := d.opts.Limits
+	more.Turns = new(6)
 	// What failed then goes well now, and the block behind it must not run all the same.
 	d.opts.Spec.Env = map[string]string{"LUCK": "good"}
 	e := d.engine()
 	for name, begin := range map[string]func() (*Run, error){
-		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, &more) },
-		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, &more) },
+		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, more) },
+		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, more) },
 	} {
 		g.judged = nil
 		r, err := begin()

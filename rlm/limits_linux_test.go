@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -23,29 +24,29 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		texts  []string
-		change func(d *desk, l *Limits)
+		change func(d *desk, l *v1.RunLimits)
 		reason Reason
 		answer string
 	}{
-		{"turns run out", []string{block("print(1)"), block("print(2)"), "It is probably 5."}, func(_ *desk, l *Limits) { l.Turns = 2 }, ReasonTurns, "It is probably 5."},
-		{"turns run out with a draft", []string{draft, block("print(2)")}, func(_ *desk, l *Limits) { l.Turns = 2 }, ReasonTurns, "so far"},
-		{"tokens run out", []string{draft}, func(_ *desk, l *Limits) { l.Tokens = 3000 }, ReasonTokens, "so far"},
-		{"no tokens at all", []string{draft}, func(_ *desk, l *Limits) { l.Tokens = 0 }, ReasonTokens, ""},
-		{"money runs out", []string{draft}, func(d *desk, l *Limits) {
+		{"turns run out", []string{block("print(1)"), block("print(2)"), "It is probably 5."}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, ReasonTurns, "It is probably 5."},
+		{"turns run out with a draft", []string{draft, block("print(2)")}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, ReasonTurns, "so far"},
+		{"tokens run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(3000)) }, ReasonTokens, "so far"},
+		{"no tokens at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(0)) }, ReasonTokens, ""},
+		{"money runs out", []string{draft}, func(d *desk, l *v1.RunLimits) {
 			d.root.price = &llm.Price{Input: 10, Output: 10}
-			l.Cost = 0.02
+			l.Cost = new(0.02)
 		}, ReasonCost, "so far"},
-		{"no money at all", []string{draft}, func(d *desk, l *Limits) {
+		{"no money at all", []string{draft}, func(d *desk, l *v1.RunLimits) {
 			d.root.price = &llm.Price{Input: 10, Output: 10}
-			l.Cost = 0
+			l.Cost = new(0.0)
 		}, ReasonCost, ""},
-		{"calls run out", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 2 }, ReasonCalls, "so far"},
-		{"no calls at all", []string{draft}, func(_ *desk, l *Limits) { l.Calls = 0 }, ReasonCalls, ""},
-		{"no turns at all", []string{draft}, func(_ *desk, l *Limits) { l.Turns = 0 }, ReasonTurns, ""},
-		{"no time at all", []string{draft}, func(_ *desk, l *Limits) { l.Time = 0 }, ReasonTime, ""},
-		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *Limits) { l.Time = 3 * time.Second }, ReasonTime, "so far"},
-		{"time runs out in the model", []string{draft}, func(d *desk, l *Limits) {
-			l.Time = 3 * time.Second
+		{"calls run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(2)) }, ReasonCalls, "so far"},
+		{"no calls at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(0)) }, ReasonCalls, ""},
+		{"no turns at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(0) }, ReasonTurns, ""},
+		{"no time at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(0)) }, ReasonTime, ""},
+		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(3 * time.Second)) }, ReasonTime, "so far"},
+		{"time runs out in the model", []string{draft}, func(d *desk, l *v1.RunLimits) {
+			l.Time = new(v1.Duration(3 * time.Second))
 			d.root.answer = func(ctx context.Context, n int, _ llm.Request) (string, error) {
 				if n == 1 {
 					return draft, nil
@@ -54,12 +55,12 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 				return "", ctx.Err()
 			}
 		}, ReasonTime, "so far"},
-		{"CPU time runs out", []string{draft, block("x = 0\nwhile x < 30000000: x += 1")}, func(_ *desk, l *Limits) { l.CPU = 100 * time.Millisecond }, ReasonCPU, "so far"},
-		{"code that always fails", []string{draft, block("1/0")}, func(_ *desk, l *Limits) { l.Errors = 2 }, ReasonErrors, "so far"},
+		{"CPU time runs out", []string{draft, block("x = 0\nwhile x < 30000000: x += 1")}, func(_ *desk, l *v1.RunLimits) { l.CPU = new(v1.Duration(100 * time.Millisecond)) }, ReasonCPU, "so far"},
+		{"code that always fails", []string{draft, block("1/0")}, func(_ *desk, l *v1.RunLimits) { l.Errors = new(2) }, ReasonErrors, "so far"},
 		{"empty replies", []string{""}, nil, ReasonFormat, ""},
 		{"replies without code", []string{"I would look at the data."}, nil, ReasonFormat, "I would look at the data."},
 		{"garbage", []string{"\x00\xff```\xfe"}, nil, ReasonFormat, "\x00\xff```\xfe"},
-		{"a model that fails", []string{""}, func(d *desk, _ *Limits) {
+		{"a model that fails", []string{""}, func(d *desk, _ *v1.RunLimits) {
 			d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
 				if n == 1 {
 					return draft, nil
@@ -67,8 +68,8 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 				return "", errors.New("503 overloaded")
 			}
 		}, ReasonModel, "so far"},
-		{"a child that asks itself for ever", []string{block("print(rlm_query('again'))"), "nobody knows"}, func(d *desk, l *Limits) {
-			l.Depth, l.Calls, l.Turns = 3, 12, 3
+		{"a child that asks itself for ever", []string{block("print(rlm_query('again'))"), "nobody knows"}, func(d *desk, l *v1.RunLimits) {
+			l.Depth, l.Calls, l.Turns = new(3), new(int64(12)), new(3)
 			d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 				if req.Tags["call"] == CallSub {
 					return "the bottom", nil
@@ -84,9 +85,9 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 			for patience := time.Duration(1); ; patience *= 4 {
 				d = newDesk(t, c.texts...)
 				if c.change != nil {
-					c.change(d, d.opts.Limits)
+					c.change(d, &d.opts.Limits)
 				}
-				d.opts.Limits.Time *= patience
+				d.opts.Limits.Time = new(*d.opts.Limits.Time * v1.Duration(patience))
 				if res, err = d.run(Question{Query: "?", Inputs: []Input{Text("some text")}}); err == nil || res == nil {
 					t.Fatalf("no error, or no result: %v %+v", err, res)
 				}
@@ -115,7 +116,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 
 func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	d := newDesk(t, block("x = 8"), `{"n": 7}`, block("SUBMIT(n=x)"))
-	d.opts.Limits.Turns = 1
+	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
 	if err == nil {
 		t.Fatal("turns were over, and the run was answered")
@@ -123,9 +124,9 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	same(t, "reason", res.Reason, ReasonTurns)
 	same(t, "partial", res.Partial, true)
 	same(t, "value", string(res.Value), `{"n": 7}`)
-	more := *d.opts.Limits
-	more.Turns = 5
-	r, err := d.engine().Resume(t.Context(), res.Run, &more)
+	more := d.opts.Limits
+	more.Turns = new(5)
+	r, err := d.engine().Resume(t.Context(), res.Run, more)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +201,7 @@ func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
 			}
 		})
 	}
-	_, err := New(Options{Sandboxes: FromBackend(boxes)})
+	_, err := New(Options{Sandboxes: sandboxes(t)})
 	same(t, "no model", sandbox.CodeOf(err), CodeNoModel)
 	for _, way := range []string{"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "Ollama"} {
 		contains(t, "the remedy", err.Error(), way)
@@ -209,7 +210,7 @@ func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
 
 func TestDepthZeroAllowsNoCalls(t *testing.T) {
 	d := newDesk(t, block("llm_query('x')"), block("FINAL(1)"))
-	d.opts.Limits.Depth = 0
+	d.opts.Limits.Depth = new(0)
 	d.answered(Question{Inputs: []Input{Text("x")}})
 	contains(t, "output", d.seen(), "calls may be 0 levels deep")
 	if strings.Contains(d.root.asked[0].Messages[0].Content, "llm_query") {
@@ -325,7 +326,7 @@ func TestEveryPromptCanBeReplaced(t *testing.T) {
 		System: "SYSTEM {{.Output}}", First: "FIRST {{.Query}} {{len .Contexts}}", Nothing: "NOTHING", Last: "LAST {{.Query}}", Summary: "SUMMARY", Plain: "PLAIN {{.Query}}: {{.Text}}",
 	}
 	d := newDesk(t)
-	d.opts.Prompts, d.opts.Limits.Turns, d.root.window = own, 8, 6000
+	d.opts.Prompts, d.opts.Limits.Turns, d.root.window = own, new(8), 6000
 	d.root.answer = func(_ context.Context, n int, req llm.Request) (string, error) {
 		switch {
 		case n == 1:

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
@@ -19,6 +20,7 @@ type Info struct {
 	Query   string            `json:"query"`
 	Model   string            `json:"model"`
 	Labels  map[string]string `json:"labels,omitempty"`
+	Limits  v1.RunLimits      `json:"limits,omitzero"` // those that hold now; Resume and Fork take them
 	Started time.Time         `json:"started"`
 	Turns   int               `json:"turns"`
 	Usage   llm.Usage         `json:"usage"`
@@ -56,13 +58,13 @@ func (e *Engine) Show(id string) (*Info, error) {
 		return nil, err
 	}
 	info := &Info{
-		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
+		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Limits: p.saved.Limits, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
 	}
 	for _, s := range p.spent {
 		info.Usage = info.Usage.Add(s.Usage)
 	}
 	if r := info.Result; r != nil {
-		info.Turns, info.Usage, info.Wall = r.Turns, r.Usage, r.Wall
+		info.Limits, info.Turns, info.Usage, info.Wall = r.Limits, r.Turns, r.Usage, r.Wall
 		return info, nil
 	}
 	info.Running = running(p.dir)
@@ -84,7 +86,7 @@ func (e *Engine) glance(id string) (*Info, error) {
 		res := &Result{}
 		if first.Decode(&s) == nil && last.Decode(res) == nil {
 			return &Info{
-				ID: id, Query: s.Query, Model: s.Model, Labels: s.Labels, Started: first.Time, Turns: res.Turns, Usage: res.Usage, Wall: res.Wall, Result: res,
+				ID: id, Query: s.Query, Model: s.Model, Labels: s.Labels, Limits: res.Limits, Started: first.Time, Turns: res.Turns, Usage: res.Usage, Wall: res.Wall, Result: res,
 			}, nil
 		}
 	}

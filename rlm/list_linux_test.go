@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -87,7 +88,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 	}
 	check()
 	// A note does not outlive what it was made from.
-	if res, err := d.resumed(r.ID(), nil); err == nil {
+	if res, err := d.resumed(r.ID(), v1.RunLimits{}); err == nil {
 		t.Fatalf("%+v", res)
 	}
 	if info := check()[r.ID()]; info.Result == nil {

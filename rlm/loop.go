@@ -46,7 +46,7 @@ func (n *node) data() PromptData {
 	d := PromptData{
 		Query: n.query, Contexts: n.notes, Bytes: n.staged.bytes, Tools: n.run.tools, Depth: n.depth, Left: n.left(n.turn), Output: o.OutputChars,
 	}
-	limit := n.run.limits.Depth
+	limit := *n.run.limits.Depth
 	d.SubCalls = limit < 0 || n.depth < limit
 	d.Child = limit < 0 || n.depth+1 < limit
 	if n.depth == 0 {
@@ -190,7 +190,7 @@ func (n *node) loop(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if limits.Turns >= 0 && n.turn >= limits.Turns && !n.run.tape.beyond(n.id, n.turn) {
+		if reached(n.turn, limits.Turns) && !n.run.tape.beyond(n.id, n.turn) {
 			return n.lastCall(ctx)
 		}
 		n.mu.Lock()
@@ -204,7 +204,7 @@ func (n *node) loop(ctx context.Context) error {
 		if n.run.tape.beyond(n.id, n.turn) {
 			continue
 		}
-		if limits.Errors >= 0 && n.errors > limits.Errors && n.taken() == nil {
+		if most := *limits.Errors; most >= 0 && n.errors > most && n.taken() == nil {
 			return exhausted(ReasonErrors, "code failed in %d turns one after the other", n.errors)
 		}
 		if n.nothing >= maxNothing {
@@ -368,7 +368,7 @@ func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
 
 // lastCall asks for the best answer when turns are over. What comes is a partial answer.
 func (n *node) lastCall(ctx context.Context) error {
-	over := exhausted(ReasonTurns, "%d turns are over", n.run.limits.Turns)
+	over := exhausted(ReasonTurns, "%d turns are over", *n.run.limits.Turns)
 	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
 	if err != nil {
 		return err
@@ -376,7 +376,7 @@ func (n *node) lastCall(ctx context.Context) error {
 	n.mu.Lock()
 	have := n.ready != nil || n.draft != nil
 	n.mu.Unlock()
-	if n.run.limits.Turns == 0 || have {
+	if *n.run.limits.Turns == 0 || have {
 		return over
 	}
 	messages := append(n.asked(), llm.Message{Role: llm.User, Content: prompt})

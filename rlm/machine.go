@@ -16,7 +16,7 @@ type Machine interface {
 	// Run runs a command.
 	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
 	// Files reads and writes its files.
-	Files() *sandbox.Files
+	Files() sandbox.FileSystem
 	// OnHostCall sets what answers the code's calls to the host.
 	OnHostCall(f sandbox.HostFunc)
 	// Snapshot writes it to disk.

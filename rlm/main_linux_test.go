@@ -14,7 +14,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
@@ -58,6 +60,13 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	return code
+}
+
+// sandboxes returns the real sandboxes of these tests.
+func sandboxes(t testing.TB) Sandboxes {
+	t.Helper()
+	testneed.Sandboxes(t)
+	return FromBackend(boxes)
 }
 
 // fake is a model that answers with a function.
@@ -194,7 +203,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 		return "read: " + text[:min(len(text), 20)], nil
 	}}
 	l := DefaultLimits()
-	l.Tokens, l.Time = 10_000_000, 120*time.Second
+	l.Tokens, l.Time = new(int64(10_000_000)), new(v1.Duration(2*time.Minute))
 	d.opts = Options{
 		Models: func(depth int, name string) (llm.Model, error) {
 			if name != "" && name != "fake/sub" {
@@ -205,7 +214,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 			}
 			return d.sub, nil
 		},
-		Sandboxes: FromBackend(boxes), Limits: &l, Dir: t.TempDir(), PlainBelow: -1,
+		Sandboxes: sandboxes(t), Limits: l, Dir: t.TempDir(), PlainBelow: -1,
 	}
 	return d
 }

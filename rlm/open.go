@@ -176,6 +176,7 @@ func (n *node) carry(ctx context.Context, w way) error {
 		if !errors.Is(err, sandbox.ErrNotSupported) {
 			return err
 		}
+	case streamed:
 	}
 	n.settle(path.Join(streamPath, n.place()))
 	return n.stream(ctx)
@@ -355,7 +356,7 @@ var errOutOfMemory = errors.New("out of memory")
 
 // own runs a cell of the bridge itself. If that fails, the interpreter is of no use.
 func (n *node) own(ctx context.Context, code string) error {
-	v, err := n.machine.Cell(gate.Passed(ctx), sandbox.Cell{Code: code, Timeout: sandbox.NoTimeout})
+	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit}})
 	if err != nil {
 		return err
 	}

@@ -77,9 +77,10 @@ func observe(e *CellEnded, timeout time.Duration, limit int) string {
 		b.WriteString("[killed: it took more memory than there is]\n")
 	case sandbox.EndedSignal, sandbox.EndedKilled:
 		b.WriteString("[the process was ended by a signal]\n")
+	case sandbox.EndedExit, sandbox.EndedCancelled, sandbox.EndedStart: // the output says it
 	}
-	if e.Ended == sandbox.EndedExit && e.Exit != 0 && e.Error == "" {
-		fmt.Fprintf(&b, "[exit status %d]\n", e.Exit)
+	if e.Ended == sandbox.EndedExit && e.ExitCode != 0 && e.Error == "" {
+		fmt.Fprintf(&b, "[exit status %d]\n", e.ExitCode)
 	}
 	if !e.StateKept {
 		b.WriteString("[the interpreter was lost and started again: your variables are gone, the context is loaded anew]\n")

@@ -144,9 +144,7 @@ func (p *past) take(e *Event) error {
 		if err := e.Decode(&again); err != nil {
 			return err
 		}
-		if again.Limits != nil {
-			p.saved.Limits = *again.Limits
-		}
+		p.saved.Limits = again.Limits.Over(p.saved.Limits)
 		if again.Tools != nil {
 			p.saved.Tools = again.Tools
 		}

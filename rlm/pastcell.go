@@ -37,12 +37,12 @@ func (p *past) takeCell(e *Event) error {
 func (n *node) notRunThen(c CellStarted) *CellEnded {
 	if len(n.pastCells) == 0 || n.pastCells[0].CellStarted != c {
 		n.pastCells = nil
-		return &CellEnded{Ended: sandbox.EndedStart, Error: "it was not run before", StateKept: true}
+		return notRun("it was not run before")
 	}
 	end := n.pastCells[0].end
 	n.pastCells = n.pastCells[1:]
 	if end == nil {
-		return &CellEnded{Ended: sandbox.EndedStart, Error: "nobody knows how it ended", StateKept: true}
+		return notRun("nobody knows how it ended")
 	}
 	if end.Ended == sandbox.EndedStart && end.StateKept {
 		return end

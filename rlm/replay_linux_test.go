@@ -6,12 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // resumed goes on with a run.
-func (d *desk) resumed(id string, limits *Limits) (*Result, error) {
+func (d *desk) resumed(id string, limits v1.RunLimits) (*Result, error) {
 	d.t.Helper()
 	r, err := d.engine().Resume(d.t.Context(), id, limits)
 	if err != nil {
@@ -59,10 +60,10 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 		if err == nil || res.Reason != ReasonModel {
 			t.Fatalf("%+v %v", res, err)
 		}
-		if res, err = d.resumed(res.Run, nil); err == nil {
+		if res, err = d.resumed(res.Run, v1.RunLimits{}); err == nil {
 			t.Fatal("the model failed, and the run did not")
 		}
-		if res, err = d.resumed(res.Run, nil); err != nil {
+		if res, err = d.resumed(res.Run, v1.RunLimits{}); err != nil {
 			t.Fatal(err)
 		}
 		again := d.replayed(res.Run)
@@ -90,7 +91,7 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 		res, _ := r.Wait()
 		same(t, "reason", res.Reason, ReasonCancelled)
 		d.sub.answer = ok
-		if res, err = d.resumed(res.Run, nil); err != nil {
+		if res, err = d.resumed(res.Run, v1.RunLimits{}); err != nil {
 			t.Fatal(err)
 		}
 		same(t, "answer", res.Answer, "read: caughtread: stop here")
@@ -105,24 +106,24 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 	})
 	t.Run("behind the last turn", func(t *testing.T) {
 		d := newDesk(t, block("a = 1"), "I do not know.", block("FINAL(a + 1)"))
-		d.opts.Limits.Turns = 1
+		d.opts.Limits.Turns = new(1)
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
 		same(t, "code", sandbox.CodeOf(err), CodeBudget)
-		more := *d.opts.Limits
-		more.Turns = 5
-		if res, err = d.resumed(res.Run, &more); err != nil {
+		more := d.opts.Limits
+		more.Turns = new(5)
+		if res, err = d.resumed(res.Run, more); err != nil {
 			t.Fatal(err)
 		}
 		same(t, "replayed answer", d.replayed(res.Run).Answer, "2")
 	})
 	t.Run("behind too many cells that failed", func(t *testing.T) {
 		d := newDesk(t, block("1/0"), block("2/0"), block("FINAL('at last')"))
-		d.opts.Limits.Errors = 1
+		d.opts.Limits.Errors = new(1)
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
 		if err == nil || res.Reason != ReasonErrors {
 			t.Fatalf("%+v %v", res, err)
 		}
-		if res, err = d.resumed(res.Run, nil); err != nil {
+		if res, err = d.resumed(res.Run, v1.RunLimits{}); err != nil {
 			t.Fatal(err)
 		}
 		same(t, "replayed answer", d.replayed(res.Run).Answer, "at last")
@@ -210,7 +211,7 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 			if info, err := e.Show(r.ID()); err != nil || info.Running || info.Result != nil {
 				t.Errorf("%+v %v", info, err)
 			}
-			again, err := e.Resume(t.Context(), r.ID(), nil)
+			again, err := e.Resume(t.Context(), r.ID(), v1.RunLimits{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -26,8 +27,8 @@ const (
 
 // Resume goes on with a run whose program has died, or which ended without an answer. Its machine is taken over if it still runs and no code was interrupted in it; else the last
 // snapshot is restored, or a new machine is made, and the cells behind it are run again with the replies that models
-// gave then. Only calls that were under way are paid again. limits are instead of the run's own; nil: those.
-func (e *Engine) Resume(ctx context.Context, id string, limits *Limits) (*Run, error) {
+// gave then. Only calls that were under way are paid again. Fields of limits that are set replace the run's own.
+func (e *Engine) Resume(ctx context.Context, id string, limits v1.RunLimits) (*Run, error) {
 	dir, err := e.runDir(id)
 	if err != nil {
 		return nil, err
@@ -56,11 +57,8 @@ func (e *Engine) Resume(ctx context.Context, id string, limits *Limits) (*Run, e
 }
 
 // continueRun goes on in the directory of a past run, which the caller has locked. The run unlocks it at its end; if it does not begin, the caller does.
-func (e *Engine) continueRun(ctx context.Context, p *past, limits *Limits, unlock func()) (*Run, error) {
-	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: limits}
-	if limits == nil {
-		q.Limits = &p.saved.Limits
-	}
+func (e *Engine) continueRun(ctx context.Context, p *past, limits v1.RunLimits, unlock func()) (*Run, error) {
+	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: limits.Over(p.saved.Limits)}
 	r, err := e.prepare(q, p.id)
 	if err != nil {
 		return nil, err
@@ -93,13 +91,13 @@ func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	}
 	if p.answer != nil {
 		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: &r.limits, Tools: r.otherTools(p)})
+		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: r.limits, Tools: r.otherTools(p)})
 		r.dropMachine(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
 	if p.lastTurn == 0 && p.box.ID == "" {
 		// Nothing had happened, or the model was asked directly.
-		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: &r.limits, Tools: r.otherTools(p)})
+		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: r.limits, Tools: r.otherTools(p)})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
@@ -128,7 +126,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: &n.run.limits, Tools: n.run.otherTools(p)})
+	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: n.run.limits, Tools: n.run.otherTools(p)})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}
@@ -219,8 +217,9 @@ func (n *node) retool(ctx context.Context) error {
 	return n.own(ctx, "__kept = dict(__import__('recluse_rlm').answer)\n"+code+"\ndict.update(__import__('recluse_rlm').answer, __kept)\ndel __kept")
 }
 
-// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there.
-func (e *Engine) Fork(ctx context.Context, id string, at int, limits *Limits) (*Run, error) {
+// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there. Fields of limits that are set
+// replace its own.
+func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimits) (*Run, error) {
 	p, err := e.readPast(id, at, false)
 	if err != nil {
 		return nil, err
@@ -328,7 +327,7 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: copied(p.saved.Labels), History: p.saved.History, Limits: &p.saved.Limits}
+	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: copied(p.saved.Labels), History: p.saved.History, Limits: p.saved.Limits}
 	r, err := e.prepare(q, newRunID())
 	if err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -213,7 +214,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			if err != nil || info.Running || info.Result != nil {
 				t.Fatalf("the interrupted run: %+v %v", info, err)
 			}
-			r, err := e.Resume(t.Context(), id, nil)
+			r, err := e.Resume(t.Context(), id, v1.RunLimits{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -242,7 +243,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			}
 			same(t, "how", how.How, c.how)
 			same(t, "turns that were run again", how.Rerun, c.rerun)
-			if _, err := e.Resume(t.Context(), id, nil); sandbox.CodeOf(err) != CodeRunEnded {
+			if _, err := e.Resume(t.Context(), id, v1.RunLimits{}); sandbox.CodeOf(err) != CodeRunEnded {
 				t.Errorf("resumed a second time: %v", err)
 			}
 			sweepBoxes(t)
@@ -280,7 +281,7 @@ func normal(t *testing.T, e Event) string {
 			t.Fatal(err)
 		}
 	}
-	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns"} {
+	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns", "started", "peak_memory"} {
 		delete(data, k)
 	}
 	if data["call"] == CallTurn {
@@ -377,7 +378,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return block("FINAL('other: ' + b + str(" + req.Tags["turn"] + "))"), nil
 	}
-	r, err := e.Fork(t.Context(), first.Run, 2, nil)
+	r, err := e.Fork(t.Context(), first.Run, 2, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,25 +394,25 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	if err != nil || again.Result.Answer != "read: first!" {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 9, nil); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+	if _, err := e.Fork(t.Context(), first.Run, 9, v1.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
 		t.Errorf("a turn that was not: %v", err)
 	}
 }
 
 func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
-	m, err := FromBackend(boxes).Open(t.Context(), sandbox.Spec{Persist: true})
+	m, err := sandboxes(t).Open(t.Context(), sandbox.Spec{Persist: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := newDesk(t, block("x = 1"), "I do not know.", block("FINAL(x)"))
-	d.opts.Limits.Turns = 1
+	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Machine: m})
 	same(t, "code", sandbox.CodeOf(err), CodeBudget)
 	// Its owner has left it alone for a while.
 	m.(*sandbox.Sandbox).Detach()
-	more := *d.opts.Limits
-	more.Turns = 5
-	r, err := d.engine().Resume(t.Context(), res.Run, &more)
+	more := d.opts.Limits
+	more.Turns = new(5)
+	r, err := d.engine().Resume(t.Context(), res.Run, more)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +420,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "answer", res.Answer, "1")
-	if m, err = FromBackend(boxes).Attach(t.Context(), m.ID()); err != nil {
+	if m, err = sandboxes(t).Attach(t.Context(), m.ID()); err != nil {
 		t.Fatalf("the machine was closed: %v", err)
 	}
 	if err := m.Close(); err != nil {
@@ -458,7 +459,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 			id := work("2", func(ctx context.Context, e *Engine) (*Run, error) {
 				return e.Start(ctx, Question{Inputs: []Input{Text("x")}})
 			}).ID()
-			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, nil) }
+			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, v1.RunLimits{}) }
 			d.opts.Tools = []Tool{{Name: "shop", Call: func(context.Context, ToolCall) (any, error) { return "bought", nil }}}
 			work("3", resume)
 			d.opts.Tools = nil

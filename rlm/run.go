@@ -16,6 +16,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -32,7 +33,7 @@ type Run struct {
 	id     string
 	dir    string
 	q      Question
-	limits Limits
+	limits v1.RunLimits // every field is set
 	schema *jsonschema.Schema
 	model  llm.Model
 	budget *budget
@@ -74,7 +75,7 @@ type saved struct {
 	Query   string            `json:"query"`
 	Schema  json.RawMessage   `json:"schema,omitempty"`
 	Model   string            `json:"model,omitempty"`
-	Limits  Limits            `json:"limits"`
+	Limits  v1.RunLimits      `json:"limits"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	History []llm.Message     `json:"history,omitempty"`
 	Tools   []ToolNote        `json:"tools,omitempty"`
@@ -121,10 +122,10 @@ func (r *Run) Usage() (llm.Usage, []Spent) { return r.budget.usage() }
 func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result, error)) {
 	ctx, r.cancel = context.WithCancelCause(ctx)
 	stop := func() {}
-	if r.limits.Time >= 0 {
+	if limit := r.limits.Time.Std(); limit >= 0 {
 		var cancel context.CancelFunc
-		left := max(0, r.limits.Time-time.Since(r.budget.begun))
-		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(ReasonTime, "%s are over", r.limits.Time))
+		left := max(0, limit-time.Since(r.budget.begun))
+		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(ReasonTime, "%s are over", limit))
 		stop = cancel
 	}
 	go func() {
@@ -174,7 +175,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
-		Run: r.id, Reason: ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Dir: r.dir,
+		Run: r.id, Reason: ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir,
 		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
 	}
 	if r.coverage != nil {

@@ -19,30 +19,41 @@ type Command struct {
 	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
 	Args  []string
 	Shell string
-	Env   map[string]string // on top of the sandbox's
-	Dir   string            // empty: the sandbox's
-
-	Stdin  io.Reader // nil: none; one that blocks may be left in its Read when the command has ended, so no two commands should share it
-	Stdout io.Writer // nil: only what the verdict keeps
-	Stderr io.Writer
+	Dir   string // empty: the sandbox's, or the home directory of User
 
 	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
 	PTY *Size
 	// Resize changes the terminal's size.
 	Resize <-chan Size
 
-	Timeout   time.Duration // 0: DefaultTimeout; NoTimeout: none
-	KillGrace time.Duration // 0: DefaultKillGrace
-	// KillSurvivors ends what the command leaves running.
+	// RunOptions apply as they are described there; the environment has the trace of ctx as TRACEPARENT.
+	RunOptions
+}
+
+// RunOptions are what a Cell and a Command have in common.
+type RunOptions struct {
+	ID  string            // names the operation; empty: chosen for you
+	Env map[string]string // on top of the sandbox's
+	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. The limits are
+	// the same for another user, except that each user may have as many processes as the limit says. Root is CodeInvalidRequest. Where
+	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
+	User string
+
+	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
+	Stdout io.Writer // nil: only what the verdict keeps
+	Stderr io.Writer
+
+	Timeout   time.Duration // 0: DefaultTimeout; NoLimit: none
+	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
+	// KillSurvivors kills processes that are left running at the end.
 	KillSurvivors bool
-	// Detach lets it go on when this program's connection is lost.
+	// Detach keeps it running when this program's connection is lost.
 	Detach bool
 
 	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
 	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
 
-	ID string // names the operation; empty: chosen for you
-	// Metadata comes back in the verdict. The trace of ctx is added to it, and to the command's environment as TRACEPARENT.
+	// Metadata is returned in the verdict, with the trace of ctx added.
 	Metadata map[string]string
 }
 
@@ -55,7 +66,7 @@ const maxInline = 1 << 20
 // maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
 
-// checkRequest refuses a request that would not fit, and an environment that no process can have.
+// checkRequest rejects a request that would not fit, and an environment that no process can have.
 func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
 	for k, v := range env {
 		if !goodVariable(k, v) {
@@ -83,34 +94,33 @@ func checkRequest(op string, args []string, env, metadata map[string]string, oth
 	return nil
 }
 
-// Run runs a command to its end. When ctx ends, the command is cancelled, with
-// everything it started, and the verdict says so; err is not nil only when there is
-// no verdict to give.
+// Run runs a command to its end. When ctx ends, the command is cancelled, with everything it started, and the verdict reports it; err
+// is not nil only when there is no verdict.
 func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	req, err := s.exec(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	return s.converse(ctx, conversation{
-		op: "run command", id: req.Id, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}},
-		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, grace: time.Duration(req.GraceNs), input: req.Stdin || req.Pty,
+		RunOptions: c.RunOptions, op: "run command", opts: req.Options, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}}, resize: c.Resize,
+		input: req.Options.Stdin || req.Pty,
 	})
 }
 
-// Start runs a command in the background and gives its id as soon as it runs. It goes on when
-// this program ends; Follow, Signal and Operations find it. Stdin is not read.
+// Start runs a command in the background and returns its id as soon as it runs. The command continues when this program ends; Follow,
+// Signal and Operations find it. Stdin is not read.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Stdin != nil || c.PTY != nil {
 		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
 	}
 	if c.Timeout == 0 {
-		c.Timeout = NoTimeout
+		c.Timeout = NoLimit
 	}
 	req, err := s.exec(ctx, c)
 	if err != nil {
 		return "", err
 	}
-	req.Background, req.Detach, req.Stream = true, true, false
+	req.Background, req.Options.Detach, req.Options.Stream = true, true, false
 	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Exec{Exec: req}})
 	if err != nil {
 		return "", s.explain("start command", err)
@@ -118,7 +128,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if v := f.GetVerdict(); v != nil {
 		return "", &Error{Code: CodeStartFailed, Op: "start command", Message: v.StartError}
 	}
-	return req.Id, nil
+	return req.Options.Id, nil
 }
 
 func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
@@ -130,72 +140,77 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
-	l, err := common(c.Timeout, c.KillGrace, DefaultKillGrace, c.InlineBytes, c.SpoolBytes)
+	opts, err := s.wireOptions(c.RunOptions, "c", DefaultKillGrace)
 	if err != nil {
 		return nil, err
 	}
-	req := &wire.Exec{
-		Id: c.ID, Shell: []byte(c.Shell), Dir: []byte(c.Dir), Stdin: c.Stdin != nil, TimeoutNs: l.timeout, GraceNs: l.grace,
-		Stream: c.Stdout != nil || c.Stderr != nil, Detach: c.Detach, KillSurvivors: c.KillSurvivors,
-		InlineBytes: l.inline, SpoolBytes: l.spool, Metadata: c.Metadata,
-	}
-	if req.Id == "" {
-		req.Id = s.newID("c")
-	}
-	for _, a := range c.Args {
-		req.Argv = append(req.Argv, []byte(a))
-	}
-	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
-		req.Env = append(req.Env, []byte(k+"="+c.Env[k]))
-	}
+	req := &wire.Exec{Options: opts, Argv: byteSlices(c.Args), Shell: []byte(c.Shell), Dir: []byte(c.Dir)}
 	if c.PTY != nil {
 		req.Pty, req.Rows, req.Cols = true, uint32(max(1, c.PTY.Rows)), uint32(max(1, c.PTY.Cols))
 	}
 	return req, nil
 }
 
-type commonLimits struct{ timeout, grace, inline, spool int64 }
-
-func common(timeout, grace, defaultGrace time.Duration, inline, spool int64) (commonLimits, error) {
-	l := commonLimits{timeout: int64(timeout), grace: int64(grace), inline: inline, spool: spool}
+// wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
+func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
+	if _, err := ParseUser(o.User); err != nil {
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
+	}
+	w := &wire.RunOptions{
+		Id: o.ID, User: o.User, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
+		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
+	}
 	switch {
-	case timeout == NoTimeout:
-		l.timeout = 0
-	case timeout == 0:
-		l.timeout = int64(DefaultTimeout)
-	case timeout < 0:
-		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("a timeout of %s", timeout)}
+	case o.Timeout == NoLimit:
+		w.TimeoutNs = 0
+	case o.Timeout == 0:
+		w.TimeoutNs = int64(DefaultTimeout)
+	case o.Timeout < 0:
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid timeout %s", o.Timeout)}
 	}
-	if grace == 0 {
-		l.grace = int64(defaultGrace)
+	if o.KillGrace < 0 || o.InlineBytes < 0 || o.InlineBytes > maxInline {
+		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", o.KillGrace, o.InlineBytes)}
 	}
-	if grace < 0 || inline < 0 || inline > maxInline {
-		return l, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", grace, inline)}
+	if o.KillGrace == 0 {
+		w.GraceNs = int64(defaultGrace)
 	}
-	if inline == 0 {
-		l.inline = DefaultInlineBytes
+	if o.InlineBytes == 0 {
+		w.InlineBytes = DefaultInlineBytes
 	}
-	if spool == 0 {
-		l.spool = DefaultSpoolBytes
+	if o.SpoolBytes == 0 {
+		w.SpoolBytes = DefaultSpoolBytes
 	}
-	l.spool = max(0, l.spool)
-	return l, nil
+	w.SpoolBytes = max(0, w.SpoolBytes)
+	if w.Id == "" {
+		w.Id = s.newID(prefix)
+	}
+	for _, k := range slices.Sorted(maps.Keys(o.Env)) {
+		w.Env = append(w.Env, []byte(k+"="+o.Env[k]))
+	}
+	return w, nil
+}
+
+func byteSlices(texts []string) [][]byte {
+	var out [][]byte
+	for _, t := range texts {
+		out = append(out, []byte(t))
+	}
+	return out
 }
 
 // conversation is one cell or command while it runs, seen from the host.
 type conversation struct {
-	op, id         string
-	req            *wire.Request
-	more           func(st *wire.Stream) error // sends what did not fit into the request
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	display        func(Bundle)
-	resize         <-chan Size
-	grace          time.Duration
-	input          bool
+	RunOptions
+	op      string
+	opts    *wire.RunOptions // as sent, so with the defaults
+	req     *wire.Request
+	more    func(st *wire.Stream) error // sends what did not fit into the request
+	display func(Bundle)
+	resize  <-chan Size
+	input   bool
 }
 
-// converse sends the request and listens until the verdict.
+// converse sends the request and receives frames until the verdict.
 func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
@@ -215,7 +230,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	over := make(chan struct{})
 	defer close(over)
 	stop := context.AfterFunc(ctx, func() {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+c.grace)
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verdictWait+time.Duration(c.opts.GraceNs))
 		defer cancel()
 		if c.cancel(cctx, client) {
 			select {
@@ -236,7 +251,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		}
 	}
 	if c.input {
-		defer feed(st, c.stdin, c.resize)()
+		defer feed(st, c.Stdin, c.resize)()
 	}
 	var writeErr error
 	for {
@@ -249,9 +264,9 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		}
 		switch b := f.Body.(type) {
 		case *wire.Frame_Output:
-			w := c.stdout
+			w := c.Stdout
 			if b.Output.Stream == 2 {
-				w = c.stderr
+				w = c.Stderr
 			}
 			if w != nil && writeErr == nil {
 				_, writeErr = w.Write(b.Output.Data)
@@ -282,16 +297,16 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	}
 }
 
-// cancel ends it in the guest, and reports whether there will be a verdict. It travels on a stream of its own: that of the call may
+// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a stream of its own: that of the call may
 // be full of output.
 func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
-	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.id, Cancel: true}}})
+	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.opts.Id, Cancel: true}}})
 	e, ok := errors.AsType[*host.Error](err)
 	return err == nil || ok && e.Code == "not_found"
 }
 
-// abandon cancels what was given up while it was being sent. The guest may get to know it only now, so
-// once is not enough.
+// abandon cancels an operation whose request was abandoned while it was being sent. The guest may receive the request only now, so once
+// is not enough.
 func (c conversation) abandon(client *host.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), verdictWait)
 	defer cancel()
@@ -307,8 +322,8 @@ func (c conversation) abandon(client *host.Client) {
 	}
 }
 
-// feed carries input and sizes to the guest until the returned function is called. A
-// reader that blocks for ever is left behind: Go cannot interrupt it.
+// feed sends input and sizes to the guest until the returned function is called. A reader that blocks for ever keeps its goroutine: Go
+// cannot interrupt it.
 func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 	done := make(chan struct{})
 	if stdin != nil {
@@ -390,15 +405,15 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 type FollowOptions struct {
 	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
 	Stdout, Stderr             io.Writer
-	// NoWait gives what is there now. If the operation still runs there is no verdict: Follow then gives nil and no error.
+	// NoWait returns what is there now. If the operation still runs there is no verdict: Follow then returns nil and no error.
 	NoWait bool
-	// Skipped hears of bytes that are no longer kept.
+	// Skipped is called for bytes that are no longer kept.
 	Skipped func(stream int, bytes int64)
 }
 
-// Follow gives an operation's output from absolute offsets on, and its verdict once it
-// has ended. It may be called again and again, also after Attach. When ctx ends the operation goes on.
-// With NoWait both results are nil while the operation runs; otherwise exactly one is.
+// Follow writes an operation's output from absolute offsets on, and returns its verdict once it has ended. It may be called again and
+// again, also after Attach. When ctx ends the operation continues. With NoWait both results are nil while the operation runs;
+// otherwise exactly one is.
 func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
 	st, err := s.guest().Open(ctx, &wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
 		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,
@@ -443,9 +458,14 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	}
 }
 
-// Signal sends a signal to an operation's main process and its group, or with tree to everything it started.
-func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error {
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: tree}}})
+// SignalOptions says which processes of an operation a signal is sent to.
+type SignalOptions struct {
+	Tree bool // everything the operation started, not only its main process and that one's group
+}
+
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
 	return s.explain("signal", err)
 }
 

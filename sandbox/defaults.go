@@ -1,6 +1,14 @@
 package sandbox
 
-import "time"
+import (
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
+
+// NoLimit switches a limit off: a timeout, a lifetime, a retention, a budget. Zero asks for the default instead.
+// It is untyped, so that it fits durations, counts and amounts of money alike.
+const NoLimit = v1.NoLimit
 
 // The defaults of every sandbox. They stand here and nowhere else; each can be
 // set in a Spec, a Command or a Cell.
@@ -28,6 +36,3 @@ const (
 	// MaxEnv bounds a sandbox's environment: each program that starts there gets it, and Linux gives 2 MiB to all its arguments.
 	MaxEnv = 128 << 10
 )
-
-// NoTimeout lets a command or cell run until it ends.
-const NoTimeout time.Duration = -1

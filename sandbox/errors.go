@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 )
 
@@ -107,10 +108,20 @@ func (e *Error) Error() string {
 // Unwrap gives the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is matches another *Error by code alone.
+// Is matches another *Error by code alone, and the errors of package fs that mean the same as a code.
 func (e *Error) Is(target error) bool {
-	t, ok := target.(*Error)
-	return ok && t.Code == e.Code
+	if t, ok := target.(*Error); ok {
+		return t.Code == e.Code
+	}
+	switch e.Code {
+	case CodeFileNotFound:
+		return target == fs.ErrNotExist
+	case CodeFileExists:
+		return target == fs.ErrExist
+	case CodeFilePermission:
+		return target == fs.ErrPermission
+	}
+	return false
 }
 
 // CodeOf gives the code of the outermost *Error in err's chain, or CodeInternal;

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"testing"
 )
 
@@ -34,6 +35,18 @@ func TestErrorsMatchByCode(t *testing.T) {
 		t.Error("it matches the sentinel of another code")
 	case !errors.Is(err, io.EOF):
 		t.Error("its cause is not found")
+	}
+}
+
+func TestFileErrorsMatchThoseOfPackageFS(t *testing.T) {
+	sentinels := []error{fs.ErrNotExist, fs.ErrExist, fs.ErrPermission}
+	for want, code := range []Code{CodeFileNotFound, CodeFileExists, CodeFilePermission} {
+		err := fmt.Errorf("wrapped: %w", &Error{Code: code})
+		for i, sentinel := range sentinels {
+			if got := errors.Is(err, sentinel); got != (i == want) {
+				t.Errorf("%s matches %v: %t", code, sentinel, got)
+			}
+		}
 	}
 }
 

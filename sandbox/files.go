@@ -14,19 +14,21 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Files reads and writes the files of a sandbox, with the rights of the user that code
-// runs as there. Paths are absolute, or relative to the root it was made with, and cannot
-// leave that root, whatever links lie there. Names are bytes: they may hold anything but NUL.
-type Files struct {
+// files is the FileSystem of a sandbox.
+type files struct {
 	s    *Sandbox
 	root string
 }
 
-// Files gives access to the whole file system of the sandbox.
-func (s *Sandbox) Files() *Files { return &Files{s: s} }
+var _ FileSystem = (*files)(nil)
 
-// Below gives access that is confined to a directory.
-func (f *Files) Below(dir string) *Files { return &Files{s: f.s, root: path.Join("/", f.root, dir)} }
+// Files returns the whole file system of the sandbox.
+func (s *Sandbox) Files() FileSystem { return &files{s: s} }
+
+// Below implements FileSystem.
+func (f *files) Below(dir string) FileSystem {
+	return &files{s: f.s, root: path.Join("/", f.root, dir)}
+}
 
 // FileInfo describes a file.
 type FileInfo struct {
@@ -47,13 +49,13 @@ func fileInfo(w *wire.FileInfo) *FileInfo {
 	}
 }
 
-// Read copies a regular file to w.
-func (f *Files) Read(ctx context.Context, name string, w io.Writer) (*FileInfo, error) {
+// Read implements FileSystem.
+func (f *files) Read(ctx context.Context, name string, w io.Writer) (*FileInfo, error) {
 	return f.ReadRange(ctx, name, 0, 0, w)
 }
 
-// ReadRange copies limit bytes from offset on; limit 0: up to the size the file has at the beginning.
-func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*FileInfo, error) {
+// ReadRange implements FileSystem.
+func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*FileInfo, error) {
 	end, err := f.download(ctx, "read file", &wire.Request{Call: &wire.Request_FileRead{FileRead: &wire.FileRead{
 		Root: []byte(f.root), Path: []byte(name), Offset: offset, Limit: limit,
 	}}}, w)
@@ -63,8 +65,8 @@ func (f *Files) ReadRange(ctx context.Context, name string, offset, limit int64,
 	return fileInfo(end.GetFile()), nil
 }
 
-// ReadAll gives a whole file; it refuses one of more than 64 MiB.
-func (f *Files) ReadAll(ctx context.Context, name string) ([]byte, error) {
+// ReadAll implements FileSystem.
+func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	const most = 64 << 20
 	var b bytes.Buffer
 	info, err := f.ReadRange(ctx, name, 0, most, &b)
@@ -85,11 +87,10 @@ type WriteOptions struct {
 	Append    bool        // add to the end, not atomically
 }
 
-// Write makes or replaces a file, whole or not at all. It has read r for the last time when it returns, but for one Read that did not return within a second
-// of a failure, or when ctx ended.
-func (f *Files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
+// Write implements FileSystem.
+func (f *files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
-		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append, Size: -1,
+		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append,
 	}}}, r)
 	if err != nil {
 		return nil, err
@@ -97,14 +98,14 @@ func (f *Files) Write(ctx context.Context, name string, r io.Reader, opts WriteO
 	return fileInfo(end.GetFile()), nil
 }
 
-// WriteAll is Write for what is in memory.
-func (f *Files) WriteAll(ctx context.Context, name string, data []byte, opts WriteOptions) error {
+// WriteAll implements FileSystem.
+func (f *files) WriteAll(ctx context.Context, name string, data []byte, opts WriteOptions) error {
 	_, err := f.Write(ctx, name, bytes.NewReader(data), opts)
 	return err
 }
 
-// Stat describes a file; a symbolic link is not followed.
-func (f *Files) Stat(ctx context.Context, name string) (*FileInfo, error) {
+// Stat implements FileSystem.
+func (f *files) Stat(ctx context.Context, name string) (*FileInfo, error) {
 	end, err := f.call(ctx, "stat", &wire.Request{Call: &wire.Request_FileStat{FileStat: &wire.FileStat{Root: []byte(f.root), Path: []byte(name)}}})
 	if err != nil {
 		return nil, err
@@ -116,15 +117,18 @@ func (f *Files) Stat(ctx context.Context, name string) (*FileInfo, error) {
 type ListOptions struct {
 	Recursive bool
 	Depth     int // with Recursive; 0: all
+	// Unreadable, if not nil, counts up for each entry that could not be looked at and each directory that could not be entered: the
+	// listing lacks them.
+	Unreadable *int64
 }
 
-// List gives the entries of a directory, sorted by name, page by page behind the scenes.
-func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error] {
+// List implements FileSystem.
+func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error] {
 	return func(yield func(*FileInfo, error) bool) {
-		after := []byte(nil)
+		after := ""
 		for {
-			page, next, err := f.page(ctx, name, opts, after, listPage)
-			for _, i := range page {
+			page, err := f.Page(ctx, name, opts, after, listPage)
+			for _, i := range page.Files {
 				if !yield(i, nil) {
 					return
 				}
@@ -133,10 +137,10 @@ func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 				yield(nil, err)
 				return
 			}
-			if len(next) == 0 {
+			if page.Next == "" {
 				return
 			}
-			after = next
+			after = page.Next
 		}
 	}
 }
@@ -144,59 +148,64 @@ func (f *Files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 // listPage is how many entries List asks for at a time.
 const listPage = 1000
 
-// Page gives at most limit entries of a directory behind after, which is empty for the first page and then the next of the page before;
-// an empty next says that there is no more. Entries made or removed between two pages neither repeat nor hide others.
-func (f *Files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (page []*FileInfo, next string, err error) {
-	if limit < 1 {
-		return nil, "", &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
-	}
-	page, rest, err := f.page(ctx, name, opts, []byte(after), min(limit, listPage))
-	return page, string(rest), err
+// FilePage is a part of a directory.
+type FilePage struct {
+	Files      []*FileInfo
+	Next       string // names the page after this one; empty: this is the last
+	Unreadable int64  // entries of this page that could not be looked at, and directories that could not be entered
 }
 
-func (f *Files) page(ctx context.Context, name string, opts ListOptions, after []byte, limit int) ([]*FileInfo, []byte, error) {
+// Page implements FileSystem. With an error the page has what came before it.
+func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error) {
+	var page FilePage
+	if limit < 1 {
+		return page, &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
+	}
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
-		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(limit), After: after,
+		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(min(limit, listPage)), After: []byte(after),
 	}}})
 	if err != nil {
-		return nil, nil, f.s.explain("list files", err)
+		return page, f.s.explain("list files", err)
 	}
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
-	var page []*FileInfo
 	for {
 		fr, err := host.Receive(st)
 		if err != nil {
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
-			return page, nil, f.s.explain("list files", err)
+			return page, f.s.explain("list files", err)
 		}
 		if i := fr.GetFile(); i != nil {
-			page = append(page, fileInfo(i))
+			page.Files = append(page.Files, fileInfo(i))
 		}
 		if fr.Last {
 			st.Release()
-			return page, fr.GetListed().GetNext(), nil
+			page.Next, page.Unreadable = string(fr.GetListed().GetNext()), fr.GetListed().GetUnreadable()
+			if opts.Unreadable != nil {
+				*opts.Unreadable += page.Unreadable
+			}
+			return page, nil
 		}
 	}
 }
 
-// Mkdir makes a directory, with its parents if asked.
-func (f *Files) Mkdir(ctx context.Context, name string, parents bool) error {
-	_, err := f.call(ctx, "make directory", &wire.Request{Call: &wire.Request_FileMkdir{FileMkdir: &wire.FileMkdir{Root: []byte(f.root), Path: []byte(name), Parents: parents}}})
+// Mkdir implements FileSystem.
+func (f *files) Mkdir(ctx context.Context, name string, opts MkdirOptions) error {
+	_, err := f.call(ctx, "make directory", &wire.Request{Call: &wire.Request_FileMkdir{FileMkdir: &wire.FileMkdir{Root: []byte(f.root), Path: []byte(name), Parents: opts.Parents}}})
 	return err
 }
 
-// Move renames; with exclusive it never replaces.
-func (f *Files) Move(ctx context.Context, from, to string, exclusive bool) error {
-	_, err := f.call(ctx, "move", &wire.Request{Call: &wire.Request_FileMove{FileMove: &wire.FileMove{Root: []byte(f.root), From: []byte(from), To: []byte(to), Exclusive: exclusive}}})
+// Move implements FileSystem.
+func (f *files) Move(ctx context.Context, from, to string, opts MoveOptions) error {
+	_, err := f.call(ctx, "move", &wire.Request{Call: &wire.Request_FileMove{FileMove: &wire.FileMove{Root: []byte(f.root), From: []byte(from), To: []byte(to), Exclusive: opts.Exclusive}}})
 	return err
 }
 
-// Remove removes a file, a link or an empty directory, or with recursive a whole tree.
-func (f *Files) Remove(ctx context.Context, name string, recursive bool) error {
-	_, err := f.call(ctx, "remove", &wire.Request{Call: &wire.Request_FileRemove{FileRemove: &wire.FileRemove{Root: []byte(f.root), Path: []byte(name), Recursive: recursive}}})
+// Remove implements FileSystem.
+func (f *files) Remove(ctx context.Context, name string, opts RemoveOptions) error {
+	_, err := f.call(ctx, "remove", &wire.Request{Call: &wire.Request_FileRemove{FileRemove: &wire.FileRemove{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}}})
 	return err
 }
 
@@ -208,9 +217,9 @@ type FileEvent struct {
 	From string // of a rename
 }
 
-// Watch tells of changes below a path until ctx ends or fn gives an error.
-func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(FileEvent) error) error {
-	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: recursive}}})
+// Watch implements FileSystem.
+func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn func(FileEvent) error) error {
+	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}}})
 	if err != nil {
 		return f.s.explain("watch", err)
 	}
@@ -237,7 +246,7 @@ func (f *Files) Watch(ctx context.Context, name string, recursive bool, fn func(
 	}
 }
 
-// TarStats says what an archive did.
+// TarStats is what was packed or unpacked.
 type TarStats struct {
 	Entries, Bytes int64
 	Skipped        []TarNote // devices, FIFOs, sockets; at most 1000 are named
@@ -256,8 +265,8 @@ type TarOptions struct {
 	Exclusive            bool  // never replace a file
 }
 
-// Upload unpacks a tar stream into a directory, and nowhere else. It reads r as Write does.
-func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error) {
+// Upload implements FileSystem.
+func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error) {
 	end, err := f.upload(ctx, "unpack", &wire.Request{Call: &wire.Request_TarIn{TarIn: &wire.TarIn{
 		Root: []byte(f.root), Path: []byte(dir), MaxBytes: opts.MaxBytes, MaxEntries: opts.MaxEntries, Parents: opts.Parents, Exclusive: opts.Exclusive,
 	}}}, r)
@@ -267,8 +276,8 @@ func (f *Files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOpt
 	return tarStats(end.GetTar()), nil
 }
 
-// Download writes files and directories as a tar stream.
-func (f *Files) Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error) {
+// Download implements FileSystem.
+func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error) {
 	req := &wire.TarOut{Root: []byte(f.root)}
 	for _, n := range names {
 		req.Paths = append(req.Paths, []byte(n))
@@ -291,13 +300,13 @@ func tarStats(t *wire.TarStats) *TarStats {
 	return s
 }
 
-func (f *Files) call(ctx context.Context, op string, req *wire.Request) (*wire.Frame, error) {
+func (f *files) call(ctx context.Context, op string, req *wire.Request) (*wire.Frame, error) {
 	fr, err := f.s.guest().Call(ctx, req)
 	return fr, f.s.explain(op, err)
 }
 
 // download copies the data frames of a call to w and gives its last frame.
-func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io.Writer) (*wire.Frame, error) {
+func (f *files) download(ctx context.Context, op string, req *wire.Request, w io.Writer) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
 		return nil, f.s.explain(op, err)
@@ -327,12 +336,12 @@ func (f *Files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
-// that gives nothing to hear that it is not wanted.
+// lastRead is how long the reader of a write that has failed may take to return. One that blocks longer is left in its Read: the caller
+// must not wait for a source that yields nothing to learn that its write has failed.
 const lastRead = time.Second
 
 // upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side.
-func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
+func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
 		return nil, f.s.explain(op, err)
@@ -348,7 +357,7 @@ func (f *Files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	if !reading {
 		err = <-sent
 	}
-	// What is known now is the reason. Whatever happens to the reader and to ctx later is not.
+	// The reason is what is known now, not what happens to the reader and to ctx later.
 	switch e := unread.Load(); {
 	case err == nil:
 		st.Release()

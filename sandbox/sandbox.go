@@ -154,7 +154,7 @@ func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 
 func identity(m Machine) *wire.Identity {
 	spec := m.Spec()
-	id := &wire.Identity{SandboxId: m.ID(), Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation(), Shell: spec.Shell}
+	id := &wire.Identity{Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation(), Shell: spec.Shell}
 	if id.Hostname == "" {
 		id.Hostname = m.ID()
 	}

@@ -162,13 +162,13 @@ func TestRequestsThatDoNotFitAreTooLarge(t *testing.T) {
 	for name, err := range map[string]error{
 		"a script":                run(Command{Shell: large}),
 		"arguments":               run(Command{Args: []string{"echo", half, half}}),
-		"an environment":          run(Command{Shell: "true", Env: map[string]string{"A": half, "B": half}}),
-		"metadata":                run(Command{Shell: "true", Metadata: map[string]string{"a": large}}),
-		"all together":            run(Command{Shell: half, Metadata: map[string]string{"a": half}}),
+		"an environment":          run(Command{Shell: "true", RunOptions: RunOptions{Env: map[string]string{"A": half, "B": half}}}),
+		"metadata":                run(Command{Shell: "true", RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
+		"all together":            run(Command{Shell: half, RunOptions: RunOptions{Metadata: map[string]string{"a": half}}}),
 		"arguments of a cell":     cell(Cell{Args: []string{large}}),
-		"environment of a cell":   cell(Cell{Env: map[string]string{"A": large}}),
-		"metadata of a cell":      cell(Cell{Metadata: map[string]string{"a": large}}),
-		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, false),
+		"environment of a cell":   cell(Cell{RunOptions: RunOptions{Env: map[string]string{"A": large}}}),
+		"metadata of a cell":      cell(Cell{RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
+		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, MkdirOptions{}),
 	} {
 		if CodeOf(err) != CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
 			t.Errorf("%s: %.200v", name, err)

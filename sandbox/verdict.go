@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
 // Ending is what ended a cell or command.
@@ -13,9 +15,9 @@ type Ending string
 // The ways to end.
 const (
 	EndedExit      Ending = "exit"      // by itself; ExitCode says how
-	EndedSignal    Ending = "signal"    // by a signal that nobody asked us to send
+	EndedSignal    Ending = "signal"    // by a signal that the caller did not ask for
 	EndedTimeout   Ending = "timeout"   // its time was up
-	EndedCancelled Ending = "cancelled" // its caller gave up on it
+	EndedCancelled Ending = "cancelled" // its caller cancelled it
 	EndedMemory    Ending = "memory"    // it reached the memory limit
 	EndedKilled    Ending = "killed"    // by a signal the caller asked for
 	EndedStart     Ending = "start"     // it never ran: not found (127) or not executable (126)
@@ -46,13 +48,13 @@ type Verdict struct {
 	// were ended by us. At most 64 are listed, SurvivorsTotal counts them all.
 	Survivors      []Process `json:"survivors,omitempty"`
 	SurvivorsTotal int       `json:"survivors_total,omitempty"`
-	// StateKept says, for a cell, that the interpreter and its variables live on.
+	// StateKept reports, for a cell, that the interpreter and its variables live on.
 	StateKept bool `json:"state_kept"`
-	// StateLostBefore says that the interpreter had died since the cell before, so that this one began without its variables.
+	// StateLostBefore reports that the interpreter had died since the cell before, so that this one began without its variables.
 	StateLostBefore bool `json:"state_lost_before,omitempty"`
 	// Error is the exception of a cell, nil for none.
 	Error *CellError `json:"error,omitempty"`
-	// StartError says why a command never ran.
+	// StartError is why a command never ran.
 	StartError string `json:"start_error,omitempty"`
 	// Displays are what a cell showed, in order; Result is the value of its last expression.
 	Displays        []Bundle          `json:"displays,omitempty"`
@@ -64,8 +66,8 @@ type Verdict struct {
 // OK reports a natural end with exit code 0.
 func (v *Verdict) OK() bool { return v.Ended == EndedExit && v.ExitCode == 0 }
 
-// Status is the exit status a shell would give: the command's own, 124 for a
-// time-out, 128 and the signal's number for a signal, 130 for a cancel.
+// Status is the exit status a shell would report: the command's own, 124 for a timeout, 128 and the signal's number for a signal, 130
+// for a cancel.
 func (v *Verdict) Status() int {
 	switch v.Ended {
 	case EndedTimeout:
@@ -81,7 +83,7 @@ func (v *Verdict) Status() int {
 	}
 }
 
-// String says in one line what ended it.
+// String returns in one line what ended it.
 func (v *Verdict) String() string {
 	switch v.Ended {
 	case EndedTimeout:
@@ -96,6 +98,7 @@ func (v *Verdict) String() string {
 		return "ended by " + signalName(v.Signal)
 	case EndedStart:
 		return "did not start: " + v.StartError
+	case EndedExit:
 	}
 	return fmt.Sprintf("exit status %d", v.ExitCode)
 }
@@ -115,7 +118,7 @@ func (o Output) Kept() int64 { return int64(len(o.Head) + len(o.Tail)) }
 // Cut is the number of bytes missing between Head and Tail.
 func (o Output) Cut() int64 { return o.Produced - o.Kept() }
 
-// String gives what was kept, with a line that says what is missing and where it is.
+// String returns what was kept, with a line that says what is missing and where it is.
 func (o Output) String() string {
 	if o.Cut() <= 0 {
 		return string(o.Head) + string(o.Tail)
@@ -148,10 +151,10 @@ type Bundle struct {
 	Metadata json.RawMessage            `json:"metadata,omitempty"`
 }
 
-// Text gives the text/plain format, or "".
+// Text returns the text/plain format, or "".
 func (b *Bundle) Text() string { return b.Format("text/plain") }
 
-// Format gives a format that is a string, or "".
+// Format returns a format that is a string, or "".
 func (b *Bundle) Format(mime string) string {
 	if b == nil {
 		return ""
@@ -161,4 +164,66 @@ func (b *Bundle) Format(mime string) string {
 		return ""
 	}
 	return s
+}
+
+var endings = map[wire.Ending]Ending{
+	wire.Ending_ENDING_EXIT:      EndedExit,
+	wire.Ending_ENDING_SIGNAL:    EndedSignal,
+	wire.Ending_ENDING_TIMEOUT:   EndedTimeout,
+	wire.Ending_ENDING_CANCELLED: EndedCancelled,
+	wire.Ending_ENDING_MEMORY:    EndedMemory,
+	wire.Ending_ENDING_START:     EndedStart,
+	wire.Ending_ENDING_KILLED:    EndedKilled,
+}
+
+// verdict converts what the guest has sent.
+func verdict(w *wire.Verdict) *Verdict {
+	v := &Verdict{
+		ID:              w.Id,
+		Ended:           endings[w.Ending],
+		ExitCode:        int(w.ExitCode),
+		Signal:          syscall.Signal(w.Signal),
+		Stdout:          output(w.Stdout),
+		Stderr:          output(w.Stderr),
+		Started:         time.Unix(0, w.StartedUnixNs),
+		Wall:            time.Duration(w.WallNs),
+		CPU:             time.Duration(w.CpuNs),
+		PeakMemory:      w.PeakMemory,
+		MemoryKills:     int(w.MemoryKills),
+		SurvivorsTotal:  int(w.SurvivorsTotal),
+		StateKept:       w.StateKept,
+		StateLostBefore: w.StateLostBefore,
+		StartError:      w.StartError,
+		DisplaysDropped: int(w.DisplaysDropped),
+		Metadata:        w.Metadata,
+	}
+	for _, p := range w.Survivors {
+		v.Survivors = append(v.Survivors, Process{PID: int(p.Pid), Command: p.Command, Killed: p.Killed})
+	}
+	if e := w.CellError; e != nil {
+		v.Error = &CellError{Name: e.Name, Value: e.Value, Traceback: e.Traceback, Line: int(e.Line)}
+	}
+	for i, raw := range w.Displays {
+		b, err := decodeBundle(raw)
+		if err != nil {
+			v.DisplaysDropped++
+			continue
+		}
+		if w.HasResult && i == len(w.Displays)-1 {
+			v.Result = &b
+		} else {
+			v.Displays = append(v.Displays, b)
+		}
+	}
+	return v
+}
+
+func output(k *wire.Kept) Output {
+	return Output{Produced: k.GetProduced(), Head: k.GetHead(), Tail: k.GetTail(), File: k.GetFile(), InFile: k.GetFileBytes()}
+}
+
+func decodeBundle(raw []byte) (Bundle, error) {
+	var b Bundle
+	err := json.Unmarshal(raw, &b)
+	return b, err
 }

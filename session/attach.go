@@ -8,15 +8,16 @@ import (
 )
 
 const (
-	// heldWait is how long a sandbox may be held by the attachment before. One that broke is let go of in its own time, and a sandbox that
-	// is being made keeps its maker attached until it has settled.
+	// heldWait is how long a sandbox may be busy with an earlier connection: a broken one takes its time to close, and a
+	// new sandbox keeps its creator's open for a moment.
 	heldWait = 5 * time.Second
-	// heldPause is the time between two looks whether it still is.
+	// heldPause is the time between two attempts.
 	heldPause = 20 * time.Millisecond
 )
 
-// attach attaches a sandbox that we may have let go of only now. Whoever else holds it does so for longer: then it is busy.
-func attach(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+// attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the connection before may not be
+// closed yet.
+func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
 	for end := time.Now().Add(heldWait); ; {
 		sb, err := sandbox.Attach(ctx, b, id)
 		if sandbox.CodeOf(err) != sandbox.CodeBusy || time.Now().After(end) {
@@ -29,3 +30,131 @@ func attach(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox
 		}
 	}
 }
+
+// awaitSandbox returns the sandbox, and attaches, wakes or waits for it if need be.
+func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
+	for {
+		s.mu.Lock()
+		if err := s.refusal(time.Now()); err != nil {
+			s.mu.Unlock()
+			return nil, err
+		}
+		sb, changing, changed := s.attachment.usable(), s.attachment.changing(), s.attachment.changed
+		s.mu.Unlock()
+		if sb != nil {
+			return sb, nil
+		}
+		if !changing {
+			if err := s.ensureAttached(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, cancelled("wait for session", ctx.Err())
+		case <-s.m.ctx.Done():
+			return nil, errClosing
+		}
+	}
+}
+
+// alive reports whether a sandbox is not known to have ended.
+func alive(sb *sandbox.Sandbox) bool {
+	select {
+	case <-sb.Gone():
+		return false
+	default:
+		return true
+	}
+}
+
+// ensureAttached attaches or wakes the sandbox of a session that has none attached.
+func (s *Session) ensureAttached(ctx context.Context) error {
+	if err := s.acquireTurn(ctx); err != nil {
+		return err
+	}
+	defer s.releaseTurn()
+	s.mu.Lock()
+	sb, state, id := s.attachment.sandbox, s.rec.State, s.rec.Sandbox
+	s.mu.Unlock()
+	ctx = context.WithoutCancel(ctx) // other calls wait for it, too
+	switch {
+	case sb != nil || !state.Live() || state == Paused || state == Lost:
+		return nil // another call was faster, or the state has changed
+	case state == Hibernated:
+		return s.wake(ctx)
+	case id != "":
+		return s.attach(ctx, id)
+	}
+	return &sandbox.Error{Code: sandbox.CodeInternal, Op: "use session", Message: "the session has no sandbox"}
+}
+
+// attach attaches the sandbox of the record.
+//
+// Preconditions: the turn is held.
+func (s *Session) attach(ctx context.Context, id string) error {
+	b, err := s.backend()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	defer cancel()
+	defer context.AfterFunc(s.m.ctx, cancel)() // a backend that stalls must not keep the manager from closing
+	sb, err := attachSandbox(ctx, b, id)
+	if err == nil {
+		s.adopt(sb, true, nil)
+		return nil
+	}
+	if s.m.ctx.Err() != nil {
+		return errClosing
+	}
+	if !isGone(err) {
+		return err
+	}
+	if asleep, err := s.findHibernation(ctx, b); asleep || err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.markLost(err)
+	s.mu.Unlock()
+	s.m.begin(func() { s.restoreLost(b, id) })
+	return nil
+}
+
+// adopt attaches the session to a sandbox, and calls change under the same lock. If used is set, operations may run
+// in the sandbox; they are listed before a call can start one, so that no call's own is taken for a background
+// command.
+func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
+	var running []sandbox.Operation
+	var err error
+	if used {
+		running, err = s.runningOperations(sb)
+	}
+	s.mu.Lock()
+	sb.OnHostCall(s.handler)
+	if s.rec.Sandbox != sb.ID() {
+		s.rec.Incidents = nil // they were those of another sandbox
+	}
+	s.attachment.adopt(sb, err == nil) // without an answer, anything may run
+	s.rec.Sandbox, s.dirty = sb.ID(), true
+	if change != nil {
+		change()
+	}
+	s.trackFound(sb, running)
+	s.mu.Unlock()
+	sb.OnIncident(func(i sandbox.Incident) { s.onIncident(sb, i) })
+	s.m.begin(func() { s.watch(sb) })
+}
+
+// illegalTransition logs a transition of an attachment that is not in the table. It is a bug, and panics in tests.
+func (m *Manager) illegalTransition(s *Session, from, to attachmentState) {
+	if panicOnIllegalTransition {
+		panic("attachment of session " + s.key.String() + " goes from " + string(from) + " to " + string(to))
+	}
+	m.log.ErrorContext(m.ctx, "illegal transition of an attachment", "session", s.key.String(), "from", string(from), "to", string(to))
+}
+
+// panicOnIllegalTransition is set by tests.
+var panicOnIllegalTransition bool

@@ -73,7 +73,7 @@ func (d *distant) deafen(s *Session) *sandbox.Sandbox {
 	_ = m.Machine.Stream().Close() // that it fails to answer is what is wanted
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sb
+	return s.attachment.sandbox
 }
 
 func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
@@ -216,7 +216,7 @@ func TestASandboxThatDoesNotAnswerIsKeptWhileItsBackendIsAway(t *testing.T) {
 	s := k.open("work")
 	py(t, s, "x = 41")
 	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
-	s.suspect(d.deafen(s))
+	s.checkConnection(d.deafen(s))
 	want(t, "state", string(s.Info().State), string(Ready))
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
@@ -271,7 +271,7 @@ func (k *bench) part(s *Session, d *distant) {
 	await(k.t, "it is let go of", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.sb == nil
+		return s.attachment.sandbox == nil
 	})
 }
 
@@ -318,9 +318,9 @@ func TestASessionOfASilentBackend(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.record.Backend = c.backend
 			s := k.m.newSession(c.record)
-			kept := s.reconcile(&found{silent: map[string]bool{name: true}}, nil)
-			if kept != c.kept || s.reviving != c.reviving || s.rec.State != c.record.State {
-				t.Errorf("kept %t, restored %t, %s", kept, s.reviving, s.rec.State)
+			kept := s.reconcile(&inventory{silent: map[string]bool{name: true}}, nil)
+			if restoring := s.attachment.isRestoring(); kept != c.kept || restoring != c.reviving || s.rec.State != c.record.State {
+				t.Errorf("kept %t, restored %t, %s", kept, restoring, s.rec.State)
 			}
 		})
 	}
@@ -347,12 +347,12 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 	s = k.get("work")
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
-	if err := s.take(t.Context()); err != nil { // so that nobody looks for it
+	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it
 		t.Fatal(err)
 	}
 	hush(nil)
 	c, err := k.m.GC(t.Context()) // which does not know either whether it sleeps
-	s.give()
+	s.releaseTurn()
 	if err != nil || c.Snapshots != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}

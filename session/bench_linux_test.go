@@ -40,7 +40,7 @@ func BenchmarkCell(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	sb := s.sb
+	sb := s.attachment.sandbox
 	for name, f := range map[string]func(context.Context, sandbox.Cell) (*sandbox.Verdict, error){"sandbox": sb.Cell, "session": s.Cell} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
@@ -61,19 +61,19 @@ func BenchmarkManager(b *testing.B) {
 	}
 	v := &sandbox.Verdict{ID: "x1", Ended: sandbox.EndedExit}
 	for b.Loop() {
-		if err := s.count(true, true); err != nil {
+		if err := s.beginUse(true, true); err != nil {
 			b.Fatal(err)
 		}
-		leave, err := s.join(b.Context(), defaultContext)
+		leave, err := s.enterQueue(b.Context(), defaultContext)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.ready(b.Context()); err != nil {
+		if _, err := s.awaitSandbox(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		leave()
-		s.uncount(true, 0)
-		s.ran(b.Context(), "cell", "1+1", judged{}, time.Now(), v, nil)
+		s.endUse(true, 0)
+		s.recordRun(b.Context(), "cell", "1+1", judged{}, time.Now(), v, nil)
 	}
 }
 
@@ -164,12 +164,12 @@ func BenchmarkWake(b *testing.B) {
 	b.Run("bare", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			snap, err := s.sb.Snapshot(b.Context(), sandbox.SnapshotOptions{})
+			snap, err := s.attachment.sandbox.Snapshot(b.Context(), sandbox.SnapshotOptions{})
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.StartTimer()
-			sb, err := sandbox.Restore(b.Context(), s.sb.Backend(), snap, sandbox.RestoreOptions{})
+			sb, err := sandbox.Restore(b.Context(), s.attachment.sandbox.Backend(), snap, sandbox.RestoreOptions{})
 			if err != nil {
 				b.Fatal(err)
 			}

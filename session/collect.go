@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// collectAge is how old an image or a sandbox that this manager made must be before it can be taken for left over: it may be about to
-	// tell the store.
+	// collectAge is how old an image or a sandbox of this manager must be before it counts as left over: a younger one may
+	// be about to be written to the store.
 	collectAge = 10 * time.Minute
-	// repliesKept is how long answers to idempotent requests are kept.
+	// repliesKept is how long replies to idempotent requests are kept.
 	repliesKept = 24 * time.Hour
 )
 
 // Collected is what GC removed.
 type Collected struct {
-	Sessions  int   `json:"sessions"`  // records of ended ones
-	Snapshots int   `json:"snapshots"` // named ones of forgotten sessions, and images without a name
+	Sessions  int   `json:"sessions"`  // records of ended sessions
+	Snapshots int   `json:"snapshots"` // of removed sessions, and images without a name
 	Strays    int   `json:"strays"`    // sandboxes of no session
 	Entries   int   `json:"entries"`   // of the audit log
 	Bytes     int64 `json:"bytes"`     // of images
 }
 
-// lateLooks are the pauses before a new manager looks once more for what its predecessor left. A backend that is a service of its own
-// finishes what a killed manager has asked it for, also after the first look: an image, a container.
+// lateLooks are the pauses before a new manager collects again what its predecessor left. A backend that is a service
+// of its own finishes what a killed manager asked for, an image or a container, even after the first inventory.
 var lateLooks = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
 
-// lookAgain removes what came late.
-func (m *Manager) lookAgain() {
+// collectLate removes what an earlier manager left behind and what appeared after the inventory.
+func (m *Manager) collectLate() {
 	for _, pause := range lateLooks {
 		select {
 		case <-m.ctx.Done():
@@ -39,37 +39,39 @@ func (m *Manager) lookAgain() {
 		case <-time.After(pause):
 		}
 		var c Collected
-		err := errors.Join(m.collectImages(m.ctx, &c, m.others), m.collectStrays(m.ctx, &c, m.others))
+		err := errors.Join(m.collectImages(m.ctx, &c, m.madeByEarlierManager), m.collectStrays(m.ctx, &c, m.madeByEarlierManager))
 		if err != nil && m.ctx.Err() == nil {
 			m.log.WarnContext(m.ctx, "what an earlier manager may have left could not be looked for", "error", err)
 		}
 	}
 }
 
-// others says of the labels of an image or a sandbox that an earlier manager of this instance made it.
-func (m *Manager) others(labels map[string]string, _ time.Time) bool {
+// madeByEarlierManager reports whether the labels of an image or a sandbox are those of an earlier manager of this
+// instance.
+func (m *Manager) madeByEarlierManager(labels map[string]string, _ time.Time) bool {
 	return labels[labelInstance] == m.instance && labels[labelMaker] != m.maker
 }
 
-// old says that it is ours and that nobody is about to tell the store of it.
-func (m *Manager) old(labels map[string]string, made time.Time) bool {
-	return m.others(labels, made) || labels[labelInstance] == m.instance && time.Since(made) >= collectAge
+// removable reports whether an image or a sandbox is ours, and not about to be written to the store.
+func (m *Manager) removable(labels map[string]string, made time.Time) bool {
+	return m.madeByEarlierManager(labels, made) || labels[labelInstance] == m.instance && time.Since(made) >= collectAge
 }
 
-// GC removes what nothing needs: records past their retention, snapshots nobody names, strays.
+// GC removes what is no longer needed: records past their retention, images without a snapshot, strays.
 func (m *Manager) GC(ctx context.Context) (Collected, error) {
 	var c Collected
 	var errs []error
 	for _, f := range []func(context.Context, *Collected) error{m.collectRecords, m.collectLog} {
 		errs = append(errs, f(ctx, &c))
 	}
-	errs = append(errs, m.collectImages(ctx, &c, m.old), m.collectStrays(ctx, &c, m.old))
+	errs = append(errs, m.collectImages(ctx, &c, m.removable), m.collectStrays(ctx, &c, m.removable))
 	return c, errors.Join(errs...)
 }
 
+// retention returns the time before which something is removed; ok is false if it is kept for ever.
 func retention(set, otherwise time.Duration) (time.Time, bool) {
 	switch set {
-	case None:
+	case sandbox.NoLimit:
 		return time.Time{}, false
 	case 0:
 		set = otherwise
@@ -77,7 +79,7 @@ func retention(set, otherwise time.Duration) (time.Time, bool) {
 	return time.Now().Add(-set), true
 }
 
-// collectRecords forgets sessions that ended long ago, with the snapshots they left, unless a live session has taken their name.
+// collectRecords removes sessions that ended long ago, with their snapshots, unless a live session has the same key.
 func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 	before, ok := retention(m.opts.RecordsKept, DefaultRecordsKept)
 	if !ok {
@@ -114,11 +116,11 @@ func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 	return nil
 }
 
-// collectImages removes images that may be left over and that nobody needs.
+// collectImages removes images that are not needed.
 func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
-		list, err := asked(ctx, b, m.opts.searchWait, b.Snapshots)
+		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil {
 			if !errors.Is(err, sandbox.ErrNotSupported) {
 				errs = append(errs, err)
@@ -130,12 +132,12 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 			return err
 		}
 		for _, i := range list {
-			if !may(i.Labels, i.Created) || needed[imageRef(i)] > 0 || m.sleptIn(i) {
+			if !may(i.Labels, i.Created) || needed[imageRef(i)] > 0 || m.imageInUse(i) {
 				continue
 			}
 			gone, err := m.removeImage(ctx, i)
 			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
-				errs = append(errs, err) // the next one would be waited for in vain, too
+				errs = append(errs, err) // the next image would time out, too
 				break
 			}
 			if gone {
@@ -147,11 +149,11 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 	return errors.Join(errs...)
 }
 
-// collectStrays ends sandboxes that may be left over and belong to nobody.
+// collectStrays ends sandboxes that belong to no session.
 func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
-		list, err := asked(ctx, b, m.opts.searchWait, b.List)
+		list, err := askBackend(ctx, b, m.opts.searchWait, b.List)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -161,7 +163,7 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			live[s.id] = s
 		}
 		for _, i := range list {
-			if !may(i.Labels, i.Created) || m.wanted(i, live[i.Labels[labelSessionID]]) {
+			if !may(i.Labels, i.Created) || m.belongs(i, live[i.Labels[labelSessionID]]) {
 				continue
 			}
 			err := m.endStray(ctx, i)
@@ -170,15 +172,16 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			}
 			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
 				errs = append(errs, err)
-				break // it would be the same with the others
+				break // the next one would time out, too
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// wanted says whether a sandbox belongs to somebody: to this manager's pool, or to the live session whose id it bears, if there is one.
-func (m *Manager) wanted(i sandbox.Info, s *Session) bool {
+// belongs reports whether a sandbox belongs to this manager's pool, or to the live session whose id it bears, if
+// there is one.
+func (m *Manager) belongs(i sandbox.Info, s *Session) bool {
 	ours := i.Labels[labelMaker] == m.maker
 	if s == nil {
 		return ours && i.Labels[labelSessionID] == ""
@@ -186,21 +189,21 @@ func (m *Manager) wanted(i sandbox.Info, s *Session) bool {
 	return ours || s.claims(i.ID)
 }
 
-// claims says whether a sandbox that an earlier manager made for the session is its own, or may turn out to be. Otherwise it never will:
-// whatever else the session gets is made by this manager.
+// claims reports whether a sandbox that an earlier manager made for the session is its own, or may turn out to be.
+// Any other never will: a later sandbox of the session is made by this manager.
 func (s *Session) claims(id string) bool {
 	select {
 	case s.turn <- struct{}{}:
-		defer s.give()
+		defer s.releaseTurn()
 	default:
-		return true // somebody is changing the sandbox, and the next look tells
+		return true // the sandbox is being changed, and the next collection decides
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.unsure || s.rec.Sandbox == "" || s.rec.Sandbox == id
+	return s.attachment.isUnknown() || s.rec.Sandbox == "" || s.rec.Sandbox == id
 }
 
-// collectLog trims what only grows.
+// collectLog trims the audit log, replies and tokens.
 func (m *Manager) collectLog(ctx context.Context, c *Collected) error {
 	var errs []error
 	if before, ok := retention(m.opts.AuditKept, DefaultAuditKept); ok {

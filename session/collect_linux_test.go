@@ -60,12 +60,14 @@ func TestWhoseASandboxIs(t *testing.T) {
 			var s *Session
 			if c.record != nil {
 				s = m.newSession(*c.record)
-				s.unsure = c.unsure
+				if c.unsure {
+					s.attachment.markUnknown()
+				}
 				if c.busy {
 					s.turn <- struct{}{}
 				}
 			}
-			if m.wanted(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
+			if m.belongs(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
 				t.Errorf("belongs to somebody: %t", !c.belongs)
 			}
 		})

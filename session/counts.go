@@ -7,14 +7,15 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// counts tells how often sessions have entered each state, and what ended cells and commands.
+// counts counts how often sessions entered each state, and how operations ended.
 type counts struct {
+	// mu guards the fields below.
 	mu   sync.Mutex
-	n    map[State]int64 // guarded by mu
-	ends map[Ends]int64  // guarded by mu
+	n    map[State]int64
+	ends map[Ends]int64
 }
 
-// Ends is a kind of operation, cell, command or background, and what ended those that are counted.
+// Ends is a kind of operation (cell, command or background) and how it ended.
 type Ends struct {
 	Kind  string
 	Ended sandbox.Ending
@@ -29,7 +30,7 @@ func (c *counts) end(e Ends) {
 	c.ends[e]++
 }
 
-// Ended tells how many cells and commands have ended since the manager was made, whoever asked for them, by what ended them.
+// Ended returns how many operations have ended since the manager started, by kind and ending.
 func (m *Manager) Ended() map[Ends]int64 {
 	m.counts.mu.Lock()
 	defer m.counts.mu.Unlock()
@@ -45,7 +46,7 @@ func (c *counts) add(s State) {
 	c.n[s]++
 }
 
-// Entered tells how often sessions have entered each state since the manager was made: how many hibernated, were lost, expired.
+// Entered returns how often sessions have entered each state since the manager started.
 func (m *Manager) Entered() map[State]int64 {
 	m.counts.mu.Lock()
 	defer m.counts.mu.Unlock()

@@ -25,13 +25,16 @@ var notOnContainers = left(map[string][]string{
 	},
 	"a snapshot of a container holds no memory, so its session cannot be forked": {"TestForksAreLiveCopies", "TestForksAreMadeAtOnce"},
 	"it is about the local backend":                                              {"TestABackendWithoutSnapshots"},
-	"it needs neither sandbox nor manager":                                       {"TestASleeperKeepsLittle", "TestASpoolThatCannotBeOpenedSaysWhy", "TestSpool", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs"},
+	"it needs neither sandbox nor manager": {
+		"TestASleeperKeepsLittle", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs",
+		"TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode", "TestEveryChangeOfAnAttachmentIsInTheTable",
+		"TestWhatHappensDuringAReservationIsKept", "TestCallsWaitOnlyForWhatChangesByItself", "TestSomethingMayRunUntilItIsKnown",
+	},
 })
 
-// onRunsc are the tests that run with gVisor's runtime too: those in which a container is made, found again, snapshot, paused, ended or taken away in
-// another way. The others do with a container only what these do, and what they are about, the manager, does not know of runtimes; all of them would take
-// some minutes more.
-var onRunsc = []string{
+// onContainers are the tests in which a container is made, found again, snapshot, paused, ended or taken away in a way of its own. The other tests
+// do with a container only what these do; what they are about, the manager, is the same on every backend.
+var onContainers = []string{
 	"TestStateStaysBetweenCallsAndManagers", "TestManyOpensAndEndsOfOneKey", "TestAPoolServesSessions", "TestWhatRunsIsNotReaped", "TestVarsAndAuditLog",
 	"TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne", "TestPauseAndResume", "TestEndFreesTheKeyAtOnce", "TestEndIsHeardByEverythingThatRuns",
 	"TestAKillAtAnyMomentLosesNothing", "TestWhatComesLateFromAKilledManagerGoes", "TestWhatIsNotOursIsLeftAlone",
@@ -39,6 +42,12 @@ var onRunsc = []string{
 	"TestASandboxThatHangsIsReplaced", "TestACallInASandboxThatHangsIsToldSo", "TestASandboxInWhichACommandRunsMayMissPings",
 	"TestDockerSessionsSleepNotAndEndWhenIdle", "TestDockerSnapshotsHoldFiles", "TestDockerTwoManagersOnOneEngine", "TestDockerSessionsWhoseContainerWasTaken",
 	"TestDockerSessionsWhoseContainerWasRenamed",
+}
+
+// onRunsc are the tests among them in which gVisor as the engine's runtime may behave differently from the engine's own.
+var onRunsc = []string{
+	"TestStateStaysBetweenCallsAndManagers", "TestPauseAndResume", "TestEndIsHeardByEverythingThatRuns", "TestALostSandboxIsRestoredAndTheCallerTold",
+	"TestASandboxThatHangsIsReplaced", "TestDockerSnapshotsHoldFiles", "TestDockerSessionsWhoseContainerWasTaken",
 }
 
 // left gives each test its reason.
@@ -69,8 +78,10 @@ func TestOnDocker(t *testing.T) {
 			return b.ImportHost(ctx, dockertest.Image)
 		},
 	})
-	t.Run("runc", func(t *testing.T) { dockertest.Rerun(t, dockertest.Suite{Left: notOnContainers}) })
-	t.Run("runsc", func(t *testing.T) { dockertest.Rerun(t, dockertest.Suite{Runtime: "runsc", Tests: onRunsc}) })
+	t.Run("runc", func(t *testing.T) { dockertest.Rerun(t, dockertest.Suite{Left: notOnContainers, Differ: onContainers}) })
+	t.Run("runsc", func(t *testing.T) {
+		dockertest.Rerun(t, dockertest.Suite{Runtime: "runsc", Tests: onContainers, Differ: onRunsc})
+	})
 }
 
 var dockerBackends struct {
@@ -119,11 +130,11 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 	want(t, "x + 1 after that", py(t, s, "x + 1"), "42")
 	_, err := s.Fork(t.Context(), 1, nil)
 	wantCode(t, "fork", err, sandbox.CodeNotSupported)
-	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond}})
+	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}})
+	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +142,7 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
 		t.Errorf("reason %q", r)
 	}
-	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Policy: Policy{TTL: 50 * time.Millisecond}})
+	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: 50 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +160,7 @@ func TestDockerSnapshotsHoldFiles(t *testing.T) {
 		t.Errorf("snapshot %+v", snap)
 	}
 	py(t, s, "open('f', 'w').write('two')")
-	other, _, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{From: "work@one"})
+	other, _, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Settings: Settings{From: "work@one"}})
 	if err != nil {
 		t.Fatal(err)
 	}

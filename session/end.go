@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"sync"
 	"syscall"
@@ -11,13 +10,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// goneEvery is the time between two looks whether a process that was asked to end has done so.
+// goneEvery is the time between two checks whether a process has ended.
 const goneEvery = 20 * time.Millisecond
 
-func joined(errs ...error) error { return errors.Join(errs...) }
-
-// End ends it: SIGTERM to everything that runs in it, what ended commands have left behind included, EndGrace, SIGKILL. Its key is free at
-// once. Ending twice is no error. One that is paused hears nothing and is killed.
+// End ends the session: SIGTERM to everything that runs in it, including what ended commands left behind, EndGrace,
+// SIGKILL. Its key is free at once. Ending twice is no error. A paused session is killed without SIGTERM.
 func (s *Session) End(ctx context.Context, reason string) error {
 	if reason == "" {
 		reason = "by its owner"
@@ -26,8 +23,8 @@ func (s *Session) End(ctx context.Context, reason string) error {
 	return err
 }
 
-// finish takes a session to its last state, if it still may, and has everything of it removed in the background. Once the store
-// knows, its key is free.
+// finish moves a session to a final state if may allows it, and removes everything of it in the background. Its key
+// is free once the store is written.
 func (s *Session) finish(ctx context.Context, last State, reason string, may func() bool) (bool, error) {
 	s.mu.Lock()
 	if !s.rec.State.Live() || !may() {
@@ -35,7 +32,7 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 		return false, nil
 	}
 	before := s.rec.State
-	if !s.become(last, reason) {
+	if !s.setState(last, reason) {
 		s.mu.Unlock()
 		return false, nil
 	}
@@ -45,11 +42,11 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 	ctx = context.WithoutCancel(ctx)
 	err := s.save(ctx)
 	if err != nil {
-		s.m.owe(s, s.save)
+		s.m.deferWrite(s, s.save)
 	}
 	failpoint("end.saved")
-	// Begun before the manager forgets the session: who closes it waits for one or the other. A manager that is being closed already leaves it
-	// to the next, which finds a stray.
+	// Begun before the manager forgets the session, because Close waits for sessions and background work. A manager that is
+	// leaving does not begin it, and the next one finds a stray.
 	s.m.begin(func() { <-s.freed; s.dispose(before) })
 	s.m.forget(s)
 	close(s.freed)
@@ -60,34 +57,33 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 	return true, err
 }
 
-// dispose removes what an ended session has: its sandbox, the image it slept in.
+// dispose removes the sandbox and the hibernation image of an ended session.
 func (s *Session) dispose(before State) {
 	defer close(s.disposed)
-	s.turn <- struct{}{} // for good
+	s.turn <- struct{}{} // never released
 	s.mu.Lock()
-	sb, id, image, name := s.sb, s.rec.Sandbox, s.rec.Hibernation, s.rec.Backend
-	s.sb = nil
+	sb, id, image, name := s.attachment.detach(), s.rec.Sandbox, s.rec.Hibernation, s.rec.Backend
 	s.events.ring = nil
 	s.mu.Unlock()
 	b := s.m.known(name)
 	if sb == nil && id != "" && b != nil && before != Paused && before != Lost {
-		sb = s.reach(b, id)
+		sb = s.attachEnded(b, id)
 	}
 	var err error
 	switch {
 	case sb != nil:
-		if before != Paused { // who is frozen hears nothing
+		if before != Paused { // a frozen process does not handle signals
 			s.terminate(sb)
 		}
 		failpoint("end.terminated")
 		err = sb.Close()
 	case id != "" && b != nil:
-		ctx, cancel := s.m.parting()
+		ctx, cancel := s.m.cleanupContext()
 		err = b.Stop(ctx, id)
 		cancel()
 	}
 	failpoint("end.stopped")
-	ctx, cancel := s.m.parting() // however long that took
+	ctx, cancel := s.m.cleanupContext() // a new one, however long that took
 	defer cancel()
 	if err != nil {
 		s.m.log.WarnContext(ctx, "sandbox of an ended session is left for the next look at strays", "session", s.key.String(), "sandbox", id, "error", err)
@@ -96,7 +92,7 @@ func (s *Session) dispose(before State) {
 	s.mu.Lock()
 	s.rec.Sandbox, s.rec.Hibernation = "", nil
 	s.mu.Unlock()
-	_ = s.save(ctx) // told there; recovery finds out by itself
+	_ = s.save(ctx) // it is logged, and recovery needs no record
 	if image != nil {
 		s.m.dropImage(ctx, image)
 	}
@@ -105,30 +101,31 @@ func (s *Session) dispose(before State) {
 	}
 }
 
-// parting gives time for a last thing, also to a manager that is being closed.
-func (m *Manager) parting() (context.Context, context.CancelFunc) {
+// cleanupContext returns a context for a last clean-up, even of a manager that is closing.
+func (m *Manager) cleanupContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(m.ctx), stopWait)
 }
 
-// reach gives the sandbox of an ended session to which nobody was attached, or nil: what runs in it shall hear of the end, too.
-func (s *Session) reach(b sandbox.Backend, id string) *sandbox.Sandbox {
+// attachEnded attaches the detached sandbox of an ended session, so that what runs in it gets SIGTERM. It returns nil
+// if that fails.
+func (s *Session) attachEnded(b sandbox.Backend, id string) *sandbox.Sandbox {
 	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+s.m.opts.endGrace)
 	defer cancel()
-	sb, err := attach(ctx, b, id)
+	sb, err := attachSandbox(ctx, b, id)
 	if err != nil {
-		return nil // it has gone, or does not answer: then it is killed
+		return nil // it is gone, or does not answer, and is killed
 	}
 	return sb
 }
 
-// terminate asks everything that runs to end, and waits for that as long as it may take. The guest has as long to say what runs. A manager
-// that is being closed does not wait.
+// terminate sends SIGTERM to everything that runs, and waits until it has ended, for EndGrace at most. A manager that
+// is closing does not wait.
 func (s *Session) terminate(sb *sandbox.Sandbox) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.endGrace)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
 	if err != nil {
-		return // it has gone, or does not answer: then it is killed
+		return // it is gone, or does not answer, and is killed
 	}
 	contexts, err := sb.Contexts(ctx)
 	if err != nil {
@@ -139,11 +136,11 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	var wg sync.WaitGroup
 	for _, t := range trees(ops, contexts) {
 		wg.Go(func() {
-			if sb.Signal(grace, t.op, syscall.SIGTERM, true) != nil {
+			if sb.Signal(grace, t.op, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}) != nil {
 				return
 			}
 			if t.running {
-				_, _ = sb.Follow(grace, t.op, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd}) // its end is all that matters
+				_, _ = sb.Follow(grace, t.op, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd}) // only its end matters
 			}
 			awaitGone(grace, sb, t.pids)
 		})
@@ -151,15 +148,16 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	wg.Wait()
 }
 
-// tree is what one operation can be signalled with: a command and what it has started, or an interpreter and what its cells have.
+// tree is what one operation can signal: a command and what it started, or an interpreter and what its cells started.
 type tree struct {
 	op      string
 	running bool
-	pids    []int // those known of, beside the operation's own
+	pids    []int // known processes beside the operation's own
 }
 
-// trees finds everything that can still be signalled, once each: a second SIGTERM means haste to many programs. A command that has ended is
-// among them if it left something behind, and an interpreter as long as one of its cells is remembered.
+// trees returns everything that can still be signalled, once each, because many programs take a second SIGTERM for
+// impatience. It includes an ended command that left processes behind, and an interpreter as long as one of its cells
+// is remembered.
 func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 	var out []tree
 	of := map[string]*tree{} // by context
@@ -172,12 +170,12 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 			t = &tree{}
 		}
 		if t == nil {
-			continue // its interpreter has gone, and all that it had started
+			continue // its interpreter has ended, with all that it started
 		}
 		if o.Kind == "cell" && o.PID == 0 {
 			continue // it never had an interpreter, and cannot be signalled
 		}
-		if !t.running { // the latest: one before it may have had another interpreter
+		if !t.running { // the latest cell: an earlier one may have had another interpreter
 			t.op, t.running = o.ID, o.Running
 		}
 		if o.Verdict != nil {
@@ -199,13 +197,13 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 	return out
 }
 
-// awaitGone waits until the sandbox no longer has any of these processes.
+// awaitGone waits until none of these processes exists in the sandbox.
 func awaitGone(ctx context.Context, sb *sandbox.Sandbox, pids []int) {
 	for _, pid := range pids {
 		for {
 			_, err := sb.Files().Stat(ctx, "/proc/"+strconv.Itoa(pid))
 			if err != nil {
-				break // it has ended, or the time is up, or nobody answers any more
+				break // it has ended, or the time is up, or the sandbox is gone
 			}
 			select {
 			case <-time.After(goneEvery):

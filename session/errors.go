@@ -21,7 +21,7 @@ const (
 	CodeLimit          sandbox.Code = "session_limit" // snapshots, output
 	CodeNoExtension    sandbox.Code = "no_extension_left"
 	CodePaused         sandbox.Code = "session_paused"
-	CodeMoved          sandbox.Code = "session_moved" // away from the sandbox that was used
+	CodeMoved          sandbox.Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotName   sandbox.Code = "snapshot_not_found"
 	CodeSnapshotExists sandbox.Code = "snapshot_exists"
 	CodeVarUnknown     sandbox.Code = "variable_not_found"
@@ -32,7 +32,7 @@ const (
 	CodeRefused                     = gate.CodeRefused
 )
 
-// errClosing is what everybody hears once the manager has been given up.
+// errClosing is the error of every call after the manager was detached or closed.
 var errClosing = &sandbox.Error{Code: CodeClosing, Op: "use session", Message: "the session manager is being closed", Remedy: "ask its successor; sessions live on", Retry: true}
 
 func notFound(key Key) error {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"encoding/json"
 	"iter"
 	"time"
 
@@ -9,22 +10,23 @@ import (
 )
 
 const (
-	// ringSize is how many events of a session are in memory. Those of operations are nowhere else: the audit log has them.
+	// ringSize is how many events of a session are in memory. Events of operations are only there; the audit log has the
+	// operations.
 	ringSize = 256
-	// seqGap is by how much a restart skips numbers, so that one that was never written is not given twice.
+	// seqGap is by how much a restart increases numbers, so that one that was never written is not used twice.
 	seqGap = 1 << 20
 )
 
-// events of a session. Its fields are guarded by the session's mu.
+// events are the events of a session. The session's mu guards them.
 type events struct {
-	seq   int64
-	ring  []Event
-	heard chan struct{} // closed at the next event; nil: nobody listens
+	seq  int64
+	ring []Event
+	more chan struct{} // closed at the next event; nil: nobody waits for one
 }
 
-// emit adds an event. With keep set it goes to the store too.
+// emit adds an event. If keep is set, it is also written to the store.
 //
-// Preconditions: mu is held.
+// Preconditions: s.mu is held.
 func (s *Session) emit(e Event, keep bool) {
 	s.events.seq++
 	e.Seq, e.Time, e.Session = s.events.seq, time.Now().UTC(), s.key.Name
@@ -32,19 +34,19 @@ func (s *Session) emit(e Event, keep bool) {
 		s.events.ring = append(s.events.ring[:0], s.events.ring[ringSize/4:]...)
 	}
 	s.events.ring = append(s.events.ring, e)
-	if s.events.heard != nil {
-		close(s.events.heard)
-		s.events.heard = nil
+	if s.events.more != nil {
+		close(s.events.more)
+		s.events.more = nil
 	}
 	if !keep {
 		return
 	}
 	if row, err := encodeEvent(s.id, e); err == nil { // plain data
-		s.m.journal.event(row)
+		s.m.journal.AddEvent(row)
 	}
 }
 
-// after gives the events in memory behind seq, and what is closed when there are more.
+// after returns the events in memory after seq, and a channel that is closed when there are more.
 func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan struct{}, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,20 +59,26 @@ func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan stru
 	if len(s.events.ring) > 0 {
 		oldest = s.events.ring[0].Seq
 	}
-	if s.events.heard == nil {
-		s.events.heard = make(chan struct{})
+	if s.events.more == nil {
+		s.events.more = make(chan struct{})
 	}
-	return list, oldest, s.events.heard, !s.rec.State.Live()
+	return list, oldest, s.events.more, !s.rec.State.Live()
 }
 
-// Events gives what happened after seq, and goes on until ctx ends or the session does if follow is set. Of operations only the latest
-// are remembered; the audit log has them all.
-func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq2[Event, error] {
+// EventsOptions chooses events.
+type EventsOptions struct {
+	After  int64 // events with a larger Seq
+	Follow bool  // continue with later events until ctx or the session ends
+}
+
+// Events iterates over the events of the session. Only the latest operations are remembered; the audit log has all.
+func (s *Session) Events(ctx context.Context, o EventsOptions) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
+		after := o.After
 		checked := int64(-1)
 		for {
 			list, oldest, more, over := s.after(after)
-			// What memory no longer holds is in the store, also for a listener too slow for the ring.
+			// Older events are in the store. A slow reader may need them, too.
 			if after+1 < oldest && oldest != checked {
 				checked = oldest
 				old, err := s.m.storedEvents(ctx, s.id, after, oldest)
@@ -89,7 +97,7 @@ func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq
 			if len(list) > 0 {
 				continue
 			}
-			if !follow || over {
+			if !o.Follow || over {
 				return
 			}
 			select {
@@ -104,9 +112,9 @@ func (s *Session) Events(ctx context.Context, after int64, follow bool) iter.Seq
 	}
 }
 
-// storedEvents reads events between two numbers.
+// storedEvents reads the events between two numbers from the store.
 func (m *Manager) storedEvents(ctx context.Context, id string, after, before int64) ([]Event, error) {
-	if err := m.journal.flush(ctx); err != nil {
+	if err := m.journal.Flush(ctx); err != nil {
 		return nil, err
 	}
 	rows, err := m.store.Events(ctx, id, after, 0)
@@ -128,7 +136,7 @@ func (m *Manager) storedEvents(ctx context.Context, id string, after, before int
 }
 
 func decodeEvent(r store.Event) (e Event, err error) {
-	err = unmarshal(r.Data, &e)
+	err = json.Unmarshal(r.Data, &e)
 	e.Seq = r.Seq
 	return e, err
 }

@@ -11,10 +11,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// MaxForks is how many copies can be asked for at once.
+// MaxForks is how many copies Fork makes at most.
 const MaxForks = 64
 
-// Fork makes n new sessions, live copies with variables included, named by names or NAME-1, NAME-2, …. All are made, or none.
+// Fork creates n sessions that are live copies, variables included, named by names or NAME-1, NAME-2, …. All are
+// created, or none.
 func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, error) {
 	forks, err := s.fork(ctx, n, names)
 	s.audit(ctx, Entry{Action: "fork", Detail: fmt.Sprint(n), Error: errorCode(err)})
@@ -36,7 +37,7 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	if forks, err := s.m.forksBy(ctx); len(forks) > 0 || err != nil {
 		return forks, err
 	}
-	if err := s.made(ctx); err != nil {
+	if err := s.awaitCreated(ctx); err != nil {
 		return nil, err
 	}
 	b, err := s.backend()
@@ -46,26 +47,26 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
 		return nil, backend.NotSupported(b.Name(), "fork: its snapshots hold no memory, so a copy would not be alive", "for its files alone, save a snapshot and open another session from it")
 	}
-	if err := s.count(true, false); err != nil {
+	if err := s.beginUse(true, false); err != nil {
 		return nil, err
 	}
-	defer s.uncount(true, 0)
+	defer s.endUse(true, 0)
 	vars, err := s.m.store.Vars(ctx, s.id)
 	if err != nil {
 		return nil, err
 	}
-	forks, err := s.reserve(ctx, n, names)
+	forks, err := s.reserveKeys(ctx, n, names)
 	if err != nil {
 		return nil, err
 	}
-	ctx = context.WithoutCancel(ctx) // the copies have begun, and others may wait for them already
-	image, release, err := s.image(ctx, kindFork)
+	ctx = context.WithoutCancel(ctx) // the copies hold their keys, and calls may wait for them
+	image, release, err := s.takeImage(ctx, kindFork)
 	if err != nil {
 		abandon(ctx, forks, err)
 		return nil, err
 	}
 	failpoint("fork.written")
-	err = makeForks(ctx, forks, image, vars)
+	err = createForks(ctx, forks, image, vars)
 	release()
 	if err != nil {
 		abandon(ctx, forks, err)
@@ -74,57 +75,57 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	return forks, nil
 }
 
-// makeForks makes the copies, all or none. Nobody gets at one of them before all are made, nor does the store promise one.
+// createForks creates the copies, all or none. None can be used, and none is in the store as created, before all are.
 //
-// Preconditions: the turns are taken; on success they are given here.
-func makeForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot, vars map[string]string) error {
+// Preconditions: the turns are held; on success they are released here.
+func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot, vars map[string]string) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(forks))
 	for i, f := range forks {
-		wg.Go(func() { errs[i] = f.makeFork(ctx, image, vars) })
+		wg.Go(func() { errs[i] = f.createFork(ctx, image, vars) })
 	}
 	wg.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
 		return errs[i]
 	}
 	failpoint("fork.made")
-	if err := forks[0].m.announce(ctx, forks...); err != nil {
+	if err := forks[0].m.publish(ctx, forks...); err != nil {
 		return err
 	}
 	for _, f := range forks {
-		close(f.making)
-		f.give()
+		close(f.created)
+		f.releaseTurn()
 	}
 	return nil
 }
 
-// makeFork makes the sandbox of one copy.
+// createFork creates the sandbox of one copy.
 //
-// Preconditions: the turn is taken.
-func (s *Session) makeFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
+// Preconditions: the turn is held.
+func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	stop := context.AfterFunc(s.m.ctx, cancel)
 	defer stop()
-	return s.makeCopy(ctx, image, vars)
+	return s.createFromImage(ctx, image, vars)
 }
 
-// abandon undoes what there is of copies that could not all be made.
+// abandon undoes the creation of copies.
 //
-// Preconditions: the turns are taken; they are given here.
+// Preconditions: the turns are held; they are released here.
 func abandon(ctx context.Context, forks []*Session, err error) {
 	var wg sync.WaitGroup
 	for _, f := range forks {
 		wg.Go(func() {
-			f.abortMaking(ctx, err)
-			f.give()
+			f.abortCreation(ctx, err)
+			f.releaseTurn()
 		})
 	}
 	wg.Wait()
 }
 
-// reserve takes the keys of n copies, all or none.
-func (s *Session) reserve(ctx context.Context, n int, names []string) ([]*Session, error) {
+// reserveKeys takes the keys of n copies, all or none.
+func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Session, error) {
 	s.mu.Lock()
 	proto := s.rec
 	s.mu.Unlock()
@@ -161,7 +162,7 @@ func (s *Session) reserve(ctx context.Context, n int, names []string) ([]*Sessio
 			ID: newID(), Key: key, State: Creating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
 			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
 		})
-		forks[i].turn <- struct{}{} // makeForks or abandon gives it
+		forks[i].turn <- struct{}{} // createForks or abandon releases it
 		s.m.live[key] = forks[i]
 	}
 	return forks, nil

@@ -37,8 +37,7 @@ func tinyDisk(t *testing.T) string {
 // journal writes nothing meanwhile, because it would free the room of what it has written.
 func (k *bench) fill() {
 	k.t.Helper()
-	k.m.journal.flushMu.Lock()
-	defer k.m.journal.flushMu.Unlock()
+	defer k.m.journal.Pause()()
 	f, err := os.OpenFile(filepath.Join(k.dir, "filler"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		k.t.Fatal(err)

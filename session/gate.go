@@ -9,31 +9,31 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// MetaGate is the key of a verdict's metadata under which the gate's warning stands.
+// MetaGate is the key of the gate's warning in a verdict's metadata.
 const MetaGate = "recluse.gate"
 
-// forgetter is a gate that counts the tries of sessions.
+// forgetter is a gate that counts the attempts of a session.
 type forgetter interface {
 	Forget(tenant, session string)
 }
 
-// judged is what the gate has said about a piece of code.
+// judged is the gate's decision about code.
 type judged struct {
 	action  string // for the audit log; empty: it was not asked
 	warning string
 }
 
-// judge asks the gate about code that is about to run. What it refuses, or cannot judge, does not run.
+// judge asks the gate about code that is about to run. Code that it refuses or cannot judge does not run.
 func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	g := s.m.opts.Gate
 	s.mu.Lock()
-	mode, role := gate.AtLeast(g, gate.Mode(s.rec.Gate)), s.rec.Role
+	mode, role := gate.EffectiveMode(g, gate.Mode(s.rec.Gate)), s.rec.Role
 	s.mu.Unlock()
 	if g == nil || mode == gate.ModeOff {
 		return judged{}, nil
 	}
 	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = s.key.Tenant, s.key.Name, role, mode, mode
-	d, err := gate.Pass(ctx, g, req)
+	d, err := gate.Enforce(ctx, g, req)
 	if err != nil && d.Action == "" {
 		return judged{action: "error"}, err
 	}
@@ -49,7 +49,7 @@ func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	return j, err
 }
 
-// attrs is a decision as an event tells it.
+// attrs returns the attributes of the event for a decision.
 func attrs(d gate.Decision) map[string]string {
 	out := map[string]string{"action": string(d.Action)}
 	var rules []string
@@ -71,16 +71,16 @@ func attrs(d gate.Decision) map[string]string {
 	return out
 }
 
-// judgeCommand asks about a command.
+// judgeCommand asks the gate about a command.
 func (s *Session) judgeCommand(ctx context.Context, c sandbox.Command) (judged, error) {
 	s.mu.Lock()
 	spec := s.rec.Spec
 	s.mu.Unlock()
-	return s.judge(ctx, gate.Of(c, spec))
+	return s.judge(ctx, gate.CommandRequest(c, spec))
 }
 
-// warn puts the gate's warning into a verdict.
-func (j judged) warn(v *sandbox.Verdict) {
+// addWarning adds the gate's warning to a verdict.
+func (j judged) addWarning(v *sandbox.Verdict) {
 	if v == nil || j.warning == "" {
 		return
 	}

@@ -15,7 +15,7 @@ import (
 // not answer in time.
 func watchful() Options {
 	o := quick()
-	o.healthEvery, o.pingWait, o.againWait = time.Hour, 4*time.Second, 4*time.Second
+	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, 4*time.Second, 4*time.Second
 	return o
 }
 
@@ -25,7 +25,7 @@ func (k *bench) watch() { k.m.begin(func() { k.m.checkHealth(100 * time.Millisec
 // awaitJudged is await for what is done about a sandbox that hangs, which is asked several times before.
 func (k *bench) awaitJudged(what string, f func() bool) {
 	k.t.Helper()
-	awaitBehind(k.t, (busyMisses+1)*k.m.opts.pingWait+k.m.opts.againWait, what, f)
+	awaitBehind(k.t, (busyMisses+1)*k.m.opts.pingWait+k.m.opts.reconnectWait, what, f)
 }
 
 // stall stops the process of a session's sandbox, which neither answers nor dies then.
@@ -133,7 +133,7 @@ func TestABusySandboxIsNotTakenForOneThatHangs(t *testing.T) {
 
 func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 	o := quick()
-	o.healthEvery, o.pingWait, o.againWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
+	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
 	k := newBench(t, o)
 	s := k.open("work")
 	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 600"}); err != nil { // nobody waits for it
@@ -142,7 +142,7 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 	state := func() (sb *sandbox.Sandbox, missed int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.sb, s.missed
+		return s.attachment.sandbox, s.attachment.missedPings
 	}
 	before, _ := state()
 	k.stall(s)
@@ -155,12 +155,12 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 		return missed == busyMisses-1
 	})
 	k.signal(s, syscall.SIGCONT)
-	if err := s.take(t.Context()); err != nil {
+	if err := s.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.letGo(before, errors.New("the way to it broke"))
-	s.give()
-	await(t, "it is attached again", func() bool { return s.bring(t.Context()) == nil })
+	s.markUnreachable(before, errors.New("the way to it broke"))
+	s.releaseTurn()
+	await(t, "it is attached again", func() bool { return s.ensureAttached(t.Context()) == nil })
 	if after, missed := state(); after == nil || missed != 0 {
 		t.Errorf("attached again it has missed %d pings", missed)
 	}

@@ -48,7 +48,7 @@ func TestAHibernatedSessionSurvivesARestart(t *testing.T) {
 
 func TestIdleSessionsHibernate(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 100 * time.Millisecond}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 100 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}

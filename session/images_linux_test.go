@@ -14,12 +14,12 @@ func TestAnImageThatIsBeingReadStaysUntilItWasRead(t *testing.T) {
 	for name, read := range map[string]func(k *bench, s *Session) (*Session, error){
 		"by a restore": func(k *bench, s *Session) (*Session, error) { return s, s.Restore(k.t.Context(), "one") },
 		"by a new session": func(k *bench, _ *Session) (*Session, error) {
-			made, _, err := k.m.Open(k.t.Context(), Key{Name: "new"}, OpenOptions{From: "work@one"})
+			made, _, err := k.m.Open(k.t.Context(), Key{Name: "new"}, OpenOptions{Settings: Settings{From: "work@one"}})
 			return made, err
 		},
 		"to bring a lost session back": func(k *bench, s *Session) (*Session, error) {
 			k.murder(s)
-			_, err := s.ready(k.t.Context())
+			_, err := s.awaitSandbox(k.t.Context())
 			return s, err
 		},
 	} {
@@ -95,7 +95,7 @@ func TestAnImageThatIsBeingRemovedHoldsUpNobodyElse(t *testing.T) {
 	<-r.begun
 	held := make(chan struct{})
 	go func() {
-		k.m.hold(going)()
+		k.m.pinImage(going)()
 		close(held)
 	}()
 	restored := make(chan error, 1)

@@ -38,7 +38,7 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 			t.Errorf("the session says %+v", n)
 		}
 		var told int
-		for e, err := range s.Events(t.Context(), 0, false) {
+		for e, err := range s.Events(t.Context(), EventsOptions{}) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,13 +7,13 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// maxName is the length of the longest name of a session, a tenant or a snapshot.
+// maxName is the longest name of a session, a tenant or a snapshot.
 const maxName = 128
 
-// String gives tenant and name.
+// String returns tenant and name.
 func (k Key) String() string { return k.Tenant + "/" + k.Name }
 
-// check fills in the tenant and refuses a key that is none.
+// check sets the default tenant and rejects an invalid key.
 func (k Key) check() (Key, error) {
 	if k.Tenant == "" {
 		k.Tenant = DefaultTenant
@@ -24,7 +24,7 @@ func (k Key) check() (Key, error) {
 	return k, checkName("tenant", k.Tenant)
 }
 
-// checkName refuses what is no name of a session, tenant or snapshot.
+// checkName rejects an invalid name of a session, a tenant or a snapshot.
 func checkName(what, name string) error {
 	bad := strings.IndexFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r))
@@ -39,7 +39,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// parseRef splits "session@snapshot"; without a session it is the given one.
+// parseRef splits "session@snapshot"; the session defaults to the given one.
 func parseRef(ref, session string) (string, string, error) {
 	of, name, found := strings.Cut(ref, "@")
 	if !found {

@@ -58,7 +58,7 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
-	idle, _, err := m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond}})
+	idle, _, err := m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestLookingIsNotUse(t *testing.T) {
 			return err
 		},
 		"events": func() error {
-			for _, err := range s.Events(t.Context(), 0, false) {
+			for _, err := range s.Events(t.Context(), EventsOptions{}) {
 				if err != nil {
 					return err
 				}
@@ -50,7 +50,7 @@ func TestLookingIsNotUse(t *testing.T) {
 
 func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,12 +74,12 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 
 func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	used := s.Info().Used
-	err = s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { return nil })
+	err = s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
 	wantCode(t, "a watcher when the session has ended", err, CodeExpired)
 	if !s.Info().Used.Equal(used) {
 		t.Error("watching counted as use")
@@ -101,7 +101,7 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 		listens := make(chan struct{}, 100)
 		heard := make(chan error, 1)
 		go func() {
-			heard <- s.Watch(t.Context(), "", "/tmp", false, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
+			heard <- s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { listens <- struct{}{}; return nil })
 		}()
 		select {
 		case <-listens:
@@ -117,20 +117,21 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 
 func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, done, err := s.LookAtFiles(t.Context())
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	used := s.Info().Used
 	late := used.Add(time.Hour)
-	if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
-		t.Errorf("a session from which somebody reads: %+v", s.Info())
+	reading := writerFunc(func(p []byte) (int, error) {
+		if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
+			t.Errorf("a session from which somebody reads: %+v", s.Info())
+		}
+		return len(p), nil
+	})
+	if _, err := s.PeekFiles().Read(t.Context(), "/etc/passwd", reading); err != nil {
+		t.Fatal(err)
 	}
-	done()
 	if !s.Info().Used.Equal(used) {
 		t.Error("reading counted as use")
 	}

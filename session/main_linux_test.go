@@ -14,6 +14,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -84,6 +85,8 @@ func newBench(t *testing.T, opts Options) *bench {
 // newBenchIn has its store in a directory.
 func newBenchIn(t *testing.T, dir string, opts Options) *bench {
 	t.Helper()
+	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	b, err := newBackend(shared)
 	if err != nil {
 		t.Fatal(err)

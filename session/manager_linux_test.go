@@ -3,10 +3,12 @@ package session
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,26 +18,62 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
+// keptStore is a store of somebody else's.
+type keptStore struct {
+	store.Store
+	closed atomic.Bool
+}
+
+func (s *keptStore) Close() error {
+	s.closed.Store(true)
+	return s.Store.Close()
+}
+
+func TestAManagerUsesTheStoreItIsGiven(t *testing.T) {
+	sqlite, err := store.OpenSQLite(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := &keptStore{Store: sqlite}
+	t.Cleanup(func() { _ = st.Close() })
+	o := quick()
+	o.Store = st
+	k := newBench(t, o)
+	s := k.open("work")
+	k.restart()
+	want(t, "session after a restart", k.get("work").ID(), s.ID())
+	if rows, err := sqlite.FindSessions(t.Context(), store.SessionQuery{Name: "work", Live: true}); err != nil || len(rows) != 1 || rows[0].ID != s.ID() {
+		t.Errorf("the store has %+v, %v", rows, err)
+	}
+	if _, err := os.Stat(filepath.Join(k.dir, store.File)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the manager has opened a store of its own: %v", err)
+	}
+	if st.closed.Load() {
+		t.Error("the manager has closed a store that is not its own")
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	_, err := New(t.Context(), Options{})
 	wantCode(t, "no backend", err, sandbox.CodeInvalidRequest)
 	k := newBench(t, quick())
 	for name, o := range map[string]OpenOptions{
-		"a negative time":         {Policy: Policy{TTL: -5}},
-		"an unknown action":       {Policy: Policy{OnIdle: "sing"}},
-		"a negative limit":        {Policy: Policy{Commands: -1}},
-		"an unknown gate":         {Gate: "maybe"},
+		"a negative time":         {Settings: Settings{Policy: Policy{TTL: -5}}},
+		"an unknown action":       {Settings: Settings{Policy: Policy{OnIdle: "sing"}}},
+		"a negative limit":        {Settings: Settings{Policy: Policy{Commands: -1}}},
+		"an unknown gate":         {Settings: Settings{Gate: "maybe"}},
 		"both new and old":        {New: true, Existing: true},
-		"a variable that is none": {Vars: map[string]string{"a b": ""}},
+		"a variable that is none": {Settings: Settings{Vars: map[string]string{"a b": ""}}},
+		"an unknown gate if new":  {IfNew: Settings{Gate: "maybe"}},
 	} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
 		wantCode(t, name, err, sandbox.CodeInvalidRequest)
 	}
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}})
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}}})
 	wantCode(t, "a negative memory", err, sandbox.CodeInvalidSpec)
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Labels: map[string]string{labelInstance: "x"}}})
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Labels: map[string]string{labelInstance: "x"}}}})
 	wantCode(t, "a label of ours", err, sandbox.CodeInvalidSpec)
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Backend: "none"})
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "none"}})
 	wantCode(t, "an unknown backend", err, sandbox.CodeBackendUnknown)
 	_, err = k.m.Get(t.Context(), Key{Name: "work"})
 	wantCode(t, "nothing was made", err, CodeNotFound)
@@ -110,7 +148,7 @@ func TestAChangedHostFileBehindASleeper(t *testing.T) {
 	if err := os.WriteFile(file, []byte("as it was"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +188,7 @@ func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 	k := newBench(t, quick())
 	s := k.open("work")
 	var last int64
-	for e, err := range s.Events(t.Context(), 0, false) {
+	for e, err := range s.Events(t.Context(), EventsOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +206,7 @@ func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		for e, err := range s.Events(t.Context(), last, true) {
+		for e, err := range s.Events(t.Context(), EventsOptions{After: last, Follow: true}) {
 			if err != nil {
 				t.Error(err)
 				return
@@ -201,7 +239,7 @@ func TestGCForgetsWhatIsOld(t *testing.T) {
 		<-s.disposed
 	}
 	k.open("kept") // its name is in use again, and so are its snapshots
-	if err := k.m.journal.flush(t.Context()); err != nil {
+	if err := k.m.journal.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c, err := k.m.GC(t.Context())
@@ -239,7 +277,7 @@ func TestTheGateJudgesBeforeCodeRuns(t *testing.T) {
 	o.Gate = strict{}
 	k := newBench(t, o)
 	for mode, want := range map[string]sandbox.Code{"off": "", "warn": "", "block": CodeRefused} {
-		s, _, err := k.m.Open(t.Context(), Key{Name: mode}, OpenOptions{Gate: mode})
+		s, _, err := k.m.Open(t.Context(), Key{Name: mode}, OpenOptions{Settings: Settings{Gate: mode}})
 		if err != nil {
 			t.Fatal(err)
 		}

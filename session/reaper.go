@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// reapers is how many sessions are put to sleep or ended at once: writing memory to disk is work.
+	// reapers is how many sessions are hibernated or ended at once, because writing memory to disk is work.
 	reapers = 2
-	// idleRetry is how long a session is left alone after it could not be put to sleep.
+	// idleRetry is the time between two attempts to hibernate a session.
 	idleRetry = time.Minute
-	// collectEvery is how often what nothing needs is removed.
+	// collectEvery is the time between two collections.
 	collectEvery = time.Hour
 )
 
-// reap acts on sessions whose time is up.
+// reap hibernates and ends sessions whose time is up, saves records and collects garbage.
 func (m *Manager) reap() {
 	t := time.NewTicker(m.opts.reapEvery)
 	defer t.Stop()
@@ -38,7 +38,7 @@ func (m *Manager) reap() {
 			select {
 			case slots <- struct{}{}:
 				m.work.Go(func() { act(); <-slots })
-			default: // the next look
+			default: // the next tick
 			}
 		}
 		if time.Since(saved) >= saveEvery {
@@ -56,46 +56,46 @@ func (m *Manager) reap() {
 	}
 }
 
-// saveDirty writes when sessions were last used, and what could not be written before.
+// saveDirty writes records that have changed, and deferred writes.
 func (m *Manager) saveDirty() {
-	_ = m.settle(context.WithoutCancel(m.ctx), Key{}) // told when it came to be owed
+	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // it was logged when it was deferred
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		dirty := s.dirty && s.rec.State != Creating
 		s.mu.Unlock()
 		if dirty {
-			_ = s.save(context.WithoutCancel(m.ctx)) // told there
+			_ = s.save(context.WithoutCancel(m.ctx)) // it is logged
 		}
 	}
 }
 
-// due says what is to be done about a session, or nil.
+// due returns what is to be done about a session now, or nil.
 func (s *Session) due(now time.Time) func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over(now) {
+	if s.lifetimeOver(now) {
 		return func() {
-			_, _ = s.finish(s.m.ctx, Expired, s.overReason(), func() bool { return s.over(time.Now()) }) // told there
+			_, _ = s.finish(s.m.ctx, Expired, s.lifetimeReason(), func() bool { return s.lifetimeOver(time.Now()) }) // it is logged
 		}
 	}
-	if !s.idle(now) || now.Before(s.restAt) {
+	if !s.idle(now) || now.Before(s.idleRetryAt) {
 		return nil
 	}
 	if s.rec.Policy.OnIdle == IdleEnd {
 		return func() { s.expireIdle("") }
 	}
-	return s.sleep
+	return s.hibernateIdle
 }
 
-// over says whether the session's lifetime has passed and nothing runs in it.
+// lifetimeOver reports whether the session's lifetime is over and nothing runs in it.
 //
-// Preconditions: mu is held.
-func (s *Session) over(now time.Time) bool {
+// Preconditions: s.mu is held.
+func (s *Session) lifetimeOver(now time.Time) bool {
 	t, ok := s.rec.expires()
 	return ok && s.rec.State.Live() && s.rec.State != Creating && !now.Before(t) && s.quiet()
 }
 
-func (s *Session) overReason() string {
+func (s *Session) lifetimeReason() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rec.State == Hibernated {
@@ -104,50 +104,38 @@ func (s *Session) overReason() string {
 	return fmt.Sprintf("its lifetime of %s is over", s.rec.Policy.TTL+s.rec.ExtendedBy)
 }
 
-// idle says whether nobody has used the session for as long as its policy allows.
+// idle reports whether the session was not used for as long as its policy allows.
 //
-// Preconditions: mu is held.
+// Preconditions: s.mu is held.
 func (s *Session) idle(now time.Time) bool {
 	t, ok := s.rec.idleAt()
 	return ok && !now.Before(t) && s.quiet()
 }
 
-// quiet says that nothing runs in the session. A manager that is being closed no longer hears of what runs.
+// quiet reports whether nothing runs in the session. It is false in a manager that is closing, which no longer knows
+// what runs.
 //
-// Preconditions: mu is held.
+// Preconditions: s.mu is held.
 func (s *Session) quiet() bool {
-	return s.calls == 0 && len(s.background) == 0 && !s.frozen && !s.unclear() && s.m.ctx.Err() == nil
-}
-
-// unclear says that something may run in the session of which nobody has heard. Whoever finds out comes to an end: the sandbox is attached
-// again, lost, or let go of, and then only so much patience is had with it.
-//
-// Preconditions: mu is held.
-func (s *Session) unclear() bool {
-	switch {
-	case s.rec.State != Ready:
+	if s.calls > 0 || len(s.background) > 0 || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
 		return false
-	case s.unheard:
-		return true
-	case s.sb != nil:
-		return !alive(s.sb) // its watcher is about to see why
 	}
-	return time.Since(s.m.started) < attachPatience || time.Since(s.parted) < attachPatience
+	return s.rec.State != Ready || !s.attachment.mayRun(s.m.started)
 }
 
-// expireIdle ends a session that nobody uses. A call that came first wins.
+// expireIdle ends an idle session, unless a call comes first.
 func (s *Session) expireIdle(because string) {
 	s.mu.Lock()
 	reason := fmt.Sprintf("nobody used it for %s", s.rec.Policy.Idle) + because
 	s.mu.Unlock()
-	_, _ = s.finish(s.m.ctx, Expired, reason, func() bool { return s.idle(time.Now()) }) // told there
+	_, _ = s.finish(s.m.ctx, Expired, reason, func() bool { return s.idle(time.Now()) }) // it is logged
 }
 
-// errNotIdle is how a call that came first keeps a session awake.
+// errNotIdle is the error of a session that is used after all.
 var errNotIdle = errors.New("somebody uses it")
 
-// sleep puts an idle session to sleep, or ends it where that cannot be done.
-func (s *Session) sleep() {
+// hibernateIdle hibernates an idle session, or ends it if its backend cannot.
+func (s *Session) hibernateIdle() {
 	err := s.hibernate(s.m.ctx, "nobody used it", func() error {
 		if !s.idle(time.Now()) {
 			return errNotIdle
@@ -161,7 +149,7 @@ func (s *Session) sleep() {
 	default:
 		s.m.log.WarnContext(s.m.ctx, "idle session could not be hibernated", "session", s.key.String(), "error", err)
 		s.mu.Lock()
-		s.restAt = time.Now().Add(idleRetry)
+		s.idleRetryAt = time.Now().Add(idleRetry)
 		s.mu.Unlock()
 	}
 }

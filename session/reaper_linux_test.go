@@ -26,7 +26,7 @@ func overdue(t *testing.T, s *Session) func() {
 func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 	k := newBench(t, calm())
 	open := func(name string, p Policy) *Session {
-		s, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{Policy: p})
+		s, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{Settings: Settings{Policy: p}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +61,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
-		s.rec.Policy.TTL = None
+		s.rec.Policy.TTL = sandbox.NoLimit
 	}
 	idle()
 	act = overdue(t, s)
@@ -76,7 +76,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 
 func TestNoneIsForEver(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: None, Idle: None, Hibernation: None}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: sandbox.NoLimit, Idle: sandbox.NoLimit, Hibernation: sandbox.NoLimit}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestNoneIsForEver(t *testing.T) {
 
 func TestIdleSessionsEndIfTheyShall(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestASessionThatExpiresWhileItsManagerIsClosedLeavesNothing(t *testing.T) {
 	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
 	o.Gate = g
 	k := newBench(t, o)
-	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}); err != nil {
+	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}}); err != nil {
 		t.Fatal(err)
 	}
 	<-g.begun
@@ -188,7 +188,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 		want(t, "state", string(s.Info().State), string(Executing))
 	}
 	s.mu.Lock()
-	sb := s.sb
+	sb := s.attachment.sandbox
 	s.mu.Unlock()
 	if _, err := sb.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 
 func TestExtensions(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: time.Minute}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: time.Minute}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestExtensions(t *testing.T) {
 
 func TestExtensionsWithoutABound(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: None}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: sandbox.NoLimit}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestExtensionsWithoutABound(t *testing.T) {
 // Calls and an eager reaper race each other: every call must be answered with the state it left.
 func TestCallsRaceTheReaper(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Idle: time.Millisecond}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Millisecond}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,14 +15,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The labels of our sandboxes and images. By them they are found again when the store knows nothing of them yet.
+// The labels of sandboxes and images, by which they are found when the store does not have them.
 const (
 	labelInstance  = "recluse.instance"
 	labelSession   = sandbox.LabelSession
 	labelSessionID = "recluse.session-id"
 	labelSpec      = "recluse.spec"
 	labelKind      = "recluse.kind"  // of an image
-	labelMaker     = "recluse.maker" // the manager that asked for it, not just the instance: what another one asked for is nobody's plan any more
+	labelMaker     = "recluse.maker" // the manager that asked for it: what an earlier one asked for may be left over
 
 	kindHibernation = "hibernation"
 	kindSnapshot    = "snapshot"
@@ -42,29 +42,30 @@ type record struct {
 	Policy   Policy       `json:"policy"`
 	Gate     string       `json:"gate,omitempty"`
 	Role     string       `json:"role,omitempty"`
-	From     string       `json:"from,omitempty"` // the snapshot it was made from, as asked for
+	From     string       `json:"from,omitempty"` // the snapshot it was created from, as requested
 	Created  time.Time    `json:"created"`
 	Used     time.Time    `json:"used"`
 	Ended    time.Time    `json:"ended,omitzero"`
 
-	// A lifetime counts only time that is not spent hibernated: Lived up to Since, which is zero during hibernation.
+	// A lifetime does not count hibernation: Lived is the time before Since, which is zero while hibernated.
 	Lived      time.Duration `json:"lived_ns"`
 	Since      time.Time     `json:"since,omitzero"`
 	Extended   int           `json:"extended"`
 	ExtendedBy time.Duration `json:"extended_by_ns"`
 
-	// Hibernation is the image it sleeps in, since Slept, and Asleep what those see who look meanwhile; nil: not known.
+	// Hibernation is the image it hibernates in, since Slept. Asleep is what callers see meanwhile; nil: not known.
 	Hibernation *sandbox.Snapshot `json:"hibernation,omitempty"`
 	Slept       time.Time         `json:"slept,omitzero"`
-	Asleep      *glance           `json:"asleep,omitempty"`
+	Asleep      *sandboxView      `json:"asleep,omitempty"`
 
-	// Base is the id of the snapshot its state comes from last, and BaseName that one's name.
+	// Base and BaseName are the id and name of the snapshot that its state came from last.
 	Base     string `json:"base,omitempty"`
 	BaseName string `json:"base_name,omitempty"`
 
-	// Copy is which of a fork's copies it is, from 1; 0: none. They are made together, so one that is still being made after a restart never was.
+	// Copy is which of a fork's copies it is, from 1; 0: none. Copies are created together, so one that is still being created
+	// after a restart is dropped.
 	Copy int `json:"copy,omitempty"`
-	// Request is the id of the request that made it, if that may be repeated.
+	// Request is the id of the request that created it, if that may be repeated.
 	Request string `json:"request,omitempty"`
 
 	Restored  int         `json:"restored,omitempty"`
@@ -73,11 +74,11 @@ type record struct {
 	Hopeless  bool        `json:"hopeless,omitempty"` // lost for good: no more attempts
 	Output    int64       `json:"output"`
 
-	// Incidents are those of its sandbox of now, the last of each kind. The list is never changed, only replaced.
+	// Incidents are those of the current sandbox, the last of each kind. The slice is replaced, never changed.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
 
-// row gives the record as the store takes it.
+// row returns the record as a row of the store.
 func (r *record) row() (store.Session, error) {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -90,11 +91,8 @@ func (r *record) row() (store.Session, error) {
 	return row, nil
 }
 
-// imageRef names an image among those of all backends.
-func imageRef(s *sandbox.Snapshot) string { return s.Backend + "/" + s.ID }
-
-// layDown notes that a session sleeps in an image.
-func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
+// enterHibernation notes that the session hibernates in an image.
+func (r *record) enterHibernation(image *sandbox.Snapshot, now time.Time) {
 	r.Hibernation, r.Slept, r.Sandbox, r.Asleep = image, now, "", nil
 	if !r.Since.IsZero() {
 		r.Lived += now.Sub(r.Since)
@@ -102,30 +100,30 @@ func (r *record) layDown(image *sandbox.Snapshot, now time.Time) {
 	}
 }
 
-// expires gives when it expires; ok is false for never.
+// expires returns when the session expires; ok is false for never.
 func (r *record) expires() (t time.Time, ok bool) {
 	if r.State == Hibernated {
-		return r.Slept.Add(r.Policy.Hibernation), r.Policy.Hibernation != None
+		return r.Slept.Add(r.Policy.Hibernation), r.Policy.Hibernation != sandbox.NoLimit
 	}
-	if r.Policy.TTL == None || r.Since.IsZero() {
+	if r.Policy.TTL == sandbox.NoLimit || r.Since.IsZero() {
 		return time.Time{}, false
 	}
 	return r.Since.Add(r.Policy.TTL + r.ExtendedBy - r.Lived), true
 }
 
-// idleAt gives when its idle policy acts; ok is false for never.
+// idleAt returns when the idle policy acts; ok is false for never.
 func (r *record) idleAt() (t time.Time, ok bool) {
-	if r.Policy.Idle == None || r.Policy.OnIdle == IdleKeep || r.State == Hibernated || r.State == Lost || r.State == Creating || !r.State.Live() {
+	if r.Policy.Idle == sandbox.NoLimit || r.Policy.OnIdle == IdleKeep || r.State == Hibernated || r.State == Lost || r.State == Creating || !r.State.Live() {
 		return time.Time{}, false
 	}
 	from := r.Used
-	if r.Since.After(from) { // woken without having been used, by somebody who looked
+	if r.Since.After(from) { // woken by a call that is not use
 		from = r.Since
 	}
 	return from.Add(r.Policy.Idle), true
 }
 
-// labels of its sandboxes.
+// labels returns the labels of a session's sandbox.
 func (m *Manager) labels(r *record) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, r.Spec.Labels)
@@ -133,12 +131,12 @@ func (m *Manager) labels(r *record) map[string]string {
 	return l
 }
 
-// imageLabels of an image that is taken of it.
+// imageLabels returns the labels of an image of a session.
 func (m *Manager) imageLabels(r *record, kind string) map[string]string {
 	return map[string]string{labelInstance: m.instance, labelMaker: m.maker, labelSession: r.Key.String(), labelSessionID: r.ID, labelKind: kind}
 }
 
-// normal gives a spec as it is compared: with defaults, without what is ours to set.
+// normal returns a spec as it is compared: with defaults, and without the fields that the manager sets.
 func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	spec = spec.WithDefaults()
 	for k := range spec.Labels {
@@ -167,7 +165,7 @@ func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	return spec, hex.EncodeToString(sum[:8]), nil
 }
 
-// differing names the fields in which two specs or policies differ, as requests write them.
+// differing names the fields in which two specs or policies differ, as they are called in JSON.
 func differing[T sandbox.Spec | Policy](a, b T) string {
 	am, bm := fields(a), fields(b)
 	all := maps.Clone(am)
@@ -181,7 +179,7 @@ func differing[T sandbox.Spec | Policy](a, b T) string {
 	return strings.Join(names, ", ")
 }
 
-// fields gives the fields of a struct as they are written.
+// fields returns the JSON fields of a struct.
 func fields(v any) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	if raw, err := json.Marshal(v); err == nil {
@@ -190,22 +188,23 @@ func fields(v any) map[string]json.RawMessage {
 	return out
 }
 
-// promise writes what the record will be, before anything is done that cannot be undone.
-func (s *Session) promise(ctx context.Context, change func(*record)) error {
+// saveAhead writes the record with a change, before the change is made that cannot be undone.
+func (s *Session) saveAhead(ctx context.Context, change func(*record)) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
-	row, err := s.imagined(change)
+	row, err := s.plannedRow(change)
 	if err != nil {
 		return err
 	}
 	if !row.Live {
-		return s.living()
+		return s.checkLive()
 	}
 	return s.m.store.SaveSessions(ctx, row)
 }
 
-// imagined gives the record as it will be, encoded while nobody changes what it has in common with the one that is.
-func (s *Session) imagined(change func(*record)) (store.Session, error) {
+// plannedRow returns the row of the record with a change. It is encoded under s.mu, because the two records share
+// maps and slices.
+func (s *Session) plannedRow(change func(*record)) (store.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := s.rec
@@ -213,7 +212,7 @@ func (s *Session) imagined(change func(*record)) (store.Session, error) {
 	return next.row()
 }
 
-// save writes the record. Writes of one session keep their order.
+// save writes the record. Writes of one session keep their order. A failure is logged, and the reaper tries again.
 func (s *Session) save(ctx context.Context) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()

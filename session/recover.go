@@ -10,35 +10,35 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// A server can be killed between any two steps. What each leaves behind, and what is made of it here:
+// A server can be killed between any two steps. This is what each step leaves behind, and what recovery makes of it:
 //
-//	create     record, no sandbox                    never was: the record goes
-//	           record and sandbox                    made: the session is ready
+//	create     record, no sandbox                    not created: the record is removed
+//	           record and sandbox                    created: the session is ready
 //	           a sandbox of the pool, not labelled   a stray: ended
-//	fork       copies that are being made            never were: records, sandboxes and image go
-//	           copies that were made, and the image  made: all are ready, the image goes
-//	hibernate  sandbox and image                     awake: the image goes
-//	           image, and a record that names the sandbox it was taken of   asleep
-//	wake       record asleep, and a sandbox          awake: the image goes
-//	snapshot   image without a name                  never was: the image goes
-//	delete     image without a name                  deleted: the image goes
-//	restore    record names the old sandbox          not restored: the new sandbox is a stray
-//	           record names the new sandbox          restored: the old sandbox is a stray
-//	end        record ended, sandbox left            ended: the sandbox is a stray
+//	fork       copies that are being created         not created: records, sandboxes and image are removed
+//	           created copies, and the image         created: all are ready, the image is removed
+//	hibernate  sandbox and image                     not hibernated: the image is removed
+//	           image, and a record with the sandbox it was taken of   hibernated
+//	wake       hibernated record, and a sandbox      awake: the image is removed
+//	snapshot   image without a name                  not taken: the image is removed
+//	delete     image without a name                  deleted: the image is removed
+//	restore    record with the old sandbox           not restored: the new sandbox is a stray
+//	           record with the new sandbox           restored: the old sandbox is a stray
+//	end        ended record, and a sandbox           ended: the sandbox is a stray
 //
-// The backend is the truth about what runs, the store about what was promised. Sandboxes and images that bear another instance's mark, or
-// none, are never touched.
+// The backend knows what runs, the store what was promised. Sandboxes and images without the label of this instance are
+// never touched.
 
 const (
 	// attachers is how many sandboxes are attached at once after a restart.
 	attachers = 8
-	// attachPatience is how long after a start, or after its backend went away, a session may be without its sandbox before its lifetime
-	// counts regardless.
-	attachPatience = time.Minute
+	// attachGrace is how long a session may be without its sandbox, after the manager started or the sandbox became
+	// unreachable, before its lifetime counts regardless.
+	attachGrace = time.Minute
 )
 
-// found is what the backends hold that bears our mark.
-type found struct {
+// inventory is what the backends hold of this instance.
+type inventory struct {
 	running map[string][]sandbox.Info      // by session id, newest last
 	images  map[string][]*sandbox.Snapshot // by session id
 	strays  []sandbox.Info
@@ -46,19 +46,19 @@ type found struct {
 	silent  map[string]bool // backends that could not be asked
 }
 
-// search asks every backend what there is of ours.
-func (m *Manager) search(ctx context.Context) *found {
-	f := &found{running: map[string][]sandbox.Info{}, images: map[string][]*sandbox.Snapshot{}, silent: map[string]bool{}}
+// takeInventory asks every backend for the sandboxes and images of this instance.
+func (m *Manager) takeInventory(ctx context.Context) *inventory {
+	f := &inventory{running: map[string][]sandbox.Info{}, images: map[string][]*sandbox.Snapshot{}, silent: map[string]bool{}}
 	for _, b := range m.opts.Backends {
-		list, err := asked(ctx, b, m.opts.searchWait, b.List)
+		list, err := askBackend(ctx, b, m.opts.searchWait, b.List)
 		if err != nil {
 			m.log.WarnContext(ctx, "backend cannot tell what runs", "backend", b.Name(), "error", err)
 			f.silent[b.Name()] = true
 			continue
 		}
-		images, err := asked(ctx, b, m.opts.searchWait, b.Snapshots)
+		images, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
-			// What does not run may be asleep, so half an answer is none.
+			// A sandbox that does not run may be hibernated, so half an answer is worthless.
 			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
 			f.silent[b.Name()] = true
 			continue
@@ -84,7 +84,7 @@ func (m *Manager) search(ctx context.Context) *found {
 	return f
 }
 
-// recover takes over what an earlier manager left. Attaching goes on in the background; a call that cannot wait attaches its own.
+// recover takes over what an earlier manager left. Sandboxes are attached in the background; a call attaches its own.
 func (m *Manager) recover(ctx context.Context) error {
 	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Live: true})
 	if err != nil {
@@ -102,7 +102,7 @@ func (m *Manager) recover(ctx context.Context) error {
 	for _, n := range names {
 		named[Key{Tenant: n.Tenant, Name: n.Session}]++
 	}
-	f := m.search(ctx)
+	f := m.takeInventory(ctx)
 	var attach []*Session
 	var decided []store.Session
 	for _, row := range rows {
@@ -111,7 +111,7 @@ func (m *Manager) recover(ctx context.Context) error {
 			return err
 		}
 		s := m.newSession(*r)
-		s.named = named[s.key]
+		s.snapshotCount = named[s.key]
 		s.events.seq = last[s.id] + seqGap
 		running := f.running[s.id]
 		delete(f.running, s.id)
@@ -128,15 +128,15 @@ func (m *Manager) recover(ctx context.Context) error {
 			}
 			decided = append(decided, row)
 		}
-		close(s.making)
+		close(s.created)
 		m.live[s.key] = s
 		attach = append(attach, s)
 	}
-	// What was decided is written before anything is removed because of it.
+	// Decisions are written before anything is removed because of them.
 	if err := m.store.SaveSessions(ctx, decided...); err != nil {
 		return err
 	}
-	for _, left := range f.running { // of sessions that have ended, or never were
+	for _, left := range f.running { // of sessions that have ended, or were never created
 		f.strays = append(f.strays, left...)
 	}
 	m.work.Go(func() { m.takeOver(attach) })
@@ -144,17 +144,22 @@ func (m *Manager) recover(ctx context.Context) error {
 	return nil
 }
 
-// reconcile decides what a session is, from its record and what there is of it. False: it never was.
-func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
+// reconcile decides the state of a session from its record and the inventory. It returns false if the session was
+// never created.
+func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	r := &s.rec
-	if r.State == Creating && r.Copy > 0 { // nobody was promised it, and the others may be missing
+	if r.State == Creating && r.Copy > 0 { // Fork did not return it, and other copies may be missing
 		f.strays = append(f.strays, running...)
 		return false
 	}
 	known := s.m.known(r.Backend) != nil
 	if f.silent[r.Backend] || !known {
-		// Nothing is known, so nothing is decided; but nobody was promised one that was being made.
-		s.unsure, s.reviving = true, known && r.State == Lost && !r.Hopeless
+		// Nothing is known, so nothing is decided, except that Open did not return a session that was being created.
+		if known && r.State == Lost && !r.Hopeless {
+			s.attachment.restore()
+		} else {
+			s.attachment.markUnknown()
+		}
 		return r.State != Creating
 	}
 	chosen := -1
@@ -187,20 +192,21 @@ func (s *Session) reconcile(f *found, running []sandbox.Info) bool {
 	case r.State == Hibernated:
 	default:
 		s.dirty = true
-		if image := asleep(r, f.images[r.ID]); image != nil {
+		if image := hibernationImage(r, f.images[r.ID]); image != nil {
 			r.State, r.Reason = Hibernated, "found asleep after a restart"
-			r.layDown(image, now)
+			r.enterHibernation(image, now)
 			return true
 		}
 		if r.State != Lost || !r.Hopeless {
-			r.State, r.Reason, s.reviving = Lost, "its sandbox was gone after a restart", true
+			r.State, r.Reason = Lost, "its sandbox was gone after a restart"
+			s.attachment.restore()
 		}
 	}
 	return true
 }
 
-// asleep gives the image that was taken of a session's sandbox when that was stopped, or nil.
-func asleep(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
+// hibernationImage returns the image that was taken of a session's sandbox when it was stopped, or nil.
+func hibernationImage(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 	for _, s := range images {
 		if s.Labels[labelSessionID] == r.ID && s.Labels[labelKind] == kindHibernation && s.Parent == r.Sandbox {
 			return s
@@ -209,33 +215,34 @@ func asleep(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 	return nil
 }
 
-// findAsleep looks for the image of a session whose backend could not be asked after a restart, and whose sandbox is not there now.
+// findHibernation looks for the hibernation image of a session whose backend did not answer when the manager started,
+// and whose sandbox is gone.
 //
-// Preconditions: the turn is taken.
-func (s *Session) findAsleep(ctx context.Context, b sandbox.Backend) (bool, error) {
+// Preconditions: the turn is held.
+func (s *Session) findHibernation(ctx context.Context, b sandbox.Backend) (bool, error) {
 	s.mu.Lock()
-	unsure := s.unsure
+	unknown := s.attachment.isUnknown()
 	s.mu.Unlock()
-	if !unsure {
+	if !unknown {
 		return false, nil
 	}
-	images, err := asked(ctx, b, s.m.opts.searchWait, b.Snapshots)
+	images, err := askBackend(ctx, b, s.m.opts.searchWait, b.Snapshots)
 	if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
 		return false, err
 	}
 	s.mu.Lock()
-	s.unsure = false
-	image := asleep(&s.rec, images)
-	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.become(Hibernated, "found asleep after a restart") {
+	s.attachment.markKnown()
+	image := hibernationImage(&s.rec, images)
+	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.setState(Hibernated, "found asleep after a restart") {
 		s.mu.Unlock()
 		return false, nil
 	}
-	s.rec.layDown(image, time.Now().UTC())
+	s.rec.enterHibernation(image, time.Now().UTC())
 	s.mu.Unlock()
 	return true, s.save(ctx)
 }
 
-// takeOver attaches what runs and restores what is lost.
+// takeOver attaches what runs, and restores what is lost.
 func (m *Manager) takeOver(all []*Session) {
 	slots := make(chan struct{}, attachers)
 	for _, s := range all {
@@ -253,24 +260,24 @@ func (m *Manager) takeOver(all []*Session) {
 
 func (s *Session) resumeAfterRestart() {
 	s.mu.Lock()
-	state, reviving, id := s.rec.State, s.reviving, s.rec.Sandbox
+	state, restoring, id := s.rec.State, s.attachment.isRestoring(), s.rec.Sandbox
 	s.mu.Unlock()
 	ctx := s.m.ctx
 	switch {
-	case reviving:
+	case restoring:
 		if b, err := s.backend(); err == nil {
-			s.revive(b, id)
+			s.restoreLost(b, id)
 		}
 	case state == Ready:
-		if err := s.bring(ctx); err != nil && ctx.Err() == nil {
+		if err := s.ensureAttached(ctx); err != nil && ctx.Err() == nil {
 			s.m.log.WarnContext(ctx, "session could not be attached after a restart", "session", s.key.String(), "sandbox", id, "error", err)
 		}
 	}
 }
 
-// clean ends strays and removes images that nobody needs. All of it was found before this manager made anything.
-func (m *Manager) clean(f *found) {
-	silent := map[string]bool{} // backends that stall; lookAgain comes back to what they hold
+// clean ends strays and removes images that nothing needs. All of them were there before this manager made any.
+func (m *Manager) clean(f *inventory) {
+	silent := map[string]bool{} // backends that stall; collectLate tries again
 	for _, i := range f.strays {
 		if !silent[i.Backend] {
 			silent[i.Backend] = sandbox.CodeOf(m.endStray(m.ctx, i)) == sandbox.CodeBackendMissing
@@ -280,28 +287,14 @@ func (m *Manager) clean(f *found) {
 		if m.ctx.Err() != nil {
 			return
 		}
-		if !m.sleptIn(image) && !silent[image.Backend] {
+		if !m.imageInUse(image) && !silent[image.Backend] {
 			_, err := m.removeImage(m.ctx, image)
 			silent[image.Backend] = sandbox.CodeOf(err) == sandbox.CodeBackendMissing
 		}
 	}
 }
 
-// sleptIn says whether a live session sleeps in an image, also if the store does not know yet, or may do so as far as is known.
-func (m *Manager) sleptIn(image *sandbox.Snapshot) bool {
-	for _, s := range m.sessions() {
-		s.mu.Lock()
-		h := s.rec.Hibernation
-		sleeps := h != nil && imageRef(h) == imageRef(image) || s.unsure && asleep(&s.rec, []*sandbox.Snapshot{image}) != nil
-		s.mu.Unlock()
-		if sleeps {
-			return true
-		}
-	}
-	return false
-}
-
-// endStray ends a sandbox of ours that belongs to no session.
+// endStray ends a sandbox that belongs to no session.
 func (m *Manager) endStray(ctx context.Context, i sandbox.Info) error {
 	b := m.known(i.Backend)
 	if b == nil {
@@ -310,7 +303,7 @@ func (m *Manager) endStray(ctx context.Context, i sandbox.Info) error {
 	if ctx.Err() != nil {
 		return cancelled("end stray sandbox", ctx.Err())
 	}
-	if err := told(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.Stop(ctx, i.ID) }); err != nil {
+	if err := callBackend(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.Stop(ctx, i.ID) }); err != nil {
 		m.log.WarnContext(ctx, "stray sandbox could not be ended", "sandbox", i.ID, "error", err)
 		return err
 	}

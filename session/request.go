@@ -10,46 +10,47 @@ import (
 
 type requestKey struct{}
 
-// WithRequest marks a context with the id of a request that may be repeated, for Open, Save and Fork. What they make bears it, and the same
-// request finds that again, as if it was made now: the session, the snapshot, all copies. What another request has made it does not find.
+// WithRequest returns a context with the id of a request that may be repeated, for Open, Save and Fork. A repeated
+// request finds what the first one created, as if it were created now: the session, the snapshot, all copies. It does
+// not find what another request created.
 func WithRequest(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestKey{}, id)
 }
 
-// request gives the id of the request, or "".
+// request returns the id of the request, or "".
 func request(ctx context.Context) string {
 	id, _ := ctx.Value(requestKey{}).(string)
 	return id
 }
 
-// madeBy says whether a live session was made by the request.
-func (s *Session) madeBy(ctx context.Context) bool {
+// createdBy reports whether the request created this session, and it is live.
+func (s *Session) createdBy(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec.Request != "" && s.rec.Request == request(ctx) && s.rec.State.Live()
 }
 
-// forksBy gives the copies that the request has made and that still live, in their order.
+// forksBy returns the live copies that the request created, in order.
 func (m *Manager) forksBy(ctx context.Context) ([]*Session, error) {
-	found := slices.DeleteFunc(m.sessions(), func(s *Session) bool { return !s.madeBy(ctx) })
-	slices.SortFunc(found, func(a, b *Session) int { return cmp.Compare(a.number(), b.number()) })
+	found := slices.DeleteFunc(m.sessions(), func(s *Session) bool { return !s.createdBy(ctx) })
+	slices.SortFunc(found, func(a, b *Session) int { return cmp.Compare(a.copyNumber(), b.copyNumber()) })
 	for _, s := range found {
-		if err := s.made(ctx); err != nil {
+		if err := s.awaitCreated(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return found, nil
 }
 
-// number gives which of a fork's copies it is.
-func (s *Session) number() int {
+// copyNumber returns which of a fork's copies it is.
+func (s *Session) copyNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec.Copy
 }
 
-// savedBy gives the snapshot of a name, if the request has taken it.
-func (s *Session) savedBy(ctx context.Context, name string) (snap Snapshot, found bool, err error) {
+// snapshotBy returns the snapshot of a name if the request took it.
+func (s *Session) snapshotBy(ctx context.Context, name string) (snap Snapshot, found bool, err error) {
 	if request(ctx) == "" {
 		return Snapshot{}, false, nil
 	}
@@ -57,7 +58,7 @@ func (s *Session) savedBy(ctx context.Context, name string) (snap Snapshot, foun
 	if err != nil || len(rows) == 0 {
 		return Snapshot{}, false, err
 	}
-	v, err := savedOf(rows[0])
+	v, err := decodeSnapshot(rows[0])
 	if err != nil || v.Request != request(ctx) {
 		return Snapshot{}, false, err
 	}

@@ -1,8 +1,8 @@
 package session
 
 import (
-	"encoding/json"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,12 +29,7 @@ func TestStateStaysBetweenCallsAndManagers(t *testing.T) {
 	s = k.get("work")
 	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
 	want(t, "the sandbox", s.Info().Sandbox, sandboxID)
-	f, release, err := s.Files(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	b, err := f.ReadAll(t.Context(), "/home/user/f")
+	b, err := s.Files().ReadAll(t.Context(), "/home/user/f")
 	if err != nil || string(b) != "hello\n" {
 		t.Errorf("file holds %q, %v", b, err)
 	}
@@ -47,12 +42,12 @@ func TestAHundredFirstCallsMakeOneSandbox(t *testing.T) {
 	ids := make([]string, 100)
 	for i := range ids {
 		wg.Go(func() {
-			s, created, err := k.m.Open(t.Context(), Key{Name: "one"}, OpenOptions{})
+			s, opened, err := k.m.Open(t.Context(), Key{Name: "one"}, OpenOptions{})
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if created {
+			if opened.New {
 				made.Add(1)
 			}
 			ids[i] = s.ID()
@@ -67,18 +62,45 @@ func TestAHundredFirstCallsMakeOneSandbox(t *testing.T) {
 	}
 }
 
+func TestSettingsIfNewAreForANewSessionAlone(t *testing.T) {
+	k := newBench(t, quick())
+	memory := func(n int64) *sandbox.Spec { return &sandbox.Spec{Limits: sandbox.Limits{Memory: n << 20}} }
+	o := OpenOptions{
+		Settings: Settings{Policy: Policy{TTL: time.Hour}},
+		IfNew:    Settings{Spec: memory(256), Policy: Policy{TTL: time.Minute, Commands: 3}, Vars: map[string]string{"a": "1"}, Role: "nurse"},
+	}
+	s, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
+	if err != nil || !opened.New {
+		t.Fatal(opened, err)
+	}
+	if opened.Spec.Limits.Memory != 256<<20 || opened.Policy.TTL != time.Hour || opened.Policy.Commands != 3 || opened.Role != "nurse" {
+		t.Errorf("a new session is %+v", opened)
+	}
+	if v, err := s.Var(t.Context(), "a"); err != nil || v != "1" {
+		t.Errorf("its variable is %q, %v", v, err)
+	}
+	o.IfNew = Settings{Spec: memory(128), Backend: "none", Policy: Policy{Commands: 4}, From: "work@none", Gate: "block", Role: "doctor", Vars: map[string]string{"a": "2"}}
+	again, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
+	if err != nil || opened.New || again != s || opened.ID != s.ID() || opened.Policy.Commands != 3 {
+		t.Errorf("an existing session: %+v, %v", opened, err)
+	}
+	o.Spec = memory(128)
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, o)
+	wantCode(t, "a spec that is asked for in any case", err, CodeSpecConflict)
+}
+
 func TestAnotherSpecIsAConflict(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Vars: map[string]string{"a": "1"}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}})
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}}})
 	wantCode(t, "other limits", err, CodeSpecConflict)
 	if err != nil && !strings.Contains(err.Error(), "limits") {
 		t.Errorf("%v does not name what differs", err)
 	}
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Backend: "local"})
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "local"}})
 	wantCode(t, "other backend", err, CodeSpecConflict)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{New: true})
 	wantCode(t, "new", err, CodeExists)
@@ -86,17 +108,17 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		o    OpenOptions
 		says string
 	}{
-		"another gate":             {OpenOptions{Gate: "block"}, "gate is as the server is configured, not block"},
-		"another shell":            {OpenOptions{Spec: &sandbox.Spec{Shell: "dash"}}, "shell"},
-		"another user":             {OpenOptions{Spec: &sandbox.Spec{User: "2000"}}, "user"},
-		"other options":            {OpenOptions{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}, "options"},
-		"another role":             {OpenOptions{Role: "nurse"}, "role"},
-		"another lifetime":         {OpenOptions{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}, "differs in ttl"},
-		"another limit":            {OpenOptions{Policy: Policy{Commands: 3}}, "differs in commands"},
-		"another snapshot":         {OpenOptions{From: "other@one"}, "other@one"},
-		"other first variables":    {OpenOptions{Vars: map[string]string{"a": "2", "b": "2"}}, ""},
-		"what it has":              {OpenOptions{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: DefaultTTL, OnIdle: IdleHibernate}}, ""},
-		"what it has, by its name": {OpenOptions{Backend: k.b.Name()}, ""},
+		"another gate":             {OpenOptions{Settings: Settings{Gate: "block"}}, "gate is as the server is configured, not block"},
+		"another shell":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Shell: "dash"}}}, "shell"},
+		"another user":             {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{User: "2000"}}}, "user"},
+		"other options":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}}, "options"},
+		"another role":             {OpenOptions{Settings: Settings{Role: "nurse"}}, "role"},
+		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}}, "differs in ttl"},
+		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands"},
+		"another snapshot":         {OpenOptions{Settings: Settings{From: "other@one"}}, "other@one"},
+		"other first variables":    {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "2", "b": "2"}}}, ""},
+		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: DefaultTTL, OnIdle: IdleHibernate}}}, ""},
+		"what it has, by its name": {OpenOptions{Settings: Settings{Backend: k.b.Name()}}, ""},
 	} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, c.o)
 		if c.says == "" {
@@ -111,9 +133,9 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 	if vars, err := s.Vars(t.Context()); err != nil || len(vars) != 1 || vars["a"] != "1" {
 		t.Errorf("a live session has its own variables no more: %v, %v", vars, err)
 	}
-	_, created, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{}})
-	if err != nil || created {
-		t.Errorf("the same spec: created %v, %v", created, err)
+	_, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{}}})
+	if err != nil || opened.New {
+		t.Errorf("the same spec: created %v, %v", opened.New, err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Existing: true})
 	wantCode(t, "existing", err, CodeNotFound)
@@ -146,7 +168,7 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 	for i, err := range k.m.List(t.Context(), ListOptions{Tenant: "b"}) {
 		t.Errorf("listed %v, %v", i, err)
 	}
-	_, _, err = k.m.Open(t.Context(), Key{Tenant: "b", Name: "mine"}, OpenOptions{From: "work@snap"})
+	_, _, err = k.m.Open(t.Context(), Key{Tenant: "b", Name: "mine"}, OpenOptions{Settings: Settings{From: "work@snap"}})
 	wantCode(t, "from", err, CodeSnapshotName)
 	wantCode(t, "delete", k.m.DeleteSnapshot(t.Context(), Key{Tenant: "b", Name: "work"}, "snap"), CodeSnapshotName)
 	if all, err := k.m.Snapshots(t.Context(), Key{Tenant: "b"}); err != nil || len(all) != 0 {
@@ -175,7 +197,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 			if err := os.Chmod(dir, 0o777); err != nil {
 				t.Fatal(err)
 			}
-			s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Spec: &sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/out", Writable: true}}}})
+			s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/out", Writable: true}}}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -192,8 +214,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 			}
 			if detached {
 				s.mu.Lock()
-				sb := s.sb
-				s.sb = nil
+				sb := s.attachment.detach()
 				s.mu.Unlock()
 				sb.Detach()
 			}
@@ -253,11 +274,11 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 	k := newBench(t, quick())
 	one, two := WithRequest(t.Context(), "one"), WithRequest(t.Context(), "two")
 	open := func(ctx context.Context, o OpenOptions) (string, bool, error) {
-		s, created, err := k.m.Open(ctx, Key{Name: "work"}, o)
+		s, opened, err := k.m.Open(ctx, Key{Name: "work"}, o)
 		if err != nil {
-			return "", created, err
+			return "", false, err
 		}
-		return s.ID(), created, nil
+		return s.ID(), opened.New, nil
 	}
 	id, created, err := open(one, OpenOptions{New: true})
 	if err != nil || !created {

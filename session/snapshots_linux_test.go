@@ -40,9 +40,9 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, "x", py(t, s, noted(k.b)), "2")
-	other, created, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{From: "work@one"})
-	if err != nil || !created {
-		t.Fatal(created, err)
+	other, opened, err := k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Settings: Settings{From: "work@one"}})
+	if err != nil || !opened.New {
+		t.Fatal(opened, err)
 	}
 	want(t, "x in a new session", py(t, other, noted(k.b)), "1")
 	py(t, other, note(10))
@@ -58,7 +58,7 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	if err := s.End(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	again, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{From: "work@two"})
+	again, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{From: "work@two"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestAnImageStaysWhileSomethingNeedsIt(t *testing.T) {
 
 func TestSnapshotLimit(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Snapshots: 2}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Snapshots: 2}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestSnapshotsAreCountedRightWhileOneIsDeleted(t *testing.T) {
 	var racing atomic.Pointer[bench]
 	old := failpoint
 	failpoint = func(name string) {
-		if k := racing.Load(); k != nil && name == "snapshot.named" {
+		if k := racing.Load(); k != nil && name == "snapshot.snapshotCount" {
 			if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"); err != nil {
 				t.Error(err)
 			}

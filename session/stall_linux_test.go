@@ -31,14 +31,14 @@ func (d *distant) waiting(what string) int {
 
 func TestAnEngineThatStallsIsNotTakenForASandboxThatHangs(t *testing.T) {
 	o := quick()
-	o.healthEvery, o.pingWait, o.againWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
+	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
 	k, d := newDistantBenchWith(t, o)
 	s := k.open("work")
 	py(t, s, "x = 41")
 	id := s.Info().Sandbox
 	resume := d.stall()
 	t.Cleanup(resume)
-	s.suspect(d.deafen(s))
+	s.checkConnection(d.deafen(s))
 	if i := s.Info(); i.State != Ready || i.Sandbox != id {
 		t.Fatalf("%+v", i)
 	}

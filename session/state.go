@@ -2,22 +2,22 @@ package session
 
 import "slices"
 
-// State is where a session stands in its life.
+// State is the state of a session.
 type State string
 
 // The states of a session.
 const (
-	Creating   State = "creating"   // its sandbox is being made
+	Creating   State = "creating"   // its sandbox is being created
 	Ready      State = "ready"      // nothing runs in it
-	Executing  State = "executing"  // a cell, a command or a transfer is under way
+	Executing  State = "executing"  // a cell, a command or a transfer is in progress
 	Paused     State = "paused"     // frozen in memory, by hand
-	Hibernated State = "hibernated" // on disk, its memory given back
-	Lost       State = "lost"       // its sandbox has gone and could not be brought back
+	Hibernated State = "hibernated" // on disk, its memory freed
+	Lost       State = "lost"       // its sandbox is gone, and not restored yet or for good
 	Ended      State = "ended"      // by its owner
 	Expired    State = "expired"    // by its lifetime or its idle time
 )
 
-// transitions is the whole table: what is not in it does not happen.
+// transitions is the whole table.
 var transitions = map[State][]State{
 	Creating:   {Ready, Lost, Ended},
 	Ready:      {Executing, Paused, Hibernated, Lost, Ended, Expired},

@@ -88,7 +88,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 	do(s.End(t.Context(), "done with it"))
 	seen("work", Ended, "done with it")
 
-	brief, _, err := k.m.Open(t.Context(), Key{Name: "brief"}, OpenOptions{Policy: Policy{Idle: time.Millisecond, OnIdle: IdleEnd}})
+	brief, _, err := k.m.Open(t.Context(), Key{Name: "brief"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Millisecond, OnIdle: IdleEnd}}})
 	do(err)
 	k.awaitState(brief, Expired)
 	<-brief.freed

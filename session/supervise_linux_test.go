@@ -48,7 +48,7 @@ func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 		t.Errorf("info %+v", i)
 	}
 	kinds := map[string]int{}
-	for e, err := range s.Events(t.Context(), 0, false) {
+	for e, err := range s.Events(t.Context(), EventsOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,14 +111,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 func TestTheAddressOfAWebhookIsNotLogged(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	answers := httptest.NewServer(http.NotFoundHandler())
-	defer answers.Close()
 	const secret = "/SECRET?token=SECRET#SECRET"
-	for _, base := range []string{gone.URL, answers.URL, "http://[", "gopher://host"} {
-		if err := post(t.Context(), base+secret, nil); err == nil || strings.Contains(err.Error(), "SECRET") {
-			t.Errorf("%s: %v", base, err)
-		}
-	}
 	log := &lines{}
 	k := newBench(t, quick())
 	k.opts.Webhook, k.opts.Logger = gone.URL+secret, slog.New(slog.NewJSONHandler(log, nil))
@@ -211,7 +204,7 @@ func TestASandboxLostWhileNobodyLooked(t *testing.T) {
 
 func TestQueueIsBoundedAndCancellable(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Commands: 3}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,14 +243,9 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 	wantCode(t, "the one that was cancelled", <-all[1], sandbox.CodeCancelled)
 	late, cancel := add(3, 3)
 	defer cancel()
-	f, release, err := s.Files(t.Context())
-	if err != nil {
+	if err := s.Files().WriteAll(t.Context(), "/tmp/go", nil, sandbox.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Write(t.Context(), "/tmp/go", strings.NewReader(""), sandbox.WriteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	release()
 	for _, gone := range []chan error{all[0], all[2], late} {
 		if err := <-gone; err != nil {
 			t.Error(err)
@@ -268,7 +256,7 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 
 func TestOutputIsLimited(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Policy: Policy{Output: 1000}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Output: 1000}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +268,7 @@ func TestOutputIsLimited(t *testing.T) {
 func TestVarsAndAuditLog(t *testing.T) {
 	k := newBench(t, quick())
 	ctx := WithActor(t.Context(), Actor{Name: "ann"})
-	s, _, err := k.m.Open(ctx, Key{Name: "work"}, OpenOptions{Vars: map[string]string{"a": "1"}})
+	s, _, err := k.m.Open(ctx, Key{Name: "work"}, OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

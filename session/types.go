@@ -6,48 +6,46 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The defaults of every session. They stand here and nowhere else; each can be set in a Policy.
+// The defaults of every session. Each can be set in a Policy.
 const (
-	DefaultTTL         = 30 * time.Minute   // of time that is not spent hibernated
+	DefaultTTL         = 30 * time.Minute   // not counting hibernation
 	DefaultIdle        = 15 * time.Minute   // without use
 	DefaultExtensions  = 3                  // how often a lifetime may be extended
 	DefaultExtension   = 30 * time.Minute   // by how much at most, each time
 	DefaultHibernation = 7 * 24 * time.Hour // how long a session is kept on disk
 	DefaultSnapshots   = 10
-	DefaultCommands    = 32       // cells and commands at once, those that wait in a queue included
+	DefaultCommands    = 32       // cells and commands at once, including those in a queue
 	DefaultOutput      = 10 << 30 // bytes of output in all
 	DefaultTenant      = "default"
 	DefaultAuditKept   = 90 * 24 * time.Hour
-	DefaultRecordsKept = 30 * 24 * time.Hour // of sessions that have ended, with the snapshots they left
+	DefaultRecordsKept = 30 * 24 * time.Hour // of ended sessions and their snapshots
 
-	// RestoreAttempts lost sandboxes are restored within RestoreWindow before the session is given up as lost.
+	// A session is restored RestoreAttempts times within RestoreWindow before it is lost for good.
 	RestoreAttempts = 3
 	RestoreWindow   = 300 * time.Second
-	// EndGrace is what processes have between SIGTERM and SIGKILL when a session ends.
+	// EndGrace is the time between SIGTERM and SIGKILL when a session ends.
 	EndGrace = 5 * time.Second
 )
 
-// None switches a time of a Policy off.
-const None time.Duration = -1
-
-// Key names a session. Name is the caller's own: 1 to 128 letters, digits, and - _ . : @ is not among them because it
-// separates a session from a snapshot.
+// Key names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ . and colon. The
+// character @ separates a session from a snapshot.
 type Key struct {
 	Tenant string `json:"tenant,omitempty"` // empty: DefaultTenant
 	Name   string `json:"name"`
 }
 
-// IdleAction is what becomes of a session nobody uses.
+// IdleAction is what happens to an idle session.
 type IdleAction string
 
-// What can be done about an idle session.
+// The idle actions.
 const (
-	IdleHibernate IdleAction = "hibernate" // where the backend cannot, it ends
+	IdleHibernate IdleAction = "hibernate" // it ends if the backend cannot
 	IdleEnd       IdleAction = "end"
 	IdleKeep      IdleAction = "keep"
 )
 
-// Policy is how long a session lives and how much it may do. Zero fields take their defaults; None switches a time off.
+// Policy is how long a session lives and how much it may do. Zero fields take their defaults; sandbox.NoLimit
+// switches a time off.
 type Policy struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`
 	Idle        time.Duration `json:"idle_ns,omitempty"`
@@ -60,30 +58,43 @@ type Policy struct {
 	Output      int64         `json:"output,omitempty"`
 }
 
-// OpenOptions says what session to make if the key has none.
-type OpenOptions struct {
-	// Spec of the sandbox. Nil asks for whatever the session has, or the default for a new one. Another spec than the live
-	// session's is the error spec_conflict.
+// Settings describe a session. Zero fields leave the choice to the manager.
+type Settings struct {
+	// Spec of the sandbox; nil: the default one.
 	Spec *sandbox.Spec
-	// Backend names the one to use; empty: the manager's choice. Another than the live session's is spec_conflict, too.
+	// Backend names the backend; empty: the manager's choice.
 	Backend string
-	// Policy of a new session. What is set in it and differs from the live session's is spec_conflict, and so are Gate and Role.
-	Policy Policy
-	// From makes a new session from a snapshot, "session@name" of the same tenant.
+	Policy  Policy
+	// From is the snapshot to start from, "session@name" of the same tenant.
 	From string
-	// Vars are the first context variables of a new session. A live one keeps its own, and that is no conflict.
+	// Vars are the first context variables of a new session; an existing session keeps its own.
 	Vars map[string]string
-	// Existing refuses to make a session: the error is session_not_found.
-	Existing bool
-	// New refuses to find one: the error is session_exists.
-	New bool
-	// Gate is off, warn or block; empty: the manager's own.
+	// Gate is off, warn or block; empty: the manager's mode.
 	Gate string
 	// Role chooses the thesaurus that the gate judges by; empty: the one without a role.
 	Role string
 }
 
-// Info is what can be said about a session.
+// OpenOptions says which session to open. By default it is found, or created if there is none.
+type OpenOptions struct {
+	// Settings of the session. If the session exists, a setting that is given and differs is the error spec_conflict.
+	Settings
+	// IfNew are further settings of a session that this call creates, used where Settings has none. An existing session is
+	// returned whatever they say.
+	IfNew Settings
+	// Existing refuses to create a session: the error is session_not_found.
+	Existing bool
+	// New refuses an existing session: the error is session_exists.
+	New bool
+}
+
+// Opened is the session that Open returns, and whether Open has created it.
+type Opened struct {
+	Info
+	New bool `json:"new" doc:"the session was created by this request"`
+}
+
+// Info describes a session.
 type Info struct {
 	ID      string       `json:"id"` // never used again, unlike the key
 	Key     Key          `json:"key"`
@@ -98,18 +109,19 @@ type Info struct {
 	Created time.Time    `json:"created"`
 	Used    time.Time    `json:"used"`              // when it was last used
 	Expires *time.Time   `json:"expires,omitempty"` // nil: never
-	IdleAt  *time.Time   `json:"idle_at,omitempty"` // when its idle policy acts, if nobody uses it
+	IdleAt  *time.Time   `json:"idle_at,omitempty"` // when its idle policy acts, if it is not used
 	// Extended counts extensions so far.
 	Extended int `json:"extended"`
-	// Restored counts how often a lost sandbox was brought back from a snapshot; StateFrom is the moment its state is from
-	// then, until somebody was told.
+	// Restored counts how often a lost sandbox was restored from a snapshot. StateFrom is the time of that snapshot until a
+	// verdict has reported it.
 	Restored  int        `json:"restored,omitempty"`
 	StateFrom *time.Time `json:"state_from,omitempty"`
 	Running   int        `json:"running"` // cells and commands
 	Output    int64      `json:"output"`  // bytes so far
 	Snapshots int        `json:"snapshots"`
 	Ended     *time.Time `json:"ended,omitempty"`
-	// Incidents are what others did to its sandbox, and it has outlived, such as docker rename or docker pause: the last of each kind.
+	// Incidents are what others did to its sandbox without ending it, such as docker rename or docker pause: the last of each
+	// kind.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
 
@@ -118,14 +130,14 @@ type Snapshot struct {
 	ID      string       `json:"id"`
 	Session string       `json:"session"` // the name part of the key
 	Name    string       `json:"name"`
-	Parent  string       `json:"parent,omitempty"` // name of the snapshot the session had come from
+	Parent  string       `json:"parent,omitempty"` // name of the snapshot its state came from
 	Size    int64        `json:"size"`
 	Memory  bool         `json:"memory"` // false: files only
 	Created time.Time    `json:"created"`
 	Spec    sandbox.Spec `json:"spec"`
 }
 
-// Event is something that happened to a session. Seq grows within a session.
+// Event is something that happened to a session. Seq increases within a session.
 type Event struct {
 	Seq     int64             `json:"seq"`
 	Time    time.Time         `json:"time"`
@@ -144,7 +156,7 @@ type Entry struct {
 	Tenant   string        `json:"tenant"`
 	Session  string        `json:"session"`
 	Actor    string        `json:"actor"`  // name of the API key, or the user of the command line
-	Action   string        `json:"action"` // cell, command, start, background (the end of what was started), open, ended, snapshot, restore, fork, …; the server's own: file.write, file.remove, …
+	Action   string        `json:"action"` // cell, command, start, background (the end of a started one), open, ended, snapshot, restore, fork, …; of the server: file.write, …
 	Detail   string        `json:"detail"` // beginning of the code or command
 	Digest   string        `json:"digest,omitempty"`
 	Op       string        `json:"op,omitempty"`

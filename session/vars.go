@@ -13,7 +13,7 @@ const (
 	MaxVarLength = 1 << 20
 )
 
-// checkVar refuses what is no variable.
+// checkVar rejects an invalid variable.
 func checkVar(name, value string) error {
 	if err := checkName("variable", name); err != nil {
 		return invalid("set variable", "%.140q is no name of a variable", name)
@@ -24,15 +24,15 @@ func checkVar(name, value string) error {
 	return nil
 }
 
-// Vars gives all variables of the session: names to texts, kept in the store. Looking is not use.
+// Vars returns the variables of the session, which are kept in the store. It is not use.
 func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
-	if err := s.living(); err != nil {
+	if err := s.checkLive(); err != nil {
 		return nil, err
 	}
 	return s.m.store.Vars(ctx, s.id)
 }
 
-// Var gives one variable.
+// Var returns one variable.
 func (s *Session) Var(ctx context.Context, name string) (string, error) {
 	vars, err := s.Vars(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Session) SetVar(ctx context.Context, name, value string) error {
 
 // DeleteVar removes one variable.
 func (s *Session) DeleteVar(ctx context.Context, name string) error {
-	if err := s.living(); err != nil {
+	if err := s.checkLive(); err != nil {
 		return err
 	}
 	found, err := s.m.store.DeleteVar(ctx, s.id, name)
@@ -88,14 +88,4 @@ func (s *Session) varChanged(name, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.emit(Event{Kind: "var", Reason: what, Attrs: map[string]string{"name": name}}, true)
-}
-
-// living refuses a session that has ended.
-func (s *Session) living() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.rec.State.Live() {
-		return nil
-	}
-	return s.refusal(s.rec.Ended)
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
+	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
 )
 
 func main() {
@@ -95,15 +96,16 @@ func carry() error {
 		return err
 	}
 	defer page.Close()
-	python := exec.CommandContext(context.Background(), "python3", "-c", kernel.Bootstrap)
-	python.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up"), file}
-	if err := python.Start(); err != nil {
+	argv := python.Kernel{}.Command("python3")
+	python3 := exec.CommandContext(context.Background(), argv[0], argv[1:]...)
+	python3.ExtraFiles = []*os.File{os.NewFile(uintptr(down[0]), "down"), os.NewFile(uintptr(up[1]), "up"), file}
+	if err := python3.Start(); err != nil {
 		return err
 	}
-	for _, f := range python.ExtraFiles {
+	for _, f := range python3.ExtraFiles {
 		_ = f.Close() // Python has its own
 	}
-	if _, err := fd(down[1]).Write(kernel.AppendFrame(nil, kernel.TypeSource, kernel.Source)); err != nil {
+	if _, err := fd(down[1]).Write(kernel.AppendFrame(nil, kernel.TypeSource, python.Kernel{}.Source())); err != nil {
 		return err
 	}
 	host, interpreter := bufio.NewReader(fd(0)), bufio.NewReader(fd(up[0]))

@@ -7,142 +7,124 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"github.com/recluse-dev/recluse/gate"
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/config"
-	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
+	"github.com/recluse-dev/recluse/session"
 )
-
-// subModels is the label under which a run remembers which models it gave to its calls.
-const subModels = "sub_model"
 
 // askOptions is what the user says about a question.
 type askOptions struct {
-	machine
-	route
-	budget
-	thrift
+	runFlags
+	plain    int
+	cache    string
 	contexts []string
-	mcp      []string
 	schema   string
 	session  string
 	gate     string
 	role     string
-	quiet    bool
 }
 
-// route is which models to ask.
-type route struct {
-	model string
-	sub   []string
+// runFlags are the flags of everything that lets models work.
+type runFlags struct {
+	machine
+	model  string
+	sub    []string
+	limits v1.RunLimits
+	mcp    []string
+	quiet  bool
 }
 
-func (r *route) register(f *pflag.FlagSet) {
-	f.StringVar(&r.model, "model", "", "`provider/model` that works on the question, several with commas: the next when one fails (default as configured, or one that is found)")
-	f.StringArrayVar(&r.sub, "sub-model", nil, "`provider/model` for the calls it makes; repeated for deeper ones (default the same)")
-}
-
-// budget is what a run may take.
-type budget struct {
-	cost   float64
-	time   patience
-	tokens count
-	depth  int
-	turns  count
-
-	flags *pflag.FlagSet
-}
-
-func (b *budget) register(f *pflag.FlagSet) {
-	b.flags = f
-	f.Float64Var(&b.cost, "max-cost", 0, "US `dollars` that everything together may cost")
-	f.Var(&b.time, "max-time", "`duration` after which there must be an answer")
-	f.Var(&b.tokens, "max-tokens", "`number` of tokens of all models together")
-	f.IntVar(&b.depth, "depth", 0, "`levels` of calls below the run: 0 none, 1 models from code, 2 runs of their own")
-	f.Var(&b.turns, "max-turns", "`number` of turns of the run, and of each child")
-}
-
-// limits puts what flags say over what is configured.
-func (b *budget) limits(base rlm.Limits) (rlm.Limits, error) {
-	if b.flags.Changed("max-cost") {
-		if b.cost <= 0 {
-			return base, usage("--max-cost: %v is not above zero", b.cost)
-		}
-		base.Cost = b.cost
+func (o *runFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&o.model, "model", "", "`provider/model` that works on the question, several with commas: the next when one fails (default as configured, or one that is found)")
+	f.StringArrayVar(&o.sub, "sub-model", nil, "`provider/model` for the calls it makes; repeated for deeper ones (default the same)")
+	for _, l := range o.limits.Fields() {
+		f.Var(l, l.Flag, l.Doc)
 	}
-	if b.time != 0 {
-		base.Time = time.Duration(b.time)
-	}
-	if b.tokens != 0 {
-		base.Tokens = int64(b.tokens)
-	}
-	if b.turns != 0 {
-		base.Turns = int(b.turns)
-	}
-	if b.flags.Changed("depth") {
-		if b.depth < 0 {
-			return base, usage("--depth: %d is below zero", b.depth)
-		}
-		base.Depth = b.depth
-	}
-	return base, nil
+	f.StringArrayVar(&o.mcp, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
+	o.machine.register(f)
 }
 
-// thrift is how a run saves calls: by none at all where the context is small, and by those of earlier runs.
-type thrift struct {
-	plain int
-	cache string
-
-	flags *pflag.FlagSet
-}
-
-func (t *thrift) register(f *pflag.FlagSet) {
-	t.flags = f
-	f.IntVar(&t.plain, "plain-below", 0, "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
-	f.StringVar(&t.cache, "cache", "", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
-}
-
-// said reports whether any of it was given.
-func (t *thrift) said() bool { return t.flags.Changed("plain-below") || t.flags.Changed("cache") }
-
-// over puts what flags say over what is configured.
-func (t *thrift) over(m config.Models) (config.Models, error) {
-	if t.flags.Changed("plain-below") {
-		if t.plain < 0 {
-			return m, usage("--plain-below: %d is below zero", t.plain)
-		}
-		m.PlainBelow = t.plain
+// host returns what the flags ask of the server's machine; nil: nothing.
+func (o *runFlags) host(a *app) (*client.RunHost, error) {
+	h, err := o.machine.host(a)
+	if err != nil {
+		return nil, err
 	}
-	if t.flags.Changed("cache") {
-		n, err := config.ParseSize(t.cache)
+	for _, text := range o.mcp {
+		s, err := mcptools.Parse(text)
 		if err != nil {
-			return m, usage("--cache: %v", err)
+			return nil, err
 		}
-		m.Cache = n
+		m := client.MCPServer{Name: s.Name, Command: s.Command, URL: s.URL}
+		if len(m.Command) > 0 { // the server works elsewhere, and has another PATH
+			if m.Dir, err = os.Getwd(); err != nil {
+				return nil, err
+			}
+			if path, err := exec.LookPath(m.Command[0]); err == nil && filepath.IsAbs(path) {
+				m.Command[0] = path
+			}
+		}
+		h.MCP = append(h.MCP, m)
 	}
-	return m, nil
+	return orNil(h), nil
 }
 
-// said reports whether any limit was given.
-func (b *budget) said() bool {
-	for _, name := range []string{"max-cost", "max-time", "max-tokens", "max-turns", "depth"} {
-		if b.flags.Changed(name) {
-			return true
+// orNil returns nil where nothing was asked for.
+func orNil(h client.RunHost) *client.RunHost {
+	if reflect.ValueOf(h).IsZero() {
+		return nil
+	}
+	return &h
+}
+
+// host returns what the flags say about sandboxes and backends, for runs in the server.
+func (m *machine) host(a *app) (h client.RunHost, err error) {
+	if m.flags.Changed("pull") {
+		return h, usage("--pull: for runs the configuration of their server says this; see recluse config show")
+	}
+	if m.flags.Changed("backend") {
+		h.Backends = m.order()
+	}
+	if m.flags.Changed("min-isolation") {
+		h.MinIsolation = m.min.String()
+	}
+	if m.flags.Changed("allow-no-isolation") {
+		h.AllowNoIsolation = &m.allowNone
+	}
+	if m.flags.Changed("allow-container") {
+		h.AllowContainer = &m.container
+	}
+	if !m.said() && !m.flags.Changed("env") && !m.flags.Changed("dir") {
+		return h, nil
+	}
+	if err := m.configure(a); err != nil {
+		return h, err
+	}
+	spec, err := m.spec()
+	if err != nil {
+		return h, err
+	}
+	if spec.RootFS != "" {
+		if spec.RootFS, err = filepath.Abs(spec.RootFS); err != nil { // the server works elsewhere
+			return h, err
 		}
 	}
-	return false
+	h.Spec = &spec
+	return h, nil
 }
 
 func (a *app) askCommand() *cobra.Command {
@@ -170,68 +152,149 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	}
 	f := c.Flags()
 	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - is the input (repeatable)")
-	registerMCP(f, &o.mcp)
 	f.StringVar(&o.schema, "schema", "", "`file` with the JSON Schema that the answer must meet")
 	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
 	f.StringVar(&o.gate, "gate", "", "judge the model's code before it runs: off, warn or block (default as configured)")
 	f.StringVar(&o.role, "role", "", "judge it by the thesaurus of this `role`")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
-	o.route.register(f)
-	o.budget.register(f)
-	o.thrift.register(f)
-	o.machine.register(f)
+	f.IntVar(&o.plain, "plain-below", 0, "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
+	f.StringVar(&o.cache, "cache", "", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
+	o.register(f)
 	a.completeSession(c, "session")
 	return c
-}
-
-func registerMCP(f *pflag.FlagSet, servers *[]string) {
-	f.StringArrayVar(servers, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
 }
 
 func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if strings.TrimSpace(query) == "" {
 		return usage("the question is empty")
 	}
-	cfg, err := a.config()
-	if err != nil {
+	opts := client.RunOptions{Query: query, Model: o.model, Sub: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
+	var err error
+	if opts.Schema, err = readSchema(o.schema); err != nil {
 		return err
 	}
-	limits, err := o.limits(cfg.Models.Limits())
-	if err != nil {
+	if opts.Host, err = o.host(a); err != nil {
 		return err
 	}
-	q := rlm.Question{Query: query, Model: o.model, Limits: &limits, Gate: gate.Mode(o.gate), Role: o.role}
-	if q.Schema, err = readSchema(o.schema); err != nil {
-		return err
-	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
 	if o.session != "" {
-		return a.askSession(ctx, w, o, q)
+		if err := o.inSession(opts.Host); err != nil {
+			return err
+		}
 	}
-	for _, path := range o.contexts {
-		q.Inputs = append(q.Inputs, a.contextOf(path))
-	}
-	if len(o.sub) > 0 {
-		q.Labels = map[string]string{subModels: strings.Join(o.sub, " ")}
-	}
-	models, err := o.over(cfg.Models)
-	if err != nil {
-		return err
-	}
-	e, done, err := a.engine(ctx, w, &o.machine, models, llm.Route{Root: o.model, Sub: o.sub}, o.mcp)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	return a.follow(ctx, w, o.quiet, func(ctx context.Context) (following, error) { return started(e.Start(ctx, q)) })
+	return a.inServer(ctx, o.quiet, func(ctx context.Context, c *client.Client) (*rlm.Info, error) {
+		if o.session != "" {
+			if _, _, err := c.Open(ctx, o.session, a.withLimits(session.OpenOptions{})); err != nil {
+				return nil, err
+			}
+		}
+		for _, path := range o.contexts {
+			x, remove, err := a.contextOf(path)
+			if err != nil {
+				return nil, err
+			}
+			defer remove()
+			opts.Contexts = append(opts.Contexts, x)
+		}
+		return c.StartRun(ctx, opts)
+	})
 }
 
-func (a *app) contextOf(path string) rlm.Input {
-	if path == "-" {
-		return rlm.Reader("stdin", a.stdin)
+// host adds how the run saves calls.
+func (o *askOptions) host(a *app) (*client.RunHost, error) {
+	h, err := o.runFlags.host(a)
+	if err != nil {
+		return nil, err
 	}
-	return rlm.File(path)
+	var more client.RunHost
+	if h != nil {
+		more = *h
+	}
+	if o.flags.Changed("plain-below") {
+		if o.plain < 0 {
+			return nil, usage("--plain-below: %d is below zero", o.plain)
+		}
+		more.PlainBelow = new(int64(o.plain))
+	}
+	if o.flags.Changed("cache") {
+		n, err := config.ParseSize(o.cache)
+		if err != nil {
+			return nil, usage("--cache: %v", err)
+		}
+		more.CacheBytes = new(int64(n))
+	}
+	return orNil(more), nil
+}
+
+// inSession refuses what the session or the configuration of its server says.
+func (o *askOptions) inSession(h *client.RunHost) error {
+	switch {
+	case o.gate != "" || o.role != "":
+		return usage("--gate and --role: they are those of the session; say them when it is opened, with recluse session open")
+	case len(o.mcp) > 0:
+		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
+	case o.flags.Changed("plain-below") || o.flags.Changed("cache"):
+		return usage("--plain-below, --cache: the server answers in a session, as its own configuration says (models.plain_below, models.cache)")
+	case h != nil:
+		return usage("--session: the sandbox is that of the session; make it with recluse session open")
+	}
+	return nil
+}
+
+// contextOf names a file for the user's own server; another one is sent its text. The caller must call remove once the run has begun.
+func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
+	fail := func(err error) (client.RunContext, func(), error) {
+		return x, nil, &sandbox.Error{Code: rlm.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
+	}
+	remove = func() {}
+	here := a.cfg.Client.URL == ""
+	if path == "-" && here {
+		dir, err := os.MkdirTemp("", "recluse-stdin-")
+		if err != nil {
+			return fail(err)
+		}
+		remove = func() { _ = os.RemoveAll(dir) } // nobody else is in it
+		file := filepath.Join(dir, "stdin")
+		if err := spool(file, a.stdin); err != nil {
+			remove()
+			return fail(err)
+		}
+		return client.RunContext{Name: "stdin", Path: file}, remove, nil
+	}
+	if path == "-" {
+		b, err := io.ReadAll(a.stdin)
+		if err != nil {
+			return fail(err)
+		}
+		return client.RunContext{Name: "stdin", Text: string(b)}, remove, nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fail(err)
+	}
+	if here {
+		full, err := filepath.Abs(path) // the server works elsewhere
+		if err != nil {
+			return fail(err)
+		}
+		return client.RunContext{Path: full}, remove, nil
+	}
+	if info.IsDir() {
+		return x, nil, usage("--context %s: a directory cannot be sent to another machine", path)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return fail(err)
+	}
+	return client.RunContext{Name: filepath.Base(path), Text: string(b)}, remove, nil
+}
+
+// spool writes the input to a file in a private directory. Everybody may read the file, so that the run can link to it.
+func spool(file string, in io.Reader) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, in)
+	return errors.Join(err, f.Close())
 }
 
 func readSchema(path string) (json.RawMessage, error) {
@@ -239,144 +302,13 @@ func readSchema(path string) (json.RawMessage, error) {
 		return nil, nil
 	}
 	b, err := os.ReadFile(path)
+	if err == nil && !json.Valid(b) {
+		err = errors.New("it is not JSON")
+	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: rlm.CodeInvalidSchema, Op: "read the schema", Message: "it cannot be read", Err: err}
+		return nil, &sandbox.Error{Code: rlm.CodeInvalidSchema, Op: "read the schema", Message: "the schema for answers is not valid", Err: err}
 	}
 	return b, nil
-}
-
-// engine makes what runs questions in this program: with the configured models and the tools of MCP servers, on a backend that is chosen when the first
-// sandbox is needed. The caller must call done.
-func (a *app) engine(ctx context.Context, w *watch, m *machine, models config.Models, r llm.Route, mcp []string) (e *rlm.Engine, done func(), err error) {
-	if len(r.Sub) == 0 {
-		r.Sub = models.Sub
-	}
-	set, err := models.Open()
-	if err != nil {
-		return nil, nil, err
-	}
-	servers, err := a.cfg.MCP.Open(mcp, thisBuild().Version, a.logger())
-	if err != nil {
-		set.Close()
-		return nil, nil, err
-	}
-	done = func() {
-		servers.Close()
-		set.Close()
-	}
-	o := rlm.Options{PlainBelow: models.Small()}
-	o.Cache, err = sharedCache(models)
-	var routing *llm.Routing
-	if err == nil {
-		routing, err = set.Route(ctx, r)
-	}
-	if err == nil {
-		o.Models = rlm.Routed(routing)
-		o.Tools, err = servers.Tools(ctx)
-	}
-	if err == nil {
-		e, err = a.engineOf(ctx, w, m, o)
-	}
-	if err != nil {
-		done()
-		return nil, nil, err
-	}
-	return e, done, nil
-}
-
-// sharedCache is what runs of this user share; nil: each has its own.
-func sharedCache(m config.Models) (*rlm.Cache, error) {
-	if m.Cache <= 0 {
-		return nil, nil
-	}
-	data, err := xdg.Data()
-	if err != nil {
-		return nil, err
-	}
-	return rlm.OpenCache(filepath.Join(data, rlm.CacheDir), int64(m.Cache))
-}
-
-// engineOf makes an engine with the sandboxes that flags and configuration describe.
-func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
-	g, err := a.ground(ctx, w, m)
-	if err != nil {
-		return nil, err
-	}
-	return g.engine(ctx, o)
-}
-
-// ground is what engines of this program have in common: where code runs, and what judges it.
-type ground struct {
-	a       *app
-	w       *watch
-	backend sandbox.Backend
-	spec    sandbox.Spec
-	checker *gate.Checker
-	swept   sync.Once
-}
-
-// ground makes it as flags and configuration say. It ends with the program.
-func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error) {
-	if err := m.configure(a); err != nil {
-		return nil, err
-	}
-	spec, err := m.spec()
-	if err != nil {
-		return nil, err
-	}
-	req := m.requirements(a)
-	req.Soon = true
-	b, _, err := backend.Select(ctx, a.backends(ctx), req)
-	if err != nil {
-		return nil, err
-	}
-	checker, err := a.cfg.Gate.Open(nil)
-	if err != nil {
-		return nil, err
-	}
-	a.atEnd = append(a.atEnd, checker.Close)
-	return &ground{a: a, w: w, backend: b, spec: spec, checker: checker}, nil
-}
-
-// engine makes one of them.
-func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
-	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.w}, g.spec, g.a.logger(), true, g.checker
-	if o.PlainBelow == 0 {
-		o.PlainBelow = g.a.cfg.Models.Small()
-	}
-	e, err := rlm.New(o)
-	if err == nil {
-		g.swept.Do(func() { rlm.Sweep(ctx, g.backend, nil, e) })
-	}
-	return e, err
-}
-
-// guarded has the sandboxes of a run ended before the program is left at once.
-type guarded struct {
-	rlm.Sandboxes
-	w *watch
-}
-
-func (g guarded) note(m rlm.Machine, err error) (rlm.Machine, error) {
-	if s, ok := m.(*sandbox.Sandbox); ok && err == nil {
-		g.w.guard(s)
-	}
-	return m, err
-}
-
-// Open implements rlm.Sandboxes.
-func (g guarded) Open(ctx context.Context, spec sandbox.Spec) (rlm.Machine, error) {
-	return g.note(g.Sandboxes.Open(ctx, spec))
-}
-
-// Attach implements rlm.Sandboxes.
-func (g guarded) Attach(ctx context.Context, id string) (rlm.Machine, error) {
-	return g.note(g.Sandboxes.Attach(ctx, id))
-}
-
-// Restore implements rlm.Sandboxes.
-func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, error) {
-	return g.note(g.Sandboxes.Restore(ctx, snapshot))
 }
 
 // answerOut prints an answer.

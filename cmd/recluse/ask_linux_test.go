@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -153,15 +154,15 @@ func TestAsk(t *testing.T) {
 		a.write("binary", "\x00\x01\x02\xff\xfe\x00")
 		a.write("empty", "")
 		for want, args := range map[string][]string{
-			"the question is empty":    {" "},
-			"no such file":             {"Q?", "--context", filepath.Join(a.dir, "not")},
-			"binary":                   {"Q?", "--context", filepath.Join(a.dir, "binary")},
-			"empty":                    {"Q?", "--context", filepath.Join(a.dir, "empty")},
-			"not above zero":           {"Q?", "--max-cost", "0"},
-			"depth: -1 is below zero":  {"Q?", "--depth", "-1"},
-			"plain-below: -1 is below": {"Q?", "--plain-below", "-1"},
-			`no provider "nobody"`:     {"Q?", "--model", "nobody/nothing"},
-			"schema for answers is no": {"Q?", "--schema", a.big},
+			"the question is empty":                  {" "},
+			"no such file":                           {"Q?", "--context", filepath.Join(a.dir, "not")},
+			"binary":                                 {"Q?", "--context", filepath.Join(a.dir, "binary")},
+			"empty":                                  {"Q?", "--context", filepath.Join(a.dir, "empty")},
+			`"--max-cost" flag: 0 is not above zero`: {"Q?", "--max-cost", "0"},
+			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
+			"plain-below: -1 is below":               {"Q?", "--plain-below", "-1"},
+			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
+			"schema for answers is no":               {"Q?", "--schema", a.big},
 		} {
 			got := a.run("", append([]string{"ask"}, args...)...)
 			if got.status != statusFailure || !strings.Contains(got.stderr, want) {
@@ -236,7 +237,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 	}
 
 	start, res := ask([]string{scripts}, "--plain-below", "0", "--cache", "1m", "--max-time", "7m", "--max-cost", "1.5", "--max-tokens", "5000", "--max-turns", "3", "--depth", "1")
-	if l := start.Limits; l.Time != 7*time.Minute || l.Cost != 1.5 || l.Tokens != 5000 || l.Turns != 3 || l.Depth != 1 {
+	if l := start.Limits; l.Time.Std() != 7*time.Minute || *l.Cost != 1.5 || *l.Tokens != 5000 || *l.Turns != 3 || *l.Depth != 1 {
 		t.Errorf("limits: %+v", l)
 	}
 	if res.Answer != answer("1") || start.Model != "scripted/chief" || len(res.By) != 2 || res.By[1].Model != "scripted/second" || res.Plain || res.Cached != 0 {
@@ -360,10 +361,12 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	}
 	errs.await(t, "turn 2: ok")
 	a.thinking("last")
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+	server := a.server()
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGKILL), syscall.Kill(server.PID, syscall.SIGKILL)); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
+	a.env = append(a.env, "RECLUSE_MODELS_RESUME=false")
 	if got := a.must("runs", "list"); !strings.Contains(got, "interrupted") {
 		t.Errorf("list: %s", got)
 	}
@@ -409,6 +412,61 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	}
 	if got := a.run("", "runs", "show", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "there is no run") {
 		t.Errorf("show what was deleted: %+v", got)
+	}
+}
+
+func TestARunGoesOnWithoutItsAsk(t *testing.T) {
+	a := newAsker(t, "2s")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	errs := newHeard()
+	cmd.Stderr = errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	a.await("the run has its answer", func() bool { return strings.HasSuffix(a.must("runs", "show", "last"), "\nswordfish\n") })
+	if left := a.sandboxes(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestAskOutlivesItsServer(t *testing.T) {
+	a := newAsker(t, "3s")
+	cmd := a.command("ask", "What is the password?", "--context", a.big)
+	var out bytes.Buffer
+	errs := newHeard()
+	cmd.Stdout, cmd.Stderr = &out, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	errs.await(t, "turn 2: ok")
+	if err := syscall.Kill(a.server().PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := status(t, cmd.Wait()); got != 0 || out.String() != "swordfish\n" || !strings.Contains(errs.String(), "resumed behind turn 2") {
+		t.Errorf("status %d, %q, %s", got, out.String(), errs)
+	}
+}
+
+func TestARunIsCancelledByName(t *testing.T) {
+	a := newAsker(t, "10m")
+	cmd := a.command("ask", "What is the password?", "--context", a.big, "-q")
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	a.await("a run works", func() bool { return strings.Contains(a.must("runs", "list"), "running") })
+	a.thinking("last")
+	if got := a.must("runs", "cancel", "last"); !strings.HasSuffix(got, "\nhalf an answer\n") {
+		t.Errorf("%q", got)
+	}
+	if got := status(t, cmd.Wait()); got != 1 || out.String() != "half an answer\n" {
+		t.Errorf("status %d, %q", got, out.String())
 	}
 }
 

@@ -35,10 +35,11 @@ type view interface {
 // follow begins a run, shows it until its end, and prints the answer.
 func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(context.Context) (following, error)) error {
 	// The run is stopped, not given up: so it has a result, whatever ctx ends by.
-	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	own := context.WithoutCancel(ctx)
+	beginning, cancel := context.WithCancel(own)
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
-	r, err := begin(own)
+	r, err := begin(beginning)
 	stop()
 	if err != nil {
 		return cause(ctx, err)

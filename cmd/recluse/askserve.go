@@ -5,9 +5,11 @@ import (
 	"log/slog"
 
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/llm"
+	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/session"
@@ -26,13 +28,45 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	}
 	k := runs.New(runs.Options{
 		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume, PlainBelow: cfg.Models.Small(), CacheBytes: int64(cfg.Models.Cache),
-		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits(), Gate: checker, Note: m.Note, Logger: log,
+		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Logger: log,
 		Known: backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},
+		Choose: func(ctx context.Context, h api.RunHost) (sandbox.Backend, error) {
+			req, err := requirementsOf(req, h)
+			if err != nil {
+				return nil, err
+			}
+			b, _, err := backend.Select(ctx, backends, req)
+			return b, err
+		},
+		MoreMCP: func(more []mcptools.Server) (*mcptools.Set, error) {
+			return cfg.MCP.Open(more, thisBuild().Version, log)
+		},
 	})
 	k.Recover()
 	return k, nil
+}
+
+// requirementsOf lays what a run asks for over what the server is configured with.
+func requirementsOf(req backend.Requirements, h api.RunHost) (backend.Requirements, error) {
+	req.Soon = true
+	if len(h.Backends) > 0 {
+		req.Order = h.Backends
+	}
+	if h.AllowNoIsolation != nil {
+		req.AllowNone = *h.AllowNoIsolation
+	}
+	if h.AllowContainer != nil {
+		req.AllowContainer = *h.AllowContainer
+	}
+	if h.MinIsolation == "" {
+		return req, nil
+	}
+	if err := req.MinIsolation.UnmarshalText([]byte(h.MinIsolation)); err != nil {
+		return req, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "select backend", Message: err.Error()}
+	}
+	return req, nil
 }

@@ -20,10 +20,10 @@ import (
 // lookWait bounds a completion: a shell waits for it.
 const lookWait = 2 * time.Second
 
-// stamp says which build this is.
-func stamp() daemon.Stamp {
+// stamp identifies this build with its configuration.
+func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
-	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable()}
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
 	if b.Modified {
 		s.Commit = "" // such builds differ from one another
 	}
@@ -53,23 +53,25 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		}
 		return c, c.Close, nil
 	}
-	held, err := a.ensure(ctx, cfg)
+	me := stamp(cfg)
+	held, err := a.ensure(ctx, cfg, me)
 	if err != nil {
 		return nil, nil, err
 	}
+	a.otherConfig = held.Status.Stamp.Config != me.Config
 	var starting atomic.Bool
 	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
 	if err != nil {
 		held.Close()
 		return nil, nil, err
 	}
-	release := a.hold(ctx, cfg, held, &starting)
+	release := a.hold(ctx, cfg, me, held, &starting)
 	return c, func() { c.Close(); release() }, nil
 }
 
 // hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a
 // session goes on meanwhile, and the client finds it again: it waits for as long as starting is set, since a server with many sessions takes its time.
-func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, starting *atomic.Bool) (release func()) {
+func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, held *daemon.Conn, starting *atomic.Bool) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -82,7 +84,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, s
 			}
 			held.Close()
 			starting.Store(true)
-			next, err := a.ensure(ctx, cfg)
+			next, err := a.ensure(ctx, cfg, me)
 			starting.Store(false)
 			if err != nil {
 				return // the call that needs it will tell
@@ -94,7 +96,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, held *daemon.Conn, s
 }
 
 // ensure gives the user's own server, which is started if need be.
-func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, error) {
+func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (*daemon.Conn, error) {
 	p, err := place(cfg)
 	if err != nil {
 		return nil, err
@@ -107,23 +109,24 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config) (*daemon.Conn, err
 		}
 		args = append(args, "--config", file)
 	}
-	return p.Ensure(ctx, stamp(), p.Background(args...))
+	p.Env = cfg.Environ()
+	return p.Ensure(ctx, me, p.Background(args...))
 }
 
-// openSession finds a session, or makes it as the flags say.
-func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (*client.Session, func(), error) {
+// openSession opens a session, which is created as the flags say if there is none. The caller must call done.
+func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (s *client.Session, opened session.Opened, done func(), err error) {
 	for _, flag := range []string{"allow-no-isolation", "allow-container", "min-isolation", "pull"} {
 		if m != nil && m.flags.Changed(flag) {
-			return nil, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
+			return nil, opened, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
 		}
 	}
 	if m != nil && m.said() {
 		if err := m.configure(a); err != nil {
-			return nil, nil, err
+			return nil, opened, nil, err
 		}
 		spec, err := m.spec()
 		if err != nil {
-			return nil, nil, err
+			return nil, opened, nil, err
 		}
 		spec.Env, spec.Dir = nil, "" // of the command alone
 		o.Spec = &spec
@@ -133,36 +136,23 @@ func (a *app) openSession(ctx context.Context, name string, m *machine, o sessio
 	}
 	c, done, err := a.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, opened, nil, err
 	}
-	s, err := a.findOrMake(ctx, c, name, o)
+	s, opened, err = c.Open(ctx, name, a.withLimits(o))
 	if err != nil {
 		done()
-		return nil, nil, err
+		return nil, opened, nil, err
 	}
-	return s, done, nil
+	return s, opened, done, nil
 }
 
-// findOrMake opens a session. One that has to be made gets the limits that are configured, one that is there keeps its own.
-func (a *app) findOrMake(ctx context.Context, c *client.Client, name string, o session.OpenOptions) (*client.Session, error) {
-	limits := limitsOf(a.cfg)
-	if o.Spec != nil || o.Existing || o.From != "" || limits == (sandbox.Limits{}) {
-		s, _, err := c.Open(ctx, name, o)
-		return s, err
+// withLimits adds the configured limits for a session that is created now. A session made from a snapshot has the
+// snapshot's.
+func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
+	if limits := limitsOf(a.cfg); o.From == "" && limits != (sandbox.Limits{}) {
+		o.IfNew.Spec = &sandbox.Spec{Limits: limits}
 	}
-	found := o
-	found.Existing = true
-	if !o.New {
-		if s, _, err := c.Open(ctx, name, found); !gone(err) {
-			return s, err
-		}
-	}
-	o.Spec = &sandbox.Spec{Limits: limits}
-	s, _, err := c.Open(ctx, name, o)
-	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
-		s, _, err = c.Open(ctx, name, found)
-	}
-	return s, err
+	return o
 }
 
 // session finds a session that is there.

@@ -2,27 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxLinks is how many links are followed, as by Linux.
-const maxLinks = 40
-
 func (a *app) cpCommand() *cobra.Command {
-	var keep bool
+	var o client.CopyOptions
 	c := &cobra.Command{
 		Use:   "cp SOURCE... DESTINATION",
 		Short: "Copy files and directories into a session, or out of it",
@@ -46,10 +35,10 @@ Owners are not kept; nor are devices, pipes and sockets, and, on the way out, li
 			return names, cobra.ShellCompDirectiveNoSpace
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.cp(c.Context(), args[:len(args)-1], args[len(args)-1], keep)
+			return a.cp(c.Context(), args[:len(args)-1], args[len(args)-1], o)
 		},
 	}
-	c.Flags().BoolVarP(&keep, "no-clobber", "n", false, "never replace a file")
+	c.Flags().BoolVarP(&o.NoClobber, "no-clobber", "n", false, "never replace a file")
 	return c
 }
 
@@ -67,14 +56,7 @@ func remotePath(arg string) (name, file string, ok bool) {
 	return arg[:i], arg[i+1:], true
 }
 
-// copied counts, for the result.
-type copied struct {
-	Files   int64    `json:"files"`
-	Bytes   int64    `json:"bytes"`
-	Skipped []string `json:"skipped,omitempty"`
-}
-
-func (a *app) cp(ctx context.Context, sources []string, to string, keep bool) error {
+func (a *app) cp(ctx context.Context, sources []string, to string, o client.CopyOptions) error {
 	name, dst, in := remotePath(to)
 	var remote []string
 	for _, s := range sources {
@@ -91,20 +73,17 @@ func (a *app) cp(ctx context.Context, sources []string, to string, keep bool) er
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	// What is copied into a session makes it; what is copied out of it must be there.
-	s, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
+	s, _, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
-	g, err := s.Guest(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	c := copier{app: a, files: s.Files(), home: g.Home, keep: keep}
+	o.Stdin, o.Stdout = a.stdin, a.stdout
+	var copied *client.Copied
 	if in {
-		err = c.into(ctx, sources, dst)
+		copied, err = s.CopyIn(ctx, sources, dst, o)
 	} else {
-		err = c.outOf(ctx, remote, to)
+		copied, err = s.CopyOut(ctx, remote, to, o)
 	}
 	if err != nil {
 		return cause(ctx, err)
@@ -113,211 +92,13 @@ func (a *app) cp(ctx context.Context, sources []string, to string, keep bool) er
 		return nil
 	}
 	if a.json {
-		return writeJSON(a.stdout, c.copied)
+		return writeJSON(a.stdout, copied)
 	}
-	for _, s := range c.Skipped {
+	for _, name := range copied.Changed {
+		a.say("warning: %s changed while it was read", oneLine(name))
+	}
+	for _, s := range copied.Skipped {
 		a.say("left out: %s", oneLine(s))
 	}
 	return nil
-}
-
-// copier copies between this machine and one session.
-type copier struct {
-	app   *app
-	files *client.Files
-	home  string
-	keep  bool
-	copied
-}
-
-// inside makes a path of the session absolute.
-func (c *copier) inside(file string) string {
-	dir := strings.HasSuffix(file, "/")
-	if !path.IsAbs(file) {
-		file = path.Join(c.home, file)
-	}
-	if file = path.Clean(file); dir && file != "/" {
-		file += "/"
-	}
-	return file
-}
-
-// isDir reports whether there is a directory in the session.
-func (c *copier) isDir(ctx context.Context, file string) (bool, error) {
-	i, err := c.files.Stat(ctx, strings.TrimSuffix(file, "/")+"/.")
-	switch {
-	case err == nil:
-		return i.Kind == "dir", nil
-	case sandbox.CodeOf(err) == sandbox.CodeFileNotFound, sandbox.CodeOf(err) == sandbox.CodeFileNotDirectory:
-		return false, nil
-	}
-	return false, err
-}
-
-// into copies files of this machine into the session.
-func (c *copier) into(ctx context.Context, sources []string, dst string) error {
-	dst = c.inside(dst)
-	dir, err := c.isDir(ctx, dst)
-	if err != nil {
-		return err
-	}
-	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory in the session", Remedy: "make it first, or copy one thing to a new name"}
-	}
-	for _, src := range sources {
-		if src == "-" {
-			if dir {
-				return usage("the input needs a name: %s is a directory", dst)
-			}
-			if err := c.send(ctx, c.app.stdin, dst, 0); err != nil {
-				return err
-			}
-			continue
-		}
-		fi, err := os.Stat(src)
-		if err != nil {
-			return unreadable(src, err)
-		}
-		at := dst
-		if dir && !contents(src) {
-			abs, err := filepath.Abs(src)
-			if err != nil {
-				return unreadable(src, err)
-			}
-			at = path.Join(dst, filepath.Base(abs))
-		}
-		switch {
-		case fi.IsDir():
-			err = c.sendTree(ctx, src, strings.TrimSuffix(at, "/"))
-		case fi.Mode().IsRegular():
-			err = c.sendFile(ctx, src, at, fi.Mode())
-		default:
-			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + src, Message: "it is neither a file nor a directory", Remedy: "recluse cp - SESSION:PATH < FILE copies what can be read from it"}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// contents reports SOURCE/., which means what is in a directory.
-func contents(src string) bool {
-	return src == "." || strings.HasSuffix(filepath.ToSlash(src), "/.")
-}
-
-func unreadable(file string, err error) error {
-	code := sandbox.CodeInvalidRequest
-	if errors.Is(err, fs.ErrNotExist) {
-		code = sandbox.CodeFileNotFound
-	}
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		err = pe.Err
-	}
-	return &sandbox.Error{Code: code, Op: "copy " + file, Message: "it cannot be read", Err: err}
-}
-
-func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
-	f, err := os.Open(src)
-	if err != nil {
-		return unreadable(src, err)
-	}
-	defer f.Close()
-	return c.send(ctx, f, dst, mode.Perm())
-}
-
-func (c *copier) send(ctx context.Context, r io.Reader, dst string, mode fs.FileMode) error {
-	i, err := c.files.Write(ctx, dst, r, sandbox.WriteOptions{Mode: mode, Exclusive: c.keep})
-	if err != nil {
-		return err
-	}
-	c.Files++
-	c.Bytes += i.Size
-	return nil
-}
-
-// outOf copies files of the session to this machine.
-func (c *copier) outOf(ctx context.Context, sources []string, dst string) error {
-	if dst == "-" {
-		for _, src := range sources {
-			if _, err := c.files.Read(ctx, c.inside(src), c.app.stdout); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	fi, err := os.Stat(dst)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return unwritable(dst, err)
-	}
-	dir := err == nil && fi.IsDir()
-	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
-	}
-	for _, src := range sources {
-		from := c.inside(src)
-		at := dst
-		if dir && !contents(src) {
-			at = filepath.Join(dst, path.Base(from))
-		}
-		from, i, err := c.resolve(ctx, path.Clean(from))
-		if err != nil {
-			return err
-		}
-		switch i.Kind {
-		case "dir":
-			err = c.fetchTree(ctx, from, at)
-		case "file":
-			err = c.fetchFile(ctx, from, at, i.Mode)
-		default:
-			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + from, Message: fmt.Sprintf("it is a %s", i.Kind)}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// resolve follows what is a link itself, as cp does with what it is given by name.
-func (c *copier) resolve(ctx context.Context, file string) (string, *sandbox.FileInfo, error) {
-	for range maxLinks {
-		i, err := c.files.Stat(ctx, file)
-		if err != nil || i.Kind != "symlink" {
-			return file, i, err
-		}
-		if path.IsAbs(i.Link) {
-			file = path.Clean(i.Link)
-		} else {
-			file = path.Join(path.Dir(file), i.Link)
-		}
-	}
-	return "", nil, &sandbox.Error{Code: sandbox.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
-}
-
-func unwritable(file string, err error) error {
-	code := sandbox.CodeInvalidRequest
-	if errors.Is(err, fs.ErrExist) {
-		code = sandbox.CodeFileExists
-	}
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		err = pe.Err
-	}
-	return &sandbox.Error{Code: code, Op: "write " + file, Message: "it cannot be written", Err: err}
-}
-
-// fetchFile writes beside the file first: one that could not be copied as a whole leaves the old one as it was.
-func (c *copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
-	root, err := os.OpenRoot(filepath.Dir(dst))
-	if err != nil {
-		return unwritable(dst, err)
-	}
-	defer root.Close()
-	return c.receive(root, filepath.Base(dst), mode, func(w io.Writer) (int64, error) {
-		i, err := c.files.Read(ctx, src, w)
-		if err != nil {
-			return 0, err
-		}
-		return i.Size, nil
-	})
 }

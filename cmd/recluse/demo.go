@@ -272,7 +272,7 @@ func (d *demo) files(ctx context.Context, tell func(string, ...any)) error {
 }
 
 func (d *demo) limit(ctx context.Context, tell func(string, ...any)) error {
-	v, err := d.s.Run(ctx, sandbox.Command{Shell: "echo working; (setsid sleep 1000 &) ; sleep 1000", Timeout: demoTimeout})
+	v, err := d.s.Run(ctx, sandbox.Command{Shell: "echo working; (setsid sleep 1000 &) ; sleep 1000", RunOptions: sandbox.RunOptions{Timeout: demoTimeout}})
 	if err != nil {
 		return err
 	}
@@ -280,7 +280,7 @@ func (d *demo) limit(ctx context.Context, tell func(string, ...any)) error {
 		return unexpected("a command without end gave %s", v)
 	}
 	tell("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; everything it started has ended too", v, strings.TrimSpace(v.Stdout.String()))
-	v, err = d.s.Cell(ctx, sandbox.Cell{Code: "while True: pass", Timeout: demoTimeout / 2})
+	v, err = d.s.Cell(ctx, sandbox.Cell{Code: "while True: pass", RunOptions: sandbox.RunOptions{Timeout: demoTimeout / 2}})
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -63,8 +64,6 @@ func (a *app) demoRLM(ctx context.Context, m *machine) error {
 	if err := writeHaystack(path); err != nil {
 		return err
 	}
-	l := rlm.DefaultLimits()
-	l.Tokens, l.Cost, l.Time, l.Depth = 6_000_000, 2, 5*time.Minute, 2
 	root, sub := demoRoot(), demoSub()
 	e, err := a.engineOf(ctx, w, m, rlm.Options{
 		Models: func(depth int, _ string) (llm.Model, error) {
@@ -73,7 +72,7 @@ func (a *app) demoRLM(ctx context.Context, m *machine) error {
 			}
 			return sub, nil
 		},
-		Limits: &l, PlainBelow: -1,
+		Limits: v1.RunLimits{Tokens: new(int64(6_000_000)), Cost: new(2.0), Time: new(v1.Duration(5 * time.Minute)), Depth: new(2)}, PlainBelow: -1,
 	})
 	if err != nil {
 		return cause(ctx, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -31,7 +32,7 @@ type execOptions struct {
 	background    bool
 	python        string
 	pythonFile    string
-	timeout       patience
+	timeout       v1.Duration
 	killSurvivors bool
 }
 
@@ -146,7 +147,9 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 
 	out := &output{w: a.stdout, cancel: w.cancel}
 	errs := &output{w: a.stderr, cancel: w.cancel}
-	cmd := sandbox.Command{Args: args, Stdin: stdin, Stdout: out, Stderr: errs, Timeout: o.timeout.timeout(), KillSurvivors: o.killSurvivors}
+	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{
+		Stdin: stdin, Stdout: out, Stderr: errs, Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors,
+	}}
 	if o.session != "" {
 		cmd.Env, cmd.Dir = o.env.values, o.dir
 	}
@@ -163,10 +166,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	case o.background:
 		return a.background(ctx, t, o.session, cmd)
 	case cell:
-		c := sandbox.Cell{
-			Code: code, Context: o.context, Args: append([]string{"-c"}, args...), Env: cmd.Env, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
-			Timeout: cmd.Timeout, KillSurvivors: cmd.KillSurvivors, InlineBytes: cmd.InlineBytes,
-		}
+		c := sandbox.Cell{Code: code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
 		if !a.json {
 			c.Display = func(b sandbox.Bundle) { printText(out, &b) }
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
@@ -38,13 +39,17 @@ func (c *choice) register(f *pflag.FlagSet) {
 }
 
 func (c *choice) requirements(a *app) backend.Requirements {
-	req := backend.Requirements{MinIsolation: c.min, AllowNone: c.allowNone, AllowContainer: c.container, Logger: a.logger()}
+	return backend.Requirements{MinIsolation: c.min, AllowNone: c.allowNone, AllowContainer: c.container, Order: c.order(), Logger: a.logger()}
+}
+
+// order returns the backends that were named.
+func (c *choice) order() (names []string) {
 	for name := range strings.SplitSeq(c.backend, ",") {
 		if name = strings.TrimSpace(name); name != "" {
-			req.Order = append(req.Order, name)
+			names = append(names, name)
 		}
 	}
-	return req
+	return names
 }
 
 // machine is what the user says about the sandbox.
@@ -241,35 +246,10 @@ func (c *count) Set(v string) error {
 	return nil
 }
 
-// patience is a flag for a time-out; zero, unless said, is none.
-type patience time.Duration
-
-func (p *patience) String() string {
-	if *p == 0 {
-		return ""
+// timeout returns the time of a command; zero is a flag that was left out.
+func timeout(d v1.Duration) time.Duration {
+	if d == 0 {
+		return sandbox.NoLimit
 	}
-	return time.Duration(*p).String()
-}
-
-// Type names the flag's value in help texts.
-func (p *patience) Type() string { return "duration" }
-
-// Set reads 5s, 1m30s, or a number of seconds.
-func (p *patience) Set(v string) error {
-	d, err := time.ParseDuration(v)
-	if err != nil {
-		d, err = time.ParseDuration(v + "s")
-	}
-	if err != nil || d <= 0 {
-		return fmt.Errorf("%q is not a duration above zero, like 5s or 2m", v)
-	}
-	*p = patience(d)
-	return nil
-}
-
-func (p patience) timeout() time.Duration {
-	if p == 0 {
-		return sandbox.NoTimeout
-	}
-	return time.Duration(p)
+	return d.Std()
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -33,20 +34,20 @@ func TestSizeIsPrintedAsItIsRead(t *testing.T) {
 	}
 }
 
-func TestPatience(t *testing.T) {
+func TestTimeout(t *testing.T) {
 	for in, want := range map[string]time.Duration{"5s": 5 * time.Second, "5": 5 * time.Second, "0.5": 500 * time.Millisecond, "1m30s": 90 * time.Second} {
-		var p patience
-		if err := p.Set(in); err != nil || p.timeout() != want {
-			t.Errorf("%q: got %s, %v, want %s", in, p.timeout(), err, want)
+		var d v1.Duration
+		if err := d.Set(in); err != nil || timeout(d) != want {
+			t.Errorf("%q: got %s, %v, want %s", in, timeout(d), err, want)
 		}
 	}
 	for _, in := range []string{"", "0", "0s", "-1s", "soon", "5 s"} {
-		var p patience
-		if err := p.Set(in); err == nil {
-			t.Errorf("%q was taken as %s", in, p.timeout())
+		var d v1.Duration
+		if err := d.Set(in); err == nil {
+			t.Errorf("%q was taken as %s", in, timeout(d))
 		}
 	}
-	if got := patience(0).timeout(); got != sandbox.NoTimeout {
+	if got := timeout(0); got != sandbox.NoLimit {
 		t.Errorf("unset: got %s, want none", got)
 	}
 }

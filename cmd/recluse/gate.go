@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -206,18 +208,18 @@ func (a *app) gateTestCommand() *cobra.Command {
 		Use: "test RULES", Short: "Run the tests that stand beside rules", Args: cobra.ExactArgs(1),
 		Example: "  recluse gate test my-rules.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
-			rules, err := gate.LoadRules(args[0])
+			set, err := rules.Load(args[0])
 			if err != nil {
 				return err
 			}
-			n, err := gate.TestRules(c.Context(), rules)
+			n, err := set.RunTests(c.Context())
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, map[string]int{"rules": len(rules.Names()), "tests": n})
+				return writeJSON(a.stdout, map[string]int{"rules": len(set.Names()), "tests": n})
 			}
-			fmt.Fprintf(a.stdout, "%s of %s pass\n", plural(n, "test", "tests"), plural(len(rules.Names()), "rule", "rules"))
+			fmt.Fprintf(a.stdout, "%s of %s pass\n", plural(n, "test", "tests"), plural(len(set.Names()), "rule", "rules"))
 			return nil
 		},
 	}
@@ -228,7 +230,7 @@ func (a *app) gateRulesCommand() *cobra.Command {
 		Use: "rules", Short: "Print the rules that come along, as a beginning for one's own", Args: cobra.NoArgs,
 		Example: "  recluse gate rules > my-rules.yaml",
 		RunE: func(*cobra.Command, []string) error {
-			_, err := a.stdout.Write(gate.DefaultRulesFile())
+			_, err := a.stdout.Write(rules.DefaultFile())
 			return err
 		},
 	}
@@ -288,7 +290,7 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 				return err
 			}
 			defer done()
-			q, err := cl.Resolve(c.Context(), args[0], grant, note)
+			q, err := cl.Resolve(c.Context(), args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {
 				return err
 			}
@@ -326,7 +328,7 @@ func (a *app) judge(ctx context.Context, req gate.Request) (*judging, error) {
 		}
 		defer checker.Close()
 		req.Attempt = 1
-		d, err := gate.Pass(ctx, checker, req)
+		d, err := gate.Enforce(ctx, checker, req)
 		j.err = err
 		if d.Action == gate.Warn {
 			j.warning = d.Reason

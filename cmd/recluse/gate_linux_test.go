@@ -253,7 +253,7 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, _, err := p.manager.Open(t.Context(), session.Key{Name: string(mode)}, session.OpenOptions{Gate: string(mode)})
+	own, _, err := p.manager.Open(t.Context(), session.Key{Name: string(mode)}, session.OpenOptions{Settings: session.Settings{Gate: string(mode)}})
 	if err != nil {
 		t.Fatal(err)
 	}

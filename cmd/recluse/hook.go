@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/agents"
@@ -68,7 +69,7 @@ func (a *app) hookRefused(err error) error {
 
 type hookRunOptions struct {
 	project, dir, file string
-	timeout            patience
+	timeout            v1.Duration
 }
 
 func (a *app) hookRunCommand() *cobra.Command {
@@ -149,7 +150,10 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 		code = ":" // nothing is a command, too
 	}
 	v, err := t.Run(ctx, sandbox.Command{
-		Shell: code, Dir: dir, Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: o.timeout.timeout(),
+		Shell: code, Dir: dir,
+		RunOptions: sandbox.RunOptions{
+			Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: timeout(o.timeout),
+		},
 	})
 	a.warned(v, warning)
 	return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
@@ -168,22 +172,14 @@ func (a *app) longScript(ctx context.Context, t inSession, code string) (short, 
 	forget = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
 		defer cancel()
-		_ = t.Files().Remove(ctx, file, false) // it ends with the session otherwise
+		_ = t.Files().Remove(ctx, file, sandbox.RemoveOptions{}) // it ends with the session otherwise
 	}
 	return ". " + file, warning, forget, nil
 }
 
-// projectSession finds a project's session, or makes it.
+// projectSession opens a project's session.
 func (a *app) projectSession(ctx context.Context, c *client.Client, name, project string) (*client.Session, session.Info, error) {
-	s, info, err := c.Get(ctx, name)
-	if !gone(err) {
-		return s, info, err
-	}
 	spec := sandbox.Spec{Limits: limitsOf(a.cfg), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
-	s, _, err = c.Open(ctx, name, session.OpenOptions{Spec: &spec})
-	if err != nil {
-		return nil, info, err
-	}
-	info, err = s.Info(ctx)
-	return s, info, err
+	s, opened, err := c.Open(ctx, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
+	return s, opened.Info, err
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 )
 
@@ -29,7 +30,7 @@ own socket a server needs none: there the user is known.`,
 func (a *app) keyCreateCommand() *cobra.Command {
 	var (
 		k      client.KeyOptions
-		lasts  spanFlag
+		lasts  v1.Duration
 		tenant string
 	)
 	c := &cobra.Command{

@@ -128,9 +128,8 @@ func samplingCalls(n int) int {
 
 // mcpDoor serves MCP over HTTP at a server.
 func mcpDoor(srv *server.Server, so server.Options, cfg *config.Config) *mcp.Handler {
-	limits := cfg.Models.Limits()
 	return mcp.NewHandler(srv.Handler(), mcp.Options{
 		Version: so.Version, Logger: so.Logger, Spec: configuredSpec(cfg), TerraphimNames: cfg.Server.TerraphimNames,
-		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), Lent: so.Runs.StartLent, Limits: &limits,
+		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), Lent: so.Runs.StartLent,
 	})
 }

@@ -148,7 +148,7 @@ func (a *app) kill(ctx context.Context, name string, words []string, sigName str
 			continue
 		}
 		if sigName != "" {
-			err = s.Signal(ctx, o.ID, sig, tree)
+			err = s.Signal(ctx, o.ID, sig, sandbox.SignalOptions{Tree: tree})
 		} else {
 			err = s.Cancel(ctx, o.ID)
 		}

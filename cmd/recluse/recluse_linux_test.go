@@ -41,9 +41,7 @@ func TestMain(m *testing.M) {
 // ready skips a test that needs sandboxes where there are none, and fails it in CI.
 func ready(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts sandboxes")
-	}
+	testneed.Sandboxes(t)
 	for _, find := range []func(context.Context) (bundle.Program, error){bundle.Engine, bundle.Guest} {
 		if _, err := find(t.Context()); err != nil {
 			testneed.Lacking(t, err)

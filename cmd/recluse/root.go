@@ -20,6 +20,7 @@ type app struct {
 	begun          bool // the call was in order, and its verb runs
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
+	otherConfig    bool           // the server that we are connected to has another one
 	atEnd          []func() error // what the verb used and lets go of
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -13,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -26,8 +25,8 @@ func (a *app) runsCommand() *cobra.Command {
 		Short: "Look at runs of recluse ask, and go on with them",
 		Long: `Look at the runs of recluse ask, and go on with them. A run is named by its id, by the beginning or end of one, or by last.
 
-A run whose program was killed can be resumed: its sandbox is taken over if it is still there, else restored or made anew, and only calls
-that were under way are paid again.`,
+Runs work in the server, also when recluse ask is killed, and the next server goes on with those of one that was killed. One that nobody goes on with can be
+resumed: its sandbox is taken over if it is still there, else restored or made anew, and only calls that were under way are paid again.`,
 		Example: `  recluse runs list
   recluse runs show last
   recluse runs resume 20260915-101112-0a1b2c3d --max-time 10m
@@ -36,66 +35,49 @@ that were under way are paid again.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.runsListCommand(), a.runsShowCommand(), a.runsResumeCommand(), a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(), a.runsDeleteCommand())
+	c.AddCommand(
+		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(),
+		a.runsDeleteCommand(),
+	)
 	return c
 }
 
-// reader is an engine that only reads what is kept.
-func (a *app) reader() (*rlm.Engine, error) {
-	return rlm.New(rlm.Options{
-		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }, Sandboxes: rlm.FromBackend(nil), Logger: a.logger(),
-	})
-}
-
-// runID finds the run that somebody means.
-func runID(word string) (string, error) {
-	data, err := xdg.Data()
-	if err != nil {
-		return "", err
-	}
-	entries, err := os.ReadDir(filepath.Join(data, "runs"))
-	if err != nil && !os.IsNotExist(err) {
-		return "", &sandbox.Error{Code: sandbox.CodeInternal, Op: "find run", Err: err}
-	}
-	if word == "last" {
-		sortByAge(entries)
-	}
-	var found []string
-	for _, e := range entries {
-		name := e.Name()
-		if name == word {
-			return name, nil
+// findRun finds the run that somebody means.
+func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, error) {
+	if word != "last" && word != "" {
+		if info, err := c.Run(ctx, word); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+			return info, err
 		}
-		if word == "last" || word != "" && (strings.HasPrefix(name, word) || strings.HasSuffix(name, word)) {
-			found = append(found, name)
+	}
+	var found []*rlm.Info
+	var failed error
+	for i, err := range c.Runs(ctx) {
+		if err != nil {
+			failed = err
+			continue // one that cannot be read does not hide the others
+		}
+		if word == "last" {
+			// Those that began in the same second come in any order.
+			if len(found) > 0 && second(i) != second(found[0]) {
+				break
+			}
+			found = append(found, i)
+		} else if word != "" && (strings.HasPrefix(i.ID, word) || strings.HasSuffix(i.ID, word)) {
+			found = append(found, i)
 		}
 	}
 	if len(found) == 0 {
-		return "", &sandbox.Error{Code: rlm.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", word), Remedy: "recluse runs list"}
+		return nil, &sandbox.Error{Code: rlm.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", word), Remedy: "recluse runs list", Err: failed}
 	}
 	if len(found) > 1 && word != "last" {
-		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
 	}
-	return found[len(found)-1], nil
+	newest := slices.MaxFunc(found, func(a, b *rlm.Info) int { return a.Started.Compare(b.Started) })
+	return c.Run(ctx, newest.ID)
 }
 
-// idTime is the length of the time that an id begins with, in seconds.
-const idTime = len("20060102-150405")
-
-// sortByAge puts the newest last, also among those that began in the same second.
-func sortByAge(entries []os.DirEntry) {
-	made := func(e os.DirEntry) int64 {
-		info, err := e.Info()
-		if err != nil {
-			return 0 // it has just been deleted
-		}
-		return info.ModTime().UnixNano()
-	}
-	began := func(e os.DirEntry) string { return e.Name()[:min(idTime, len(e.Name()))] }
-	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
-		return cmp.Or(cmp.Compare(began(a), began(b)), cmp.Compare(made(a), made(b)))
-	})
-}
+// second returns the time that the id of a run begins with.
+func second(i *rlm.Info) string { return i.ID[:min(len("20060102-150405"), len(i.ID))] }
 
 // runFirst completes the first argument.
 func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -113,23 +95,47 @@ func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.She
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// withRuns connects to the server for something about kept runs.
+func (a *app) withRuns(ctx context.Context, do func(context.Context, *client.Client) error) error {
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer done()
+	if err := do(ctx, c); err != nil {
+		return cause(ctx, err)
+	}
+	return nil
+}
+
+// withRun is withRuns for one of them.
+func (a *app) withRun(ctx context.Context, word string, do func(context.Context, *client.Client, *rlm.Info) error) error {
+	return a.withRuns(ctx, func(ctx context.Context, c *client.Client) error {
+		info, err := findRun(ctx, c, word)
+		if err != nil {
+			return err
+		}
+		return do(ctx, c, info)
+	})
+}
+
 func (a *app) runsListCommand() *cobra.Command {
 	var limit count
 	c := &cobra.Command{
 		Use: "list", Short: "List runs, the newest first", Args: cobra.NoArgs, Example: "  recluse runs list --limit 5",
-		RunE: func(*cobra.Command, []string) error { return a.listRuns(int(limit)) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.listRuns(ctx, c, int(limit)) })
+		},
 	}
 	c.Flags().Var(&limit, "limit", "`number` of runs (default all)")
 	return c
 }
 
-func (a *app) listRuns(limit int) error {
-	e, err := a.reader()
-	if err != nil {
-		return err
-	}
+func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 	list := []*rlm.Info{}
-	for i, err := range e.Runs() {
+	for i, err := range c.Runs(ctx) {
 		if err != nil {
 			a.tell(err) // one that cannot be read does not hide the others
 			continue
@@ -164,60 +170,37 @@ func runState(i *rlm.Info) string {
 func (a *app) runsShowCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "show RUN", Short: "Tell what a run did", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Tell what a run did, and its answer. With --json that is one object; with --events every event, one JSON object a line.",
+		Use: "show RUN", Short: "Show what a run did", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
+		Long:    "Show what a run did, and its answer. With --json that is one object; with --events every event, one JSON object a line.",
 		Example: "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
-		RunE:    func(_ *cobra.Command, args []string) error { return a.showRun(args[0], all) },
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) })
+		},
 	}
 	c.Flags().BoolVar(&all, "events", false, "print its events")
 	return c
 }
 
-// kept finds the run that somebody means, and what reads it.
-func (a *app) kept(word string) (*rlm.Engine, *rlm.Info, error) {
-	id, err := runID(word)
-	if err != nil {
-		return nil, nil, err
+func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all bool) error {
+	if all {
+		return writeEvents(ctx, c, info.ID, a.stdout)
 	}
-	e, err := a.reader()
-	if err != nil {
-		return nil, nil, err
-	}
-	info, err := e.Show(id)
-	return e, info, err
-}
-
-func (a *app) showRun(word string, all bool) error {
-	e, info, err := a.kept(word)
-	if err != nil {
-		return err
-	}
-	id := info.ID
-	if a.json && !all {
+	if a.json {
 		return writeJSON(a.stdout, info)
 	}
 	lines := runview.NewLines(a.stdout)
-	for ev, err := range e.Events(id) {
+	for ev, err := range c.PastRunEvents(ctx, info.ID) {
 		if err != nil {
 			return err
 		}
-		if all {
-			if err := writeLine(a.stdout, ev); err != nil {
-				return err
-			}
-			continue
-		}
 		lines.Event(ev)
-	}
-	if all {
-		return nil
 	}
 	p := a.paint()
 	switch {
 	case info.Running:
-		fmt.Fprintf(a.stdout, "\n%sa program works on it now%s\n", p.dim, p.off)
+		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.dim, p.off)
 	case info.Result == nil:
-		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.dim, id, p.off)
+		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.dim, info.ID, p.off)
 	default:
 		fmt.Fprintln(a.stdout)
 		a.answerOut(info.Result)
@@ -225,113 +208,84 @@ func (a *app) showRun(word string, all bool) error {
 	return nil
 }
 
-// goOn is what resume, replay and fork have in common.
-type goOn struct {
-	machine
-	route
-	budget
-	mcp   []string
-	quiet bool
+// writeEvents writes the events of a run up to now, one JSON object a line.
+func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) error {
+	for ev, err := range c.PastRunEvents(ctx, id) {
+		if err != nil {
+			return err
+		}
+		if err := writeLine(w, ev); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (a *app) runsResumeCommand() *cobra.Command {
-	var o goOn
-	c := &cobra.Command{
-		Use: "resume RUN", Short: "Go on with a run that was killed, or ended without an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Go on with a run whose program was killed, or which ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
-		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
+func (a *app) runsCancelCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel RUN", Short: "Stop a run that the server works on, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
+		Example: "  recluse runs cancel last",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l *rlm.Limits) (*rlm.Run, error) {
-				return e.Resume(ctx, id, l)
+			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+				i, err := c.CancelRun(ctx, i.ID)
+				if err != nil {
+					return err
+				}
+				return a.showRun(ctx, c, i, false)
 			})
 		},
 	}
-	o.register(c)
+}
+
+func (a *app) runsResumeCommand() *cobra.Command {
+	var o runFlags
+	c := &cobra.Command{
+		Use: "resume RUN", Short: "Go on with a run that was killed, or ended without an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
+		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
+		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
+				return c.ResumeRun(ctx, id, again)
+			})
+		},
+	}
+	o.register(c.Flags())
 	return c
 }
 
 func (a *app) runsForkCommand() *cobra.Command {
 	var (
-		o  goOn
+		o  runFlags
 		at int
 	)
 	c := &cobra.Command{
 		Use: "fork RUN --at TURN", Short: "Try again from one of a run's turns, as a new run", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, e *rlm.Engine, id string, l *rlm.Limits) (*rlm.Run, error) {
-				return e.Fork(ctx, id, at, l)
+			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
+				return c.ForkRun(ctx, id, at, again)
 			})
 		},
 	}
-	o.register(c)
+	o.register(c.Flags())
 	c.Flags().IntVar(&at, "at", 0, "the last `turn` that both runs share; 0: none")
 	_ = c.MarkFlagRequired("at")
 	return c
 }
 
-func (o *goOn) register(c *cobra.Command) {
-	o.route.register(c.Flags())
-	o.budget.register(c.Flags())
-	o.machine.register(c.Flags())
-	registerMCP(c.Flags(), &o.mcp)
-	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
-}
-
 // goOn goes on with a kept run, with its own models unless others are named.
-func (a *app) goOn(ctx context.Context, o *goOn, word string, begin func(context.Context, *rlm.Engine, string, *rlm.Limits) (*rlm.Run, error)) error {
-	kept, info, err := a.kept(word)
+func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(context.Context, *client.Client, string, client.RunAgain) (*rlm.Info, error)) error {
+	host, err := o.host(a)
 	if err != nil {
 		return err
 	}
-	id := info.ID
-	var limits *rlm.Limits
-	if o.said() {
-		base, err := limitsOfRun(kept, id)
+	return a.inServer(ctx, o.quiet, func(ctx context.Context, c *client.Client) (*rlm.Info, error) {
+		info, err := findRun(ctx, c, word)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		l, err := o.limits(base)
-		if err != nil {
-			return err
-		}
-		limits = &l
-	}
-	r := llm.Route{Root: o.model, Sub: o.sub}
-	if len(r.Sub) == 0 {
-		r.Sub = strings.Fields(info.Labels[subModels])
-	}
-	cfg, err := a.config()
-	if err != nil {
-		return err
-	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	e, done, err := a.engine(ctx, w, &o.machine, cfg.Models, r, o.mcp)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	return a.follow(ctx, w, o.quiet, func(ctx context.Context) (following, error) { return started(begin(ctx, e, id, limits)) })
-}
-
-// said is about limits: those of the sandbox are another matter.
-func (o *goOn) said() bool { return o.budget.said() }
-
-func (o *goOn) limits(base rlm.Limits) (rlm.Limits, error) { return o.budget.limits(base) }
-
-// limitsOfRun gives the limits that a run began with.
-func limitsOfRun(e *rlm.Engine, id string) (rlm.Limits, error) {
-	for ev, err := range e.Events(id) {
-		if err != nil {
-			return rlm.Limits{}, err
-		}
-		var s rlm.RunStarted
-		if ev.Kind == rlm.KindRunStarted && ev.Decode(&s) == nil {
-			return s.Limits, nil
-		}
-	}
-	return rlm.DefaultLimits(), nil
+		return begin(ctx, c, info.ID, client.RunAgain{Model: o.model, SubModels: o.sub, Limits: o.limits, Host: host})
+	})
 }
 
 func (a *app) runsReplayCommand() *cobra.Command {
@@ -344,17 +298,17 @@ func (a *app) runsReplayCommand() *cobra.Command {
 		Long:    "Run a kept run again in a new sandbox, with the replies that models gave then. No model is asked and nothing is paid.",
 		Example: "  recluse runs replay last",
 		RunE: func(c *cobra.Command, args []string) error {
-			id, err := runID(args[0])
+			host, err := m.host(a)
 			if err != nil {
 				return err
 			}
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
-			e, err := a.engineOf(ctx, w, &m, rlm.Options{Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }})
-			if err != nil {
-				return cause(ctx, err)
-			}
-			return a.follow(ctx, w, quiet, func(ctx context.Context) (following, error) { return started(e.Replay(ctx, id)) })
+			return a.inServer(c.Context(), quiet, func(ctx context.Context, c *client.Client) (*rlm.Info, error) {
+				info, err := findRun(ctx, c, args[0])
+				if err != nil {
+					return nil, err
+				}
+				return c.ReplayRun(ctx, info.ID, orNil(host))
+			})
 		},
 	}
 	m.register(c.Flags())
@@ -368,40 +322,27 @@ func (a *app) runsExportCommand() *cobra.Command {
 		Use: "export RUN", Short: "Write a run for other programs", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Long:    "Write a run for other programs: as rlm in the JSON Lines layout of the official Python library, whose viewer opens it; as events in our own.",
 		Example: "  recluse runs export last --format rlm --output run.jsonl",
-		RunE:    func(_ *cobra.Command, args []string) error { return a.exportRun(args[0], format, out) },
+		RunE: func(c *cobra.Command, args []string) error {
+			if format != "rlm" && format != "events" {
+				return usage("--format %s: there are rlm and events", format)
+			}
+			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+				return a.exportRun(out, func(w io.Writer) error {
+					if format == "rlm" {
+						return c.ExportRun(ctx, i.ID, w)
+					}
+					return writeEvents(ctx, c, i.ID, w)
+				})
+			})
+		},
 	}
 	c.Flags().StringVar(&format, "format", "rlm", "`layout`: rlm or events")
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, which must not be there (default stdout)")
 	return c
 }
 
-func (a *app) exportRun(word, format, out string) error {
-	id, err := runID(word)
-	if err != nil {
-		return err
-	}
-	e, err := a.reader()
-	if err != nil {
-		return err
-	}
-	write := func(w io.Writer) error { return e.Export(id, w) }
-	switch format {
-	case "rlm":
-	case "events":
-		write = func(w io.Writer) error {
-			for ev, err := range e.Events(id) {
-				if err != nil {
-					return err
-				}
-				if err := writeLine(w, ev); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	default:
-		return usage("--format %s: there are rlm and events", format)
-	}
+// exportRun writes a run to a new file, or to stdout.
+func (a *app) exportRun(out string, write func(io.Writer) error) error {
 	if out == "" {
 		return write(a.stdout)
 	}
@@ -420,33 +361,26 @@ func (a *app) exportRun(word, format, out string) error {
 }
 
 func (a *app) runsDeleteCommand() *cobra.Command {
-	var m machine
-	c := &cobra.Command{
+	return &cobra.Command{
 		Use: "delete RUN...", Short: "Remove runs with their events and their copies of the context", Args: cobra.MinimumNArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs delete last",
-		RunE:    func(c *cobra.Command, args []string) error { return a.deleteRuns(c.Context(), &m, args) },
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.deleteRuns(ctx, c, args) })
+		},
 	}
-	m.choice.register(c.Flags())
-	return c
 }
 
-func (a *app) deleteRuns(ctx context.Context, m *machine, words []string) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	e, err := a.engineOf(ctx, w, m, rlm.Options{Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }})
-	if err != nil {
-		return cause(ctx, err)
-	}
+func (a *app) deleteRuns(ctx context.Context, c *client.Client, words []string) error {
 	deleted := []string{}
 	for _, word := range words {
-		id, err := runID(word)
+		info, err := findRun(ctx, c, word)
 		if err != nil {
 			return err
 		}
-		if err := e.Delete(ctx, id); err != nil {
-			return cause(ctx, err)
+		if err := c.DeleteRun(ctx, info.ID); err != nil {
+			return err
 		}
-		deleted = append(deleted, id)
+		deleted = append(deleted, info.ID)
 	}
 	if a.json {
 		return writeJSON(a.stdout, map[string][]string{"deleted": deleted})

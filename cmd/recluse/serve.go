@@ -15,6 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
 	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -114,7 +115,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		out = f
 	}
 	log := serverLog(out, cfg.Log)
-	ho := daemon.HostOptions{Stamp: stamp(), Background: o.background, Listen: cfg.Server.Listen}
+	ho := daemon.HostOptions{Stamp: stamp(cfg), Background: o.background, Listen: cfg.Server.Listen}
 	if o.background {
 		ho.Linger = max(0, cfg.Server.Linger.Std())
 		ho.Listen = "" // for itself it is there for its user only
@@ -137,8 +138,13 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		return err
 	}
 	defer checker.Close()
+	st, err := store.OpenSQLite(ctx, data)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
 	mo := managerOptions(backends, data, cfg, o.requirements(a), log, o.background)
-	mo.Gate = checker
+	mo.Gate, mo.Store = checker, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
 		return cause(ctx, err)
@@ -162,7 +168,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		return err
 	}
 	defer so.Runs.Close() // before the manager: they may work in sessions
-	so.Shutdown, so.Approvals = stop, questions
+	so.Store, so.Shutdown, so.Approvals = st, stop, questions
 	so.Health = func(ctx context.Context) error {
 		_, _, err := backend.Select(ctx, backends, o.requirements(a))
 		return err

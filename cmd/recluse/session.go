@@ -10,8 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -38,31 +39,11 @@ processes, until it is ended or its time is up. One that nobody uses is written 
 	return c
 }
 
-// spanFlag is a flag for a duration, or none.
-type spanFlag time.Duration
-
-func (s *spanFlag) String() string {
-	if *s == 0 {
-		return ""
-	}
-	return config.Duration(*s).String()
-}
-
-// Type names the flag's value in help texts.
-func (s *spanFlag) Type() string { return "duration" }
-
-// Set reads 90s, 30m, 7d or none.
-func (s *spanFlag) Set(v string) error {
-	d, err := config.ParseDuration(v)
-	*s = spanFlag(d)
-	return err
-}
-
 func (a *app) sessionOpenCommand() *cobra.Command {
 	var (
 		m         machine
 		o         session.OpenOptions
-		ttl, idle spanFlag
+		ttl, idle v1.Duration
 		onIdle    string
 		vars      environment
 	)
@@ -98,16 +79,12 @@ and what it begins with.`,
 func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	s, done, err := a.openSession(ctx, name, m, o)
+	_, opened, done, err := a.openSession(ctx, name, m, o)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
-	i, err := s.Info(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	return a.printSession(i)
+	return a.printSession(opened.Info)
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
@@ -243,14 +220,14 @@ func orDash(s string) string {
 }
 
 func (a *app) sessionExtendCommand() *cobra.Command {
-	var by spanFlag
+	var by v1.Duration
 	c := &cobra.Command{
 		Use:     "extend NAME",
 		Short:   "Give a session more time",
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == session.None {
+			if time.Duration(by) == sandbox.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
 			s, _, done, err := a.session(c.Context(), args[0])
@@ -461,7 +438,7 @@ func (a *app) eventsCommand() *cobra.Command {
 				return cause(ctx, err)
 			}
 			defer done()
-			for e, err := range s.Events(ctx, after, follow) {
+			for e, err := range s.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
 					return cause(ctx, err)
 				}

@@ -68,7 +68,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 		args = []string{g.Shell}
 	}
 	a.say("%s", t.greeting())
-	cmd := sandbox.Command{Args: args, KillSurvivors: session == ""}
+	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
 		cmd.Env, cmd.Dir = m.env.values, m.dir
 	}
@@ -138,6 +138,6 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	}()
 	first := size()
 	cmd.Env, cmd.PTY, cmd.Resize, cmd.Stdin, cmd.Stdout = env, &first, resize, a.stdin, screen
-	cmd.Timeout, cmd.KillGrace = sandbox.NoTimeout, hangUp
+	cmd.Timeout, cmd.KillGrace = sandbox.NoLimit, hangUp
 	return t.Run(ctx, cmd)
 }

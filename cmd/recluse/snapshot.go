@@ -88,30 +88,30 @@ func (a *app) snapshotRestore(ctx context.Context, ref, into string) error {
 	}
 	defer done()
 	if into == "" {
-		_, _, err := c.Get(ctx, name)
+		s, _, err := c.Get(ctx, name)
 		switch {
 		case err == nil:
-			if err := c.Session(name).Restore(ctx, snapshot); err != nil {
+			if err := s.Restore(ctx, snapshot); err != nil {
 				return cause(ctx, err)
 			}
-			return a.printRestored(ctx, c.Session(name), ref)
+			info, err := s.Info(ctx)
+			if err != nil {
+				return cause(ctx, err)
+			}
+			return a.printRestored(info, ref)
 		case !gone(err):
 			return cause(ctx, err)
 		}
 		into = name
 	}
-	s, _, err := c.Open(ctx, into, session.OpenOptions{From: ref, New: true})
+	_, opened, err := c.Open(ctx, into, session.OpenOptions{Settings: session.Settings{From: ref}, New: true})
 	if err != nil {
 		return cause(ctx, err)
 	}
-	return a.printRestored(ctx, s, ref)
+	return a.printRestored(opened.Info, ref)
 }
 
-func (a *app) printRestored(ctx context.Context, s *client.Session, ref string) error {
-	i, err := s.Info(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
+func (a *app) printRestored(i session.Info, ref string) error {
 	if a.json {
 		return writeJSON(a.stdout, i)
 	}

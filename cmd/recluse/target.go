@@ -28,16 +28,11 @@ type target interface {
 // target opens the session of a name, or without a name makes a sandbox. The caller must call done.
 func (a *app) target(ctx context.Context, w *watch, name string, m *machine) (t target, done func(), err error) {
 	if name != "" {
-		s, done, err := a.openSession(ctx, name, m, session.OpenOptions{})
+		s, opened, done, err := a.openSession(ctx, name, m, session.OpenOptions{})
 		if err != nil {
 			return nil, nil, cause(ctx, err)
 		}
-		i, err := s.Info(ctx)
-		if err != nil {
-			done()
-			return nil, nil, cause(ctx, err)
-		}
-		return inSession{s, i}, done, nil
+		return inSession{s, opened.Info}, done, nil
 	}
 	if err := m.configure(a); err != nil {
 		return nil, nil, err

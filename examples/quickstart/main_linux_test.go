@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // asQuickstart makes the test's program be the example itself.
@@ -26,6 +27,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestQuickstart(t *testing.T) {
+	testneed.Sandboxes(t)
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)

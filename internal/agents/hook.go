@@ -145,6 +145,7 @@ func (h *Hook) read(raw []byte) (*call, error) {
 		event, tool = "preToolUse", "Shell"
 	case OpenCode:
 		event, tool = "tool.execute.before", "bash"
+	case ClaudeCode, Codex:
 	}
 	if gotEvent == "" || gotTool == "" {
 		return nil, errors.New("no hook_event_name or no tool_name")
@@ -282,6 +283,7 @@ func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
 		return marshal(map[string]any{"permission": "allow", "updated_input": c.fields})
 	case OpenCode:
 		return marshal(map[string]any{"args": c.fields})
+	case ClaudeCode, Codex:
 	}
 	decision := h.Permission
 	if decision == "" {

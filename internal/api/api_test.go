@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -38,23 +39,10 @@ func TestTextKeepsEveryByte(t *testing.T) {
 	}
 }
 
-func TestDurationAsPeopleWriteIt(t *testing.T) {
-	for text, want := range map[string]time.Duration{`"90s"`: 90 * time.Second, `"1h30m"`: 90 * time.Minute, `"none"`: sandbox.NoTimeout, `""`: 0} {
-		var d Duration
-		if err := json.Unmarshal([]byte(text), &d); err != nil || time.Duration(d) != want {
-			t.Errorf("%s: %v %v", text, d, err)
-		}
-		b, err := json.Marshal(d)
-		var again Duration
-		if err != nil || json.Unmarshal(b, &again) != nil || again != d {
-			t.Errorf("%s: %s %v", text, b, err)
-		}
-	}
-	for _, bad := range []string{`"-1s"`, `30`, `"soon"`, `true`} {
-		var d Duration
-		if json.Unmarshal([]byte(bad), &d) == nil {
-			t.Errorf("%s was taken", bad)
-		}
+func TestNoneIsWrittenAsThePackagesBelowDo(t *testing.T) {
+	var d v1.Duration
+	if err := json.Unmarshal([]byte(`"none"`), &d); err != nil || d.Std() != sandbox.NoLimit || d.Std() != sandbox.NoLimit {
+		t.Errorf("%v %v", d.Std(), err)
 	}
 }
 
@@ -104,17 +92,34 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 	}
 }
 
+func TestOpenGoesThereAndBack(t *testing.T) {
+	settings := session.Settings{
+		Spec: &sandbox.Spec{Shell: "dash"}, Backend: "b", Policy: session.Policy{TTL: sandbox.NoLimit, Commands: 3}, From: "a@b",
+		Vars: map[string]string{"a": "1"}, Gate: "warn", Role: "r",
+	}
+	for _, o := range []session.OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {
+		var in Open
+		through(t, OpenOf(o), &in)
+		if got := in.Options(); !reflect.DeepEqual(got, o) {
+			t.Errorf("got %+v, want %+v", got, o)
+		}
+	}
+}
+
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	c := sandbox.Cell{
-		Code: "x\xff", Context: "c", Args: []string{"\xfe"}, Env: map[string]string{"A": "1"}, Timeout: sandbox.NoTimeout, KillGrace: time.Second, KillSurvivors: true,
-		InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
+		Code: "x\xff", Language: "python", Context: "c", Args: []string{"\xfe"},
+		RunOptions: sandbox.RunOptions{
+			Env: map[string]string{"A": "1"}, User: "7:8", Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
+			InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
+		},
 	}
 	var in Cell
 	through(t, CellOf(c), &in)
 	if got := in.Sandbox(); !reflect.DeepEqual(got, c) {
 		t.Errorf("got %+v", got)
 	}
-	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, Timeout: time.Minute, ID: "j"}
+	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, RunOptions: sandbox.RunOptions{Timeout: time.Minute, ID: "j"}}
 	var cmd Command
 	through(t, CommandOf(d), &cmd)
 	if got := cmd.Sandbox(); !reflect.DeepEqual(got, d) {

@@ -31,8 +31,9 @@ func (i FileInfo) Sandbox() *sandbox.FileInfo {
 
 // FileList is one page of a directory.
 type FileList struct {
-	Files []FileInfo `json:"files"`
-	Next  Text       `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Files      []FileInfo `json:"files"`
+	Next       Text       `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Unreadable int64      `json:"unreadable,omitempty" doc:"entries of this page that could not be looked at, and directories that could not be entered"`
 }
 
 // Mkdir asks for a directory.

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -16,9 +17,10 @@ const (
 type Run struct {
 	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
 	Env           map[string]string `json:"env,omitempty"`
+	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero"`
-	KillGrace     Duration          `json:"kill_grace,omitzero"`
+	Timeout       v1.Duration       `json:"timeout,omitzero"`
+	KillGrace     v1.Duration       `json:"kill_grace,omitzero"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
@@ -28,9 +30,10 @@ type Run struct {
 
 // Cell is sandbox.Cell on the way.
 type Cell struct {
-	Code    Text   `json:"code"`
-	Context string `json:"context,omitempty"`
-	Args    []Text `json:"args,omitempty"`
+	Code     Text   `json:"code"`
+	Language string `json:"language,omitempty" doc:"left out: that of the context, or python"`
+	Context  string `json:"context,omitempty"`
+	Args     []Text `json:"args,omitempty"`
 	Run
 }
 
@@ -89,42 +92,44 @@ type Offsets struct {
 	Stderr int64 `json:"stderr"`
 }
 
-func (r Run) timeout() time.Duration { return time.Duration(r.Timeout) }
+// options returns what the sandbox is given. The streams travel apart.
+func (r Run) options() sandbox.RunOptions {
+	return sandbox.RunOptions{
+		ID: r.ID, Env: r.Env, User: r.User, Timeout: time.Duration(r.Timeout), KillGrace: time.Duration(r.KillGrace), KillSurvivors: r.KillSurvivors,
+		InlineBytes: r.InlineBytes, SpoolBytes: r.SpoolBytes, Metadata: r.Metadata,
+	}
+}
 
-// Sandbox gives the cell to run.
+// runOf is the inverse of options.
+func runOf(o sandbox.RunOptions) Run {
+	return Run{
+		ID: o.ID, Env: o.Env, User: o.User, Timeout: v1.Duration(o.Timeout), KillGrace: v1.Duration(o.KillGrace), KillSurvivors: o.KillSurvivors,
+		InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata, OnDisconnect: fate(o.Detach),
+	}
+}
+
+// Sandbox returns the cell to run.
 func (c Cell) Sandbox() sandbox.Cell {
-	return sandbox.Cell{
-		Code: string(c.Code), Context: c.Context, Args: Strings(c.Args), Env: c.Env, Timeout: c.timeout(), KillGrace: time.Duration(c.KillGrace),
-		KillSurvivors: c.KillSurvivors, InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, ID: c.ID, Metadata: c.Metadata,
-	}
+	return sandbox.Cell{Code: string(c.Code), Language: c.Language, Context: c.Context, Args: Strings(c.Args), RunOptions: c.options()}
 }
 
-// CellOf writes a cell for the way. Its streams travel apart.
+// CellOf returns a cell as it is sent. Its streams travel apart.
 func CellOf(c sandbox.Cell) Cell {
-	return Cell{Code: Text(c.Code), Context: c.Context, Args: Texts(c.Args), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
-		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
-	}}
+	return Cell{Code: Text(c.Code), Language: c.Language, Context: c.Context, Args: Texts(c.Args), Run: runOf(c.RunOptions)}
 }
 
-// Sandbox gives the command to run.
+// Sandbox returns the command to run.
 func (c Command) Sandbox() sandbox.Command {
-	out := sandbox.Command{
-		Args: Strings(c.Args), Shell: string(c.Shell), Dir: string(c.Dir), Env: c.Env, Timeout: c.timeout(), KillGrace: time.Duration(c.KillGrace),
-		KillSurvivors: c.KillSurvivors, InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, ID: c.ID, Metadata: c.Metadata,
-	}
+	out := sandbox.Command{Args: Strings(c.Args), Shell: string(c.Shell), Dir: string(c.Dir), RunOptions: c.options()}
 	if c.PTY != nil {
 		out.PTY = &sandbox.Size{Rows: c.PTY.Rows, Cols: c.PTY.Cols}
 	}
 	return out
 }
 
-// CommandOf writes a command for the way. Its streams travel apart.
+// CommandOf returns a command as it is sent. Its streams travel apart.
 func CommandOf(c sandbox.Command) Command {
-	out := Command{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), Run: Run{
-		ID: c.ID, Env: c.Env, Timeout: Duration(c.Timeout), KillGrace: Duration(c.KillGrace), KillSurvivors: c.KillSurvivors,
-		InlineBytes: c.InlineBytes, SpoolBytes: c.SpoolBytes, Metadata: c.Metadata, OnDisconnect: fate(c.Detach),
-	}}
+	out := Command{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), Run: runOf(c.RunOptions)}
 	if c.PTY != nil {
 		out.PTY = &Size{Rows: c.PTY.Rows, Cols: c.PTY.Cols}
 	}

@@ -1,35 +1,69 @@
 package api
 
 import (
+	"reflect"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Open asks for a session. What is set and differs from the live session's is spec_conflict, but for the variables: they are those of a
-// session that is made anew.
+// Open asks for a session, which is created if there is none.
 type Open struct {
-	Name     string            `json:"name,omitempty" doc:"of the session; only in POST /v1/sessions, where it may be left out"`
-	Spec     *sandbox.Spec     `json:"spec,omitempty" doc:"of its sandbox; left out: whatever the session has, or the default"`
-	Backend  string            `json:"backend,omitempty"`
-	Policy   Policy            `json:"policy,omitzero"`
-	From     string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name"`
-	Vars     map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
-	Gate     string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
-	Role     string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
-	Existing bool              `json:"existing,omitempty" doc:"do not make a session"`
-	New      bool              `json:"new,omitempty" doc:"do not find one"`
+	Name string `json:"name,omitempty" doc:"of the session; only in POST /v1/sessions, where it may be left out"`
+	Settings
+	IfNew    *Settings `json:"if_new,omitempty" doc:"further settings of a session that this request creates; an existing one is returned whatever they say"`
+	Existing bool      `json:"existing,omitempty" doc:"do not create a session"`
+	New      bool      `json:"new,omitempty" doc:"refuse an existing session"`
+}
+
+// Settings is session.Settings. In Open, a setting that is given and differs from that of an existing session is
+// spec_conflict, except for the variables, which are those of a new session.
+type Settings struct {
+	Spec    *sandbox.Spec     `json:"spec,omitempty" doc:"of its sandbox; left out: whatever the session has, or the default"`
+	Backend string            `json:"backend,omitempty"`
+	Policy  Policy            `json:"policy,omitzero"`
+	From    string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name"`
+	Vars    map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
+	Gate    string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
+	Role    string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
+}
+
+// OpenOf returns the request for options.
+func OpenOf(o session.OpenOptions) Open {
+	out := Open{Settings: settingsOf(o.Settings), Existing: o.Existing, New: o.New}
+	if in := settingsOf(o.IfNew); !reflect.ValueOf(in).IsZero() {
+		out.IfNew = &in
+	}
+	return out
+}
+
+// Options is the reverse of OpenOf.
+func (o Open) Options() session.OpenOptions {
+	out := session.OpenOptions{Settings: o.Settings.session(), Existing: o.Existing, New: o.New}
+	if o.IfNew != nil {
+		out.IfNew = o.IfNew.session()
+	}
+	return out
+}
+
+func settingsOf(s session.Settings) Settings {
+	return Settings{Spec: s.Spec, Backend: s.Backend, Policy: PolicyOf(s.Policy), From: s.From, Vars: s.Vars, Gate: s.Gate, Role: s.Role}
+}
+
+func (s Settings) session() session.Settings {
+	return session.Settings{Spec: s.Spec, Backend: s.Backend, Policy: s.Policy.Session(), From: s.From, Vars: s.Vars, Gate: s.Gate, Role: s.Role}
 }
 
 // Policy is session.Policy with times as texts.
 type Policy struct {
-	TTL         Duration           `json:"ttl,omitzero"`
-	Idle        Duration           `json:"idle,omitzero"`
+	TTL         v1.Duration        `json:"ttl,omitzero"`
+	Idle        v1.Duration        `json:"idle,omitzero"`
 	OnIdle      session.IdleAction `json:"on_idle,omitempty"`
 	Extensions  int                `json:"extensions,omitempty"`
-	Extension   Duration           `json:"extension,omitzero"`
-	Hibernation Duration           `json:"hibernation,omitzero"`
+	Extension   v1.Duration        `json:"extension,omitzero"`
+	Hibernation v1.Duration        `json:"hibernation,omitzero"`
 	Snapshots   int                `json:"snapshots,omitempty"`
 	Commands    int                `json:"commands,omitempty"`
 	Output      int64              `json:"output,omitempty"`
@@ -38,8 +72,8 @@ type Policy struct {
 // PolicyOf writes a policy for the way.
 func PolicyOf(p session.Policy) Policy {
 	return Policy{
-		TTL: Duration(p.TTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle, Extensions: p.Extensions, Extension: Duration(p.Extension),
-		Hibernation: Duration(p.Hibernation), Snapshots: p.Snapshots, Commands: p.Commands, Output: p.Output,
+		TTL: v1.Duration(p.TTL), Idle: v1.Duration(p.Idle), OnIdle: p.OnIdle, Extensions: p.Extensions, Extension: v1.Duration(p.Extension),
+		Hibernation: v1.Duration(p.Hibernation), Snapshots: p.Snapshots, Commands: p.Commands, Output: p.Output,
 	}
 }
 
@@ -51,12 +85,6 @@ func (p Policy) Session() session.Policy {
 	}
 }
 
-// Opened is the answer to Open.
-type Opened struct {
-	session.Info
-	Made bool `json:"made" doc:"the session was made for this request"`
-}
-
 // Sessions is one page.
 type Sessions struct {
 	Sessions []session.Info `json:"sessions"`
@@ -65,7 +93,7 @@ type Sessions struct {
 
 // Extend asks for more time.
 type Extend struct {
-	By Duration `json:"by,omitzero" doc:"left out: as much as the policy allows"`
+	By v1.Duration `json:"by,omitzero" doc:"left out: as much as the policy allows"`
 }
 
 // Fork asks for live copies.
@@ -114,8 +142,8 @@ type Audit struct {
 
 // NewToken asks for a token that is good for one session only, and no longer than it.
 type NewToken struct {
-	Scope string   `json:"scope,omitempty" doc:"read or execute (the default)"`
-	For   Duration `json:"for,omitzero" doc:"left out: as long as the session"`
+	Scope string      `json:"scope,omitempty" doc:"read or execute (the default)"`
+	For   v1.Duration `json:"for,omitzero" doc:"left out: as long as the session"`
 }
 
 // Token is shown once.
@@ -128,10 +156,10 @@ type Token struct {
 
 // NewKey asks for an API key.
 type NewKey struct {
-	Name   string   `json:"name" doc:"for people and for the audit log"`
-	Tenant string   `json:"tenant,omitempty" doc:"* makes an operator's key, which may name a tenant in each request"`
-	Scope  string   `json:"scope" doc:"read, execute or admin; each includes those before it"`
-	For    Duration `json:"for,omitzero" doc:"left out: it does not expire"`
+	Name   string      `json:"name" doc:"for people and for the audit log"`
+	Tenant string      `json:"tenant,omitempty" doc:"* makes an operator's key, which may name a tenant in each request"`
+	Scope  string      `json:"scope" doc:"read, execute or admin; each includes those before it"`
+	For    v1.Duration `json:"for,omitzero" doc:"left out: it does not expire"`
 }
 
 // Key describes an API key. Secret is given when it is made and never again.

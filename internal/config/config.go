@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"path/filepath"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
@@ -19,7 +21,8 @@ import (
 )
 
 // Config is everything that can be configured. Tags: key is the name, doc says what it is for, min is the least number,
-// oneof the words that are allowed, none allows a duration to be switched off.
+// oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits, path says that the
+// value names files: yes, role where they may have a role before them, or out where the program writes them.
 type Config struct {
 	Server  Server  `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
 	Client  Client  `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
@@ -42,18 +45,18 @@ type Config struct {
 
 // Server configures serving.
 type Server struct {
-	Listen  string   `key:"listen" doc:"address for HTTP, beside the socket of the user's own; empty: none"`
-	Socket  string   `key:"socket" doc:"path of the UNIX socket of the API; empty: in the data directory"`
-	TLSCert string   `key:"tls_cert" doc:"file with the certificate (PEM) for the address"`
-	TLSKey  string   `key:"tls_key" doc:"file with its key (PEM)"`
-	Linger  Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
-	Drain   Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
+	Listen  string      `key:"listen" doc:"address for HTTP, beside the socket of the user's own; empty: none"`
+	Socket  string      `key:"socket" path:"out" doc:"path of the UNIX socket of the API; empty: in the data directory"`
+	TLSCert string      `key:"tls_cert" path:"yes" doc:"file with the certificate (PEM) for the address"`
+	TLSKey  string      `key:"tls_key" path:"yes" doc:"file with its key (PEM)"`
+	Linger  v1.Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
+	Drain   v1.Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
 
-	MaxBody   Size     `key:"max_body" doc:"bytes of a request that is JSON"`
-	MaxUpload Size     `key:"max_upload" doc:"bytes of an uploaded file or archive"`
-	Timeout   Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
-	Rate      float64  `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
-	Burst     int      `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`
+	MaxBody   Size        `key:"max_body" doc:"bytes of a request that is JSON"`
+	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive"`
+	Timeout   v1.Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
+	Rate      float64     `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
+	Burst     int         `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`
 
 	TerraphimNames bool `key:"terraphim_names" doc:"offer the tools of MCP over HTTP also by the names terraphim gives them (rlm_code, rlm_bash, …)"`
 	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"how often a client's own model may be asked in one connection of MCP over HTTP; 0: never"`
@@ -67,26 +70,26 @@ type Client struct {
 
 // Session configures the lives of sessions.
 type Session struct {
-	TTL         Duration `key:"ttl" none:"yes" doc:"how long a session lives; time it spends hibernated does not count"`
-	Idle        Duration `key:"idle" none:"yes" doc:"how long a session may be without use"`
-	OnIdle      string   `key:"on_idle" oneof:"hibernate end keep" doc:"what becomes of a session without use; where a backend cannot hibernate, it ends"`
-	Extensions  int      `key:"extensions" min:"0" doc:"how often a life may be extended"`
-	Extension   Duration `key:"extension" none:"yes" doc:"by how much at most, each time"`
-	Hibernation Duration `key:"hibernation" none:"yes" doc:"how long a hibernated session is kept"`
-	Snapshots   int      `key:"snapshots" min:"1" doc:"named snapshots of one session"`
-	Commands    int      `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
-	Output      Size     `key:"output" doc:"bytes of output of one session, in all"`
-	Remember    Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed, and their snapshots kept"`
+	TTL         v1.Duration `key:"ttl" none:"yes" doc:"how long a session lives; time it spends hibernated does not count"`
+	Idle        v1.Duration `key:"idle" none:"yes" doc:"how long a session may be without use"`
+	OnIdle      string      `key:"on_idle" oneof:"hibernate end keep" doc:"what becomes of a session without use; where a backend cannot hibernate, it ends"`
+	Extensions  int         `key:"extensions" min:"0" doc:"how often a life may be extended"`
+	Extension   v1.Duration `key:"extension" none:"yes" doc:"by how much at most, each time"`
+	Hibernation v1.Duration `key:"hibernation" none:"yes" doc:"how long a hibernated session is kept"`
+	Snapshots   int         `key:"snapshots" min:"1" doc:"named snapshots of one session"`
+	Commands    int         `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
+	Output      Size        `key:"output" doc:"bytes of output of one session, in all"`
+	Remember    v1.Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed, and their snapshots kept"`
 }
 
 // Pool configures warm sandboxes.
 type Pool struct {
-	Enabled     bool     `key:"enabled" doc:"keep any at all"`
-	Min         int      `key:"min" min:"1" doc:"kept however long nobody asks"`
-	Target      int      `key:"target" min:"1" doc:"kept while there is demand"`
-	Max         int      `key:"max" min:"1" doc:"of all kinds together"`
-	ShrinkAfter Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept"`
-	Wait        Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
+	Enabled     bool        `key:"enabled" doc:"keep any at all"`
+	Min         int         `key:"min" min:"1" doc:"kept however long nobody asks"`
+	Target      int         `key:"target" min:"1" doc:"kept while there is demand"`
+	Max         int         `key:"max" min:"1" doc:"of all kinds together"`
+	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept"`
+	Wait        v1.Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
 }
 
 // Backend configures the choice of a backend.
@@ -111,15 +114,13 @@ type Limits struct {
 type Models struct {
 	Default   string   `key:"default" doc:"model of a run, provider/model, or several with commas: the next is asked when one fails; empty: RECLUSE_MODEL, or one that is found"`
 	Sub       []string `key:"sub" doc:"models of the calls that a run makes, by depth; the last serves all deeper ones; empty: that of the run"`
-	Providers string   `key:"providers" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
-	Scripts   []string `key:"scripts" doc:"files with scripted models, which answer by rules and need no network"`
-	Cassettes []string `key:"cassettes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
-	Record    string   `key:"record" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
+	Providers string   `key:"providers" path:"yes" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
+	Scripts   []string `key:"scripts" path:"yes" doc:"files with scripted models, which answer by rules and need no network"`
+	Cassettes []string `key:"cassettes" path:"yes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
+	Record    string   `key:"record" path:"out" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
 
-	MaxTokens int      `key:"max_tokens" min:"0" doc:"tokens of a run and everything below it; 0: not limited"`
-	MaxCost   float64  `key:"max_cost" min:"0" doc:"US dollars of a run and everything below it; 0: not limited"`
-	MaxTime   Duration `key:"max_time" none:"yes" doc:"time of a run"`
-	Depth     int      `key:"depth" min:"0" doc:"levels of calls below a run: 1 asks models from code, 2 lets these be runs of their own"`
+	// Limits bounds a run. Its keys are the names of flags, with an underscore; all other limits are those of package rlm.
+	Limits v1.RunLimits `limits:"max_tokens max_cost max_time depth"`
 
 	PlainBelow int  `key:"plain_below" min:"0" doc:"tokens of a context below which the model is simply given it, without a run; 0: never"`
 	Cache      Size `key:"cache" doc:"size of the replies to calls from code that are kept on disk, so that later runs need not ask again; 0: each run keeps only its own"`
@@ -134,7 +135,7 @@ type Log struct {
 
 // Audit configures the audit log.
 type Audit struct {
-	Keep Duration `key:"keep" none:"yes" doc:"how long entries are kept"`
+	Keep v1.Duration `key:"keep" none:"yes" doc:"how long entries are kept"`
 }
 
 // Telemetry configures what others can watch.
@@ -150,31 +151,31 @@ type Webhook struct {
 
 // Default is what holds where nothing is said.
 func Default() *Config {
-	l, runs := sandbox.Limits{}.WithDefaults(), rlm.DefaultLimits()
+	l := sandbox.Limits{}.WithDefaults()
 	return &Config{
 		Server: Server{
-			Linger: DefaultLinger, Drain: Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: Duration(server.DefaultTime),
+			Linger: DefaultLinger, Drain: v1.Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: v1.Duration(server.DefaultTime),
 			SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
-			TTL: Duration(session.DefaultTTL), Idle: Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,
-			Extension: Duration(session.DefaultExtension), Hibernation: Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
+			TTL: v1.Duration(session.DefaultTTL), Idle: v1.Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,
+			Extension: v1.Duration(session.DefaultExtension), Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
 			Commands: session.DefaultCommands, Output: session.DefaultOutput,
-			Remember: Duration(session.DefaultRecordsKept),
+			Remember: v1.Duration(session.DefaultRecordsKept),
 		},
-		Audit: Audit{Keep: Duration(session.DefaultAuditKept)},
+		Audit: Audit{Keep: v1.Duration(session.DefaultAuditKept)},
 		Pool: Pool{
 			Enabled: true, Min: pool.DefaultMin, Target: pool.DefaultTarget, Max: pool.DefaultMax,
-			ShrinkAfter: Duration(pool.DefaultShrinkAfter), Wait: Duration(pool.DefaultWait),
+			ShrinkAfter: v1.Duration(pool.DefaultShrinkAfter), Wait: v1.Duration(pool.DefaultWait),
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Docker:  defaultDocker(),
 		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes, OpenFiles: l.OpenFiles},
 		Gate: Gate{
-			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(gate.Normal), MinRatio: gate.DefaultMinRatio,
-			Least: string(gate.ModeOff), Tries: gate.DefaultTries, Approval: Duration(gate.DefaultApprovalTTL),
+			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(terms.Normal), MinRatio: terms.DefaultMinRatio,
+			Least: string(gate.ModeOff), Tries: gate.DefaultEscalateAfter, Approval: v1.Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{MaxTokens: int(runs.Tokens), MaxTime: Duration(runs.Time), Depth: runs.Depth, PlainBelow: rlm.DefaultPlainBelow, Resume: true},
+		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Resume: true},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

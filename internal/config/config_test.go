@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -69,7 +70,7 @@ client:
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL != session.None || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
+	if p.TTL != sandbox.NoLimit || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
 		t.Errorf("%+v", p)
 	}
 	if c.Pool.Enabled || strings.Join(c.Backend.Order, " ") != "gvisor local" || c.Limits.Memory != 256<<20 || c.Limits.CPUs != 0.5 || c.Log.Level != "debug" {
@@ -174,12 +175,11 @@ func TestEmptyFiles(t *testing.T) {
 
 func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 	for _, in := range []string{"90s", "30m", "1h30m", "7d", "none", "500ms", "2h"} {
-		d, err := ParseDuration(in)
-		if err != nil {
+		var d, again v1.Duration
+		if err := d.Set(in); err != nil {
 			t.Error(err)
 		}
-		again, err := ParseDuration(d.String())
-		if err != nil || again != d {
+		if err := again.Set(d.String()); err != nil || again != d {
 			t.Errorf("%s is written %s, %v", in, d, err)
 		}
 	}
@@ -192,11 +192,11 @@ func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 
 func TestEveryKeyIsDocumented(t *testing.T) {
 	for _, f := range all() {
-		if f.tag.Get("doc") == "" || strings.HasSuffix(f.key, ".") {
+		if f.doc() == "" || strings.HasSuffix(f.key, ".") {
 			t.Errorf("%s has no name or no doc", f.key)
 		}
 		// Each can be read from its own default.
-		if v := text(f.in(Default())); v != "" {
+		if v := f.text(Default()); v != "" {
 			if err := set(f, f.in(Default()), v); err != nil {
 				t.Errorf("%s: %v", f.key, err)
 			}
@@ -215,5 +215,61 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 	}
 	if string(got) != want {
 		t.Error("docs/CONFIG.md is not what the structs say; go test ./internal/config -update writes it")
+	}
+}
+
+func TestPathsAreThoseOfWhoNamesThem(t *testing.T) {
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, path, err := load(t, "models: {providers: p.yaml, scripts: [/a.yaml, b.yaml]}\ngate: {thesaurus: [terms, cook=kitchen/terms]}\n", "RECLUSE_MODELS_RECORD=calls.jsonl", "RECLUSE_MCP_FILE=/m.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(path)
+	for got, want := range map[string]string{
+		c.Models.Providers: dir + "/p.yaml", strings.Join(c.Models.Scripts, " "): "/a.yaml " + dir + "/b.yaml", c.Models.Record: here + "/calls.jsonl",
+		strings.Join(c.Gate.Thesaurus, " "): dir + "/terms cook=" + dir + "/kitchen/terms",
+	} {
+		if got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if got := strings.Join(c.Environ(), " "); got != "RECLUSE_MODELS_RECORD="+here+"/calls.jsonl RECLUSE_MCP_FILE=/m.json" {
+		t.Errorf("environment of a server: %s", got)
+	}
+}
+
+func TestFingerprintIsOfWhatAServerReads(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "root.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a")
+	of := func(environ ...string) string {
+		t.Helper()
+		c, err := Load("", append(environ, "RECLUSE_MODELS_SCRIPTS="+script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Fingerprint()
+	}
+	first := of()
+	if of() != first || of("RECLUSE_CLIENT_KEY=x") != first || of("RECLUSE_MODELS_RECORD=/dev/null") == first || of("RECLUSE_WEBHOOK_URL=x") == of("RECLUSE_WEBHOOK_URL=y") {
+		t.Error("it is not of the values")
+	}
+	t.Setenv("OPENAI_API_KEY", "another")
+	if of() == first {
+		t.Error("it is not of the keys of models")
+	}
+	first = of()
+	write("another text")
+	if of() == first {
+		t.Error("it is not of the files")
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
 // field is one key, or one section.
@@ -11,7 +14,20 @@ type field struct {
 	key  string // section.name, or section
 	tag  reflect.StructTag
 	typ  reflect.Type
-	path []int // of the struct's fields
+	path []int  // of the struct's fields
+	flag string // of the limit of a run that the key sets; empty: it is the field itself
+}
+
+// name returns the key without its section.
+func (f field) name() string {
+	_, name, _ := strings.Cut(f.key, ".")
+	return name
+}
+
+// limit returns the limit of a run that the key sets.
+func (f field) limit(l *v1.RunLimits) v1.Limit {
+	fields := l.Fields()
+	return fields[slices.IndexFunc(fields, func(x v1.Limit) bool { return x.Flag == f.flag })]
 }
 
 // in gives the field of a configuration.
@@ -41,7 +57,15 @@ func fields(section string) []field {
 	}
 	var out []field
 	for f := range s.typ.Fields() {
-		out = append(out, field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)})
+		one := field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
+		limits := strings.Fields(f.Tag.Get("limits"))
+		for _, name := range limits {
+			one.key, one.flag = section+"."+name, strings.ReplaceAll(name, "_", "-")
+			out = append(out, one)
+		}
+		if len(limits) == 0 {
+			out = append(out, one)
+		}
 	}
 	return out
 }
@@ -79,7 +103,7 @@ func (c *Config) Settings() []Setting {
 	def := Default()
 	for _, f := range all() {
 		out = append(out, Setting{
-			Key: f.key, Value: text(f.in(c)), Source: c.sources[f.key].String(), Default: text(f.in(def)), Variable: f.variable(), Doc: f.doc(),
+			Key: f.key, Value: f.text(c), Source: c.sources[f.key].String(), Default: f.text(def), Variable: f.variable(), Doc: f.doc(),
 		})
 	}
 	return out
@@ -87,6 +111,9 @@ func (c *Config) Settings() []Setting {
 
 // doc says what it is for and which values it takes.
 func (f field) doc() string {
+	if f.flag != "" {
+		return f.limit(&v1.RunLimits{}).Doc
+	}
 	doc := f.tag.Get("doc")
 	if words := strings.Fields(f.tag.Get("oneof")); len(words) > 0 {
 		doc += " (" + strings.Join(words, ", ") + ")"
@@ -137,34 +164,13 @@ func suggestVariable(wrong string) string {
 	return ""
 }
 
-// nearest gives the name with the fewest letters to change, if those are few for its length.
+// nearest returns the name with the smallest edit distance, if that is small for its length, or "".
 func nearest(wrong string, names []string) string {
 	best, least := "", 4
 	for _, n := range names {
-		if d := distance(wrong, n); d < least && d*2 < len(n) {
+		if d := editdistance.Distance(wrong, n, least); d < least && d*2 < len(n) {
 			best, least = n, d
 		}
 	}
 	return best
-}
-
-// distance counts letters to insert, remove or replace.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -214,6 +214,7 @@ func (r *reader) value(f field, n *yaml.Node) {
 		r.fail(n.Line, "%s: %v", f.key, err)
 		return
 	}
+	f.resolve(r.config, filepath.Dir(r.path))
 	r.config.sources[f.key] = Source{File: r.path, Line: n.Line}
 }
 
@@ -231,6 +232,7 @@ func (c *Config) readEnviron(environ []string) []error {
 				bad = append(bad, fmt.Errorf("%s: %w", name, err))
 				continue
 			}
+			f.resolve(c, ".")
 			c.sources[f.key] = Source{Variable: name}
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"os"
 
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -71,20 +70,4 @@ func (m Models) Small() int64 {
 		return -1
 	}
 	return int64(m.PlainBelow)
-}
-
-// Limits gives what a run may take as its package wants it.
-func (m Models) Limits() rlm.Limits {
-	l := rlm.DefaultLimits()
-	l.Tokens, l.Cost, l.Time, l.Depth = rlm.Unlimited, rlm.Unlimited, rlm.Unlimited, m.Depth
-	if m.MaxTokens > 0 {
-		l.Tokens = int64(m.MaxTokens)
-	}
-	if m.MaxCost > 0 {
-		l.Cost = m.MaxCost
-	}
-	if d := m.MaxTime.Std(); d > 0 {
-		l.Time = d
-	}
-	return l
 }

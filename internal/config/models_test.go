@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -47,8 +48,8 @@ func TestModelsAsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := c.Models.Limits()
-	if l.Cost != 5 || l.Tokens != rlm.Unlimited || l.Time != rlm.Unlimited || l.Depth != 2 || l.Turns != rlm.DefaultLimits().Turns {
+	l := c.Models.Limits
+	if *l.Cost != 5 || *l.Tokens != v1.NoLimit || *l.Time != v1.NoLimit || *l.Depth != 2 || *l.Turns != *rlm.DefaultLimits().Turns {
 		t.Errorf("%+v", l)
 	}
 	t.Setenv("WORK_LLM_KEY", "secret")
@@ -91,8 +92,23 @@ func TestModelsThatCannotBeUsed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if l := (Models{MaxTime: Duration(time.Minute)}).Limits(); l.Time != time.Minute || l.Depth != 0 {
+}
+
+func TestLimitsOfRunsAreConfiguredAsFlagsAre(t *testing.T) {
+	c, _, err := load(t, "models: {max_time: 1m, depth: 0, max_cost: 0}", "RECLUSE_MODELS_MAX_TOKENS=none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := c.Models.Limits; l.Time.Std() != time.Minute || *l.Depth != 0 || *l.Cost != v1.NoLimit || *l.Tokens != v1.NoLimit || *l.Errors != *rlm.DefaultLimits().Errors {
 		t.Errorf("%+v", l)
+	}
+	if *Default().Models.Limits.Depth == 0 {
+		t.Error("the default was changed")
+	}
+	for text, want := range map[string]string{"depth: -1": "-1 is below zero", "max_cost: -2": "negative", "max_tokens: many": "not a whole number", "max_time: soon": "invalid duration"} {
+		if _, _, err := load(t, "models: {"+text+"}"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 

@@ -9,56 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // DefaultLinger is how long a server that was started by itself stays with nothing to look after.
-const DefaultLinger = Duration(time.Minute)
-
-// Duration is written 90s, 30m, 1h30m, 7d, or none.
-type Duration time.Duration
-
-// None is a time that is switched off.
-const None Duration = -1
-
-// Std gives it as packages below want it: none is negative.
-func (d Duration) Std() time.Duration { return time.Duration(d) }
-
-func (d Duration) String() string {
-	const day = 24 * time.Hour
-	t := time.Duration(d)
-	switch {
-	case d == None:
-		return "none"
-	case t >= day && t%day == 0:
-		return strconv.FormatInt(int64(t/day), 10) + "d"
-	}
-	s := t.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
-
-// ParseDuration reads a duration above zero, or none.
-func ParseDuration(text string) (Duration, error) {
-	if text == "none" {
-		return None, nil
-	}
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err == nil && n > 0 {
-			return Duration(time.Duration(n) * 24 * time.Hour), nil
-		}
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q is not a duration above zero, like 90s, 30m or 7d", text)
-	}
-	return Duration(d), nil
-}
+const DefaultLinger = v1.Duration(time.Minute)
 
 // Size is a number of bytes, written 4096, 64k, 256m, 2g; all are powers of 1024.
 type Size int64
@@ -109,15 +65,17 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // set reads one scalar into a field, by the field's type and tags.
 func set(f field, v reflect.Value, text string) error {
 	switch p := v.Addr().Interface().(type) {
-	case *Duration:
-		d, err := ParseDuration(text)
-		if err != nil {
-			return err
-		}
-		if d == None && f.tag.Get("none") == "" {
+	case *v1.Duration:
+		if text == v1.Duration(v1.NoLimit).String() && f.tag.Get("none") == "" {
 			return errors.New("it cannot be switched off")
 		}
-		*p = d
+		return p.Set(text)
+	case *v1.RunLimits:
+		limit := f.limit(p)
+		if text == "0" && limit.Min == nil {
+			text = v1.Duration(v1.NoLimit).String() // a limit of nothing would let nothing run
+		}
+		return limit.Set(text)
 	case *Size:
 		n, err := ParseSize(text)
 		if err != nil {
@@ -179,10 +137,14 @@ func atLeast(f field, n float64) error {
 	return nil
 }
 
-// text writes a value as set reads it; a secret is not written.
-func text(v reflect.Value) string {
-	if list, ok := v.Interface().([]string); ok {
-		return strings.Join(list, ",")
+// text returns a value as set reads it; a secret is not written.
+func (f field) text(c *Config) string {
+	switch v := f.in(c).Interface().(type) {
+	case []string:
+		return strings.Join(v, ",")
+	case v1.RunLimits:
+		return f.limit(&v).String()
+	default:
+		return fmt.Sprint(v)
 	}
-	return fmt.Sprint(v.Interface())
 }

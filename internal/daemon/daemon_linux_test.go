@@ -27,6 +27,8 @@ const (
 	asServer = "RECLUSE_TEST_DAEMON_DATA"
 	lingers  = "RECLUSE_TEST_DAEMON_LINGER"
 	built    = "RECLUSE_TEST_DAEMON_BUILT"
+	settings = "RECLUSE_TEST_DAEMON_CONFIG"
+	occupied = "RECLUSE_TEST_DAEMON_BUSY"
 	byHand   = "RECLUSE_TEST_DAEMON_BY_HAND"
 	failing  = "RECLUSE_TEST_DAEMON_FAILS"
 	mute     = "RECLUSE_TEST_DAEMON_MUTE"
@@ -61,6 +63,7 @@ func serve(data string) int {
 	if n, err := strconv.ParseInt(os.Getenv(built), 10, 64); err == nil {
 		o.Stamp.Built = time.Unix(n, 0)
 	}
+	o.Stamp.Config = os.Getenv(settings)
 	if d, err := time.ParseDuration(os.Getenv(lingers)); err == nil {
 		o.Linger = d
 	}
@@ -70,7 +73,7 @@ func serve(data string) int {
 		return 4
 	}
 	defer h.Release()
-	if err := h.Ready(ctx, func() bool { return false }); err != nil {
+	if err := h.Ready(ctx, func() bool { return os.Getenv(occupied) != "" }); err != nil {
 		return 5
 	}
 	_ = Tell(os.Stdout, nil)
@@ -261,6 +264,36 @@ func TestOlderServerIsReplacedAndANewerOneUsed(t *testing.T) {
 	t.Setenv(built, "2000")
 	if s := ensure(t, p, Stamp{Built: time.Unix(2000, 0)}); s.PID == first.PID || s.Stamp.Built.Unix() != 2000 {
 		t.Errorf("a newer caller got %+v", s)
+	}
+}
+
+func TestAnIdleServerWithAnotherConfigurationIsReplaced(t *testing.T) {
+	p := place(t)
+	p.Env = []string{settings + "=one"}
+	first := ensure(t, p, Stamp{Config: "one"})
+	if first.Stamp.Config != "one" {
+		t.Fatalf("started with %+v", first)
+	}
+	held, err := p.Find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Env = []string{settings + "=two", occupied + "=1"}
+	if s := ensure(t, p, Stamp{Config: "two"}); s.PID != first.PID {
+		t.Error("one that somebody else holds was replaced")
+	}
+	held.Close()
+	second := first
+	for end := time.Now().Add(patience); second.PID == first.PID && time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // until it notices who has left
+		second = ensure(t, p, Stamp{Config: "two"})
+	}
+	if second.PID == first.PID || second.Stamp.Config != "two" {
+		t.Fatalf("an idle one was not replaced: %+v", second)
+	}
+	for _, config := range []string{"", "two", "one"} {
+		if s := ensure(t, p, Stamp{Config: config}); s.PID != second.PID {
+			t.Errorf("a busy one was replaced for %q", config)
+		}
 	}
 }
 

@@ -84,10 +84,10 @@ func (p *Place) Find(ctx context.Context) (*Conn, error) {
 type Starter func(ctx context.Context) error
 
 // Ensure gives a server that works and is not older than the caller: the one there is, or one that it starts in the place of
-// a missing, broken or older one. Servers that a person started are never replaced.
+// a missing, broken or older one. One with another configuration is replaced while it is idle. Servers that a person started are never replaced.
 func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, error) {
 	if c, err := p.Find(ctx); err == nil {
-		if !p.outdated(c, me) {
+		if !p.outdated(ctx, c, me) {
 			return c, nil
 		}
 		c.Close()
@@ -113,8 +113,20 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 	}
 }
 
-func (p *Place) outdated(c *Conn, me Stamp) bool {
-	return c.Status.Background && me.NewerThan(c.Status.Stamp)
+// outdated reports whether a server is to be replaced. What it looks after must not notice another configuration, so only an idle server is
+// replaced for that.
+func (p *Place) outdated(ctx context.Context, c *Conn, me Stamp) bool {
+	there := c.Status.Stamp
+	switch {
+	case !c.Status.Background:
+		return false
+	case me.NewerThan(there):
+		return true
+	case me.Config == "" || me.Config == there.Config:
+		return false
+	}
+	s, err := c.ask(ctx, "idle")
+	return err == nil && s.Idle
 }
 
 // usable gives a server that needs no replacement, or neither server nor error once the place is free.
@@ -127,7 +139,7 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		before, _ := p.read() // what cannot be read says nothing
 		c, failed := p.Find(ctx)
 		if failed == nil {
-			if !p.outdated(c, me) {
+			if !p.outdated(ctx, c, me) {
 				return c, nil
 			}
 			c.Close()

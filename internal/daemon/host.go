@@ -44,6 +44,7 @@ type Host struct {
 	listener net.Listener          // guarded by mu
 	conns    map[net.Conn]struct{} // guarded by mu
 	since    time.Time             // guarded by mu; when the last caller left
+	busy     func() bool           // guarded by mu; nil until the server serves
 }
 
 // Claim takes the data directory. A server that was started by itself makes room for one that was not; any other is the
@@ -153,7 +154,7 @@ func (h *Host) Ready(ctx context.Context, busy func() bool) error {
 		return err
 	}
 	h.mu.Lock()
-	h.listener, h.status.Phase, h.since = l, Serving, time.Now()
+	h.listener, h.status.Phase, h.since, h.busy = l, Serving, time.Now(), busy
 	h.mu.Unlock()
 	if err := h.publish(); err != nil {
 		l.Close()
@@ -216,7 +217,7 @@ func (h *Host) accept(l net.Listener) {
 
 // request is what a caller says, one JSON value after the other.
 type request struct {
-	Do string `json:"do"` // hello or stop
+	Do string `json:"do"` // hello, idle or stop
 }
 
 // answer serves one caller until it hangs up. It counts as one who needs the server all that time.
@@ -230,7 +231,11 @@ func (h *Host) answer(c net.Conn) {
 		h.mu.Lock()
 		s := h.status
 		s.Callers = len(h.conns)
+		busy := h.busy
 		h.mu.Unlock()
+		if r.Do == "idle" {
+			s.Idle = s.Callers == 1 && busy != nil && !busy()
+		}
 		if r.Do == "stop" {
 			s.Phase = Leaving
 		}

@@ -17,10 +17,11 @@ const maxSocket = 90
 
 // Place is where the server of one data directory is found.
 type Place struct {
-	Data string // the data directory
-	run  string // the locks and what the server says about itself
-	sock string // the sockets
-	api  string // the API's socket, when the user wants it elsewhere
+	Data string   // the data directory
+	Env  []string // variables of a server that is started, beside our own
+	run  string   // the locks and what the server says about itself
+	sock string   // the sockets
+	api  string   // the API's socket, when the user wants it elsewhere
 }
 
 // At gives the place of a data directory and makes what is missing. A socket that is not empty is the path of the API's.
@@ -61,11 +62,12 @@ func (p *Place) control() string   { return filepath.Join(p.sock, "control.sock"
 func (p *Place) lockFile() string  { return filepath.Join(p.run, "server.lock") }
 func (p *Place) startLock() string { return filepath.Join(p.run, "start.lock") }
 
-// Stamp says which build a server or a caller is.
+// Stamp identifies the build and the configuration of a server or a caller.
 type Stamp struct {
 	Version string    `json:"version"`
 	Commit  string    `json:"commit,omitempty"`
-	Built   time.Time `json:"built"` // when its program's file was last written
+	Built   time.Time `json:"built"`            // when its program's file was last written
+	Config  string    `json:"config,omitempty"` // a hash; empty: any
 }
 
 // NewerThan reports whether s should take o's place: it is another build, and was put in place later. What a user installed
@@ -112,6 +114,7 @@ type Status struct {
 	Socket     string    `json:"socket"`
 	Listen     string    `json:"listen,omitempty"` // where it serves HTTP, if it does
 	Callers    int       `json:"callers"`          // that hold it at the moment
+	Idle       bool      `json:"idle,omitempty"`   // it has nothing to look after, and no caller but the one that asks; only in the answer to that
 }
 
 // lives reports whether the process that wrote this is still there. A lock's file may be that of a server long dead, whose pid another has now.

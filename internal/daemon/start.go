@@ -85,6 +85,7 @@ func (p *Place) Background(args ...string) Starter {
 		cmd := exec.CommandContext(context.Background(), self, args...)
 		cmd.Args[0] = "recluse"
 		cmd.Dir, cmd.Stderr, cmd.SysProcAttr = "/", log, detached()
+		cmd.Env = append(cmd.Environ(), p.Env...)
 		r, w, err := os.Pipe()
 		if err != nil {
 			return fail(err)

@@ -15,6 +15,10 @@ import (
 // Variable names an engine to use instead of a private one.
 const Variable = "RECLUSE_TEST_DOCKER_HOST"
 
+// OwnedVariable says that this engine was started for the tests, by scripts/test.sh: it has our runsc, and the image that one test program
+// builds is there for the next.
+const OwnedVariable = "RECLUSE_TEST_DOCKER_OWNED"
+
 // Image is under what name tests keep the image that they build from this machine.
 const Image = "recluse-test:latest"
 
@@ -29,6 +33,17 @@ type Engine struct {
 	Host string // its address
 
 	stop func() error // of a private one
+}
+
+// Owned reports whether the engine was started for tests.
+func Owned() bool { return os.Getenv(Variable) == "" || os.Getenv(OwnedVariable) != "" }
+
+// Prepare builds the image of the tests, unless an earlier test program has built it in an engine that was started for all of them.
+func (e *Engine) Prepare(ctx context.Context, build func(ctx context.Context, host string) error) error {
+	if os.Getenv(OwnedVariable) != "" && exec.CommandContext(ctx, "docker", "-H", e.Host, "image", "inspect", Image).Run() == nil {
+		return nil
+	}
+	return build(ctx, e.Host)
 }
 
 // Start gives an engine. A private one has the program runsc as its runtime of that name, if it is given.

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // BackendVariable tells a test program that was started by Rerun which backend it tests.
@@ -30,6 +32,7 @@ type Suite struct {
 	Prepare func(ctx context.Context, host string) error // builds the image; nil: the program does
 	Tests   []string                                     // names of tests; empty: all of this program's
 	Left    map[string]string                            // those of them that are left out, each with its reason
+	Differ  []string                                     // the tests whose mechanism differs here: make test runs these, make test-all every one; empty: all differ
 	Skip    string                                       // a pattern of tests below them that are left out
 	Podman  bool                                         // on Podman's service instead
 }
@@ -53,9 +56,7 @@ func start(t *testing.T, s Suite) *Engine {
 	if Chosen() {
 		t.Skip("this is the program that was started for it")
 	}
-	if testing.Short() {
-		t.Skip("starts an engine")
-	}
+	testneed.Sandboxes(t)
 	e, err := s.engine(t.Context())
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
 		t.Skip("SKIPPED: ", err)
@@ -69,7 +70,7 @@ func start(t *testing.T, s Suite) *Engine {
 		}
 	})
 	if s.Prepare != nil {
-		if err := s.Prepare(t.Context(), e.Host); err != nil {
+		if err := e.Prepare(t.Context(), s.Prepare); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,7 +96,15 @@ func (s Suite) names(ctx context.Context, self, caller string) ([]string, error)
 			return nil, fmt.Errorf("%s is left out for the reason %q, and has to be one of the tests", name, reason)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { _, left := s.Left[name]; return left }), nil
+	for _, name := range s.Differ {
+		if _, left := s.Left[name]; left || !slices.Contains(all, name) {
+			return nil, fmt.Errorf("%s is not one of the tests", name)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(name string) bool {
+		_, left := s.Left[name]
+		return left || len(s.Differ) > 0 && !testneed.AllTests() && !slices.Contains(s.Differ, name)
+	}), nil
 }
 
 // Rerun starts this test program once more, with an engine, for the tests of a suite. Where there is no engine it skips, and in CI fails.

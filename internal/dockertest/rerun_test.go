@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
@@ -15,6 +17,7 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 	const here, other = "TestATestThatIsNotLeftOutIsRun", "TestTheScriptIsFoundFromBelow"
 	for _, c := range []struct {
 		name  string
+		all   bool // in the widest tier
 		suite Suite
 		runs  []string
 		not   []string
@@ -24,10 +27,14 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 		{name: "all but one", suite: Suite{Left: map[string]string{other: "it is about a script"}}, not: []string{here, other}},
 		{name: "the named ones", suite: Suite{Tests: []string{"TestA", "TestB"}}, runs: []string{"TestA", "TestB"}, not: []string{other}},
 		{name: "the named ones but one", suite: Suite{Tests: []string{"TestA", "TestB"}, Left: map[string]string{"TestA": "slow"}}, runs: []string{"TestB"}, not: []string{"TestA"}},
+		{name: "those that differ", suite: Suite{Tests: []string{"TestA", "TestB"}, Differ: []string{"TestA"}}, runs: []string{"TestA"}, not: []string{"TestB"}},
+		{name: "all in the widest tier", all: true, suite: Suite{Tests: []string{"TestA", "TestB"}, Differ: []string{"TestA"}}, runs: []string{"TestA", "TestB"}},
+		{name: "one that differs and is not there", suite: Suite{Tests: []string{"TestA"}, Differ: []string{"TestB"}}, fails: "TestB"},
 		{name: "one without a reason", suite: Suite{Left: map[string]string{other: ""}}, fails: other},
 		{name: "one that is not there", suite: Suite{Left: map[string]string{"TestNothing": "it was renamed"}}, fails: "TestNothing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Setenv(testneed.AllVariable, map[bool]string{true: "true"}[c.all])
 			got, err := c.suite.names(t.Context(), self, here)
 			if c.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fails) {

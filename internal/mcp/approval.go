@@ -8,6 +8,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -68,7 +69,7 @@ func (c *call) answer() error {
 	allow, _ := res.Content["allow"].(bool)
 	note, _ := res.Content["note"].(string)
 	grant := res.Action == "accept" && allow
-	if _, err := c.client.Resolve(c, c.req.Params.RequestState, grant, note); err != nil {
+	if _, err := c.client.Resolve(c, c.req.Params.RequestState, client.Answer{Grant: grant, Note: note}); err != nil {
 		return err
 	}
 	if !grant {

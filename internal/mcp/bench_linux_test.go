@@ -24,9 +24,6 @@ type door struct {
 
 func open(t *testing.T, o Options) *door {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts sandboxes")
-	}
 	d := &door{Bench: servertest.New(t, server.Options{})}
 	d.handler = NewHandler(d.Server.Handler(), o)
 	s := httptest.NewServer(d.handler)

@@ -2,11 +2,15 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
+	"reflect"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -24,10 +28,8 @@ type Options struct {
 	Spec *sandbox.Spec
 	// SamplingCalls bounds how often the client's own model is asked in one connection; 0: DefaultSamplingCalls, below: never.
 	SamplingCalls int
-	// Lent begins a run of a tenant's with a model that only this process can reach: the client's own. Its limits are Limits where the
-	// question has none. Nil: Engine.
-	Lent   func(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error)
-	Limits *rlm.Limits // nil: those of package rlm
+	// Lent begins a run of a tenant's with a model that only this process can reach: the client's own. Nil: Engine.
+	Lent func(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error)
 	// Engine makes what runs a question here, with such a model. Nil: the model is asked directly, and what needs a run is refused.
 	Engine func(ctx context.Context, models func(depth int, name string) (llm.Model, error)) (*rlm.Engine, error)
 }
@@ -101,8 +103,13 @@ type tool struct {
 
 // add adds a tool. What it gives is structured; the text beside it is the same as JSON unless the tool says it better.
 func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolResult, Out, error)) {
-	in, err := jsonschema.For[In](nil)
-	if err != nil {
+	types := &jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[v1.RunLimits]():    limitsSchema(),
+		reflect.TypeFor[json.RawMessage](): {}, // any value, not bytes
+	}}
+	in, err := jsonschema.For[In](types)
+	out, outErr := jsonschema.For[Out](types)
+	if err = errors.Join(err, outErr); err != nil {
 		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
 	}
 	for _, p := range in.Properties {
@@ -116,7 +123,7 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolRes
 	closed := false // what runs in a sandbox does not reach the world
 	f.tools = append(f.tools, entry{Name: t.name, Description: t.description})
 	sdk.AddTool(f.server, &sdk.Tool{
-		Name: t.name, Title: t.title, Description: t.description, InputSchema: in,
+		Name: t.name, Title: t.title, Description: t.description, InputSchema: in, OutputSchema: out,
 		Annotations: &sdk.ToolAnnotations{Title: t.title, ReadOnlyHint: t.readOnly, DestructiveHint: &t.destructive, IdempotentHint: t.idempotent, OpenWorldHint: &closed},
 	}, func(ctx context.Context, req *sdk.CallToolRequest, args In) (*sdk.CallToolResult, Out, error) {
 		var none Out
@@ -166,24 +173,17 @@ func (c *call) name(given string) (string, error) {
 	return given, nil
 }
 
-// open finds the session that a call means, or makes it; made says which: one that was made has none of what was there before.
-func (c *call) open(given string) (s *client.Session, made bool, err error) {
+// open opens the session that a call means. Opened.New tells the model that nothing of an earlier session is there.
+func (c *call) open(given string) (*client.Session, session.Opened, error) {
 	name, err := c.name(given)
 	if err != nil {
-		return nil, false, err
+		return nil, session.Opened{}, err
 	}
-	s, _, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
-	if !absent(err) {
-		return s, false, err
-	}
-	s, made, err = c.client.Open(c, name, session.OpenOptions{Spec: c.f.opts.Spec})
-	if sandbox.CodeOf(err) == session.CodeSpecConflict { // somebody else has made it in between
-		s, made, err = c.client.Open(c, name, session.OpenOptions{Existing: true})
-	}
-	if made && name == c.own && c.opened != nil {
+	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: c.f.opts.Spec}})
+	if opened.New && name == c.own && c.opened != nil {
 		c.opened(c.req.Session, name)
 	}
-	return s, made, err
+	return s, opened, err
 }
 
 // absent reports the error of a session that is not there.

@@ -11,7 +11,6 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -98,19 +97,19 @@ func (c *call) files(in filesArgs) (*sdk.CallToolResult, filesResult, error) {
 		out.File = infoOf(i)
 		return nil, out, err
 	case "remove":
-		return nil, out, fs.Remove(c, out.Path, in.Recursive)
+		return nil, out, fs.Remove(c, out.Path, sandbox.RemoveOptions{Recursive: in.Recursive})
 	case "mkdir":
-		return nil, out, fs.Mkdir(c, out.Path, true)
+		return nil, out, fs.Mkdir(c, out.Path, sandbox.MkdirOptions{Parents: true})
 	case "move":
 		if in.To == "" {
 			return nil, out, invalid("move needs to")
 		}
-		return nil, out, fs.Move(c, out.Path, below(in.To), in.Exclusive)
+		return nil, out, fs.Move(c, out.Path, below(in.To), sandbox.MoveOptions{Exclusive: in.Exclusive})
 	}
 	return nil, out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
 }
 
-func (c *call) read(fs *client.Files, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
+func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
 	limit := in.Limit
 	if limit == 0 {
 		limit = defaultRead
@@ -166,7 +165,7 @@ func encoded(b []byte) (text, encoding string) {
 	return base64.StdEncoding.EncodeToString(b), "base64"
 }
 
-func (c *call) write(fs *client.Files, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
+func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
 	data := []byte(in.Content)
 	if in.Encoding == "base64" {
 		var err error
@@ -179,7 +178,7 @@ func (c *call) write(fs *client.Files, in filesArgs, out filesResult) (*sdk.Call
 	return nil, out, err
 }
 
-func (c *call) list(fs *client.Files, dir string, recursive bool, most int) (list []fileInfo, more bool, err error) {
+func (c *call) list(fs sandbox.FileSystem, dir string, recursive bool, most int) (list []fileInfo, more bool, err error) {
 	for i, err := range fs.List(c, dir, sandbox.ListOptions{Recursive: recursive}) {
 		if err != nil {
 			return nil, false, err

@@ -11,6 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/llm"
@@ -29,12 +30,7 @@ type queryArgs struct {
 	InSession bool           `json:"in_session,omitempty" jsonschema:"let the run work in the session itself, with its variables and files, instead of in a sandbox of its own"`
 	Schema    map[string]any `json:"schema,omitempty" jsonschema:"JSON Schema that the answer must meet"`
 	Model     string         `json:"model,omitempty" jsonschema:"provider/model; left out: as configured"`
-	Tokens    *int64         `json:"max_tokens,omitempty" jsonschema:"tokens of the whole run"`
-	Cost      *float64       `json:"max_cost_usd,omitempty" jsonschema:"money of the whole run"`
-	Seconds   float64        `json:"max_seconds,omitempty" jsonschema:"time of the whole run"`
-	Calls     *int64         `json:"max_calls,omitempty" jsonschema:"model calls of the whole run"`
-	Depth     *int           `json:"max_depth,omitempty" jsonschema:"levels of calls below the run"`
-	Turns     *int           `json:"max_turns,omitempty" jsonschema:"turns of the run and of each child"`
+	Limits    v1.RunLimits   `json:"limits,omitzero" jsonschema:"bounds of the whole run; left out: as configured"`
 }
 
 type queryResult struct {
@@ -58,21 +54,12 @@ func (f *face) addQuery() {
 	add(f, tool{
 		name: "query", title: "Ask a recursive model",
 		description: "Let a recursive language model answer a question over material of any size: it writes code that looks at the material in a sandbox, and asks models about the pieces. Progress tells what it does; cancelling gives up the run.",
-		shape: func(in *jsonschema.Schema) {
-			between(in, "max_seconds", 0, maxTimeout.Seconds())
-			for _, p := range []string{"max_tokens", "max_cost_usd", "max_calls", "max_depth", "max_turns"} {
-				least := 0.0
-				in.Properties[p].Minimum = &least
-			}
-		},
 	}, func(c *call, in queryArgs) (*sdk.CallToolResult, queryResult, error) { return c.query(in) })
 }
 
 func (c *call) query(in queryArgs) (*sdk.CallToolResult, queryResult, error) {
 	o := client.RunOptions{
-		Query: in.Query, Model: in.Model,
-		Limits: client.RunLimits{Tokens: in.Tokens, Cost: in.Cost, Time: seconds(in.Seconds), Calls: in.Calls, Depth: in.Depth, Turns: in.Turns},
-		Labels: map[string]string{"door": "mcp"},
+		Query: in.Query, Model: in.Model, Limits: in.Limits, Labels: map[string]string{"door": "mcp"},
 	}
 	if in.Schema != nil {
 		raw, err := json.Marshal(in.Schema)
@@ -216,7 +203,7 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk
 			Remedy: "leave in_session out; or " + noModelRemedy, Err: cause,
 		}
 	}
-	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: in.limits(c.f.opts.Limits), Labels: o.Labels}
+	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Labels: o.Labels}
 	for _, x := range o.Contexts {
 		input := rlm.Text(x.Text)
 		input.Name = x.Name
@@ -261,23 +248,29 @@ func (c *call) lend(q rlm.Question, m llm.Model) (*rlm.Run, error) {
 	return c.f.opts.Lent(c, who.Tenant, q, m)
 }
 
-// limits are those of a run with the client's own model.
-func (in *queryArgs) limits(usual *rlm.Limits) *rlm.Limits {
-	l := rlm.DefaultLimits()
-	set(&l, usual)
-	set(&l.Tokens, in.Tokens)
-	set(&l.Cost, in.Cost)
-	set(&l.Calls, in.Calls)
-	set(&l.Depth, in.Depth)
-	set(&l.Turns, in.Turns)
-	if in.Seconds > 0 {
-		l.Time = seconds(in.Seconds)
+// limitsSchema describes the limits of a run, from the fields of their one declaration.
+func limitsSchema() *jsonschema.Schema {
+	var l v1.RunLimits
+	s := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
+	for _, f := range l.Fields() {
+		p := &jsonschema.Schema{Description: f.Doc}
+		switch f.Type() {
+		case "duration":
+			p.Type = "string"
+		case "amount":
+			p.Type = "number"
+		default:
+			p.Type = "integer"
+		}
+		if p.Type != "string" {
+			least := float64(v1.NoLimit)
+			if f.Min != nil {
+				least = *f.Min
+			}
+			p.Minimum = &least
+		}
+		s.Properties[f.Name] = p
+		s.PropertyOrder = append(s.PropertyOrder, f.Name)
 	}
-	return &l
-}
-
-func set[T any](to, from *T) {
-	if from != nil {
-		*to = *from
-	}
+	return s
 }

@@ -152,7 +152,10 @@ func (f *face) listResources(next sdk.MethodHandler) sdk.MethodHandler {
 
 func (l *link) runs(ctx context.Context) (out []*sdk.Resource) {
 	for i, err := range l.client.Runs(ctx) {
-		if err != nil || len(out) == maxRuns { // a server without models has no runs
+		if err != nil {
+			continue // it cannot be read, or the server has no models and no runs
+		}
+		if len(out) == maxRuns {
 			break
 		}
 		out = append(out, &sdk.Resource{Name: "run " + i.ID, Description: i.Query, MIMEType: trajectoryType, URI: runsPrefix + url.PathEscape(i.ID)})

@@ -36,30 +36,27 @@ type runBash struct {
 	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables for this command"`
 }
 
-// outcome is a verdict as a model needs it.
+// verdict is a verdict without its methods.
+type verdict sandbox.Verdict
+
+// outcome is a verdict as a model needs it: output and result are texts, and what the metadata says is told apart. Everything else is as in the verdict.
 type outcome struct {
-	Session    string             `json:"session" jsonschema:"where it ran"`
-	NewSession bool               `json:"new_session,omitempty" jsonschema:"the session was made for this call: nothing from earlier calls is there"`
-	OK         bool               `json:"ok" jsonschema:"it ended by itself, with exit code 0 and without an exception"`
-	Ended      string             `json:"ended" jsonschema:"exit, signal, timeout, cancelled, memory, killed or start"`
-	ExitCode   int                `json:"exit_code"`
-	Signal     string             `json:"signal,omitempty"`
-	Stdout     string             `json:"stdout"`
-	Stderr     string             `json:"stderr"`
-	Produced   int64              `json:"output_bytes" jsonschema:"bytes written to both, shown or not"`
-	Cut        int64              `json:"cut_bytes,omitempty" jsonschema:"bytes missing from the middle of stdout and stderr"`
-	StdoutFile string             `json:"stdout_file,omitempty" jsonschema:"file in the sandbox with all of stdout, if something was cut"`
-	StderrFile string             `json:"stderr_file,omitempty"`
-	Result     string             `json:"result,omitempty" jsonschema:"value of the last expression"`
-	Error      *sandbox.CellError `json:"error,omitempty" jsonschema:"exception that ended the cell"`
-	StateKept  *bool              `json:"state_kept,omitempty" jsonschema:"the interpreter and its variables live on"`
-	StateLost  bool               `json:"state_lost_before,omitempty" jsonschema:"the interpreter had died before: earlier variables are gone"`
-	StateFrom  string             `json:"state_from,omitempty" jsonschema:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
-	WallMS     int64              `json:"wall_ms"`
-	CPUMS      int64              `json:"cpu_ms"`
-	PeakMemory int64              `json:"peak_memory_bytes"`
-	Survivors  int                `json:"background_processes,omitempty" jsonschema:"processes it left running"`
-	Warning    string             `json:"gate_warning,omitempty" jsonschema:"what the gate has against this code"`
+	Session    string `json:"session" jsonschema:"where it ran"`
+	NewSession bool   `json:"new_session,omitempty" jsonschema:"the session was made for this call: nothing from earlier calls is there"`
+	OK         bool   `json:"ok" jsonschema:"it ended by itself, with exit code 0 and without an exception"`
+	verdict
+	Ended      sandbox.Ending `json:"ended" jsonschema:"exit, signal, timeout, cancelled, memory, killed or start"`
+	Signal     string         `json:"signal,omitempty"`
+	Stdout     string         `json:"stdout"`
+	Stderr     string         `json:"stderr"`
+	Produced   int64          `json:"output_bytes" jsonschema:"bytes written to both, shown or not"`
+	Cut        int64          `json:"cut_bytes,omitempty" jsonschema:"bytes missing from the middle of stdout and stderr"`
+	StdoutFile string         `json:"stdout_file,omitempty" jsonschema:"file in the sandbox with all of stdout, if something was cut"`
+	StderrFile string         `json:"stderr_file,omitempty"`
+	Result     string         `json:"result,omitempty" jsonschema:"value of the last expression"`
+	StateKept  *bool          `json:"state_kept,omitempty" jsonschema:"the interpreter and its variables live on"`
+	StateFrom  string         `json:"state_from,omitempty" jsonschema:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
+	Warning    string         `json:"gate_warning,omitempty" jsonschema:"what the gate has against this code"`
 }
 
 func (f *face) addRun() {
@@ -71,7 +68,7 @@ func (f *face) addRun() {
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runCode) (*sdk.CallToolResult, outcome, error) {
-		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, Timeout: seconds(in.Timeout), Env: in.Env})
+		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 	add(f, tool{
 		name: "run_bash", title: "Run a shell command", destructive: true,
@@ -81,7 +78,7 @@ func (f *face) addRun() {
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (*sdk.CallToolResult, outcome, error) {
-		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), Timeout: seconds(in.Timeout), Env: in.Env})
+		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 }
 
@@ -96,7 +93,7 @@ func below(p string) string {
 }
 
 func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcome, error) {
-	s, made, err := c.open(name)
+	s, opened, err := c.open(name)
 	if err != nil {
 		return nil, outcome{}, err
 	}
@@ -109,13 +106,13 @@ func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcom
 	if err != nil {
 		return nil, outcome{}, err
 	}
-	out := outcomeOf(s.Name(), made, v)
+	out := outcomeOf(s.Name(), opened.New, v)
 	out.StateKept = &v.StateKept
 	return shown(out, v), out, nil
 }
 
 func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, outcome, error) {
-	s, made, err := c.open(name)
+	s, opened, err := c.open(name)
 	if err != nil {
 		return nil, outcome{}, err
 	}
@@ -128,18 +125,18 @@ func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, o
 	if err != nil {
 		return nil, outcome{}, err
 	}
-	out := outcomeOf(s.Name(), made, v)
+	out := outcomeOf(s.Name(), opened.New, v)
 	return shown(out, v), out, nil
 }
 
 func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 	o := outcome{
-		Session: name, NewSession: made, OK: v.OK() && v.Error == nil, Ended: string(v.Ended), ExitCode: v.ExitCode,
+		Session: name, NewSession: made, OK: v.OK() && v.Error == nil, verdict: verdict(*v), Ended: v.Ended,
 		Stdout: strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"), Stderr: strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
 		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
-		Error: v.Error, StateLost: v.StateLostBefore, WallMS: v.Wall.Milliseconds(), CPUMS: v.CPU.Milliseconds(), PeakMemory: v.PeakMemory,
 		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
 	}
+	o.Displays, o.Metadata = nil, nil // pictures are content of their own
 	if v.Ended == sandbox.EndedSignal || v.Ended == sandbox.EndedKilled {
 		o.Signal = v.Signal.String()
 	}
@@ -149,12 +146,17 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 	if v.Result != nil {
 		o.Result = v.Result.Text()
 	}
-	for _, p := range v.Survivors {
+	return o
+}
+
+// running counts the processes that were left.
+func running(list []sandbox.Process) (n int) {
+	for _, p := range list {
 		if !p.Killed {
-			o.Survivors++
+			n++
 		}
 	}
-	return o
+	return n
 }
 
 // wentBack tells that a session is no longer as it was left.
@@ -183,7 +185,7 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	if o.StateFrom != "" {
 		block("", wentBack(o.StateFrom))
 	}
-	if o.StateLost {
+	if o.StateLostBefore {
 		block("", "[the interpreter had died: earlier variables are gone]")
 	}
 	block("", o.Stdout)
@@ -200,16 +202,16 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	case o.OK && b.Len() == 0:
 		b.WriteString("[done, without output]\n")
 	case o.OK || o.Error != nil:
-	case o.Ended == string(sandbox.EndedExit) || o.Ended == string(sandbox.EndedStart):
+	case o.Ended == sandbox.EndedExit || o.Ended == sandbox.EndedStart:
 		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
 	default:
-		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.WallMS)
+		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.Wall.Milliseconds())
 	}
 	if o.StateKept != nil && !*o.StateKept {
 		block("", "[the interpreter was lost with its variables; files are still there]")
 	}
-	if o.Survivors > 0 {
-		fmt.Fprintf(&b, "[%d processes still run in the background]\n", o.Survivors)
+	if n := running(o.Survivors); n > 0 {
+		fmt.Fprintf(&b, "[%d processes still run in the background]\n", n)
 	}
 	res := &sdk.CallToolResult{IsError: !o.OK, Content: []sdk.Content{&sdk.TextContent{Text: b.String()}}}
 	res.Content = append(res.Content, pictures(v)...)

@@ -95,11 +95,11 @@ func (f *face) addTerraphim() {
 	limited := func(in *jsonschema.Schema) { between(in, "timeout_ms", 0, float64(maxTimeout.Milliseconds())) }
 	add(f, tool{name: "rlm_code", title: "Run Python", destructive: true, description: "The same as run_code.", shape: limited},
 		func(c *call, in terraphimCode) (*sdk.CallToolResult, outcome, error) {
-			return c.cell(in.Session, sandbox.Cell{Code: in.Code, Timeout: milliseconds(in.Timeout)})
+			return c.cell(in.Session, sandbox.Cell{Code: in.Code, RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)}})
 		})
 	add(f, tool{name: "rlm_bash", title: "Run a shell command", destructive: true, description: "The same as run_bash.", shape: limited},
 		func(c *call, in terraphimBash) (*sdk.CallToolResult, outcome, error) {
-			return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), Timeout: milliseconds(in.Timeout)})
+			return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)}})
 		})
 	add(f, tool{
 		name: "rlm_query", title: "Ask a model", description: "Ask a model one thing, without code: one of the server's, or the client's own where it lends it. For a question over a large text use query.",

@@ -309,7 +309,7 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 // awaitGone waits until a session has ended.
 func awaitGone(t *testing.T, c *client.Client, name string) {
 	t.Helper()
-	for e, err := range c.Session(name).Events(t.Context(), 0, true) {
+	for e, err := range c.Session(name).Events(t.Context(), session.EventsOptions{Follow: true}) {
 		if absent(err) || err == nil && e.State == session.Ended {
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
+	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -14,24 +15,33 @@ import (
 // are somebody else's business, have none.
 const askedFile = "asked.json"
 
-// asked is who wanted the run to work, last.
+// asked is who wanted the run to work, last, and how.
 type asked struct {
-	Away   bool `json:"away"`             // from elsewhere
-	Nobody bool `json:"nobody,omitempty"` // it was cancelled while no server worked on it
+	Away   bool         `json:"away"`             // from elsewhere
+	Nobody bool         `json:"nobody,omitempty"` // it was cancelled while no server worked on it
+	Model  string       `json:"model,omitempty"`
+	Sub    []string     `json:"sub,omitempty"`
+	Host   *api.RunHost `json:"host,omitempty"`
 }
 
 // oldAway is what rlm.LabelAsked says of runs that are older than the file and were asked for from elsewhere.
 const oldAway = "away"
 
+// readAsked reads who wanted a run last. A run that no server was asked for has no such file.
+func readAsked(dir string) (asked, error) {
+	var a asked
+	err := atomicfile.ReadJSON(filepath.Join(dir, askedFile), &a)
+	return a, err
+}
+
 // askedFor gives who wants a run; nil: nobody does any more, or it is the business of whoever began it.
 func askedFor(dir string, labels map[string]string) (*asked, error) {
-	a := &asked{}
-	err := atomicfile.ReadJSON(filepath.Join(dir, askedFile), a)
+	a, err := readAsked(dir)
 	switch old := labels[rlm.LabelAsked]; {
 	case err == nil && a.Nobody:
 		return nil, nil
 	case err == nil:
-		return a, nil
+		return &a, nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	case old != "":

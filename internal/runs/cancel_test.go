@@ -69,7 +69,7 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
 				t.Errorf("once more: %v", err)
 			}
-			r, err := k.Resume(t.Context(), "acme", id, nil, false)
+			r, err := k.Resume(t.Context(), "acme", id, Again{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ func (k *Keeper) gate() gate.Gate {
 	if k.o.Note == nil {
 		return k.o.Gate
 	}
-	return gate.Observed(k.o.Gate, func(ctx context.Context, req gate.Request, d gate.Decision, err error) {
+	return gate.Observe(k.o.Gate, func(ctx context.Context, req gate.Request, d gate.Decision, err error) {
 		e := session.Entry{Tenant: req.Tenant, Session: req.Session, Action: "judge", Detail: req.Text(), Gate: string(d.Action)}
 		switch {
 		case err != nil:

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
@@ -30,12 +31,14 @@ type Options struct {
 	Route  llm.Route // where a question names no model
 	// Backend chooses what makes sandboxes. It is asked for each run, because it may not work at first.
 	Backend func(ctx context.Context) (sandbox.Backend, error)
+	// Choose is Backend for a run that says itself which backends it wants; nil: none can.
+	Choose func(ctx context.Context, h api.RunHost) (sandbox.Backend, error)
 	// Known are the backends that may hold sandboxes of earlier runs.
 	Known   []sandbox.Backend
 	Spec    sandbox.Spec
 	DataDir string
-	// Limits holds for runs that give none.
-	Limits rlm.Limits
+	// Limits holds for runs that set none; fields that are not set here are those of package rlm.
+	Limits v1.RunLimits
 	// PlainBelow is the size of a context in tokens that needs no run; 0: as package rlm has it, negative: none is so small.
 	PlainBelow int64
 	// CacheBytes of replies to sub-calls are kept for later runs, of each tenant apart; 0: none are.
@@ -47,6 +50,8 @@ type Options struct {
 	Note func(ctx context.Context, e session.Entry)
 	// MCP are the servers whose tools runs get; nil: none. The keeper closes it.
 	MCP *mcptools.Set
+	// MoreMCP opens them again, with those that a run brings along; nil: none can.
+	MoreMCP func(more []mcptools.Server) (*mcptools.Set, error)
 	// MCPAway gives them also to runs that were asked for from elsewhere.
 	MCPAway bool
 	// Resume leaves runs to the next keeper, and lets Recover go on with those of the one before.
@@ -72,10 +77,16 @@ type Keeper struct {
 	count  map[string]int           // guarded by mu; runs that are under way, by tenant
 	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
 	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
-	caches map[string]*rlm.Cache    // guarded by mu; by tenant
+	caches map[replies]*rlm.Cache   // guarded by mu
 }
 
 type key struct{ tenant, id string }
+
+// replies names the cache of a tenant that keeps so many bytes.
+type replies struct {
+	tenant string
+	bytes  int64
+}
 
 // New makes a keeper. Close it.
 func New(o Options) *Keeper {
@@ -88,7 +99,8 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[string]*rlm.Cache{}}
+	o.Limits = o.Limits.Over(rlm.DefaultLimits())
+	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[replies]*rlm.Cache{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	k.brief, k.end = context.WithCancel(context.Background())
 	return k
@@ -115,8 +127,8 @@ func (k *Keeper) Busy() bool {
 	return len(k.live) > 0
 }
 
-// Limits are those of a run that gives none.
-func (k *Keeper) Limits() rlm.Limits { return k.o.Limits }
+// Limits returns those of a run that sets none. Every field is set.
+func (k *Keeper) Limits() v1.RunLimits { return k.o.Limits }
 
 // Small says that so many tokens need no run.
 func (k *Keeper) Small(tokens int64) bool { return tokens < k.o.PlainBelow }
@@ -150,27 +162,28 @@ func (k *Keeper) dir(tenant string) string {
 }
 
 // cache is what the runs of a tenant share; nil: each has its own. It lies beside the runs.
-func (k *Keeper) cache(tenant string) (*rlm.Cache, error) {
-	if k.o.CacheBytes <= 0 {
+func (k *Keeper) cache(tenant string, bytes int64) (*rlm.Cache, error) {
+	if bytes <= 0 {
 		return nil, nil
 	}
+	at := replies{tenant, bytes}
 	k.mu.Lock()
-	c := k.caches[tenant]
+	c := k.caches[at]
 	k.mu.Unlock()
 	if c != nil {
 		return c, nil
 	}
 	// It looks at each reply that is kept, and nobody is to wait for that who needs none.
-	c, err := rlm.OpenCache(filepath.Join(filepath.Dir(k.dir(tenant)), rlm.CacheDir), k.o.CacheBytes)
+	c, err := rlm.OpenCache(filepath.Join(filepath.Dir(k.dir(tenant)), rlm.CacheDir), bytes)
 	if err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if first := k.caches[tenant]; first != nil {
+	if first := k.caches[at]; first != nil {
 		return first, nil
 	}
-	k.caches[tenant] = c
+	k.caches[at] = c
 	return c, nil
 }
 
@@ -189,55 +202,6 @@ func (k *Keeper) MayChoose(name string) error {
 	return &sandbox.Error{
 		Code: api.CodeForbidden, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
 	}
-}
-
-// engine is one that works. The next server goes on with its runs if they last.
-func (k *Keeper) engine(ctx context.Context, tenant string, route llm.Route, away, lasts bool) (*rlm.Engine, error) {
-	if away {
-		for _, name := range append([]string{route.Root}, route.Sub...) {
-			if err := k.MayChoose(name); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if route.Root == "" {
-		route.Root = k.o.Route.Root
-	}
-	if len(route.Sub) == 0 {
-		route.Sub = k.o.Route.Sub
-	}
-	r, err := k.o.Models.Route(ctx, route)
-	if err != nil {
-		return nil, err
-	}
-	b, err := k.o.Backend(ctx)
-	if err != nil {
-		return nil, err
-	}
-	models := rlm.Routed(r)
-	if away {
-		models = func(depth int, name string) (llm.Model, error) {
-			if err := k.MayChoose(name); err != nil {
-				return nil, err
-			}
-			return r.Named(name, depth)
-		}
-	}
-	var tools []rlm.Tool
-	if k.o.MCP != nil && (!away || k.o.MCPAway) {
-		if tools, err = k.o.MCP.Tools(ctx); err != nil {
-			return nil, err
-		}
-	}
-	cache, err := k.cache(tenant)
-	if err != nil {
-		return nil, err
-	}
-	return rlm.New(rlm.Options{
-		PlainBelow: k.o.PlainBelow, Cache: cache,
-		Models: models, Tools: tools, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
-		Gate: k.gate(), Tenant: tenant, Durable: lasts && k.o.Resume, Logger: k.o.Logger,
-	})
 }
 
 // List gives the tenant's runs, the newest first.
@@ -269,7 +233,11 @@ func (k *Keeper) Export(tenant, id string, w io.Writer) error {
 
 // Delete removes a run that nobody works on.
 func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
-	b, err := k.o.Backend(ctx)
+	var host *api.RunHost
+	if who, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil {
+		host = who.Host
+	}
+	b, err := k.backend(ctx, host)
 	if err != nil {
 		return err
 	}
@@ -282,12 +250,12 @@ func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
 	return e.Delete(ctx, id)
 }
 
-// Events gives the events of a run after a number; of one that is under way here also those to come.
-func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64) iter.Seq2[rlm.Event, error] {
+// Events gives the events of a run after a number. With follow those to come as well, of a run that is under way here.
+func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64, follow bool) iter.Seq2[rlm.Event, error] {
 	k.mu.Lock()
 	r := k.live[key{tenant, id}]
 	k.mu.Unlock()
-	if r != nil {
+	if r != nil && follow {
 		return r.Events(ctx, after)
 	}
 	return func(yield func(rlm.Event, error) bool) {

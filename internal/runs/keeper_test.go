@@ -185,7 +185,7 @@ func TestTenantsShareNoReplies(t *testing.T) {
 	k, _ := keeperIn(t, Options{DataDir: dir, CacheBytes: 1 << 20})
 	caches := map[*rlm.Cache]bool{}
 	for _, tenant := range []string{session.DefaultTenant, "acme", "acme", "other"} {
-		c, err := k.cache(tenant)
+		c, err := k.cache(tenant, k.o.CacheBytes)
 		if err != nil || c == nil {
 			t.Fatal(c, err)
 		}
@@ -199,7 +199,7 @@ func TestTenantsShareNoReplies(t *testing.T) {
 		t.Error(found, err)
 	}
 	none, _ := keeperIn(t, Options{DataDir: t.TempDir()})
-	if c, err := none.cache("acme"); c != nil || err != nil {
+	if c, err := none.cache("acme", none.o.CacheBytes); c != nil || err != nil {
 		t.Errorf("nobody has asked for one: %v %v", c, err)
 	}
 }

@@ -14,11 +14,8 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	if err != nil {
 		return nil, err
 	}
-	e, err := rlm.New(rlm.Options{
-		PlainBelow: k.o.PlainBelow, // but no cache: lent models may differ under the same name
-		Models:     func(int, string) (llm.Model, error) { return m, nil }, Sandboxes: rlm.FromBackend(b), Spec: k.o.Spec, Limits: &k.o.Limits, Dir: k.dir(tenant),
-		Gate: k.gate(), Tenant: tenant, Logger: k.o.Logger,
-	})
+	// No cache: lent models may differ under the same name.
+	e, err := k.engineOn(b, tenant, nil, rlm.Options{PlainBelow: k.o.PlainBelow, Models: func(int, string) (llm.Model, error) { return m, nil }})
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
@@ -132,7 +133,7 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 			if copies["replay"], err = e.Replay(killed, id); err != nil {
 				t.Fatal(err)
 			}
-			if copies["fork"], err = e.Fork(killed, id, 0, nil); err != nil {
+			if copies["fork"], err = e.Fork(killed, id, 0, v1.RunLimits{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, r := range copies {
@@ -165,7 +166,7 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			data := t.TempDir()
 			id := leave(t, data, "acme", Ask{Away: tt.first})
 			k, _ := keeperIn(t, Options{DataDir: data, Resume: true})
-			if _, err := k.Resume(t.Context(), "acme", id, nil, tt.last); err != nil {
+			if _, err := k.Resume(t.Context(), "acme", id, Again{Away: tt.last}); err != nil {
 				t.Fatal(err)
 			}
 			k.Close()
@@ -236,7 +237,7 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 	r, err := engineIn(t, k, "acme", llm.NewScripted("root", llm.Rule{Respond: func(ctx context.Context, _ llm.Request) (string, error) {
 		<-ctx.Done()
 		return "", ctx.Err()
-	}})).Resume(alive, id, nil)
+	}})).Resume(alive, id, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}

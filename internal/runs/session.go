@@ -12,17 +12,16 @@ import (
 // machine is a session as the place where a run works.
 type machine struct {
 	*session.Session
-	files *sandbox.Files
-	from  atomic.Pointer[time.Time] // what its state went back to
+	from atomic.Pointer[time.Time] // what its state went back to
 }
 
 // inSession makes a session a machine. It stays awake until release is called.
 func inSession(ctx context.Context, s *session.Session) (m *machine, release func(), err error) {
-	f, done, err := s.Files(ctx)
+	release, err = s.KeepAwake(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return &machine{Session: s, files: f}, done, nil
+	return &machine{Session: s}, release, nil
 }
 
 // ID names it. No backend knows the name: a run that is resumed begins in a sandbox of its own.
@@ -54,9 +53,6 @@ func (m *machine) hear(v *sandbox.Verdict) {
 
 // StateFrom implements rlm.Reverting.
 func (m *machine) StateFrom() *time.Time { return m.from.Load() }
-
-// Files implements rlm.Machine.
-func (m *machine) Files() *sandbox.Files { return m.files }
 
 // Judges says that sessions have a gate of their own, and a mode for it.
 func (*machine) Judges() bool { return true }

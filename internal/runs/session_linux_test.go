@@ -44,7 +44,7 @@ func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s, _, err := m.Open(t.Context(), session.Key{Tenant: "acme", Name: "kitchen"}, session.OpenOptions{Gate: string(gate.ModeBlock), Role: "cook"})
+	s, _, err := m.Open(t.Context(), session.Key{Tenant: "acme", Name: "kitchen"}, session.OpenOptions{Settings: session.Settings{Gate: string(gate.ModeBlock), Role: "cook"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {
 	if len(heard.asked) > 0 {
 		t.Errorf("the session's code is judged twice: %+v", heard.asked)
 	}
-	answered(k.Fork(t.Context(), "acme", id, 0, nil, false))
+	answered(k.Fork(t.Context(), "acme", id, 0, Again{}))
 	if len(heard.asked) != 1 {
 		t.Fatalf("%d blocks of the fork were judged", len(heard.asked))
 	}

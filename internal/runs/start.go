@@ -1,13 +1,17 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -24,6 +28,7 @@ const settleWait = 500 * time.Millisecond
 type Ask struct {
 	rlm.Question
 	Sub     []string         // models of the calls it makes
+	Host    *api.RunHost     // what it wants of this machine; nil: nothing else than the keeper's options
 	Session *session.Session // works there; nil: in a sandbox of its own
 	Away    bool             // asked from elsewhere: models that are programs on this machine cannot be chosen, nor by its code
 	Waited  bool             // of no use without the one who waits for it: no other server goes on with it
@@ -40,7 +45,8 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
 	}
 	lasts := a.Session == nil && !a.Waited // what code has left in a session is not in the sandbox that a resumed run gets
-	e, err := k.engine(ctx, tenant, llm.Route{Root: q.Model, Sub: a.Sub}, a.Away, lasts)
+	who := asked{Away: a.Away, Model: q.Model, Sub: a.Sub, Host: a.Host}
+	e, done, err := k.engine(ctx, tenant, who, lasts)
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +55,9 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	case a.Session != nil:
 		return k.startIn(ctx, tenant, e, q, a.Session)
 	case lasts:
-		return k.beginAs(ctx, tenant, asked{Away: a.Away}, begin)
+		return k.beginAs(ctx, tenant, who, begin, done)
 	}
-	return k.begin(ctx, tenant, begin, nil)
+	return k.begin(ctx, tenant, begin, func(*rlm.Result) { done() })
 }
 
 // startIn begins a run in a session. Its variables are those of the questions before.
@@ -98,8 +104,6 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 		k.said[id] = said[max(0, len(said)-maxHistory):]
 	})
 	if err != nil {
-		release()
-		free()
 		return nil, err
 	}
 	k.mu.Lock()
@@ -153,37 +157,69 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 	return false
 }
 
+// Again is how a kept run goes on. What is not set is as it was when it was asked for last.
+type Again struct {
+	Model  string   // for a run that named none
+	Sub    []string // models of the calls it makes
+	Limits v1.RunLimits
+	Host   *api.RunHost
+	Away   bool // asked from elsewhere
+}
+
 // Resume goes on with a run that was interrupted or ended without an answer.
-func (k *Keeper) Resume(ctx context.Context, tenant, id string, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id, away)
-	if err != nil {
-		return nil, err
-	}
-	return k.beginAs(ctx, tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Resume(ctx, id, limits) })
+func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.Run, error) {
+	return k.again(ctx, tenant, id, a, func(ctx context.Context, e *rlm.Engine) (*rlm.Run, error) { return e.Resume(ctx, id, a.Limits) })
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
-func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, limits *rlm.Limits, away bool) (*rlm.Run, error) {
-	e, err := k.again(ctx, tenant, id, away)
-	if err != nil {
-		return nil, err
-	}
-	return k.beginAs(ctx, tenant, asked{Away: away}, func(ctx context.Context) (*rlm.Run, error) { return e.Fork(ctx, id, at, limits) })
+func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
+	return k.again(ctx, tenant, id, a, func(ctx context.Context, e *rlm.Engine) (*rlm.Run, error) { return e.Fork(ctx, id, at, a.Limits) })
 }
 
-// again is an engine with the models of a kept run.
-func (k *Keeper) again(ctx context.Context, tenant, id string, away bool) (*rlm.Engine, error) {
+// again begins with an engine like that of a kept run.
+func (k *Keeper) again(ctx context.Context, tenant, id string, a Again, start func(context.Context, *rlm.Engine) (*rlm.Run, error)) (*rlm.Run, error) {
 	info, err := k.Show(tenant, id)
 	if err != nil {
 		return nil, err
 	}
-	return k.engine(ctx, tenant, llm.Route{Sub: strings.Fields(info.Labels[subModels])}, away, true)
+	who := asked{Away: a.Away, Model: a.Model, Sub: a.Sub, Host: a.Host}
+	// What the owner of the machine has allowed is not for others who go on with his run.
+	if before, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil && !a.Away {
+		who.Model = cmp.Or(who.Model, before.Model)
+		if len(who.Sub) == 0 {
+			who.Sub = before.Sub
+		}
+		if who.Host == nil {
+			who.Host = before.Host
+		}
+	}
+	if len(who.Sub) == 0 {
+		who.Sub = strings.Fields(info.Labels[subModels])
+	}
+	e, done, err := k.engine(ctx, tenant, who, true)
+	if err != nil {
+		return nil, err
+	}
+	return k.beginAs(ctx, tenant, who, func(ctx context.Context) (*rlm.Run, error) { return start(ctx, e) }, done)
+}
+
+// Replay runs a kept run again, with the replies that models gave then. No other server goes on with it.
+func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *api.RunHost) (*rlm.Run, error) {
+	b, err := k.backend(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	e, err := k.engineOn(b, tenant, h, rlm.Options{Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }})
+	if err != nil {
+		return nil, err
+	}
+	return k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
 }
 
 // beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
 // That is done once it works, since one that cannot begin remains whose it was: if the server is killed in the moment between, no other goes on with a
-// new run by itself, and a resumed one is still for who asked before.
-func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start func(context.Context) (*rlm.Run, error)) (*rlm.Run, error) {
+// new run by itself, and a resumed one is still for who asked before. done is called when the run has ended, or did not begin.
+func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start func(context.Context) (*rlm.Run, error), done func()) (*rlm.Run, error) {
 	base := k.brief
 	if k.o.Resume {
 		base = k.ctx
@@ -199,7 +235,7 @@ func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start fu
 			return nil, err
 		}
 		return r, nil
-	}, nil)
+	}, func(*rlm.Result) { done() })
 }
 
 // begin starts a run and keeps it until its end. No other server goes on with it.
@@ -207,9 +243,14 @@ func (k *Keeper) begin(ctx context.Context, tenant string, start func(context.Co
 	return k.beginIn(ctx, k.brief, tenant, start, after)
 }
 
-// beginIn starts a run that ends with base, and keeps it until its end. Of ctx it has the trace alone.
+// beginIn starts a run that ends with base, and keeps it until its end. Of ctx it has the trace alone. after may be nil; it is called with the result, or
+// with nil when the run did not begin.
 func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+	if after == nil {
+		after = func(*rlm.Result) {}
+	}
 	if err := k.admit(tenant); err != nil {
+		after(nil)
 		return nil, err
 	}
 	work, end := spanned(base, ctx)
@@ -217,6 +258,7 @@ func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(co
 	if err != nil {
 		end(nil, err)
 		k.leave(tenant)
+		after(nil)
 		return nil, err
 	}
 	at := key{tenant, r.ID()}
@@ -231,9 +273,7 @@ func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(co
 		k.mu.Lock()
 		delete(k.live, at)
 		k.mu.Unlock()
-		if after != nil {
-			after(res)
-		}
+		after(res)
 		if err != nil {
 			k.o.Logger.Info("a run ended without an answer", "run", at.id, "tenant", tenant, "error", err)
 		}

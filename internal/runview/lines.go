@@ -57,7 +57,7 @@ func (l *Lines) Event(e rlm.Event) {
 		if e.Decode(&d) == nil && d.Error != nil {
 			l.print(&e, "a call of %s failed: %s", d.Model, clip(oneLine(d.Error.Message), lineWidth))
 		}
-	case rlm.KindGate, rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
+	case rlm.KindTool, rlm.KindGate, rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
 		l.print(&e, "%s", l.tree.note)
 	case rlm.KindRunEnded:
 		if r := l.tree.ended; r != nil {
@@ -66,6 +66,7 @@ func (l *Lines) Event(e rlm.Event) {
 				l.print(&e, "%s", s)
 			}
 		}
+	case rlm.KindSandbox, rlm.KindTurnStarted, rlm.KindTurnEnded, rlm.KindCallStarted, rlm.KindAnswer: // told by the lines above
 	}
 }
 
@@ -98,6 +99,9 @@ func outcome(u *turn) []string {
 	}
 	if u.failed > 0 {
 		parts = append(parts, thousands(int64(u.failed))+" of them failed")
+	}
+	if u.tools > 0 {
+		parts = append(parts, count(int64(u.tools), "tool call", "tool calls"))
 	}
 	return parts
 }

@@ -109,6 +109,9 @@ func (t *tree) drawTurn(u *turn, now time.Time) string {
 	if u.failed > 0 {
 		parts = append(parts, red+thousands(int64(u.failed))+" failed"+off)
 	}
+	if u.tools > 0 {
+		parts = append(parts, count(int64(u.tools), "tool call", "tool calls"))
+	}
 	until := u.ended
 	if until.IsZero() {
 		until = now

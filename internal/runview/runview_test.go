@@ -50,7 +50,9 @@ func beginning(t *testing.T) *story {
 	s.call("0", 0, 1, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
 	s.add("0", 0, 1, rlm.KindCellStarted, rlm.CellStarted{Lang: "python", Code: "import re\n\nprint(len(context))\nx = 1"})
 	s.call("0", 0, 1, rlm.CallSub, llm.Usage{Calls: 1, Input: 1000, Output: 5, Cost: 0.02})
-	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, OK: true, Produced: 8, Wall: 2 * time.Second})
+	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Value: json.RawMessage("7")})
+	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Error: "no such\x1b[2J shop"})
+	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit, Wall: 2 * time.Second}, OK: true, Produced: 8})
 	s.add("0", 0, 1, rlm.KindTurnEnded, rlm.TurnEnded{})
 	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
 	s.call("0", 0, 2, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
@@ -64,7 +66,7 @@ func beginning(t *testing.T) *story {
 func (s *story) finish() {
 	s.add("0/1", 1, 1, rlm.KindCallEnded, rlm.CallEnded{Call: rlm.CallTurn, Usage: llm.Usage{Calls: 1, Input: 10, Output: 1}})
 	s.add("0", 0, 2, rlm.KindChildEnded, rlm.ChildEnded{Node: "0/1", Reason: rlm.ReasonAnswered, Answer: "7"})
-	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Ended: sandbox.EndedExit, Error: "Traceback\nValueError: \x1b[31mno"})
+	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit}, Error: "Traceback\nValueError: \x1b[31mno"})
 	s.add("0", 0, 2, rlm.KindTurnEnded, rlm.TurnEnded{})
 	s.add("0", 0, 0, rlm.KindRunEnded, rlm.Result{Reason: rlm.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
 }
@@ -100,7 +102,8 @@ func wants(t *testing.T, got string, want ...string) {
 func TestTree(t *testing.T) {
 	s := beginning(t)
 	got := screen(t, s, 100, 24)
-	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens",
+	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens · 2 tool calls",
+		"tool price failed: no such[2J shop",
 		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  the model thinks", "3 model calls · 1,245 tokens · $0.0400", "1 call under way")
 	s.finish()
 	wants(t, screen(t, s, 100, 24), "✗ turn 2", "ValueError: [31mno", "✓ child run  Count them", "4 model calls · 1,256 tokens", "✗ ended without an answer: turns")
@@ -124,7 +127,8 @@ func TestLines(t *testing.T) {
 		l.Event(e)
 	}
 	l.Close()
-	wants(t, out.String(), "run r1 with scripted/m: Who?[2J", "turn 1: python: print(len(context)) (2 more lines)", "turn 1: ok in 2.0 s, 8 bytes printed, 1 call, 1,005 tokens",
+	wants(t, out.String(), "run r1 with scripted/m: Who?[2J", "turn 1: python: print(len(context)) (2 more lines)", "turn 1: ok in 2.0 s, 8 bytes printed, 1 call, 1,005 tokens, 2 tool calls",
+		"tool price: 7", "tool price failed: no such[2J shop",
 		"child run 0/1: 99 characters: Count them", "child run 0/1: answered: 7", "turn 2: ValueError: [31mno in", "ended: turns", "2 turns · 4 model calls · 1,256 tokens · $0.0400 · 18 s")
 	if strings.Contains(out.String(), "\x1b") {
 		t.Errorf("what a model wrote reaches the terminal: %q", out.String())

@@ -48,6 +48,7 @@ type turn struct {
 	cached       int
 	failed       int
 	tokens       int64
+	tools        int // tool calls that code made
 	children     []*node
 }
 
@@ -111,6 +112,14 @@ func (t *tree) take(e *rlm.Event) {
 			c := t.node(d.Node)
 			c.done, c.reason = true, d.Reason
 		}
+	case rlm.KindTool:
+		var d rlm.ToolUsed
+		if e.Decode(&d) == nil {
+			t.note = toolUsed(d)
+			if u := n.last(); u != nil {
+				u.tools++
+			}
+		}
 	case rlm.KindGate:
 		var d rlm.Judged
 		if e.Decode(&d) == nil {
@@ -139,7 +148,16 @@ func (t *tree) take(e *rlm.Event) {
 		if e.Decode(&d) == nil {
 			t.ended, t.usage = &d, d.Usage
 		}
+	case rlm.KindSandbox: // not shown
 	}
+}
+
+// toolUsed describes a tool call in one line.
+func toolUsed(d rlm.ToolUsed) string {
+	if d.Error != "" {
+		return clip(oneLine(fmt.Sprintf("tool %s failed: %s", d.Name, d.Error)), lineWidth)
+	}
+	return clip(oneLine(fmt.Sprintf("tool %s: %s", d.Name, d.Value)), lineWidth)
 }
 
 // judged tells what the gate said: its first finding, for the first line says only whether the code was run.

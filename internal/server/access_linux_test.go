@@ -108,7 +108,7 @@ func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, 
 	keeper := runs.New(runs.Options{
 		Models: models, DataDir: t.TempDir(), Limits: rlm.DefaultLimits(), Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
 	})
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	k = servertest.New(t, server.Options{Runs: keeper, Approvals: questions})
 	t.Cleanup(keeper.Close) // before the server's own end
 	d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: "rm -rf / # secret", Session: "work", Tenant: tenant})
@@ -133,7 +133,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if err := mine.SetVar(t.Context(), "v", "secret-value"); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := mine.Run(t.Context(), sandbox.Command{ID: "c1", Shell: "echo secret-value > /tmp/x"}); err != nil || !v.OK() {
+	if v, err := mine.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "c1"}, Shell: "echo secret-value > /tmp/x"}); err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}
 	k.Key("a", "admin")
@@ -182,7 +182,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	}
 	// The same name is another session.
 	a = ask(t, k, foreign, "PUT", "/v1/sessions/alpha", `{}`)
-	var opened api.Opened
+	var opened session.Opened
 	a.decode(t, &opened)
 	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
 		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
@@ -192,7 +192,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
 		t.Errorf("its run: %+v %v", i, err)
 	}
-	if q, err := owner.Approval(t.Context(), question, false); err != nil || q.State != gate.Pending {
+	if q, err := owner.Approval(t.Context(), question, client.ApprovalOptions{}); err != nil || q.State != gate.Pending {
 		t.Errorf("its question: %+v %v", q, err)
 	}
 	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
@@ -263,7 +263,7 @@ func TestKeysOverTheirLife(t *testing.T) {
 	if a := ask(t, k, admin, "GET", "/v1/keys", ""); strings.Contains(a.body, made.Secret) || strings.Contains(a.body, "secret") || !strings.Contains(a.body, made.ID) {
 		t.Errorf("the list: %s", a.body)
 	}
-	stored, err := k.Manager.Store().Keys(t.Context(), "a")
+	stored, err := k.Store.Keys(t.Context(), "a")
 	if err != nil || strings.Contains(fmt.Sprintf("%s", stored), made.Secret[len("rk_0000000000000000_"):]) {
 		t.Errorf("the store holds the secret itself: %v", err)
 	}

@@ -22,14 +22,14 @@ func (s *Server) keepApprovals(ctx context.Context) error {
 	if s.opts.Approvals == nil {
 		return nil
 	}
-	return s.opts.Approvals.KeepIn(ctx, questions{s.manager.Store()})
+	return s.opts.Approvals.UseStore(ctx, questions{s.opts.Store})
 }
 
 // questions keeps the gate's questions in the store.
 type questions struct{ store store.Approvals }
 
-// Save implements gate.Keep.
-func (q questions) Save(ctx context.Context, k gate.Kept) error {
+// Save implements gate.ApprovalStore.
+func (q questions) Save(ctx context.Context, k gate.StoredApproval) error {
 	data, err := json.Marshal(k)
 	if err != nil {
 		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "keep approval", Err: err}
@@ -37,18 +37,18 @@ func (q questions) Save(ctx context.Context, k gate.Kept) error {
 	return q.store.SaveApproval(ctx, store.Approval{ID: k.ID, Expires: k.Expires, Data: data})
 }
 
-// Drop implements gate.Keep.
+// Drop implements gate.ApprovalStore.
 func (q questions) Drop(ctx context.Context, ids ...string) error {
 	return q.store.DropApprovals(ctx, ids...)
 }
 
-// Load implements gate.Keep. One that cannot be read is an error: it may be a person's refusal.
-func (q questions) Load(ctx context.Context) ([]gate.Kept, error) {
+// Load implements gate.ApprovalStore. One that cannot be read is an error: it may be a person's refusal.
+func (q questions) Load(ctx context.Context) ([]gate.StoredApproval, error) {
 	rows, err := q.store.FindApprovals(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]gate.Kept, len(rows))
+	out := make([]gate.StoredApproval, len(rows))
 	for i, row := range rows {
 		if err := json.Unmarshal(row.Data, &out[i]); err != nil {
 			return nil, &sandbox.Error{Code: store.CodeCorrupt, Op: "read approvals", Message: "approval " + row.ID + " cannot be read", Err: err}

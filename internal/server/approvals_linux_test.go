@@ -9,6 +9,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -21,11 +22,11 @@ import (
 // askingGate is a gate with the usual rules, and the questions that it asks.
 func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
 	t.Helper()
-	rules, err := gate.DefaultRules()
+	set, err := rules.Default()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Rules, o.Approvals = rules, gate.NewApprovals(gate.ApprovalOptions{})
+	o.Rules, o.Approvals = set, gate.NewApprovals(0)
 	g, err := gate.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +40,7 @@ func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
 }
 
 func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	judge := func(tenant, code string) gate.Decision {
 		t.Helper()
 		d, err := g.Judge(t.Context(), gate.Request{Language: gate.Bash, Code: code, Session: "work", Tenant: tenant})
@@ -72,7 +73,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 		"another tenant":         {b, id, gate.CodeApprovalUnknown},
 		"an id that is none":     {a, "x/../" + strings.Repeat("y", 200), gate.CodeApprovalUnknown},
 	} {
-		if _, err := tt.by.Resolve(t.Context(), tt.id, true, ""); sandbox.CodeOf(err) != tt.want {
+		if _, err := tt.by.Resolve(t.Context(), tt.id, client.Answer{Grant: true}); sandbox.CodeOf(err) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -87,13 +88,13 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 
 	answered := make(chan gate.Approval, 1)
 	go func() {
-		q, err := model.Approval(t.Context(), id, true)
+		q, err := model.Approval(t.Context(), id, client.ApprovalOptions{Wait: true})
 		if err != nil {
 			t.Error(err)
 		}
 		answered <- q
 	}()
-	if q, err := a.Resolve(t.Context(), id, true, "go on"); err != nil || q.State != gate.Granted || q.By == "" {
+	if q, err := a.Resolve(t.Context(), id, client.Answer{Grant: true, Note: "go on"}); err != nil || q.State != gate.Granted || q.By == "" {
 		t.Errorf("%+v %v", q, err)
 	}
 	if q := <-answered; q.State != gate.Granted || q.Note != "go on" {
@@ -102,7 +103,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 	if d := judge("a", "rm -rf /"); d.Action != gate.Allow || d.ApprovedBy == "" {
 		t.Errorf("%+v", d)
 	}
-	if _, err := a.Resolve(t.Context(), id, false, ""); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
+	if _, err := a.Resolve(t.Context(), id, client.Answer{}); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
 		t.Errorf("%v", err)
 	}
 	var noted []session.Entry
@@ -137,7 +138,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 			if len(list) != 1 || list[0].Request.Tenant != "acme" {
 				return "", fmt.Errorf("questions: %+v", list)
 			}
-			_, err = boss.Resolve(ctx, list[0].ID, true, "")
+			_, err = boss.Resolve(ctx, list[0].ID, client.Answer{Grant: true})
 			return code, err
 		}})
 	set.Add(model)
@@ -190,7 +191,7 @@ func TestAServerWithoutQuestionsHasNone(t *testing.T) {
 	if list, err := k.Trusted.Approvals(t.Context(), ""); err != nil || len(list) != 0 {
 		t.Errorf("%+v %v", list, err)
 	}
-	if _, err := k.Trusted.Resolve(t.Context(), "x", true, ""); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
+	if _, err := k.Trusted.Resolve(t.Context(), "x", client.Answer{Grant: true}); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
 		t.Errorf("%v", err)
 	}
 }

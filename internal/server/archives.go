@@ -31,11 +31,10 @@ func downloadTar(c *call) error {
 	for _, p := range c.query["path"] {
 		names = append(names, c.absolute(p))
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
-	defer done()
 	d := &download{c: c, media: "application/x-tar"}
 	stats, err := f.Download(c.ctx(), d, names...)
 	if err != nil {
@@ -68,11 +67,10 @@ func uploadTar(c *call) error {
 	if o.MaxEntries, err = c.number("max_entries", 0); err != nil {
 		return err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
-	defer done()
 	stats, err := f.Upload(c.ctx(), dir, c.upload(), o)
 	if err != nil {
 		return c.unwritten(dir, err)
@@ -92,11 +90,19 @@ func uploadBatch(c *call) error {
 	if err != nil {
 		return err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
-	defer done()
+	ses, err := c.session()
+	if err != nil {
+		return err
+	}
+	release, err := ses.KeepAwake(c.ctx()) // a session that cannot be used fails the whole batch
+	if err != nil {
+		return err
+	}
+	defer release()
 	parts := multipart.NewReader(c.upload(), params["boundary"])
 	out := api.Batch{Files: []api.Uploaded{}}
 	for {
@@ -129,7 +135,7 @@ func uploadBatch(c *call) error {
 }
 
 // uploadPart writes one file. Its name may hold directories; whatever it holds, it stays below dir.
-func (c *call) uploadPart(f *sandbox.Files, dir string, part *multipart.Part, opts sandbox.WriteOptions) (api.Uploaded, error) {
+func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part, opts sandbox.WriteOptions) (api.Uploaded, error) {
 	name := partName(part)
 	up := api.Uploaded{Name: api.Text(name), Path: api.Text(path.Join(dir, path.Join("/", name)))}
 	body := &inTurn{r: part} // a write that has failed may still be in its last Read

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -133,6 +134,9 @@ func bodyError(err error) error {
 func jsonError(err error) error {
 	if e, ok := errors.AsType[*sandbox.Error](err); ok {
 		return e // a value that said itself what is wrong with it
+	}
+	if errors.Is(err, v1.ErrNegative) {
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read request", Message: err.Error()}
 	}
 	out := &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {

@@ -272,8 +272,7 @@ func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut, release fu
 
 // chatBegin begins the run, and tells how many bytes of the conversation it keeps in memory: what was said may be long as well.
 func (c *call) chatBegin(k *runs.Keeper, in *chatRequest) (r *rlm.Run, kept int64, err error) {
-	limits := k.Limits()
-	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Limits: &limits, Labels: map[string]string{"door": "chat"}}}
+	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Labels: map[string]string{"door": "chat"}}}
 	ask.Query, ask.Inputs, ask.History = in.split()
 	kept = int64(len(ask.Query))
 	for _, m := range ask.History {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
 // stream writes server-sent events. Its methods may be called from several goroutines.
@@ -135,7 +136,7 @@ func sessionEvents(c *call) error {
 	defer cancel()
 	st := startStream(c)
 	defer st.close()
-	for e, err := range ses.Events(ctx, after, follow) {
+	for e, err := range ses.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 		if err != nil {
 			if c.s.draining() {
 				err = closingError()

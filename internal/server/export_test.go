@@ -3,6 +3,8 @@ package server
 import (
 	"testing"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // TestRoute is a line of the table, as tests see it.
@@ -23,6 +25,7 @@ func (s *Server) TestRoutes() []TestRoute {
 // SetStall changes how long things may not move. Call it before a server is made.
 func SetStall(t testing.TB, d time.Duration) {
 	t.Helper()
+	testneed.Alone(t)
 	old := stallTimeout
 	stallTimeout = d
 	t.Cleanup(func() { stallTimeout = old })

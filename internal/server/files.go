@@ -16,22 +16,21 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// files gives access to the session's files until done is called, confined to the directory the query names as root. Whoever may only look
-// does not use the session by it.
-func (c *call) files() (f *sandbox.Files, done func(), err error) {
+// files returns the session's files, confined to the directory the query names as root. A caller that may only read does not
+// renew the session's idle time.
+func (c *call) files() (sandbox.FileSystem, error) {
 	ses, err := c.session()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
+	f := ses.Files()
 	if c.who.scope < scopeExecute {
-		f, done, err = ses.LookAtFiles(c.ctx())
-	} else {
-		f, done, err = ses.Files(c.ctx())
+		f = ses.PeekFiles()
 	}
-	if err == nil && c.query.Get("root") != "" {
-		f = f.Below(c.query.Get("root"))
+	if root := c.query.Get("root"); root != "" {
+		f = f.Below(root)
 	}
-	return f, done, err
+	return f, nil
 }
 
 // changedFile notes in the audit log who changed what inside. The sandbox's own programs change files as well; those are told by what was run.
@@ -150,11 +149,10 @@ func readFile(c *call) error {
 	if err != nil {
 		return err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
-	defer done()
 	d := &download{c: c, media: "application/octet-stream"}
 	info, err := f.ReadRange(c.ctx(), name, offset, limit, d)
 	if err != nil {
@@ -173,11 +171,10 @@ func writeFile(c *call) error {
 	if err != nil {
 		return err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
-	defer done()
 	info, err := f.Write(c.ctx(), name, c.upload(), opts)
 	if err != nil {
 		return c.unwritten(name, err)
@@ -218,12 +215,11 @@ func removeFile(c *call, _ none) (none, error) {
 	if err != nil {
 		return none{}, err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return none{}, err
 	}
-	defer done()
-	err = f.Remove(c.ctx(), name, recursive)
+	err = f.Remove(c.ctx(), name, sandbox.RemoveOptions{Recursive: recursive})
 	c.changedFile("remove", name, err)
 	return none{}, err
 }
@@ -233,11 +229,10 @@ func statFile(c *call, _ none) (api.FileInfo, error) {
 	if err != nil {
 		return api.FileInfo{}, err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return api.FileInfo{}, err
 	}
-	defer done()
 	info, err := f.Stat(c.ctx(), name)
 	if err != nil {
 		return api.FileInfo{}, err
@@ -262,17 +257,16 @@ func listFiles(c *call, _ none) (api.FileList, error) {
 	if o.Recursive, err = c.flag("recursive", false); err != nil {
 		return api.FileList{}, err
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return api.FileList{}, err
 	}
-	defer done()
-	page, next, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
+	page, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
 	if err != nil {
 		return api.FileList{}, err
 	}
-	out := api.FileList{Files: make([]api.FileInfo, 0, len(page)), Next: api.Text(next)}
-	for _, i := range page {
+	out := api.FileList{Files: make([]api.FileInfo, 0, len(page.Files)), Next: api.Text(page.Next), Unreadable: page.Unreadable}
+	for _, i := range page.Files {
 		out.Files = append(out.Files, api.FileInfoOf(i))
 	}
 	return out, nil
@@ -282,13 +276,12 @@ func makeDirectory(c *call, in api.Mkdir) (none, error) {
 	if in.Path == "" {
 		return none{}, invalid("a path is missing")
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return none{}, err
 	}
-	defer done()
 	name := c.absolute(string(in.Path))
-	err = f.Mkdir(c.ctx(), name, in.Parents)
+	err = f.Mkdir(c.ctx(), name, sandbox.MkdirOptions{Parents: in.Parents})
 	c.changedFile("mkdir", name, err)
 	return none{}, err
 }
@@ -297,13 +290,12 @@ func moveFile(c *call, in api.Move) (none, error) {
 	if in.From == "" || in.To == "" {
 		return none{}, invalid("from and to are needed")
 	}
-	f, done, err := c.files()
+	f, err := c.files()
 	if err != nil {
 		return none{}, err
 	}
-	defer done()
 	from, to := c.absolute(string(in.From)), c.absolute(string(in.To))
-	err = f.Move(c.ctx(), from, to, !in.Overwrite)
+	err = f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: !in.Overwrite})
 	c.changedFile("move", from+" to "+to, err)
 	return none{}, err
 }
@@ -318,14 +310,14 @@ func watchFiles(c *call) error {
 	if err != nil {
 		return err
 	}
-	ses, err := c.session()
+	f, err := c.files()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	var st *stream
-	err = ses.Watch(ctx, c.query.Get("root"), name, recursive, func(e sandbox.FileEvent) error {
+	err = f.Watch(ctx, name, sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
 		if st == nil {
 			st = startStream(c)
 		}

@@ -45,7 +45,7 @@ func readyz(c *call, _ none) (api.Health, error) {
 		c.status = http.StatusServiceUnavailable
 		return api.Health{Status: "draining"}, nil
 	}
-	_, err := c.s.manager.Store().FindSessions(c.ctx(), store.SessionQuery{Limit: 1})
+	_, err := c.s.opts.Store.FindSessions(c.ctx(), store.SessionQuery{Limit: 1})
 	if err == nil {
 		err = c.s.health.check(c.ctx(), c.s.opts.Health)
 	}

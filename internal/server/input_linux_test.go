@@ -65,6 +65,9 @@ func TestBadInput(t *testing.T) {
 		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
 		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, session.CodeSpecConflict},
 		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, session.CodeSpecConflict},
+		{"another spec beside one for a new session", "PUT", ses, `{"spec":{"shell":"dash"},"if_new":{"spec":{"limits":{"memory":268435456}}}}`, 409, session.CodeSpecConflict},
+		{"negative memory of a new session", "PUT", ses, `{"if_new":{"spec":{"limits":{"memory":-1}}}}`, 400, sandbox.CodeInvalidSpec},
+		{"an unknown field of a new session", "PUT", ses, `{"if_new":{"sepc":{}}}`, 400, api.CodeUnknownField},
 		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
 		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
 		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, sandbox.CodeInvalidRequest},
@@ -132,6 +135,16 @@ func TestBadInput(t *testing.T) {
 	}
 	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "true"}); err != nil || !v.OK() {
 		t.Errorf("the session did not survive: %v %v", v, err)
+	}
+}
+
+func TestFilesOfTheHostAreNotForCallersOverTheNetwork(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	key := k.Key("default", "execute")
+	for _, body := range []string{`{"spec":{"mounts":[{"host":"/etc","path":"/host"}]}}`, `{"if_new":{"spec":{"mounts":[{"host":"/etc","path":"/host"}]}}}`} {
+		if p := ask(t, k, key, "PUT", "/v1/sessions/work", body).problem(t); p.Code != sandbox.CodeMountRefused {
+			t.Errorf("%s: %+v", body, p)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -20,7 +21,7 @@ func (s *Server) document() *huma.OpenAPI {
 	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
 	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
 	reg.RegisterTypeAlias(reflect.TypeFor[api.Text](), text)
-	reg.RegisterTypeAlias(reflect.TypeFor[api.Duration](), duration)
+	reg.RegisterTypeAlias(reflect.TypeFor[v1.Duration](), duration)
 	reg.RegisterTypeAlias(reflect.TypeFor[json.RawMessage](), reflect.TypeFor[any]()) // any value, not bytes
 	reg.RegisterTypeAlias(reflect.TypeFor[chatText](), text)                          // or parts of type text
 	reg.RegisterTypeAlias(reflect.TypeFor[sandbox.Verdict](), reflect.TypeFor[verdictSchema]())
@@ -117,43 +118,32 @@ func schemaName(t reflect.Type, hint string) string {
 	return name
 }
 
-// verdictSchema is what a verdict looks like once it has been written: its own methods add to it.
+// PlainVerdict is a verdict without its methods. It is exported for huma, which looks into no other embedded types.
+type PlainVerdict sandbox.Verdict
+
+// verdictSchema is what a verdict looks like once it has been written: its fields, and what its own methods add or replace.
 type verdictSchema struct {
-	ID              string             `json:"id"`
-	Ended           string             `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
-	ExitCode        int                `json:"exit_code"`
-	Signal          string             `json:"signal,omitempty"`
-	SignalNumber    int                `json:"signal_number,omitempty"`
-	Status          int                `json:"status" doc:"what a shell would say"`
-	Stdout          outputSchema       `json:"stdout"`
-	Stderr          outputSchema       `json:"stderr"`
-	Started         string             `json:"started" format:"date-time"`
-	Wall            int64              `json:"wall_ns"`
-	CPU             int64              `json:"cpu_ns"`
-	PeakMemory      int64              `json:"peak_memory"`
-	MemoryKills     int                `json:"memory_kills,omitempty"`
-	Survivors       []sandbox.Process  `json:"survivors,omitempty"`
-	SurvivorsTotal  int                `json:"survivors_total,omitempty"`
-	StateKept       bool               `json:"state_kept"`
-	StateLostBefore bool               `json:"state_lost_before,omitempty"`
-	Error           *sandbox.CellError `json:"error,omitempty"`
-	StartError      string             `json:"start_error,omitempty"`
-	Displays        []map[string]any   `json:"displays,omitempty"`
-	DisplaysDropped int                `json:"displays_dropped,omitempty"`
-	Result          map[string]any     `json:"result,omitempty"`
-	Metadata        map[string]string  `json:"metadata,omitempty"`
+	PlainVerdict
+	Ended        string       `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
+	Signal       string       `json:"signal,omitempty"`
+	SignalNumber int          `json:"signal_number,omitempty"`
+	Status       int          `json:"status" doc:"what a shell would say"`
+	Stdout       outputSchema `json:"stdout"`
+	Stderr       outputSchema `json:"stderr"`
 }
 
+// PlainOutput is an output without its methods.
+type PlainOutput sandbox.Output
+
+// outputSchema is what an output looks like once it has been written.
 type outputSchema struct {
+	PlainOutput
 	Text      string `json:"text" doc:"what was kept, invalid UTF-8 replaced, with a line where something was cut"`
-	Produced  int64  `json:"produced"`
 	Kept      int64  `json:"kept"`
 	Cut       int64  `json:"cut"`
 	TailBytes int    `json:"tail_bytes,omitempty"`
 	Head      string `json:"head_base64,omitempty" contentEncoding:"base64" doc:"only when the text had to replace something"`
 	Tail      string `json:"tail_base64,omitempty" contentEncoding:"base64"`
-	File      string `json:"file,omitempty" doc:"in the sandbox, when there was more than was kept"`
-	FileBytes int64  `json:"file_bytes,omitempty"`
 }
 
 // documents keeps the written document of each server; it does not change.

@@ -60,7 +60,7 @@ func signalOperation(c *call, in api.Signal) (none, error) {
 	if err != nil {
 		return none{}, err
 	}
-	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, in.Tree)
+	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, sandbox.SignalOptions{Tree: in.Tree})
 }
 
 // awaitOperation waits for a verdict without its output. When the caller goes away the operation goes on.

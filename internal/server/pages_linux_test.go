@@ -67,7 +67,7 @@ func TestEveryListHasPages(t *testing.T) {
 }
 
 func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
-	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, Tries: 1})
+	g, questions := askingGate(t, gate.Options{RulesMode: gate.ModeBlock, EscalateAfter: 1})
 	k := servertest.New(t, server.Options{Approvals: questions})
 	key := k.Key("a", "admin")
 	s := open(t, k, "a", "work")
@@ -138,7 +138,7 @@ func TestAPageOfVariablesIsNoLargerThanCanBeTaken(t *testing.T) {
 	for i := range 10 {
 		vars[fmt.Sprintf("v%d", i)] = strings.Repeat("x", 1<<20)
 	}
-	if _, _, err := k.Manager.Open(t.Context(), session.Key{Name: "work"}, session.OpenOptions{Vars: vars}); err != nil {
+	if _, _, err := k.Manager.Open(t.Context(), session.Key{Name: "work"}, session.OpenOptions{Settings: session.Settings{Vars: vars}}); err != nil {
 		t.Fatal(err)
 	}
 	got, next := 0, ""

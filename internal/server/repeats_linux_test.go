@@ -46,9 +46,9 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 		there                    string // after it
 		made                     string // part of the answer
 	}{
-		{"a session of a name", "POST", "/v1/sessions", `{"name":"mine"}`, "2 sessions, 0 snapshots", `"made":true`},
-		{"a session without a name", "POST", "/v1/sessions", `{}`, "3 sessions, 0 snapshots", `"made":true`},
-		{"a session by its path", "PUT", "/v1/sessions/yours", `{}`, "4 sessions, 0 snapshots", `"made":true`},
+		{"a session of a name", "POST", "/v1/sessions", `{"name":"mine"}`, "2 sessions, 0 snapshots", `"new":true`},
+		{"a session without a name", "POST", "/v1/sessions", `{}`, "3 sessions, 0 snapshots", `"new":true`},
+		{"a session by its path", "PUT", "/v1/sessions/yours", `{}`, "4 sessions, 0 snapshots", `"new":true`},
 		{"a snapshot", "POST", "/v1/sessions/work/snapshots", `{"name":"one"}`, "4 sessions, 1 snapshots", `"name":"one"`},
 		{"copies", "POST", "/v1/sessions/work/forks", `{"count":2}`, "6 sessions, 1 snapshots", `"name":"work-2"`},
 		{"copies of names", "POST", "/v1/sessions/work/forks", `{"names":["z","y"]}`, "8 sessions, 1 snapshots", `"name":"y"`},

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
@@ -29,11 +29,12 @@ func (s *Server) runRoutes() []route {
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
 		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
 		raw[none, rlm.Event]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
-			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}).giving(api.EventStream).lasting(),
+			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "wait for those to come; left out: true"}).giving(api.EventStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, exportRun).
 			giving("application/jsonl").lasting(),
 		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, cancelRun).lasting(),
 		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, resumeRun).lasting(),
+		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, replayRun).repeating().succeeding(http.StatusCreated).lasting(),
 		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, forkRun).repeating().succeeding(http.StatusCreated).lasting(),
 
 		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, listModels),
@@ -67,6 +68,9 @@ func listRuns(c *call, _ none) (api.Runs, error) {
 	for i, err := range k.List(c.who.tenant) {
 		if err != nil {
 			c.log.Warn("a run cannot be read", "error", err)
+			if c.who.host && (after == "" || len(out.Runs) > 0) { // its text may name paths, and on an earlier page it was told
+				out.Problems = append(out.Problems, api.ProblemOf(err))
+			}
 			continue
 		}
 		if after != "" && i.ID >= after { // ids begin with their time, and the newest come first
@@ -104,18 +108,22 @@ func startRun(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.begun(k, r)
-}
-
-// begun answers with a run that has just begun.
-func (c *call) begun(k *runs.Keeper, r *rlm.Run) error {
-	info, err := k.Show(c.who.tenant, r.ID())
+	info, err := c.begun(k, r)
 	if err != nil {
 		return err
 	}
-	c.w.Header().Set("Location", "/v1/runs/"+info.ID)
-	c.status = http.StatusCreated
 	return c.reply(info)
+}
+
+// begun describes a run that has just begun. One whose caller has gone meanwhile is stopped, since nobody knows of it: only under an idempotency key
+// can it be found again.
+func (c *call) begun(k *runs.Keeper, r *rlm.Run) (*rlm.Info, error) {
+	if c.ctx().Err() != nil && c.request == "" {
+		r.Cancel()
+	}
+	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
+	c.status = http.StatusCreated
+	return k.Show(c.who.tenant, r.ID())
 }
 
 // maxLarge is how many bodies beyond Limits.Body are held in memory at once; others wait.
@@ -162,15 +170,17 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 			return ask, invalid("labels that begin with recluse. are kept for the server")
 		}
 	}
-	if in.Session != "" && (in.Gate != "" || in.Role != "") {
-		return ask, invalid("gate and role are those of the session")
+	if in.Session != "" && (in.Gate != "" || in.Role != "" || in.Host != nil) {
+		return ask, invalid("gate, role and host are those of the session")
 	}
-	limits, err := c.runLimits(k.Limits(), k.Limits(), in.Limits)
-	if err != nil {
+	if err := c.checkHost(in.Host); err != nil {
 		return ask, err
 	}
-	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: &limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
-	ask = runs.Ask{Question: q, Sub: in.SubModels, Away: !c.who.host}
+	if err := c.checkLimits(k, in.Limits); err != nil {
+		return ask, err
+	}
+	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: in.Limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
+	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Away: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
 		if err != nil {
@@ -178,9 +188,11 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 		}
 		ask.Inputs = append(ask.Inputs, input)
 	}
-	if in.Session != "" {
-		ask.Session, err = c.s.manager.Get(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
+	if in.Session == "" {
+		return ask, nil
 	}
+	var err error
+	ask.Session, err = c.s.manager.Get(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
 	return ask, err
 }
 
@@ -213,44 +225,37 @@ func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
 	return in, nil
 }
 
-// runLimits puts what is asked for over base. Who does not own the machine cannot ask for more than most.
-func (c *call) runLimits(base, most rlm.Limits, in api.RunLimits) (rlm.Limits, error) {
-	l := base
-	if in.Tokens != nil {
-		l.Tokens = *in.Tokens
+// checkHost refuses what only the owner of the machine may ask for.
+func (c *call) checkHost(h *api.RunHost) error {
+	if h == nil {
+		return nil
 	}
-	if in.Cost != nil {
-		l.Cost = *in.Cost
-	}
-	if in.Time != 0 {
-		l.Time = time.Duration(in.Time)
-	}
-	if in.Calls != nil {
-		l.Calls = *in.Calls
-	}
-	if in.Depth != nil {
-		l.Depth = *in.Depth
-	}
-	if in.Turns != nil {
-		l.Turns = *in.Turns
-	}
-	if l.Turns < 1 || l.Depth < 0 || l.Tokens < rlm.Unlimited || l.Calls < rlm.Unlimited || l.Cost < 0 && l.Cost != rlm.Unlimited {
-		return l, invalid("a limit of the run is out of range")
-	}
-	if c.who.host {
-		return l, nil
-	}
-	if beyond(l.Tokens, most.Tokens) || beyond(l.Cost, most.Cost) || beyond(l.Time, most.Time) || beyond(l.Calls, most.Calls) || l.Depth > most.Depth || l.Turns > most.Turns {
-		return l, &sandbox.Error{
-			Code: api.CodeForbidden, Op: "begin run", Message: "the limits are above those of the server", Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
+	if !c.who.host {
+		return &sandbox.Error{
+			Code: api.CodeForbidden, Op: "begin run", Message: "host: only callers on the server's own socket may set it", Remedy: "leave it out, or use the server's UNIX socket as its user",
 		}
 	}
-	return l, nil
+	if h.PlainBelow != nil && *h.PlainBelow < 0 || h.CacheBytes != nil && *h.CacheBytes < 0 {
+		return invalid("host: plain_below and cache_bytes cannot be negative")
+	}
+	return c.checkSettings(api.Settings{Spec: h.Spec})
 }
 
-// beyond reports a limit above another; below zero both are none.
-func beyond[T int64 | float64 | time.Duration](l, most T) bool {
-	return most >= 0 && (l < 0 || l > most)
+// checkLimits validates the limits that a caller asks for. Only the owner of the machine may ask for more than it is configured with.
+func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
+	if err := l.Validate(); err != nil {
+		return invalid("limits: %v", err)
+	}
+	if c.who.host {
+		return nil
+	}
+	if above := l.Exceeds(k.Limits()); len(above) > 0 {
+		return &sandbox.Error{
+			Code: api.CodeForbidden, Op: "begin run", Message: "limits above those of the server: " + strings.Join(above, ", "),
+			Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
+		}
+	}
+	return nil
 }
 
 func showRun(c *call, _ none) (*rlm.Info, error) {
@@ -277,17 +282,24 @@ func cancelRun(c *call, _ none) (*rlm.Info, error) {
 	return k.Cancel(c.ctx(), c.who.tenant, c.r.PathValue("run"))
 }
 
-func resumeRun(c *call, in api.ResumeRun) (*rlm.Info, error) {
+// goOn reads how a kept run is to go on.
+func (c *call) goOn(k *runs.Keeper, in api.RunAgain) (runs.Again, error) {
+	if err := c.checkLimits(k, in.Limits); err != nil {
+		return runs.Again{}, err
+	}
+	return runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Away: !c.who.host}, c.checkHost(in.Host)
+}
+
+func resumeRun(c *call, in api.RunAgain) (*rlm.Info, error) {
 	k, err := c.keeper()
 	if err != nil {
 		return nil, err
 	}
-	id := c.r.PathValue("run")
-	limits, err := c.newLimits(k, id, in.Limits)
+	a, err := c.goOn(k, in)
 	if err != nil {
 		return nil, err
 	}
-	r, err := k.Resume(c.ctx(), c.who.tenant, id, limits, !c.who.host)
+	r, err := k.Resume(c.ctx(), c.who.tenant, c.r.PathValue("run"), a)
 	if err != nil {
 		return nil, err
 	}
@@ -299,40 +311,30 @@ func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := c.r.PathValue("run")
-	limits, err := c.newLimits(k, id, in.Limits)
+	a, err := c.goOn(k, in.RunAgain)
 	if err != nil {
 		return nil, err
 	}
-	r, err := k.Fork(c.ctx(), c.who.tenant, id, in.At, limits, !c.who.host)
+	r, err := k.Fork(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.At, a)
 	if err != nil {
 		return nil, err
 	}
-	c.w.Header().Set("Location", "/v1/runs/"+r.ID())
-	c.status = http.StatusCreated
-	return k.Show(c.who.tenant, r.ID())
+	return c.begun(k, r)
 }
 
-// newLimits are the run's own with what is asked for over them; nil when nothing is.
-func (c *call) newLimits(k *runs.Keeper, id string, in api.RunLimits) (*rlm.Limits, error) {
-	if in == (api.RunLimits{}) {
-		return nil, nil //nolint:nilnil // the run keeps its own
+func replayRun(c *call, in api.ReplayRun) (*rlm.Info, error) {
+	k, err := c.keeper()
+	if err != nil {
+		return nil, err
 	}
-	for e, err := range k.Events(c.ctx(), c.who.tenant, id, 0) {
-		if err != nil {
-			return nil, err
-		}
-		var s rlm.RunStarted
-		if e.Kind != rlm.KindRunStarted {
-			continue
-		}
-		if err := e.Decode(&s); err != nil {
-			return nil, err
-		}
-		l, err := c.runLimits(s.Limits, k.Limits(), in)
-		return &l, err
+	if err := c.checkHost(in.Host); err != nil {
+		return nil, err
 	}
-	return nil, invalid("the run has not begun")
+	r, err := k.Replay(c.ctx(), c.who.tenant, c.r.PathValue("run"), in.Host)
+	if err != nil {
+		return nil, err
+	}
+	return c.begun(k, r)
 }
 
 // runEvents tells what a run did, and what it does.
@@ -354,11 +356,15 @@ func runEvents(c *call) error {
 			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
 		}
 	}
+	follow, err := c.flag("follow", true)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	st := startStream(c)
 	defer st.close()
-	for e, err := range k.Events(ctx, c.who.tenant, id, after) {
+	for e, err := range k.Events(ctx, c.who.tenant, id, after, follow) {
 		if err != nil {
 			if c.s.draining() {
 				err = closingError()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
@@ -77,7 +78,7 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 	set.Add(root)
 	set.Add(sub)
 	l := rlm.DefaultLimits()
-	l.Tokens = 1_000_000
+	l.Tokens = new(int64(1_000_000))
 	keeper := runs.New(runs.Options{
 		Models: set, Route: llm.Route{Sub: []string{"scripted/sub"}}, DataDir: t.TempDir(), Limits: l,
 		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
@@ -121,7 +122,7 @@ func TestRunsOverHTTP(t *testing.T) {
 	if i, err = c.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" || i.Labels["why"] != "test" {
 		t.Fatalf("%+v %v", i, err)
 	}
-	f, err := c.ForkRun(ctx, i.ID, 1, client.RunLimits{})
+	f, err := c.ForkRun(ctx, i.ID, 1, client.RunAgain{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,13 +166,16 @@ func TestRunsOverHTTP(t *testing.T) {
 		}{
 			"who may only look":         {k.Key("acme", "read"), question, client.CodeForbidden},
 			"files of the host":         {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Path: "/etc/passwd"}}}, sandbox.CodeMountRefused},
-			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Tokens: &many}}, client.CodeForbidden},
-			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: client.RunLimits{Depth: &far}}, client.CodeForbidden},
+			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Tokens: &many}}, client.CodeForbidden},
+			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Depth: &far}}, client.CodeForbidden},
 			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
 			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
 			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, client.CodeForbidden},
 			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, client.CodeForbidden},
+			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, client.CodeForbidden},
+			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, client.CodeForbidden},
+			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, client.CodeForbidden},
 			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
 			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
 		} {
@@ -184,7 +188,28 @@ func TestRunsOverHTTP(t *testing.T) {
 			}
 		}
 	})
-	for _, id := range []string{i.ID, f.ID} {
+	r, err := c.ReplayRun(ctx, i.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, c, r.ID, 0)
+	if r, err = c.Run(ctx, r.ID); err != nil || r.Result == nil || r.Result.Answer != "swordfish" {
+		t.Errorf("replayed: %+v %v", r, err)
+	}
+	host := &client.RunHost{Backends: []string{"local"}}
+	for name, do := range map[string]func() (*rlm.Info, error){
+		"resume": func() (*rlm.Info, error) { return c.ResumeRun(ctx, i.ID, client.RunAgain{Host: host}) },
+		"fork":   func() (*rlm.Info, error) { return c.ForkRun(ctx, i.ID, 1, client.RunAgain{Host: host}) },
+		"replay": func() (*rlm.Info, error) { return c.ReplayRun(ctx, i.ID, host) },
+		"more": func() (*rlm.Info, error) {
+			return c.ForkRun(ctx, i.ID, 1, client.RunAgain{Limits: v1.RunLimits{Turns: new(1000)}})
+		},
+	} {
+		if _, err := do(); sandbox.CodeOf(err) != client.CodeForbidden {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, id := range []string{i.ID, f.ID, r.ID} {
 		if err := c.DeleteRun(ctx, id); err != nil {
 			t.Error(err)
 		}
@@ -218,14 +243,27 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		t.Fatalf("%+v %v", i, err)
 	}
 	k.hold.Unlock()
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); err != nil {
+	if *i.Limits.Tokens != 1_000_000 || *i.Limits.Time != *rlm.DefaultLimits().Time {
+		t.Errorf("limits: %+v", i.Limits)
+	}
+	past := 0
+	for _, err := range k.Trusted.PastRunEvents(ctx, i.ID) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		past++
+	}
+	// What the server returns can be sent back.
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{Limits: i.Limits}); err != nil {
 		t.Fatal(err)
 	}
-	follow(t, k.Trusted, i.ID, 0)
+	if kinds, _ := follow(t, k.Trusted, i.ID, 0); len(kinds) <= past {
+		t.Errorf("%d events, of which %d were there before", len(kinds), past)
+	}
 	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
 		t.Errorf("%+v %v", i, err)
 	}
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunLimits{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
 		t.Errorf("resume of what has ended: %v", err)
 	}
 }
@@ -315,7 +353,7 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
 	one := 1
-	few := client.RunLimits{Turns: &one} // it ends without an answer
+	few := v1.RunLimits{Turns: &one} // it ends without an answer
 	notes := []client.RunContext{{Text: haystack}}
 	begun := map[string]string{}
 	for name, o := range map[string]client.RunOptions{
@@ -335,10 +373,10 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	before := k.uses(t)
 	c := k.Client(k.Key("default", "execute"))
 	for name, id := range begun {
-		if _, err := c.ResumeRun(ctx, id, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ResumeRun(ctx, id, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("resume of a run that has it %s: %v", name, err)
 		}
-		if _, err := c.ForkRun(ctx, id, 1, client.RunLimits{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ForkRun(ctx, id, 1, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
 			t.Errorf("fork of a run that has it %s: %v", name, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -61,11 +62,13 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Options makes a Server. Only Manager is needed.
+// Options makes a Server. Only Manager and Store are needed.
 type Options struct {
 	Manager *session.Manager
-	Logger  *slog.Logger
-	Limits  Limits
+	// Store is the manager's; keys, tokens, approvals and replies are kept in it, too. Its owner closes it after the server.
+	Store  store.Store
+	Logger *slog.Logger
+	Limits Limits
 	// TLS, when not nil, is spoken on every listener that is not a UNIX socket.
 	TLS *tls.Config
 	// Drain is how long requests have to end once Serve is told to stop.
@@ -109,8 +112,8 @@ type Server struct {
 
 // New makes a server. It reads the keys once; from then on all changes of keys go through it.
 func New(ctx context.Context, opts Options) (*Server, error) {
-	if opts.Manager == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make server", Message: "a manager is needed"}
+	if opts.Manager == nil || opts.Store == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make server", Message: "a manager and its store are needed"}
 	}
 	if opts.Limits.Body < 0 || opts.Limits.Upload < 0 || opts.Limits.Time < 0 || opts.Limits.Rate < 0 || opts.Limits.Burst < 0 || opts.Drain < 0 {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
@@ -122,12 +125,12 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	acc, err := loadAccess(ctx, opts.Manager.Store())
+	acc, err := loadAccess(ctx, opts.Store)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		opts: opts, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Manager.Store()),
+		opts: opts, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Store),
 		tracer: tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
 	}
 	if err := s.keepApprovals(ctx); err != nil {

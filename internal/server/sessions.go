@@ -43,9 +43,9 @@ func listSessions(c *call, _ none) (api.Sessions, error) {
 }
 
 // createSession makes a session that was not there.
-func createSession(c *call, in api.Open) (api.Opened, error) {
+func createSession(c *call, in api.Open) (session.Opened, error) {
 	if in.Existing {
-		return api.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
+		return session.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
 	}
 	if in.Name == "" {
 		in.Name = "s-" + strings.ToLower(cmp.Or(c.request, rand.Text())[:16])
@@ -55,42 +55,44 @@ func createSession(c *call, in api.Open) (api.Opened, error) {
 }
 
 // openSession finds a session, or makes it.
-func openSession(c *call, in api.Open) (api.Opened, error) {
+func openSession(c *call, in api.Open) (session.Opened, error) {
 	if in.Name != "" && in.Name != c.r.PathValue("session") {
-		return api.Opened{}, invalid("the body names another session than the path")
+		return session.Opened{}, invalid("the body names another session than the path")
 	}
 	in.Name = c.r.PathValue("session")
 	return open(c, in)
 }
 
-func open(c *call, in api.Open) (api.Opened, error) {
-	if err := c.checkSpec(in); err != nil {
-		return api.Opened{}, err
+func open(c *call, in api.Open) (session.Opened, error) {
+	if err := c.checkSettings(in.Settings); err != nil {
+		return session.Opened{}, err
+	}
+	if in.IfNew != nil {
+		if err := c.checkSettings(*in.IfNew); err != nil {
+			return session.Opened{}, err
+		}
 	}
 	if c.who.session != "" { // a token finds its session, and makes none
 		in.Existing = true
 		if _, err := c.session(); err != nil {
-			return api.Opened{}, err
+			return session.Opened{}, err
 		}
 	}
 	began := time.Now()
-	ses, made, err := c.s.manager.Open(c.making(), session.Key{Tenant: c.who.tenant, Name: in.Name}, session.OpenOptions{
-		Spec: in.Spec, Backend: in.Backend, Policy: in.Policy.Session(), From: in.From, Vars: in.Vars, Existing: in.Existing, New: in.New, Gate: in.Gate, Role: in.Role,
-	})
+	_, opened, err := c.s.manager.Open(c.making(), session.Key{Tenant: c.who.tenant, Name: in.Name}, in.Options())
 	if err != nil {
-		return api.Opened{}, err
+		return session.Opened{}, err
 	}
-	info := ses.Info()
-	if made {
-		c.s.metrics.created(info.Backend, time.Since(began))
+	if opened.New {
+		c.s.metrics.created(opened.Backend, time.Since(began))
 		c.status = http.StatusCreated
-		c.w.Header().Set("Location", "/v1/sessions/"+url.PathEscape(info.Key.Name))
+		c.w.Header().Set("Location", "/v1/sessions/"+url.PathEscape(opened.Key.Name))
 	}
-	return api.Opened{Info: info, Made: made}, nil
+	return opened, nil
 }
 
-// checkSpec refuses what only the machine's own user may ask for, and what nobody may.
-func (c *call) checkSpec(in api.Open) error {
+// checkSettings rejects settings that only the host's own user may ask for, and those that are invalid for everybody.
+func (c *call) checkSettings(in api.Settings) error {
 	p := in.Policy
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
 		return invalid("a limit of the policy is negative")

@@ -260,11 +260,11 @@ func TestStoppedServerLosesNoCommand(t *testing.T) {
 	}
 	ends := make(chan end, 2)
 	go func() {
-		v, err := s.Run(t.Context(), sandbox.Command{Shell: "echo one; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two", Stdout: &out})
+		v, err := s.Run(t.Context(), sandbox.Command{Shell: "echo one; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		ends <- end{v, err}
 	}()
 	go func() {
-		v, err := s.Run(t.Context(), sandbox.Command{ID: "silent", Shell: "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two"})
+		v, err := s.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "silent"}, Shell: "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two"})
 		ends <- end{v, err}
 	}()
 	await(t, "both run", func() bool {

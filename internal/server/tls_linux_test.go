@@ -24,7 +24,7 @@ func TestOverTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := c.Session("work").Cell(t.Context(), sandbox.Cell{Code: "input()", Stdin: strings.NewReader("x\n")})
+	v, err := c.Session("work").Cell(t.Context(), sandbox.Cell{Code: "input()", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("x\n")}})
 	if err != nil || v.Result.Text() != "'x'" {
 		t.Errorf("%v %v", v, err)
 	}

@@ -95,7 +95,7 @@ func TestOpeningOnAFullDisk(t *testing.T) {
 	t.Run("a new store", func(t *testing.T) {
 		dir := tinyDisk(t)
 		free := fill(t, dir)
-		if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
 			t.Errorf("got %v", err)
 		}
 		free()
@@ -111,7 +111,7 @@ func TestOpeningOnAFullDisk(t *testing.T) {
 		before, err := os.ReadFile(filepath.Join(dir, File))
 		must(t, err)
 		free := fill(t, dir)
-		if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
 			t.Errorf("got %v", err)
 		}
 		after, err := os.ReadFile(filepath.Join(dir, File))

@@ -109,7 +109,7 @@ func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 				before, err := os.ReadFile(path)
 				must(t, err)
 				for range 2 { // the first attempt leaves nothing that lets the second one through
-					if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != c.code {
+					if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != c.code {
 						t.Errorf("got %v, want %s", err, c.code)
 					}
 				}

@@ -14,6 +14,7 @@ import (
 
 	_ "modernc.org/sqlite" // the driver
 
+	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -38,9 +39,13 @@ type SQLite struct {
 	instance string
 }
 
-// Open locks the data directory and opens its store, which is made if it is not there. A damaged one is an error and stays as it is.
-func Open(ctx context.Context, dir string) (_ *SQLite, err error) {
+// OpenSQLite locks a data directory and opens the store in it; both are created if they are missing. A damaged file is an
+// error and stays as it is.
+func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	s := &SQLite{path: filepath.Join(dir, File)}
+	if err := xdg.Private(dir); err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+	}
 	if s.lock, err = lockDir(dir); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,8 @@
 // Package store keeps what must outlive the server: sessions, snapshots, variables, events, the audit log, and who may do what.
 //
-// It adds to what a backend knows and is never the truth about what runs. One data directory has one store open at a time.
-// The default is a SQLite file; [Store] is narrow so that another database can stand behind it.
+// It adds to what a backend knows and is never the truth about what runs. [SQLite] keeps it in a file of a data directory,
+// which only one program opens at a time. Whoever opens a store passes it to the session manager and to the server as a
+// [Store], so that another database needs no change there.
 package store
 
 import (
@@ -9,12 +10,12 @@ import (
 	"time"
 )
 
-// Store is what the rooms above need of a database. Its methods may be called from several goroutines, and each is one transaction: it
-// happens as a whole or not at all.
+// Store is what the packages above need of a database. Its methods may be called concurrently, and each is one transaction:
+// all of it happens, or nothing.
 type Store interface {
-	// Instance is the id of this store, made when it was made. It marks the sandboxes that are ours.
+	// Instance returns the id of this store, which marks the sandboxes of its managers.
 	Instance() string
-	// Close writes what is left and gives up the data directory.
+	// Close releases the store.
 	Close() error
 
 	Sessions
@@ -25,13 +26,13 @@ type Store interface {
 	Approvals
 }
 
-// Session is a session's record. Data is its owner's own encoding; the other fields are what is searched by.
+// Session is the record of a session. Data is encoded by its owner; the other fields are for queries.
 type Session struct {
 	ID      string
 	Tenant  string
 	Name    string
 	State   string
-	Live    bool      // holds its key; there is at most one such session per tenant and name
+	Live    bool      // holds its key; at most one session per tenant and name does
 	Image   string    // backend and id of the snapshot it is hibernated in, or ""
 	Ended   time.Time // zero while it is live
 	Data    []byte
@@ -49,9 +50,9 @@ type SessionQuery struct {
 
 // Sessions keeps sessions.
 type Sessions interface {
-	// SaveSessions writes records, new or known. A second live session of a key is the error exists.
+	// SaveSessions creates or replaces records. A second live session of a key is the error exists.
 	SaveSessions(ctx context.Context, s ...Session) error
-	// FindSessions gives sessions by tenant and name, the latest first among those of one name.
+	// FindSessions returns sessions by tenant and name, the latest first among those of one name.
 	FindSessions(ctx context.Context, q SessionQuery) ([]Session, error)
 	// DropSessions removes records with their variables and events.
 	DropSessions(ctx context.Context, ids ...string) error
@@ -65,11 +66,11 @@ type Snapshot struct {
 	SessionID string
 	Name      string
 	Parent    string // name of the snapshot before it
-	Image     string // backend and id of what holds the data; several may share one
+	Image     string // backend and id of the image; several snapshots may share one
 	Size      int64
 	Memory    bool
 	Created   time.Time
-	Data      []byte // its owner's own encoding
+	Data      []byte // encoded by its owner
 }
 
 // SnapshotQuery chooses snapshots. Zero fields choose all.
@@ -79,15 +80,16 @@ type SnapshotQuery struct {
 
 // Snapshots keeps the names of snapshots.
 type Snapshots interface {
-	// AddSnapshot writes a new record, and with it those of sessions that change by it. A name that the session has already is the error exists.
+	// AddSnapshot creates a record, and replaces those of sessions that change with it. A name that the session has already
+	// is the error exists.
 	AddSnapshot(ctx context.Context, s Snapshot, changed ...Session) error
-	// FindSnapshots gives snapshots by session, oldest first.
+	// FindSnapshots returns snapshots by session, oldest first.
 	FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	// DropSnapshots removes records.
 	DropSnapshots(ctx context.Context, ids ...string) error
-	// Images gives every image that a snapshot or a session needs, with the number of those that do.
+	// Images returns every image that a snapshot or a session needs, and how many do.
 	Images(ctx context.Context) (map[string]int, error)
-	// ImageUses counts those that need one image.
+	// ImageUses returns how many snapshots and sessions need an image.
 	ImageUses(ctx context.Context, image string) (int, error)
 }
 
@@ -95,9 +97,9 @@ type Snapshots interface {
 type Vars interface {
 	// SetVars writes variables of a session.
 	SetVars(ctx context.Context, session string, vars map[string]string) error
-	// Vars gives all variables of a session.
+	// Vars returns all variables of a session.
 	Vars(ctx context.Context, session string) (map[string]string, error)
-	// DeleteVar removes one and says whether it was there.
+	// DeleteVar removes a variable and reports whether it existed.
 	DeleteVar(ctx context.Context, session, name string) (bool, error)
 }
 
@@ -109,22 +111,23 @@ type Event struct {
 	Data    []byte
 }
 
-// Entry is a line of the audit log.
+// Entry is a line of the audit log. It has the fields of session.Entry, so that one converts to the other.
 type Entry struct {
 	ID                             int64
 	Time                           time.Time
 	Tenant, Session, Actor, Action string
 	Detail, Digest, Op             string
-	Verdict, Gate, Error           string
+	Verdict, Gate                  string
 	Stdout, Stderr                 int64
 	Duration                       time.Duration
+	Error                          string
 }
 
 // Batch is lines that are written together.
 type Batch struct {
 	Events  []Event
 	Entries []Entry
-	Mark    int64 // the writer's own number of the last entry, by which it knows later that it was written; 0: none
+	Mark    int64 // the number of the last entry, by which its writer recognises later that it was written; 0: none
 }
 
 // EntryQuery chooses entries. Zero fields choose all.
@@ -136,17 +139,17 @@ type EntryQuery struct {
 
 // Log keeps what happened.
 type Log interface {
-	// Append writes a batch, all of it or nothing. Entries get their ids here.
+	// Append writes a batch in one transaction, and assigns ids to its entries.
 	Append(ctx context.Context, b Batch) error
-	// Marked gives the mark of the latest batch that had one.
+	// Marked returns the mark of the latest batch that had one.
 	Marked(ctx context.Context) (int64, error)
-	// Events gives up to limit events of a session behind seq, oldest first; 0: all.
+	// Events returns up to limit events of a session after a number, oldest first; 0: all.
 	Events(ctx context.Context, session string, after int64, limit int) ([]Event, error)
-	// LastEvent gives the largest seq of each session.
+	// LastEvent returns the largest number of each session.
 	LastEvent(ctx context.Context) (map[string]int64, error)
-	// Entries gives entries of the audit log, oldest first.
+	// Entries returns entries of the audit log, oldest first.
 	Entries(ctx context.Context, q EntryQuery) ([]Entry, error)
-	// TrimEntries removes entries older than a moment, and counts them.
+	// TrimEntries removes entries older than a time, and returns how many.
 	TrimEntries(ctx context.Context, before time.Time) (int, error)
 }
 

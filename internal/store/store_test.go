@@ -21,7 +21,7 @@ import (
 
 func open(t *testing.T, dir string) *SQLite {
 	t.Helper()
-	s, err := Open(t.Context(), dir)
+	s, err := OpenSQLite(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestInstanceStaysTheSame(t *testing.T) {
 func TestASecondOpenNamesTheProcess(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir)
-	_, err := Open(t.Context(), dir)
+	_, err := OpenSQLite(t.Context(), dir)
 	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Fatalf("got %v, want a locked directory and our pid", err)
 	}
@@ -59,7 +59,7 @@ const holdEnv = "RECLUSE_TEST_HOLD"
 
 func TestTheLockGoesWithAKilledProcess(t *testing.T) {
 	if dir := os.Getenv(holdEnv); dir != "" {
-		if _, err := Open(t.Context(), dir); err != nil {
+		if _, err := OpenSQLite(t.Context(), dir); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Println("held")
@@ -74,7 +74,7 @@ func TestTheLockGoesWithAKilledProcess(t *testing.T) {
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	_, err = Open(t.Context(), dir)
+	_, err = OpenSQLite(t.Context(), dir)
 	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v, want a locked directory and pid %d", err, cmd.Process.Pid)
 	}
@@ -106,7 +106,7 @@ func TestADamagedFileIsAnErrorAndStaysAsItIs(t *testing.T) {
 			must(t, err)
 			b = damage(b)
 			must(t, os.WriteFile(path, b, 0o600))
-			_, err = Open(t.Context(), dir)
+			_, err = OpenSQLite(t.Context(), dir)
 			if sandbox.CodeOf(err) != CodeCorrupt || !strings.Contains(err.Error(), path) {
 				t.Fatalf("got %v, want a damaged store that is named", err)
 			}
@@ -141,7 +141,7 @@ func TestAStoreThatAnotherProgramHolds(t *testing.T) {
 		}
 	}
 	do("BEGIN EXCLUSIVE")
-	_, err = Open(t.Context(), dir)
+	_, err = OpenSQLite(t.Context(), dir)
 	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != CodeBusy || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, File) {
 		t.Errorf("%v", err)
 	}
@@ -157,7 +157,7 @@ func TestANewerStoreIsRefused(t *testing.T) {
 	_, err := s.write.ExecContext(t.Context(), "PRAGMA user_version = 9999")
 	must(t, err)
 	must(t, s.Close())
-	if _, err := Open(t.Context(), dir); sandbox.CodeOf(err) != CodeNewer {
+	if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != CodeNewer {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package testbin gives tests the engine and the guest: those that RECLUSE_ENGINE and
-// RECLUSE_GUEST name, or freshly built ones.
+// Package testbin provides tests with the engine and the guest: the programs that RECLUSE_ENGINE and RECLUSE_GUEST name,
+// or freshly built ones.
 package testbin
 
 import (
@@ -18,41 +18,43 @@ import (
 
 const module = "github.com/recluse-dev/recluse"
 
-var build = sync.OnceValues(func() ([2]bundle.Program, error) {
-	var out [2]bundle.Program
-	for i, p := range []struct{ env, name string }{{"RECLUSE_ENGINE", bundle.EngineName}, {"RECLUSE_GUEST", bundle.GuestName}} {
-		path := os.Getenv(p.env)
-		if path == "" {
-			dir := filepath.Join(os.TempDir(), "recluse-testbin")
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return out, err
-			}
-			path = filepath.Join(dir, p.name)
-			cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+p.name)
-			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-			if text, err := cmd.CombinedOutput(); err != nil {
-				return out, fmt.Errorf("build %s: %w: %s", p.name, err, text)
-			}
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return out, err
-		}
-		h := sha256.New()
-		_, err = io.Copy(h, f)
-		if cerr := f.Close(); err == nil {
-			err = cerr
-		}
-		if err != nil {
-			return out, err
-		}
-		out[i] = bundle.Program{Path: path, Hash: hex.EncodeToString(h.Sum(nil)), Origin: "test"}
-	}
-	return out, nil
-})
+var (
+	// Engine returns the engine, built at most once per test program.
+	Engine = sync.OnceValues(func() (bundle.Program, error) { return find("RECLUSE_ENGINE", bundle.EngineName) })
+	// Guest returns the guest, built at most once per test program.
+	Guest = sync.OnceValues(func() (bundle.Program, error) { return find("RECLUSE_GUEST", bundle.GuestName) })
+)
 
-// Programs gives the engine and the guest, built once per test program.
+// Programs returns both.
 func Programs() (engine, guest bundle.Program, err error) {
-	p, err := build()
-	return p[0], p[1], err
+	if engine, err = Engine(); err == nil {
+		guest, err = Guest()
+	}
+	return engine, guest, err
+}
+
+func find(variable, name string) (bundle.Program, error) {
+	path := os.Getenv(variable)
+	if path == "" {
+		dir := filepath.Join(os.TempDir(), "recluse-testbin")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return bundle.Program{}, err
+		}
+		path = filepath.Join(dir, name)
+		cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+name)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return bundle.Program{}, fmt.Errorf("build %s: %w: %s", name, err, text)
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return bundle.Program{}, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return bundle.Program{}, err
+	}
+	return bundle.Program{Path: path, Hash: hex.EncodeToString(h.Sum(nil)), Origin: "test"}, nil
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -13,6 +15,7 @@ import (
 // engine has a model that says one block of code.
 func engine(t *testing.T, dir string, tools []rlm.Tool, code string) *rlm.Engine {
 	t.Helper()
+	testneed.Sandboxes(t)
 	m := llm.NewScripted("root", llm.Rule{Reply: "```repl\n" + code + "\n```"})
 	e, err := rlm.New(rlm.Options{
 		Models:    func(int, string) (llm.Model, error) { return m, nil },
@@ -91,7 +94,7 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 	}
 	await(t, "the server hears of it", holds(file, "cancelled"))
 	// Whoever goes on without the server is told so by the code.
-	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, nil)
+	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, v1.RunLimits{})
 	if err != nil {
 		t.Fatal(err)
 	}

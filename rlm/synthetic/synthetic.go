@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -87,9 +88,8 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 		}
 		return t.Sub, nil
 	}
-	l := rlm.DefaultLimits()
-	l.Tokens, l.Time = rlm.Unlimited, rlm.Unlimited
-	o.Limits, o.PlainBelow = &l, -1
+	o.Limits = v1.RunLimits{Tokens: new(int64(v1.NoLimit)), Time: new(v1.Duration(v1.NoLimit))}
+	o.PlainBelow = -1
 	e, err := rlm.New(o)
 	if err != nil {
 		return nil, err

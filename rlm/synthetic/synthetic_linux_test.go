@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
@@ -50,6 +51,7 @@ func testMain(m *testing.M) int {
 }
 
 func TestEveryTaskIsSolvedExactly(t *testing.T) {
+	testneed.Sandboxes(t)
 	for _, size := range []int64{100_000, 9_000_000} { // streamed, and mounted
 		for _, task := range All(size, 1) {
 			t.Run(fmt.Sprintf("%s of %d", task.Name, size), func(t *testing.T) {

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"os"
 	"strconv"
 	"syscall"
 	"testing"
@@ -29,13 +28,14 @@ func killGuest(t *testing.T, b *Backend, id string) {
 
 func features(t *testing.T, b *Backend) {
 	without := map[string]string{}
-	if os.Getenv(dockertest.Variable) != "" {
+	if !dockertest.Owned() {
 		without["the machine's memory is the limit"] = "an engine that is not the tests' own may have gVisor's own runsc, which shows what the engine allows"
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { killGuest(t, b, sb.ID()) },
 		Leftovers: leftovers,
 		Without:   without,
+		Scope:     sandboxtest.BackendFeatures,
 	})
 	all, err := b.List(t.Context())
 	if err != nil || len(all) > 0 {

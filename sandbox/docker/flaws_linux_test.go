@@ -24,7 +24,7 @@ func TestAContainerThatCannotStartLeavesNothing(t *testing.T) {
 func TestSecretsAndCodeAreInNoCommandLine(t *testing.T) {
 	b := newBackend(t, nil)
 	sb := open(t, b, sandbox.Spec{Env: map[string]string{"KEY": "flaw-of-the-spec"}})
-	v, err := sb.Cell(t.Context(), sandbox.Cell{Env: map[string]string{"MORE": "flaw-of-the-cell"}, Code: `
+	v, err := sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Env: map[string]string{"MORE": "flaw-of-the-cell"}}, Code: `
 import os
 mine = "flaw-in-" + "the-code"
 (os.environ["KEY"], os.environ["MORE"])`})
@@ -70,7 +70,7 @@ func TestProgramsRunFromHome(t *testing.T) {
 func TestOutputThatJustFitsIsNotCalledCut(t *testing.T) {
 	sb := open(t, newBackend(t, nil), sandbox.Spec{})
 	for _, n := range []int{1024, 1025} {
-		v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "print('é' * 512, end='x' if " + map[bool]string{true: "True", false: "False"}[n == 1025] + " else '')"}, InlineBytes: 1024})
+		v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "print('é' * 512, end='x' if " + map[bool]string{true: "True", false: "False"}[n == 1025] + " else '')"}, RunOptions: sandbox.RunOptions{InlineBytes: 1024}})
 		if err != nil || !v.OK() {
 			t.Fatal(v, err)
 		}

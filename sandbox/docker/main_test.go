@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -42,6 +44,10 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	guestPath = guest.Path
+	flag.Parse()
+	if testing.Short() { // no test needs an engine
+		return runTests(m)
+	}
 	e, err := dockertest.Start(context.Background(), engine.Path)
 	if errors.Is(err, dockertest.ErrMissing) && os.Getenv("CI") != "true" {
 		noEngine, err = err.Error(), nil
@@ -54,12 +60,16 @@ func testMain(m *testing.M) int {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}()
-		err = buildImage()
+		err = e.Prepare(context.Background(), buildImage)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "the Docker engine for tests:", err)
 		return 1
 	}
+	return runTests(m)
+}
+
+func runTests(m *testing.M) int {
 	code := m.Run()
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
@@ -68,18 +78,19 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-func buildImage() error {
-	b, err := New(Options{Host: engineHost, Instance: "test-image", Dir: os.TempDir(), GuestPath: guestPath})
+func buildImage(ctx context.Context, host string) error {
+	b, err := New(Options{Host: host, Instance: "test-image", Dir: os.TempDir(), GuestPath: guestPath})
 	if err != nil {
 		return err
 	}
 	defer b.Close()
-	return b.ImportHost(context.Background(), testImage)
+	return b.ImportHost(ctx, testImage)
 }
 
 // newBackend gives a backend of an instance of its own. At the test's end nothing of it may be left.
 func newBackend(t *testing.T, change func(*Options)) *Backend {
 	t.Helper()
+	testneed.Sandboxes(t)
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
@@ -116,6 +127,7 @@ func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 // docker runs the docker command against the tests' engine, as somebody behind our back would.
 func docker(t *testing.T, args ...string) string {
 	t.Helper()
+	testneed.Sandboxes(t)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "docker", append([]string{"-H", engineHost}, args...)...).CombinedOutput()
@@ -196,7 +208,7 @@ func make1() {
 	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept = 42"}); err != nil || !v.OK() {
 		fail(fmt.Errorf("%v, %w", v, err))
 	}
-	if _, err := sb.Start(ctx, sandbox.Command{ID: "counting", Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
+	if _, err := sb.Start(ctx, sandbox.Command{RunOptions: sandbox.RunOptions{ID: "counting"}, Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
 		fail(err)
 	}
 	fmt.Println(sb.ID())

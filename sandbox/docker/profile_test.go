@@ -77,7 +77,7 @@ func TestWhatASpecSaysHolds(t *testing.T) {
 		t.Errorf("a cell: %v, %v", v, err)
 	}
 	// One command may be elsewhere, and with another shell.
-	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", "pwd; echo $0 $KEY"}, Dir: "/tmp", Env: map[string]string{"KEY": "of its own"}})
+	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", "pwd; echo $0 $KEY"}, Dir: "/tmp", RunOptions: sandbox.RunOptions{Env: map[string]string{"KEY": "of its own"}}})
 	if err != nil || v.Stdout.String() != "/tmp\n/bin/sh of its own\n" {
 		t.Errorf("a command of its own: %v, %v", v, err)
 	}

@@ -39,6 +39,7 @@ func testBackend(t testing.TB) *Backend {
 
 func backendIn(t testing.TB, dir string) *Backend {
 	t.Helper()
+	testneed.Sandboxes(t)
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +108,12 @@ func wantError(t *testing.T, err error, code sandbox.Code, message, remedy strin
 
 func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
+	scope := sandboxtest.Everything
+	if os.Getenv(asUserEnv) != "" {
+		scope = sandboxtest.BackendFeatures
+	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		Scope:     scope,
 		KillGuest: killGuest, EndUntold: endUntold(t),
 		Leftovers: func(_ *testing.T, ids []string) []string { return leftovers(b, ids) },
 	})
@@ -209,7 +215,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	cmd.Dir = dir
 	cmd.Env = []string{
 		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
-		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"),
+		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"), testneed.AllVariable + "=" + os.Getenv(testneed.AllVariable),
 	}
 	runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
 	defer runtime.UnlockOSThread()
@@ -300,7 +306,7 @@ func TestSandboxProcessKilled(t *testing.T) {
 		ready := &said{ready: make(chan struct{})}
 		result := make(chan error, 1)
 		go func() {
-			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: ready})
+			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo ready; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: ready}})
 			result <- err
 		}()
 		select {
@@ -385,7 +391,7 @@ func TestNumericPythonFromTheHost(t *testing.T) {
 	}
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 30}})
-	v, err := sb.Cell(t.Context(), sandbox.Cell{Timeout: 2 * time.Minute, Code: `
+	v, err := sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: 2 * time.Minute}, Code: `
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 df = pd.DataFrame({"a": np.arange(5), "b": np.arange(5) ** 2})
 plt.plot(df.a, df.b)

@@ -41,7 +41,7 @@ func Example() {
 	}
 	fmt.Println(v.Result.Text())
 
-	v, err = sb.Run(ctx, sandbox.Command{Shell: "echo begun; sleep 100", Timeout: 500 * time.Millisecond})
+	v, err = sb.Run(ctx, sandbox.Command{Shell: "echo begun; sleep 100", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -22,6 +22,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
@@ -78,6 +79,7 @@ func testMain(m *testing.M) int {
 
 // TestAsOrdinaryUser runs the tests named Engine, Stream and HostRoot again as an ordinary user.
 func TestAsOrdinaryUser(t *testing.T) {
+	testneed.Sandboxes(t)
 	if os.Getuid() != 0 {
 		t.Skip("the whole suite runs as an ordinary user already")
 	}
@@ -136,6 +138,7 @@ type bench struct {
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
+	testneed.Sandboxes(t)
 	dir := t.TempDir()
 	b := &bench{t: t, dir: dir, eng: &engine{path: enginePath, root: filepath.Join(dir, "state"), userns: os.Getuid() != 0}}
 	if err := os.Mkdir(b.eng.root, 0o700); err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -31,26 +32,15 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(makerEnv); dir != "" {
 		make1(dir)
 	}
-	dir, err := os.MkdirTemp("", "recluse-local-")
-	if err == nil {
-		guestPath = filepath.Join(dir, "recluse-guest")
-		cmd := exec.Command("go", "build", "-o", guestPath, "github.com/recluse-dev/recluse/cmd/recluse-guest")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		var out []byte
-		if out, err = cmd.CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-	}
+	guest, err := testbin.Guest()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "build the guest:", err)
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	guestPath = guest.Path
 	// A developer's own PATH may lead to wrappers; the suite wants the system's programs.
 	_ = os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(dir)
-		os.Exit(code)
-	}))
+	goleak.VerifyTestMain(m)
 }
 
 func TestFeatures(t *testing.T) {
@@ -91,7 +81,7 @@ func make1(dir string) {
 	if v, err := sb.Cell(ctx, sandbox.Cell{Code: "kept = 42"}); err != nil || !v.OK() {
 		fail(fmt.Errorf("%v, %w", v, err))
 	}
-	if _, err := sb.Start(ctx, sandbox.Command{ID: "counting", Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
+	if _, err := sb.Start(ctx, sandbox.Command{RunOptions: sandbox.RunOptions{ID: "counting"}, Shell: "i=0; until [ -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end"}); err != nil {
 		fail(err)
 	}
 	fmt.Println(sb.ID())
@@ -318,7 +308,7 @@ func TestAFloodLeavesTheGuestSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sb.Close()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", Stdout: io.Discard})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: io.Discard}})
 	if err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}

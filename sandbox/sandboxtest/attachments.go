@@ -10,7 +10,7 @@ import (
 )
 
 var attachments = []feature{
-	{"state and detached commands go on while nobody is attached", func(t *testing.T, s *suite) {
+	{"state and detached commands go on while nobody is attached", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.lasting(t)
 		if s.caps.Python {
 			okCell(t, sb, "x = {'kept': 42}")
@@ -35,7 +35,7 @@ var attachments = []feature{
 			t.Errorf("%d bytes of output, want %d", len(out.String()), want.Len())
 		}
 	}},
-	{"a detached command that floods is not held up by a host that has gone", func(t *testing.T, s *suite) {
+	{"a detached command that floods is not held up by a host that has gone", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": elsewhere whoever waits for it waits on, until the host is back")
 		b := s.backend(t)
 		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
@@ -45,8 +45,8 @@ var attachments = []feature{
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{
-				ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoTimeout,
-				Shell: "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
+				Shell:      "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
+				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoLimit},
 			})
 		})
 		out.await(t, "ready")
@@ -62,7 +62,7 @@ var attachments = []feature{
 		same(t, "running", operation(t, again, "flood").Running, true)
 		noError(t, again.Cancel(t.Context(), "flood"))
 	}},
-	{"a command that is not detached ends with its host", func(t *testing.T, s *suite) {
+	{"a command that is not detached ends with its host", overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": a server that ends leaves what runs to the next one")
 		b := s.backend(t)
 		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
@@ -71,7 +71,7 @@ var attachments = []feature{
 		defer func() { noError(t, b.Stop(t.Context(), id)) }()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{ID: "bound", Stdout: &out, Timeout: sandbox.NoTimeout, Shell: "echo ready; sleep 1000"})
+			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: sandbox.NoLimit}, Shell: "echo ready; sleep 1000"})
 		})
 		out.await(t, "ready")
 		sb.Detach()
@@ -85,7 +85,7 @@ var attachments = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedCancelled)
 		same(t, "stdout", v.Stdout.String(), "ready\n")
 	}},
-	{"attaching again and again loses nothing", func(t *testing.T, s *suite) {
+	{"attaching again and again loses nothing", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.lasting(t)
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "until [ -e go ]; do echo tick; sleep 0.01; done; echo end"})
 		noError(t, err)
@@ -104,7 +104,7 @@ var attachments = []feature{
 			t.Errorf("the output is not whole: %q", rest)
 		}
 	}},
-	{"one that is attached to is busy", func(t *testing.T, s *suite) {
+	{"one that is attached to is busy", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": elsewhere it is the host's alone, and any number may use it")
 		b := s.backend(t)
 		sb := s.librarySpec(t, b, s.opts.Spec)
@@ -112,7 +112,7 @@ var attachments = []feature{
 		fails(t, "a second attachment", err, sandbox.CodeBusy)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"what is not there cannot be attached to", func(t *testing.T, s *suite) {
+	{"what is not there cannot be attached to", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": elsewhere it has other names, and other rules for them")
 		b := s.backend(t)
 		for _, id := range []string{"nothing", "", "../..", "a/b", "x\x00"} {
@@ -121,7 +121,7 @@ var attachments = []feature{
 			noError(t, b.Stop(t.Context(), id))
 		}
 	}},
-	{"a guest that is killed is a typed error within a second", func(t *testing.T, s *suite) {
+	{"a guest that is killed is a typed error within a second", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": a session is restored instead, which its own tests are about")
 		if s.opts.KillGuest == nil {
 			t.Skip("SKIPPED: nothing here can kill a guest")
@@ -135,7 +135,7 @@ var attachments = []feature{
 			sb = s.library(t)
 			var out recorder
 			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; sleep 1000", Stdout: &out})
+				return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: &out}})
 			})
 			out.await(t, "ready")
 			s.opts.KillGuest(t, sb)

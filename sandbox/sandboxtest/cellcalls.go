@@ -14,7 +14,7 @@ import (
 
 // cellCalls are the calls of a cell to its host.
 var cellCalls = []feature{
-	{"code calls the host", func(t *testing.T, s *suite) {
+	{"code calls the host", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		v := cell(t, sb, "import recluse\ntry: recluse.call('echo')\nexcept recluse.CallError as e: print(e.code)")
 		same(t, "without a handler", v.Stdout.String(), "host_call_undefined\n")
@@ -39,7 +39,7 @@ var cellCalls = []feature{
 		}
 		same(t, "a typed error", okCell(t, sb, "try: recluse.call('typed')\nexcept recluse.CallError as e: x = e.code\nx").Result.Text(), "'too_many'")
 	}},
-	{"calls to the host run at once, and end with their cell", func(t *testing.T, s *suite) {
+	{"calls to the host run at once, and end with their cell", inGuest, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		waiting := 0
@@ -70,12 +70,12 @@ with ThreadPoolExecutor(8) as pool:
     got = list(pool.map(lambda i: recluse.call("meet", str(i)), range(8)))
 got`)
 		same(t, "result", v.Result.Text(), `[b'0', b'1', b'2', b'3', b'4', b'5', b'6', b'7']`)
-		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", Timeout: 300 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		_ = await(t, "the end of the call", ended) // why does not matter
 	}},
-	{"more calls to the host than can run at once wait, and a flood of them harms nobody", func(t *testing.T, s *suite) {
+	{"more calls to the host than can run at once wait, and a flood of them harms nobody", inGuest, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
 		var mu sync.Mutex
 		running, most := 0, 0
@@ -115,7 +115,7 @@ with ThreadPoolExecutor(150) as pool:
 got == [str(i).encode() for i in range(150)]`)
 		same(t, "all replies", v.Result.Text(), "True")
 		same(t, "at once", most, 64)
-		v = runCell(t, sb, sandbox.Cell{Timeout: 3 * time.Second, Code: `
+		v = runCell(t, sb, sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second}, Code: `
 k = recluse.call.__globals__
 for i in range(4000): k["_send"](k["_headed"](b"C", {"id": 0, "call": 100000 + i, "name": "hang"}, b""))
 try: recluse.call("hang")

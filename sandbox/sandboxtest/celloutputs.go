@@ -10,7 +10,7 @@ import (
 
 // cellOutputs are what a cell writes and shows.
 var cellOutputs = []feature{
-	{"results and displays are rich", func(t *testing.T, s *suite) {
+	{"results and displays are rich", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		var live []sandbox.Bundle
 		v := runCell(t, sb, sandbox.Cell{Display: func(b sandbox.Bundle) { live = append(live, b) }, Code: `
@@ -29,12 +29,12 @@ display("second")
 		same(t, "shown while it ran", len(live), 2)
 		same(t, "json", strings.ReplaceAll(string(v.Result.Data["application/json"]), " ", ""), `{"a":[1,2]}`)
 	}},
-	{"more displays than are kept are counted", func(t *testing.T, s *suite) {
+	{"more displays than are kept are counted", inGuest, func(t *testing.T, s *suite) {
 		v := okCell(t, s.python(t), "for i in range(1000): display(i)\n'the result'")
 		same(t, "all of them", len(v.Displays)+v.DisplaysDropped, 1000)
 		same(t, "the result", v.Result.Text(), "'the result'")
 	}},
-	{"a traceback points at the user's lines", func(t *testing.T, s *suite) {
+	{"a traceback points at the user's lines", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "def helper(x):\n    # a comment\n    return 1 / x")
 		v := cell(t, sb, "y = 1\n\nhelper(0)\n")
@@ -54,11 +54,11 @@ display("second")
 		same(t, "line", v.Error.Line, 2)
 		same(t, "nothing of it ran", okCell(t, sb, "'ok' in globals()").Result.Text(), "False")
 	}},
-	{"stdout and stderr come in order and while the cell runs", func(t *testing.T, s *suite) {
+	{"stdout and stderr come in order and while the cell runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		var both recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Stdout: &both, Stderr: &both, Code: `
+			return sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
 import sys, time, os
 for i in range(20):
     print("out", i)
@@ -78,7 +78,7 @@ print("over", end="")`})
 		succeeded(t, v)
 		contains(t, "stdout", v.Stdout.String(), "waiting\nover")
 	}},
-	{"what children and C code write stands where it was written", func(t *testing.T, s *suite) {
+	{"what children and C code write stands where it was written", inGuest, func(t *testing.T, s *suite) {
 		v := okCell(t, s.python(t), `
 import os, subprocess
 for i in range(10):
@@ -91,7 +91,7 @@ for i in range(10):
 		}
 		same(t, "stdout", v.Stdout.String(), want.String())
 	}},
-	{"output of a cell is exact and bounded", func(t *testing.T, s *suite) {
+	{"output of a cell is exact and bounded", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := okCell(t, sb, `import sys; n = sys.stdout.buffer.write(bytes(range(256)))`)
 		var want []byte

@@ -15,24 +15,24 @@ import (
 )
 
 var commands = []feature{
-	{"arguments reach the program as they are", func(t *testing.T, s *suite) {
+	{"arguments reach the program as they are", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Args: []string{"printf", "%s|", "a b", "$HOME", "", "'", "\xff\n", "*"}})
 		same(t, "stdout", v.Stdout.String(), "a b|$HOME||'|\xff\n|*|")
 	}},
-	{"a shell script runs in bash", func(t *testing.T, s *suite) {
+	{"a shell script runs in bash", onBackend, func(t *testing.T, s *suite) {
 		if !s.caps.Bash {
 			t.Skip("SKIPPED: no bash here")
 		}
 		same(t, "stdout", shell(t, s.open(t), `a=(1 2 3); echo "${a[@]}" | tr 1 x; [[ -n $BASH_VERSION ]]`), "x 2 3\n")
 	}},
-	{"a shell script runs in the shell of the spec", func(t *testing.T, s *suite) {
+	{"a shell script runs in the shell of the spec", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needPython(t)
 		spec := s.opts.Spec
 		spec.Shell = "python3" // no shell at all, so that no other can stand in for it
 		sb := s.openSpec(t, s.backend(t), spec)
 		same(t, "stdout", shell(t, sb, "import os; print(6 * 7, os.path.basename(os.environ['SHELL']))"), "42 python3\n")
 	}},
-	{"a sandbox whose spec names a shell that is not there is not made", func(t *testing.T, s *suite) {
+	{"a sandbox whose spec names a shell that is not there is not made", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t)
 		spec := s.opts.Spec
 		for _, name := range []string{"a-shell-that-is-not-there", "/etc/passwd"} {
@@ -43,7 +43,7 @@ var commands = []feature{
 			}
 		}
 	}},
-	{"code is the user of the spec and has its score, or that is refused", func(t *testing.T, s *suite) {
+	{"code is the user of the spec and has its score, or that is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t)
 		user, score := s.opts.Spec, s.opts.Spec
 		user.User = "2000"
@@ -68,20 +68,20 @@ var commands = []feature{
 			}
 		}
 	}},
-	{"the environment is the sandbox's with the command's on top", func(t *testing.T, s *suite) {
+	{"the environment is the sandbox's with the command's on top", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		spec := s.opts.Spec
 		spec.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"}
 		sb := s.openSpec(t, s.backend(t), spec)
-		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, Env: map[string]string{"B": "of the command", "C": "x=y\nz"}})
+		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, RunOptions: sandbox.RunOptions{Env: map[string]string{"B": "of the command", "C": "x=y\nz"}}})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "of the sandbox,of the command,x=y\nz\n")
 	}},
-	{"nothing of the host's environment is inside", func(t *testing.T, s *suite) {
+	{"nothing of the host's environment is inside", onBackend, func(t *testing.T, s *suite) {
 		if out := shell(t, s.open(t), "env"); strings.Contains(out, hostSecret) {
 			t.Errorf("the host's environment is inside:\n%s", out)
 		}
 	}},
-	{"a command starts in the home directory, or where it is told", func(t *testing.T, s *suite) {
+	{"a command starts in the home directory, or where it is told", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		same(t, "home", shell(t, sb, `test "$(pwd -P)" = "$(cd "$HOME"; pwd -P)" && echo yes`), "yes\n")
 		same(t, "dir", run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/usr/bin"}).Stdout.String(), "/usr/bin\n")
@@ -89,12 +89,12 @@ var commands = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedStart)
 		contains(t, "the reason", v.StartError, "/nowhere")
 	}},
-	{"stdin is streamed while the command runs, and closed", func(t *testing.T, s *suite) {
+	{"stdin is streamed while the command runs, and closed", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		r, w := io.Pipe()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", Stdin: r, Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		})
 		for _, line := range []string{"one\n", "two\n"} {
 			_, err := io.WriteString(w, line)
@@ -105,33 +105,33 @@ var commands = []feature{
 		succeeded(t, verdictOf(t, done))
 		same(t, "stdout", out.String(), "one\ntwo\nover\n")
 	}},
-	{"a large stdin arrives whole", func(t *testing.T, s *suite) {
+	{"a large stdin arrives whole", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		data := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
-		v := run(t, s.open(t), sandbox.Command{Shell: "cksum; wc -c", Stdin: bytes.NewReader(data)})
+		v := run(t, s.open(t), sandbox.Command{Shell: "cksum; wc -c", RunOptions: sandbox.RunOptions{Stdin: bytes.NewReader(data)}})
 		same(t, "first word", strings.Fields(v.Stdout.String())[1], fmt.Sprint(len(data)))
 	}},
-	{"without stdin a command reads an end at once", func(t *testing.T, s *suite) {
+	{"without stdin a command reads an end at once", overHTTP, func(t *testing.T, s *suite) {
 		same(t, "stdout", shell(t, s.open(t), "wc -c"), "0\n")
 	}},
-	{"a stdin that is never read holds nobody up", func(t *testing.T, s *suite) {
+	{"a stdin that is never read holds nobody up", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
-		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless}))
+		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless}}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", Stdin: endless, Stdout: &out})
+			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
 		})
 		out.await(t, "ready")
 		cancel()
 		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
 	}},
-	{"a stdin that gives nothing holds nobody up", func(t *testing.T, s *suite) {
+	{"a stdin that gives nothing holds nobody up", inGuest, func(t *testing.T, s *suite) {
 		r, w := io.Pipe()
 		defer w.Close()
-		succeeded(t, run(t, s.open(t), sandbox.Command{Args: []string{"true"}, Stdin: r}))
+		succeeded(t, run(t, s.open(t), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: r}}))
 	}},
-	{"exit codes are the command's own", func(t *testing.T, s *suite) {
+	{"exit codes are the command's own", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for _, code := range []int{0, 1, 3, 126, 127, 255} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("exit %d", code)})
@@ -140,7 +140,7 @@ var commands = []feature{
 			same(t, "status", v.Status(), code)
 		}
 	}},
-	{"what cannot run is 126, what is not there 127", func(t *testing.T, s *suite) {
+	{"what cannot run is 126, what is not there 127", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		shell(t, sb, "echo text > plain; chmod 644 plain; mkdir dir; printf '\\x7fELFnot' > broken; chmod 755 broken")
 		for _, c := range []struct {
@@ -163,7 +163,7 @@ var commands = []feature{
 		}
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a signal that ended the command is named", func(t *testing.T, s *suite) {
+	{"a signal that ended the command is named", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, sigUSR1} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("kill -%d $$; sleep 10", int(sig))})
@@ -173,7 +173,7 @@ var commands = []feature{
 			same(t, "status", v.Status(), 128+int(sig))
 		}
 	}},
-	{"a terminal has a size, and can be resized", func(t *testing.T, s *suite) {
+	{"a terminal has a size, and can be resized", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		if !s.caps.PTY {
 			t.Skip("SKIPPED: no terminals here")
 		}
@@ -184,7 +184,9 @@ var commands = []feature{
 			return sb.Run(t.Context(), sandbox.Command{
 				Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
 					until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized; echo to stderr >&2`,
-				PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, Stdout: &out,
+				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+				Resize:     resize,
+				RunOptions: sandbox.RunOptions{Stdout: &out},
 			})
 		})
 		out.await(t, "terminal")
@@ -194,7 +196,7 @@ var commands = []feature{
 		contains(t, "stdout", out.String(), "resized\r\n")
 		contains(t, "stdout", out.String(), "to stderr\r\n")
 	}},
-	{"Ctrl-C is heard behind lines that nobody reads", func(t *testing.T, s *suite) {
+	{"Ctrl-C is heard behind lines that nobody reads", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.PTY {
 			t.Skip("SKIPPED: no terminals here")
 		}
@@ -204,8 +206,9 @@ var commands = []feature{
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{
-				Shell: `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
-				PTY:   &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out,
+				Shell:      `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
+				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+				RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out},
 			})
 		})
 		out.await(t, "ready")
@@ -218,7 +221,7 @@ var commands = []feature{
 		same(t, "exit code", v.ExitCode, 7)
 		contains(t, "what was typed ahead", out.String(), "heard <>")
 	}},
-	{"Ctrl-C and Ctrl-D in a terminal mean what they mean", func(t *testing.T, s *suite) {
+	{"Ctrl-C and Ctrl-D in a terminal mean what they mean", overHTTP, func(t *testing.T, s *suite) {
 		if !s.caps.PTY {
 			t.Skip("SKIPPED: no terminals here")
 		}
@@ -227,7 +230,7 @@ var commands = []feature{
 		defer w.Close()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: r, Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		})
 		out.await(t, "ready")
 		_, err := w.Write([]byte{3})
@@ -236,24 +239,24 @@ var commands = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGINT)
 
-		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: strings.NewReader("text\n")})
+		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("text\n")}})
 		succeeded(t, v)
 		contains(t, "stdout", v.Stdout.String(), "end\r\n")
 	}},
-	{"a terminal that floods and ends loses nothing of its end", func(t *testing.T, s *suite) {
+	{"a terminal that floods and ends loses nothing of its end", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.PTY {
 			t.Skip("SKIPPED: no terminals here")
 		}
 		var out recorder
-		v := run(t, s.open(t), sandbox.Command{Shell: "seq 1 20000; echo the end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdout: &out})
+		v := run(t, s.open(t), sandbox.Command{Shell: "seq 1 20000; echo the end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdout: &out}})
 		succeeded(t, v)
 		if !strings.HasSuffix(out.String(), "20000\r\nthe end\r\n") {
 			t.Errorf("the end of %d bytes is %q", len(out.String()), out.String()[max(0, len(out.String())-60):])
 		}
 	}},
-	{"a background command is listed, followed, and ends by itself", func(t *testing.T, s *suite) {
+	{"a background command is listed, followed, and ends by itself", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", Metadata: map[string]string{"k": "v"}})
+		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", RunOptions: sandbox.RunOptions{Metadata: map[string]string{"k": "v"}}})
 		noError(t, err)
 		var part recorder
 		eventually(t, "the first line", func() bool {
@@ -294,7 +297,7 @@ var commands = []feature{
 		_, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{})
 		fails(t, "follow what is forgotten", err, sandbox.CodeNotFound)
 	}},
-	{"a background command can be signalled and killed", func(t *testing.T, s *suite) {
+	{"a background command can be signalled and killed", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `trap 'echo got it' USR1; echo ready; while :; do sleep 0.02; done`})
 		noError(t, err)
@@ -305,16 +308,16 @@ var commands = []feature{
 		out.await(t, "ready")
 		fails(t, "forget what runs", sb.Forget(t.Context(), id), sandbox.CodeBusy)
 		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
-		noError(t, sb.Signal(t.Context(), id, sigUSR1, false))
+		noError(t, sb.Signal(t.Context(), id, sigUSR1, sandbox.SignalOptions{}))
 		out.await(t, "got it")
-		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, false))
+		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{}))
 		v := verdictOf(t, done)
 		same(t, "ended", v.Ended, sandbox.EndedKilled)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
-		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, false), sandbox.CodeNotFound)
-		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, false), sandbox.CodeNotFound)
+		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
+		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
 	}},
-	{"a background command can be cancelled with everything it started", func(t *testing.T, s *suite) {
+	{"a background command can be cancelled with everything it started", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; trap '' TERM; while :; do sleep 0.05; done`})
 		noError(t, err)
@@ -327,15 +330,15 @@ var commands = []feature{
 			t.Errorf("%v live on", alive)
 		}
 	}},
-	{"a background command that cannot start says so", func(t *testing.T, s *suite) {
+	{"a background command that cannot start says so", overHTTP, func(t *testing.T, s *suite) {
 		_, err := s.open(t).Start(t.Context(), sandbox.Command{Args: []string{"no-such-program"}})
 		fails(t, "start", err, sandbox.CodeStartFailed)
 	}},
-	{"stdout and stderr are apart and come while the command runs", func(t *testing.T, s *suite) {
+	{"stdout and stderr are apart and come while the command runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var out, errs recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", Stdout: &out, Stderr: &errs})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
 		})
 		out.await(t, "out\n")
 		errs.await(t, "err\n")
@@ -351,7 +354,7 @@ var commands = []feature{
 		same(t, "stdout of the verdict", v.Stdout.String(), "out\nmore\n")
 		same(t, "stderr of the verdict", v.Stderr.String(), "err\n")
 	}},
-	{"many commands run at once", func(t *testing.T, s *suite) {
+	{"many commands run at once", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 20 {
@@ -365,13 +368,13 @@ var commands = []feature{
 			same(t, "stdout", v.Stdout.String(), fmt.Sprintln(i))
 		}
 	}},
-	{"a verdict is complete", func(t *testing.T, s *suite) {
+	{"a verdict is complete", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		before := time.Now()
 		v := run(t, sb, sandbox.Command{
 			Shell: `python3 -c 'x = bytearray(40 << 20); s = 0
 for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | tail -c 39000000 >/dev/null; }; echo hello`,
-			ID: "my-own", Metadata: map[string]string{"ticket": "42"},
+			RunOptions: sandbox.RunOptions{ID: "my-own", Metadata: map[string]string{"ticket": "42"}},
 		})
 		took := time.Since(before)
 		same(t, "id", v.ID, "my-own")
@@ -406,7 +409,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			t.Errorf("as JSON: %s", b)
 		}
 	}},
-	{"a bad request is refused and harms nothing", func(t *testing.T, s *suite) {
+	{"a bad request is refused and harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for _, c := range []struct {
 			name string
@@ -416,18 +419,18 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			{"both arguments and a script", sandbox.Command{Args: []string{"true"}, Shell: "true"}},
 			{"an empty program", sandbox.Command{Args: []string{""}}},
 			{"NUL in an argument", sandbox.Command{Args: []string{"echo", "a\x00b"}}},
-			{"NUL in the environment", sandbox.Command{Args: []string{"true"}, Env: map[string]string{"A": "\x00"}}},
+			{"NUL in the environment", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Env: map[string]string{"A": "\x00"}}}},
 			{"NUL in the directory", sandbox.Command{Args: []string{"true"}, Dir: "/\x00"}},
-			{"a negative timeout", sandbox.Command{Args: []string{"true"}, Timeout: -5}},
-			{"a negative grace", sandbox.Command{Args: []string{"true"}, KillGrace: -5}},
-			{"too much output inline", sandbox.Command{Args: []string{"true"}, InlineBytes: 1 << 30}},
-			{"an id like a path", sandbox.Command{Args: []string{"true"}, ID: "../../x"}},
+			{"a negative timeout", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Timeout: -5}}},
+			{"a negative grace", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{KillGrace: -5}}},
+			{"too much output inline", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{InlineBytes: 1 << 30}}},
+			{"an id like a path", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "../../x"}}},
 		} {
 			_, err := sb.Run(t.Context(), c.cmd)
 			fails(t, c.name, err, sandbox.CodeInvalidRequest)
 		}
-		run(t, sb, sandbox.Command{Args: []string{"true"}, ID: "twice"})
-		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, ID: "twice"})
+		run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
+		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		fails(t, "an id used twice", err, sandbox.CodeInvalidRequest)
 		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
 		fails(t, "a context that is over", err, sandbox.CodeCancelled)

@@ -42,7 +42,7 @@ func bystander(t *testing.T, sb Machine) (check func()) {
 }
 
 var endings = []feature{
-	{"a command runs though somebody has killed what was to look after it", func(t *testing.T, s *suite) {
+	{"a command runs though somebody has killed what was to look after it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "import os")
 		for range 2 {
@@ -53,21 +53,21 @@ var endings = []feature{
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
 	}},
-	{"a command with input that does not start leaves no trace in the next call", func(t *testing.T, s *suite) {
+	{"a command with input that does not start leaves no trace in the next call", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 20 {
-			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))})
+			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))}})
 			same(t, "ended", v.Ended, sandbox.EndedStart)
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
 	}},
-	{"a timeout ends everything the command started and nothing else", func(t *testing.T, s *suite) {
+	{"a timeout ends everything the command started and nothing else", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, e := range escapes {
 			t.Run(e.name, func(t *testing.T) {
 				sb := s.open(t)
 				unharmed := bystander(t, sb)
 				began := time.Now()
-				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, Timeout: time.Second, KillGrace: 100 * time.Millisecond})
+				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
 				took := time.Since(began)
 				same(t, "ended", v.Ended, sandbox.EndedTimeout)
 				same(t, "exit code", v.ExitCode, -1)
@@ -83,7 +83,7 @@ var endings = []feature{
 			})
 		}
 	}},
-	{"a cancel ends everything the command started and keeps the output so far", func(t *testing.T, s *suite) {
+	{"a cancel ends everything the command started and keeps the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, e := range escapes {
 			t.Run(e.name, func(t *testing.T) {
 				sb := s.open(t)
@@ -91,7 +91,7 @@ var endings = []feature{
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, KillGrace: 100 * time.Millisecond})
+					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
 				})
 				pids := pidsIn(t, sb, "pids", e.pids)
 				cancel()
@@ -106,34 +106,34 @@ var endings = []feature{
 			})
 		}
 	}},
-	{"a command has time to tidy up before it is killed", func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second})
+	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "tidied\n")
 		if v.Wall > 8*time.Second {
 			t.Errorf("the grace was waited for although nothing was left: %s", v.Wall)
 		}
 	}},
-	{"a command that spins is ended in time", func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, Timeout: 300 * time.Millisecond})
+	{"a command that spins is ended in time", inGuest, func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		if v.CPU <= 0 {
 			t.Errorf("CPU time %s", v.CPU)
 		}
 	}},
-	{"a fork storm is ended whole", func(t *testing.T, s *suite) {
+	{"a fork storm is ended whole", onBackend, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		// Bounded, because not every backend has a limit of its own.
 		v := run(t, sb, sandbox.Command{
-			Shell:   `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
-			Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond,
+			Shell:      `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
+			RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond},
 		})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		if n := strings.TrimSpace(shell(t, sb, `n=0; for p in /proc/[0-9]*; do grep -qs '^Name:.sleep' $p/status && grep -qsz "^PWD=$PWD$" $p/environ && n=$((n+1)); done; echo $n`)); n != "0" {
 			t.Errorf("%s of them live on", n)
 		}
 	}},
-	{"what a command leaves behind is listed and lives on", func(t *testing.T, s *suite) {
+	{"what a command leaves behind is listed and lives on", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `sleep 1234 & echo $! > pids; echo done`})
 		succeeded(t, v)
@@ -147,18 +147,18 @@ var endings = []feature{
 			t.Errorf("survivors %+v, want %v, sleep 1234, alive", v.Survivors, pids)
 		}
 		same(t, "alive", len(living(t, sb, pids)), 1)
-		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, true))
+		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
 		eventually(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
 	}},
-	{"what a survivor writes shortly after is kept too", func(t *testing.T, s *suite) {
+	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "early\nlate\n")
 	}},
-	{"survivors are killed on request", func(t *testing.T, s *suite) {
+	{"survivors are killed on request", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, KillSurvivors: true})
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		same(t, "ended", v.Ended, sandbox.EndedExit)
 		same(t, "exit code", v.ExitCode, 7)
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
@@ -169,10 +169,10 @@ var endings = []feature{
 		}
 		unharmed()
 	}},
-	{"a timeout that races a natural end is one or the other", func(t *testing.T, s *suite) {
+	{"a timeout that races a natural end is one or the other", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 10 {
-			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", Timeout: 105 * time.Millisecond})
+			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", RunOptions: sandbox.RunOptions{Timeout: 105 * time.Millisecond}})
 			switch {
 			case v.Ended == sandbox.EndedExit && v.ExitCode == 0:
 			case v.Ended == sandbox.EndedTimeout && v.ExitCode == -1:
@@ -181,44 +181,44 @@ var endings = []feature{
 			}
 		}
 	}},
-	{"a nanny that is killed ends its command and nothing more", func(t *testing.T, s *suite) {
+	{"a nanny that is killed ends its command and nothing more", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Isolation != sandbox.IsolationNone {
 			t.Skip("code in here cannot reach a nanny: it runs as somebody else")
 		}
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, Timeout: 20 * time.Second})
+		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
 		pids := pidsIn(t, sb, "pids", 1)
 		eventually(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
 		unharmed()
 	}},
-	{"a command may end the process group it is in", func(t *testing.T, s *suite) {
+	{"a command may end the process group it is in", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `kill -9 0; sleep 1000`})
 		same(t, "ended", v.Ended, sandbox.EndedSignal)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a verdict is complete however it ended", completeVerdicts},
-	{"a command that reads its own output has its time all the same", func(t *testing.T, s *suite) {
+	{"a verdict is complete however it ended", onBackend | overHTTP, completeVerdicts},
+	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond})
+		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a signal to what looks after a command costs nothing", func(t *testing.T, s *suite) {
+	{"a signal to what looks after a command costs nothing", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `for s in USR1 USR2 ALRM PIPE IO; do kill -$s $PPID 2>/dev/null; done; sleep 0.1; echo alive`})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "alive\n")
 	}},
-	{"many timeouts at once", func(t *testing.T, s *suite) {
+	{"many timeouts at once", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 10 {
 			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond})
+				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}})
 			}))
 		}
 		for i, r := range runs {
@@ -266,7 +266,7 @@ func completeVerdicts(t *testing.T, s *suite) {
 	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
 	whole("an exit", run(t, sb, python("sys.exit(3)")), sandbox.EndedExit)
 	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), sandbox.EndedSignal)
-	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", Timeout: 500 * time.Millisecond}), sandbox.EndedTimeout)
+	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), sandbox.EndedTimeout)
 	if s.caps.MemoryLimit {
 		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), sandbox.EndedMemory)
 	}
@@ -277,7 +277,9 @@ func completeVerdicts(t *testing.T, s *suite) {
 		end   func(cancel func())
 	}{
 		{"cancel", sandbox.EndedCancelled, func(cancel func()) { cancel() }},
-		{"kill", sandbox.EndedKilled, func(func()) { noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, true)) }},
+		{"kill", sandbox.EndedKilled, func(func()) {
+			noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
+		}},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -305,7 +307,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 	defer cancel()
 	var out recorder
 	done := beside(func() (*sandbox.Verdict, error) {
-		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", Stdout: &out})
+		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 	})
 	out.await(t, "warm")
 	cancel()
@@ -314,7 +316,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 		{"a cell's timeout", "while True: pass"},
 		{"a cell that will not end", "while True:\n  try:\n    while True: pass\n  except BaseException: pass"},
 	} {
-		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, Timeout: time.Second, KillGrace: 100 * time.Millisecond}), sandbox.EndedTimeout)
+		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), sandbox.EndedTimeout)
 	}
 	// Each of these costs the interpreter.
 	for _, c := range []struct {

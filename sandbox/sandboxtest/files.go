@@ -21,7 +21,7 @@ import (
 var names = []string{"plain", "with space", "new\nline", "quote'\"$(x)`", "-rf", "...", "%2e%2e", "\xff\xfe invalid", "ünïcödé", "tab\t", "back\\slash", strings.Repeat("l", 255)}
 
 var fileFeatures = []feature{
-	{"a file is written, described and read", func(t *testing.T, s *suite) {
+	{"a file is written, described and read", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		data := bytes.Repeat([]byte{0, 1, 2, 0xff, '\n'}, 200_000)
@@ -44,7 +44,7 @@ var fileFeatures = []feature{
 		same(t, "a range", part.String(), string(data[5:15]))
 		same(t, "its owner can read it", shell(t, sb, "wc -c < a/b/c.bin"), "1000000\n")
 	}},
-	{"an empty file is a file", func(t *testing.T, s *suite) {
+	{"an empty file is a file", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		noError(t, f.WriteAll(t.Context(), "empty", nil, sandbox.WriteOptions{}))
@@ -52,7 +52,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "size", len(got), 0)
 	}},
-	{"a write is whole or not at all", func(t *testing.T, s *suite) {
+	{"a write is whole or not at all", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old"), sandbox.WriteOptions{}))
@@ -71,7 +71,7 @@ var fileFeatures = []feature{
 		same(t, "content", shell(t, sb, "cat file"), "old")
 		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
-	{"a source is not read after a write has failed", func(t *testing.T, s *suite) {
+	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", nil, sandbox.WriteOptions{}))
@@ -86,7 +86,7 @@ var fileFeatures = []feature{
 		time.Sleep(100 * time.Millisecond)
 		same(t, "reads later", reads-then, 0)
 	}},
-	{"a source that gives nothing does not hold up a refusal", func(t *testing.T, s *suite) {
+	{"a source that gives nothing does not hold up a refusal", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		noError(t, f.WriteAll(t.Context(), "file", nil, sandbox.WriteOptions{}))
@@ -98,7 +98,7 @@ var fileFeatures = []feature{
 		}), sandbox.WriteOptions{Exclusive: true})
 		fails(t, "exclusive", err, sandbox.CodeFileExists)
 	}},
-	{"a running reader keeps the file it has opened", func(t *testing.T, s *suite) {
+	{"a running reader keeps the file it has opened", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("old\n"), sandbox.WriteOptions{}))
@@ -112,11 +112,13 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "stdout", out.String(), "open\nnew\n") // cat with a name ignores its stdin; the name leads to the new file
 	}},
-	{"write options hold", func(t *testing.T, s *suite) {
+	{"write options hold", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
-		fails(t, "exclusive", f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true}), sandbox.CodeFileExists)
+		err := f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true})
+		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		same(t, "a file that exists is fs.ErrExist", errors.Is(err, fs.ErrExist), true)
 		noError(t, f.WriteAll(ctx, "file", []byte(" more"), sandbox.WriteOptions{Append: true}))
 		same(t, "content", shell(t, sb, "cat file"), "one more")
 		fails(t, "no parents", f.WriteAll(ctx, "no/such/file", nil, sandbox.WriteOptions{}), sandbox.CodeFileNotFound)
@@ -126,11 +128,11 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "the mode stays", info.Mode.Perm(), fs.FileMode(0o755))
 	}},
-	{"directories are made, listed, moved and removed", func(t *testing.T, s *suite) {
+	{"directories are made, listed, moved and removed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
-		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", false), sandbox.CodeFileNotFound)
-		noError(t, f.Mkdir(ctx, "a/b", true))
+		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{}), sandbox.CodeFileNotFound)
+		noError(t, f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{Parents: true}))
 		noError(t, f.WriteAll(ctx, "a/b/x", []byte("x"), sandbox.WriteOptions{}))
 		noError(t, f.WriteAll(ctx, "a/y", []byte("yy"), sandbox.WriteOptions{}))
 		shell(t, sb, "ln -s y a/link; mkfifo a/pipe")
@@ -143,16 +145,39 @@ var fileFeatures = []feature{
 		if !maps.Equal(kinds, want) {
 			t.Errorf("listed %v, want %v", kinds, want)
 		}
-		noError(t, f.Move(ctx, "a/y", "a/z", false))
-		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", true), sandbox.CodeFileExists)
-		noError(t, f.Move(ctx, "a/z", "a/b/x", false))
+		noError(t, f.Move(ctx, "a/y", "a/z", sandbox.MoveOptions{}))
+		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{Exclusive: true}), sandbox.CodeFileExists)
+		noError(t, f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{}))
 		same(t, "content", shell(t, sb, "cat a/b/x"), "yy")
-		fails(t, "remove a full directory", f.Remove(ctx, "a", false), sandbox.CodeFileNotEmpty)
-		fails(t, "remove what is not there", f.Remove(ctx, "nothing", false), sandbox.CodeFileNotFound)
-		noError(t, f.Remove(ctx, "a", true))
+		fails(t, "remove a full directory", f.Remove(ctx, "a", sandbox.RemoveOptions{}), sandbox.CodeFileNotEmpty)
+		fails(t, "remove what is not there", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), sandbox.CodeFileNotFound)
+		noError(t, f.Remove(ctx, "a", sandbox.RemoveOptions{Recursive: true}))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
-	{"a list of many files comes whole and in order", func(t *testing.T, s *suite) {
+	{"a listing tells how much of it could not be read", overHTTP, func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		f, ctx := files(sb, home(t, sb)), t.Context()
+		shell(t, sb, "mkdir -p a/closed/deep a/open && touch a/open/x && chmod 000 a/closed")
+		defer shell(t, sb, "chmod 700 a/closed")
+		want := int64(1)
+		if shell(t, sb, "id -u") == "0\n" {
+			want = 0 // root reads everything
+		}
+		var unreadable int64
+		for i, err := range f.List(ctx, "a", sandbox.ListOptions{Recursive: true, Unreadable: &unreadable}) {
+			noError(t, err)
+			if want > 0 && strings.HasPrefix(i.Path, "/a/closed/") {
+				t.Errorf("%s was listed", i.Path)
+			}
+		}
+		same(t, "unreadable", unreadable, want)
+		unreadable = 0
+		for _, err := range f.List(ctx, "a", sandbox.ListOptions{Unreadable: &unreadable}) {
+			noError(t, err)
+		}
+		same(t, "what is not entered", unreadable, int64(0))
+	}},
+	{"a list of many files comes whole and in order", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		shell(t, sb, "mkdir many; cd many; seq -f %05g 1 3500 | xargs touch")
 		var got []string
@@ -165,7 +190,7 @@ var fileFeatures = []feature{
 			t.Error("they are not in order, or some came twice")
 		}
 	}},
-	{"names may hold anything", func(t *testing.T, s *suite) {
+	{"names may hold anything", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, n := range names {
@@ -195,13 +220,13 @@ var fileFeatures = []feature{
 			b, err := f.ReadAll(ctx, "copy/"+n)
 			noError(t, err)
 			same(t, "content of the copy", string(b), n)
-			noError(t, f.Remove(ctx, n, false))
+			noError(t, f.Remove(ctx, n, sandbox.RemoveOptions{}))
 		}
 		for _, bad := range []string{"nul\x00", strings.Repeat("l", 256), strings.Repeat("d/", 3000) + "x"} {
 			fails(t, fmt.Sprintf("%.20q", bad), f.WriteAll(ctx, bad, nil, sandbox.WriteOptions{}), sandbox.CodePathInvalid)
 		}
 	}},
-	{"what is not a plain file is refused at once", func(t *testing.T, s *suite) {
+	{"what is not a plain file is refused at once", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		shell(t, sb, "mkfifo pipe; mkdir dir; ln -s dir/ link; ln -s loop loop")
@@ -211,6 +236,7 @@ var fileFeatures = []feature{
 		fails(t, "read a directory", err, sandbox.CodeFileIsDirectory)
 		_, err = f.ReadAll(ctx, "nothing")
 		fails(t, "read what is not there", err, sandbox.CodeFileNotFound)
+		same(t, "a missing file is fs.ErrNotExist", errors.Is(err, fs.ErrNotExist), true)
 		_, err = files(sb, "").ReadAll(ctx, "/dev/zero")
 		fails(t, "read a device", err, sandbox.CodeFileNotRegular)
 		_, err = f.ReadAll(ctx, "loop")
@@ -228,7 +254,7 @@ var fileFeatures = []feature{
 		}
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"nothing leads out of the directory given to Below", func(t *testing.T, s *suite) {
+	{"nothing leads out of the directory given to Below", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		h := home(t, sb)
 		shell(t, sb, `mkdir -p box/sub; echo secret > secret; cd box; ln -s .. up; ln -s ../secret leak; ln -s "$HOME/secret" absolute; ln -s sub/../../secret two-steps; ln -s sub inside; echo fine > sub/fine`)
@@ -239,10 +265,10 @@ var fileFeatures = []feature{
 		}
 		for _, p := range []string{"../new", "up/new"} {
 			fails(t, "write "+p, f.WriteAll(ctx, p, []byte("x"), sandbox.WriteOptions{Parents: true}), sandbox.CodePathEscapes)
-			fails(t, "mkdir "+p, f.Mkdir(ctx, p, true), sandbox.CodePathEscapes)
+			fails(t, "mkdir "+p, f.Mkdir(ctx, p, sandbox.MkdirOptions{Parents: true}), sandbox.CodePathEscapes)
 		}
-		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", false), sandbox.CodePathEscapes)
-		fails(t, "remove outside", f.Remove(ctx, "up/secret", true), sandbox.CodePathEscapes)
+		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", sandbox.MoveOptions{}), sandbox.CodePathEscapes)
+		fails(t, "remove outside", f.Remove(ctx, "up/secret", sandbox.RemoveOptions{Recursive: true}), sandbox.CodePathEscapes)
 		b, err := f.ReadAll(ctx, "inside/fine")
 		noError(t, err)
 		same(t, "a link that stays inside", string(b), "fine\n")
@@ -251,7 +277,7 @@ var fileFeatures = []feature{
 		fails(t, "write through a link", f.WriteAll(ctx, "leak", []byte("mine"), sandbox.WriteOptions{}), sandbox.CodePathEscapes)
 		same(t, "what lies outside", shell(t, sb, "cat secret"), "secret\n")
 	}},
-	{"a tar stream goes in and comes out", func(t *testing.T, s *suite) {
+	{"a tar stream goes in and comes out", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		in := map[string]string{"dir/one": "1", "dir/deep/two": strings.Repeat("22", 100_000), "three": ""}
@@ -291,7 +317,7 @@ var fileFeatures = []feature{
 			t.Errorf("came back: %v", slices.Sorted(maps.Keys(got)))
 		}
 	}},
-	{"a hostile archive stays where it is unpacked", func(t *testing.T, s *suite) {
+	{"a hostile archive stays where it is unpacked", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		for _, c := range []struct {
@@ -335,16 +361,16 @@ var fileFeatures = []feature{
 		_, err = f.Upload(ctx, "into", &big, sandbox.TarOptions{Parents: true, MaxBytes: 1 << 10})
 		fails(t, "more than allowed", err, sandbox.CodeTooLarge)
 	}},
-	{"changes are told while they happen", func(t *testing.T, s *suite) {
+	{"changes are told while they happen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
-		noError(t, f.Mkdir(t.Context(), "watched", false))
+		noError(t, f.Mkdir(t.Context(), "watched", sandbox.MkdirOptions{}))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		events := make(chan sandbox.FileEvent, 1000)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- f.Watch(ctx, "watched", true, func(e sandbox.FileEvent) error {
+			ended <- f.Watch(ctx, "watched", sandbox.WatchOptions{Recursive: true}, func(e sandbox.FileEvent) error {
 				events <- e
 				return nil
 			})
@@ -373,13 +399,13 @@ var fileFeatures = []feature{
 		fails(t, "the end of a watch", await(t, "the end of the watch", ended), sandbox.CodeCancelled)
 
 		stop := errors.New("enough")
-		err := f.Watch(t.Context(), "watched", false, func(sandbox.FileEvent) error { return stop })
+		err := f.Watch(t.Context(), "watched", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return stop })
 		if !errors.Is(err, stop) {
 			t.Errorf("the watcher's own error came back as %v", err)
 		}
-		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", false, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
+		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
 	}},
-	{"a download that is given up harms nothing", func(t *testing.T, s *suite) {
+	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f := files(sb, home(t, sb))
 		shell(t, sb, "head -c 30000000 /dev/zero > large")

@@ -13,7 +13,7 @@ import (
 
 // interpreters are what becomes of an interpreter and its state: deaths, interrupts, contexts.
 var interpreters = []feature{
-	{"exit is told as an exit, and state stays", func(t *testing.T, s *suite) {
+	{"exit is told as an exit, and state stays", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for code, want := range map[string]int{"import sys; keep = 1; sys.exit(7)": 7, "exit()": 0, "raise SystemExit('sorry')": 1} {
 			v := cell(t, sb, code)
@@ -24,7 +24,7 @@ var interpreters = []feature{
 		}
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
-	{"an interpreter that dies is told as what it died of, and the next one is fresh", func(t *testing.T, s *suite) {
+	{"an interpreter that dies is told as what it died of, and the next one is fresh", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for _, c := range []struct {
 			name, code string
 			ended      sandbox.Ending
@@ -50,7 +50,7 @@ var interpreters = []feature{
 			})
 		}
 	}},
-	{"an interpreter that died between cells is replaced, and the next verdict tells it", func(t *testing.T, s *suite) {
+	{"an interpreter that died between cells is replaced, and the next verdict tells it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for name, die := range map[string]func(pid int){
 			"by itself": func(int) { okCell(t, sb, "import threading\nthreading.Timer(0.3, lambda: os._exit(0)).start()") },
@@ -73,7 +73,7 @@ var interpreters = []feature{
 			// Only when it stands still can it no longer take anything.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
 			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", ID: "late"})
+				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
 			})
 			eventually(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
@@ -95,7 +95,7 @@ var interpreters = []feature{
 			same(t, "state kept", v.StateKept, true)
 		})
 	}},
-	{"an interpreter that leaves before every cell is an error, not a success", func(t *testing.T, s *suite) {
+	{"an interpreter that leaves before every cell is an error, not a success", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.Python {
 			t.Skip("SKIPPED: this backend has no Python in its default root file system")
 		}
@@ -113,7 +113,7 @@ sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startsw
 			t.Errorf("told as %v", err)
 		}
 	}},
-	{"a cell ends in time while its interpreter starts, and the start is not in vain", func(t *testing.T, s *suite) {
+	{"a cell ends in time while its interpreter starts, and the start is not in vain", inGuest, func(t *testing.T, s *suite) {
 		if !s.caps.Python {
 			t.Skip("SKIPPED: this backend has no Python in its default root file system")
 		}
@@ -125,7 +125,7 @@ import os, time
 open("slow/pids", "a").write("%d\n" % os.getpid())
 while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		began := time.Now()
-		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", Timeout: 300 * time.Millisecond})
+		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
@@ -143,19 +143,19 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		same(t, "the interpreter", v.Result.Text(), fmt.Sprint(pids[0]))
 		same(t, "interpreters started", len(pidsIn(t, sb, "slow/pids", 1)), 1)
 	}},
-	{"a context can be closed while a cell runs in it", func(t *testing.T, s *suite) {
+	{"a context can be closed while a cell runs in it", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "x = 1")
 		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
 			t.Run(name, func(t *testing.T) {
 				var out recorder
 				run := func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, Stdout: &out})
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				}
 				done := beside(run)
 				out.await(t, "ready")
 				next := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", ID: "next-" + strings.ReplaceAll(name, " ", "-")})
+					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
 				})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
@@ -170,7 +170,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		}
 		same(t, "another context", okCell(t, sb, "x").Result.Text(), "1")
 	}},
-	{"an interpreter that has died costs nothing more", func(t *testing.T, s *suite) {
+	{"an interpreter that has died costs nothing more", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for range 3 {
 			cell(t, sb, "import os; os._exit(1)")
@@ -201,7 +201,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Errorf("the guest used %d hundredths of a second of processor time in a second of rest", ticks[0])
 		}
 	}},
-	{"endless recursion is an exception", func(t *testing.T, s *suite) {
+	{"endless recursion is an exception", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := cell(t, sb, "keep = 1\ndef f(): return f()\nf()")
 		if v.Error == nil || v.Error.Name != "RecursionError" {
@@ -209,7 +209,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		}
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
-	{"an interrupt keeps the state and the output so far", func(t *testing.T, s *suite) {
+	{"an interrupt keeps the state and the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		for name, code := range map[string]string{
 			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
 			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
@@ -220,7 +220,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				defer cancel()
 				var out recorder
 				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, Stdout: &out})
+					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				})
 				out.await(t, "ready")
 				cancel()
@@ -232,14 +232,14 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			})
 		}
 	}},
-	{"a timeout interrupts, and then kills what does not listen", func(t *testing.T, s *suite) {
+	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "1") // the time counts from the call, and an interpreter takes some to start
-		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "state", okCell(t, sb, "x").Result.Text(), "1")
-		v = runCell(t, sb, sandbox.Cell{Code: "import time\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", Timeout: 300 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "import time\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended, one interrupt swallowed", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "stdout", v.Stdout.String(), "once\n")
@@ -253,7 +253,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Run(name, func(t *testing.T) {
 				okCell(t, sb, "x = 1")
 				began := time.Now()
-				v := runCell(t, sb, sandbox.Cell{Code: code, Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond})
+				v := runCell(t, sb, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
 				same(t, "ended", v.Ended, sandbox.EndedTimeout)
 				if took := time.Since(began); took > patience {
 					t.Errorf("it took %s", took)
@@ -267,7 +267,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			})
 		}
 	}},
-	{"a timeout ends what this cell started and nothing of earlier ones", func(t *testing.T, s *suite) {
+	{"a timeout ends what this cell started and nothing of earlier ones", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		unharmed := bystander(t, sb)
 		v := okCell(t, sb, "import subprocess\nold = subprocess.Popen(['setsid', 'sleep', '1000'])\nold.pid")
@@ -275,7 +275,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			t.Errorf("survivors of the first cell: %+v", v.Survivors)
 		}
 		old := numbers(t, v.Result.Text())
-		v = runCell(t, sb, sandbox.Cell{Timeout: time.Second, Code: `
+		v = runCell(t, sb, sandbox.Cell{RunOptions: sandbox.RunOptions{Timeout: time.Second}, Code: `
 import os
 p = subprocess.Popen(["sh", "-c", "trap '' TERM INT; setsid sh -c 'trap \"\" TERM INT; echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000"])
 p.wait()`})
@@ -286,14 +286,14 @@ p.wait()`})
 		}
 		same(t, "of the first cell", len(living(t, sb, old)), 1)
 		unharmed()
-		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", KillSurvivors: true})
+		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
 			t.Errorf("survivors, to be killed: %+v", v.Survivors)
 		}
 		same(t, "killed", len(living(t, sb, numbers(t, v.Result.Text()))), 0)
 		same(t, "of the first cell", len(living(t, sb, old)), 1)
 	}},
-	{"contexts are interpreters of their own", func(t *testing.T, s *suite) {
+	{"contexts are interpreters of their own", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		for _, c := range []string{"", "one", "two"} {
 			succeeded(t, runCell(t, sb, sandbox.Cell{Code: fmt.Sprintf("x = %q", c), Context: c}))
@@ -311,16 +311,16 @@ p.wait()`})
 		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "../x"})
 		fails(t, "a context like a path", err, sandbox.CodeInvalidRequest)
 	}},
-	{"cells of one context wait for each other, those of two do not", func(t *testing.T, s *suite) {
+	{"cells of one context wait for each other, those of two do not", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
 		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", Stdout: &out})
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		})
 		out.await(t, "first")
 		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", ID: "second"})
+			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
 		})
 		eventually(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
@@ -331,7 +331,7 @@ p.wait()`})
 
 		ctx, cancel := context.WithCancel(t.Context())
 		third := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", ID: "third"})
+			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
 		})
 		eventually(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
@@ -342,13 +342,13 @@ p.wait()`})
 		v := verdictOf(t, third)
 		same(t, "the third", v.Ended, sandbox.EndedCancelled)
 		same(t, "its state", v.StateKept, true)
-		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", Timeout: 50 * time.Millisecond})
+		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
 		same(t, "the fourth, whose time was up in the queue", v.Ended, sandbox.EndedTimeout)
 		shell(t, sb, "touch go")
 		succeeded(t, verdictOf(t, first))
 		same(t, "log", verdictOf(t, second).Result.Text(), "[1, 2]")
 	}},
-	{"a cell that forks does not confuse anybody", func(t *testing.T, s *suite) {
+	{"a cell that forks does not confuse anybody", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := okCell(t, sb, `
 import os
@@ -362,7 +362,7 @@ print("parent")`)
 		v = okCell(t, sb, "from multiprocessing import get_context\nwith get_context('fork').Pool(2) as p: r = p.map(abs, [-1, -2])\nr")
 		same(t, "a pool", v.Result.Text(), "[1, 2]")
 	}},
-	{"a sandbox without Python runs commands all the same", func(t *testing.T, s *suite) {
+	{"a sandbox without Python runs commands all the same", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Python {
 			t.Skip("there is Python here")
 		}

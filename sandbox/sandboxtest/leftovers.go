@@ -14,7 +14,7 @@ const manyLater = 66
 
 // leftBehind are about what lives on when its command or cell has ended.
 var leftBehind = []feature{
-	{"what an old command or cell left behind can still be asked to end", func(t *testing.T, s *suite) {
+	{"what an old command or cell left behind can still be asked to end", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		// Each says that it is there, and what it hears.
 		waits := func(name string) string {
@@ -27,7 +27,7 @@ var leftBehind = []feature{
 			runCell(t, sb, sandbox.Cell{Code: "1", Context: "another"})
 		}
 		for name, v := range map[string]*sandbox.Verdict{"command": c, "cell": x} {
-			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, true); err != nil {
+			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
 				t.Fatalf("what the %s left behind: %v", name, err)
 			}
 			eventually(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
@@ -38,7 +38,7 @@ var leftBehind = []feature{
 			return sandbox.CodeOf(err) == sandbox.CodeNotFound
 		})
 	}},
-	{"orphans leave no zombies", func(t *testing.T, s *suite) {
+	{"orphans leave no zombies", onBackend, func(t *testing.T, s *suite) {
 		for _, o := range []struct {
 			name  string
 			start func(t *testing.T, sb Machine, script string)

@@ -14,15 +14,15 @@ import (
 )
 
 var life = []feature{
-	{"a flood of 50 MB leaves this program small", flood},
-	{"the guest describes the inside", func(t *testing.T, s *suite) {
+	{"a flood of 50 MB leaves this program small", onBackend, flood},
+	{"the guest describes the inside", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		g, err := s.own(t, s.backend(t), s.opts.Spec).Guest(t.Context())
 		noError(t, err)
 		if g.Kernel == "" || g.Home == "" || g.CPUs <= 0 || g.Memory <= 0 || g.Uptime <= 0 || s.caps.Bash != (g.Shell != "") || s.caps.Python != (g.Python != "") {
 			t.Errorf("%+v", g)
 		}
 	}},
-	{"sandboxes are listed with their labels", func(t *testing.T, s *suite) {
+	{"sandboxes are listed with their labels", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": the labels of a session's sandbox are its manager's")
 		b := s.backend(t)
 		spec := s.opts.Spec
@@ -50,12 +50,12 @@ var life = []feature{
 		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
 		fails(t, "a command after Close", err, sandbox.CodeSandboxLost)
 	}},
-	{"closing ends what runs, at once", func(t *testing.T, s *suite) {
+	{"closing ends what runs, at once", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": the end of a session is polite, and takes longer")
 		sb := s.library(t)
 		var out recorder
 		command := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", Stdout: &out})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		})
 		out.await(t, "ready")
 		began := time.Now()
@@ -65,7 +65,7 @@ var life = []feature{
 		}
 		fails(t, "the command", await(t, "the end of the command", command).err, sandbox.CodeSandboxLost)
 	}},
-	{"a start that is given up leaves nothing", func(t *testing.T, s *suite) {
+	{"a start that is given up leaves nothing", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": a session that is being made stays for whoever asks for it next")
 		b := s.backend(t)
 		before, err := b.List(t.Context())
@@ -87,7 +87,7 @@ var life = []feature{
 		noError(t, err)
 		same(t, "sandboxes", len(after), len(before))
 	}},
-	{"a bad spec is refused before anything is made", func(t *testing.T, s *suite) {
+	{"a bad spec is refused before anything is made", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		b := s.backend(t)
 		for name, change := range map[string]func(*sandbox.Spec){
 			"no memory":         func(x *sandbox.Spec) { x.Limits.Memory = -1 },
@@ -103,7 +103,7 @@ var life = []feature{
 			fails(t, name, err, sandbox.CodeInvalidSpec)
 		}
 	}},
-	{"what the backend cannot do it refuses by name", func(t *testing.T, s *suite) {
+	{"what the backend cannot do it refuses by name", onBackend, func(t *testing.T, s *suite) {
 		b := s.backend(t)
 		refused := func(what string, can bool, change func(*sandbox.Spec)) {
 			t.Helper()
@@ -123,7 +123,7 @@ var life = []feature{
 			x.Mounts = []sandbox.Mount{{Host: "/opt", Path: "/mnt/opt"}}
 		})
 	}},
-	{"many sandboxes live at once and leave nothing behind", func(t *testing.T, s *suite) {
+	{"many sandboxes live at once and leave nothing behind", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		b := s.backend(t)
 		n := s.opts.Many
 		all := make([]Owned, n)
@@ -184,7 +184,7 @@ var life = []feature{
 }
 
 var snapshots = []feature{
-	{"a snapshot holds what the capabilities say, or is refused", func(t *testing.T, s *suite) {
+	{"a snapshot holds what the capabilities say, or is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		b := s.backend(t)
 		if s.opts.Open != nil {
 			s.copied(t)
@@ -236,7 +236,7 @@ var snapshots = []feature{
 			t.Errorf("its clock is %s off", d)
 		}
 	}},
-	{"forks are alive, alike and independent", func(t *testing.T, s *suite) {
+	{"forks are alive, alike and independent", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		if s.caps.Snapshots != sandbox.SnapshotsMemory || !s.caps.Python {
 			t.Skip("refused here, as another test sees")
 		}

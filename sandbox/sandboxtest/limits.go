@@ -19,14 +19,14 @@ func unlimited(t *testing.T, has bool) {
 }
 
 var limits = []feature{
-	{"a limit that is not kept is said, with the reason", func(t *testing.T, s *suite) {
+	{"a limit that is not kept is said, with the reason", onBackend, func(t *testing.T, s *suite) {
 		c := s.caps
 		if c.MemoryLimit && c.CPULimit && c.ProcessLimit && c.DiskLimit && c.OpenFileLimit {
 			return
 		}
 		contains(t, "notes", strings.Join(c.Notes, "\n"), "limit")
 	}},
-	{"reaching the memory limit costs the command, not the session", func(t *testing.T, s *suite) {
+	{"reaching the memory limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.MemoryLimit && s.caps.Python)
 		spec := s.opts.Spec
 		spec.Limits.Memory = 256 << 20
@@ -47,18 +47,18 @@ var limits = []feature{
 		okCell(t, sb, "1")
 		unharmed()
 	}},
-	{"reaching the process limit costs the command, not the session", func(t *testing.T, s *suite) {
+	{"reaching the process limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.ProcessLimit)
 		spec := s.opts.Spec
 		spec.Limits.Processes = 64
 		sb := s.openSpec(t, s.backend(t), spec)
 		unharmed := bystander(t, sb)
-		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, Timeout: 5 * time.Second, KillSurvivors: true})
+		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second, KillSurvivors: true}})
 		t.Logf("the bomb: %s", v)
 		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
 		unharmed()
 	}},
-	{"about as many processes run as the limit says", func(t *testing.T, s *suite) {
+	{"about as many processes run as the limit says", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.ProcessLimit && s.caps.Python)
 		const limit = 64
 		spec := s.opts.Spec
@@ -70,7 +70,7 @@ n = 0
 try:
     while n < 1000: os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}); n += 1
 except OSError as e: assert e.errno == errno.EAGAIN, e
-print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
+print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		succeeded(t, v)
 		got := numbers(t, v.Stdout.String())
 		t.Logf("%d processes, limits %d", got[0], got[1:])
@@ -85,7 +85,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
 		}
 		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
 	}},
-	{"the disk limit is an error of the writer", func(t *testing.T, s *suite) {
+	{"the disk limit is an error of the writer", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.DiskLimit)
 		spec := s.opts.Spec
 		spec.Limits.Memory, spec.Limits.Disk = 256<<20, 32<<20
@@ -100,14 +100,14 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
 		fails(t, "an upload", err, sandbox.CodeDiskFull)
 		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")
 	}},
-	{"the limit of open files holds", func(t *testing.T, s *suite) {
+	{"the limit of open files holds", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.OpenFileLimit)
 		spec := s.opts.Spec
 		spec.Limits.OpenFiles = 100
 		sb := s.openSpec(t, s.backend(t), spec)
 		same(t, "soft and hard", shell(t, sb, "ulimit -Sn; ulimit -Hn"), "100\n100\n")
 	}},
-	{"the CPU limit slows down", func(t *testing.T, s *suite) {
+	{"the CPU limit slows down", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.CPULimit && s.caps.Python)
 		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's own account, which may
 		// count the time in which it was held back.
@@ -130,7 +130,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
 			t.Errorf("with a tenth of a core it did %d rounds, with one %d", slow, fast)
 		}
 	}},
-	{"code sees the share it has", func(t *testing.T, s *suite) {
+	{"code sees the share it has", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.CPULimit)
 		spec := s.opts.Spec
 		spec.Limits.CPUs = 2
@@ -142,7 +142,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
 		}
 		same(t, "nproc and threads", shell(t, sb, "echo nproc=$(nproc); for v in "+strings.Join(variables, " ")+"; do eval \"echo $v=\\$$v\"; done"), want)
 	}},
-	{"the machine's memory is the limit", func(t *testing.T, s *suite) {
+	{"the machine's memory is the limit", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.MemoryLimit)
 		if s.caps.Isolation != sandbox.IsolationKernel {
 			t.Skip("SKIPPED: what is shown is the host's")
@@ -152,7 +152,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, KillSurvivors: true})
 		sb := s.openSpec(t, s.backend(t), spec)
 		same(t, "memory", shell(t, sb, "grep MemTotal: /proc/meminfo | tr -d ' '"), fmt.Sprintf("MemTotal:%dkB\n", spec.Limits.Memory>>10))
 	}},
-	{"a guest answers while code spins on every core", func(t *testing.T, s *suite) {
+	{"a guest answers while code spins on every core", onBackend, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; echo on; wait"})
 		noError(t, err)

@@ -2,8 +2,6 @@ package sandboxtest
 
 import (
 	"context"
-	"io"
-	"iter"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,13 +16,14 @@ type Machine interface {
 	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
 	Start(ctx context.Context, c sandbox.Command) (string, error)
 	Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error)
-	Signal(ctx context.Context, id string, sig syscall.Signal, tree bool) error
+	Signal(ctx context.Context, id string, sig syscall.Signal, o sandbox.SignalOptions) error
 	Cancel(ctx context.Context, id string) error
 	Forget(ctx context.Context, id string) error
 	Operations(ctx context.Context) ([]sandbox.Operation, error)
 	Contexts(ctx context.Context) ([]sandbox.Context, error)
 	CloseContext(ctx context.Context, name string) error
 	Ping(ctx context.Context) error
+	Files() sandbox.FileSystem
 }
 
 // Owned is a Machine with its life. *sandbox.Sandbox is one.
@@ -44,35 +43,12 @@ type Copier interface {
 	Copies(ctx context.Context, n int) ([]Owned, error)
 }
 
-// Filer is a Machine that is no *sandbox.Sandbox and says itself where its files are. An empty root is all of them.
-type Filer interface{ FilesBelow(root string) Files }
-
-// Files is what the suite needs of a sandbox's files.
-type Files interface {
-	Read(ctx context.Context, name string, w io.Writer) (*sandbox.FileInfo, error)
-	ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error)
-	ReadAll(ctx context.Context, name string) ([]byte, error)
-	Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error)
-	WriteAll(ctx context.Context, name string, data []byte, o sandbox.WriteOptions) error
-	Stat(ctx context.Context, name string) (*sandbox.FileInfo, error)
-	List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error]
-	Mkdir(ctx context.Context, name string, parents bool) error
-	Move(ctx context.Context, from, to string, exclusive bool) error
-	Remove(ctx context.Context, name string, recursive bool) error
-	Watch(ctx context.Context, name string, recursive bool, fn func(sandbox.FileEvent) error) error
-	Upload(ctx context.Context, dir string, r io.Reader, o sandbox.TarOptions) (*sandbox.TarStats, error)
-	Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error)
-}
-
-// files gives the files of a machine below a directory.
-func files(m Machine, root string) Files {
-	if sb, ok := m.(*sandbox.Sandbox); ok {
-		if root == "" {
-			return sb.Files()
-		}
-		return sb.Files().Below(root)
+// files returns the file system of a machine below a directory; an empty root means all of it.
+func files(m Machine, root string) sandbox.FileSystem {
+	if root == "" {
+		return m.Files()
 	}
-	return m.(Filer).FilesBelow(root)
+	return m.Files().Below(root)
 }
 
 // try makes a machine that whoever calls closes.

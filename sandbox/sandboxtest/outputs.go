@@ -14,9 +14,9 @@ import (
 )
 
 var outputs = []feature{
-	{"a long output keeps head and tail, and the rest is in a file", func(t *testing.T, s *suite) {
+	{"a long output keeps head and tail, and the rest is in a file", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", InlineBytes: 1000})
+		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", RunOptions: sandbox.RunOptions{InlineBytes: 1000}})
 		var want strings.Builder
 		for i := range 100000 {
 			fmt.Fprintln(&want, i+1)
@@ -35,33 +35,33 @@ var outputs = []feature{
 		}
 		same(t, "a command can read it", shell(t, sb, "tail -n 1 "+o.File), "100000\n")
 	}},
-	{"an output that fits exactly is not cut", func(t *testing.T, s *suite) {
+	{"an output that fits exactly is not cut", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for _, n := range []int{999, 1000, 1001} {
-			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", n), InlineBytes: 1000})
+			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", n), RunOptions: sandbox.RunOptions{InlineBytes: 1000}})
 			same(t, "produced", v.Stdout.Produced, int64(n))
 			same(t, "cut", v.Stdout.Cut(), int64(max(0, n-1000)))
 			same(t, "file", v.Stdout.File != "", n > 1000)
 		}
 	}},
-	{"the file ends at its cap, and the count goes on", func(t *testing.T, s *suite) {
+	{"the file ends at its cap, and the count goes on", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v := run(t, sb, sandbox.Command{Shell: "head -c 3000000 /dev/zero", InlineBytes: 1000, SpoolBytes: 100_000})
+		v := run(t, sb, sandbox.Command{Shell: "head -c 3000000 /dev/zero", RunOptions: sandbox.RunOptions{InlineBytes: 1000, SpoolBytes: 100_000}})
 		same(t, "produced", v.Stdout.Produced, 3_000_000)
 		same(t, "bytes in the file", v.Stdout.InFile, 100_000)
 		info, err := files(sb, "").Stat(t.Context(), v.Stdout.File)
 		noError(t, err)
 		same(t, "size of the file", info.Size, 100_000)
 	}},
-	{"no file is written when none is wanted", func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 300000 /dev/zero", SpoolBytes: -1})
+	{"no file is written when none is wanted", inGuest, func(t *testing.T, s *suite) {
+		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 300000 /dev/zero", RunOptions: sandbox.RunOptions{SpoolBytes: -1}})
 		same(t, "file", v.Stdout.File, "")
 		same(t, "produced", v.Stdout.Produced, 300_000)
 		same(t, "kept", v.Stdout.Kept(), sandbox.DefaultInlineBytes)
 	}},
-	{"following skips what is no longer kept and says so", func(t *testing.T, s *suite) {
+	{"following skips what is no longer kept and says so", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", InlineBytes: 1000, SpoolBytes: 10_000})
+		v := run(t, sb, sandbox.Command{Shell: "seq 1 100000", RunOptions: sandbox.RunOptions{InlineBytes: 1000, SpoolBytes: 10_000}})
 		var out recorder
 		var skipped int64
 		_, err := sb.Follow(t.Context(), v.ID, sandbox.FollowOptions{StdoutOffset: 100, Stdout: &out, Skipped: func(_ int, n int64) { skipped += n }})
@@ -72,7 +72,7 @@ var outputs = []feature{
 			t.Errorf("the end is %q", out.String()[len(out.String())-20:])
 		}
 	}},
-	{"output is exact, whatever bytes it is made of", func(t *testing.T, s *suite) {
+	{"output is exact, whatever bytes it is made of", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var all []byte
 		for i := range 256 {
@@ -80,27 +80,27 @@ var outputs = []feature{
 		}
 		all = append(all, "\x1b[31mred\x1b[0m\x1b]0;title\x07\xc3\x28\xf0\x9f\x92\xa9\xff\xfe\x00"...)
 		var out, errs recorder
-		v := run(t, sb, sandbox.Command{Shell: "tee /dev/stderr", Stdin: bytes.NewReader(all), Stdout: &out, Stderr: &errs})
+		v := run(t, sb, sandbox.Command{Shell: "tee /dev/stderr", RunOptions: sandbox.RunOptions{Stdin: bytes.NewReader(all), Stdout: &out, Stderr: &errs}})
 		for what, got := range map[string]string{"stdout streamed": out.String(), "stderr streamed": errs.String(), "stdout kept": string(v.Stdout.Head), "stderr kept": string(v.Stderr.Head)} {
 			if got != string(all) {
 				t.Errorf("%s: %q", what, got)
 			}
 		}
 	}},
-	{"one endless line is an output like any other", func(t *testing.T, s *suite) {
+	{"one endless line is an output like any other", inGuest, func(t *testing.T, s *suite) {
 		var n counter
-		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 20000000 /dev/zero | tr '\\0' a", Stdout: &n})
+		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 20000000 /dev/zero | tr '\\0' a", RunOptions: sandbox.RunOptions{Stdout: &n}})
 		same(t, "produced", v.Stdout.Produced, 20_000_000)
 		same(t, "streamed", n.Load(), 20_000_000)
 	}},
-	{"two floods and a quiet command do not disturb each other", func(t *testing.T, s *suite) {
+	{"two floods and a quiet command do not disturb each other", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var a, b recorder
 		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", Stdout: &a, Stderr: &counter{}})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &a, Stderr: &counter{}}})
 		})
 		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", Stdout: &b, Stderr: &counter{}})
+			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &b, Stderr: &counter{}}})
 		})
 		a.await(t, "go")
 		b.await(t, "go")
@@ -119,15 +119,15 @@ var outputs = []feature{
 			same(t, "stdout", v.Stdout.String(), "go\nfin\n")
 		}
 	}},
-	{"a reader that stands still holds up its own command only", func(t *testing.T, s *suite) {
+	{"a reader that stands still holds up its own command only", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		release := make(chan struct{})
 		var n counter
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 20000000 /dev/zero", Stdout: writerFunc(func(p []byte) (int, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 20000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 				<-release
 				return n.Write(p)
-			})})
+			})}})
 		})
 		// Longer than what is waited for output of processes that are left behind.
 		held := time.After(time.Second)
@@ -145,10 +145,10 @@ var outputs = []feature{
 		release = make(chan struct{})
 		n = counter{}
 		done = beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", Stdout: writerFunc(func(p []byte) (int, error) {
+			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 				<-release
 				return n.Write(p)
-			})})
+			})}})
 		})
 		<-time.After(time.Second)
 		close(release)
@@ -159,11 +159,11 @@ var outputs = []feature{
 		release = make(chan struct{})
 		var first recorder
 		done = beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", Stdout: writerFunc(func(p []byte) (int, error) {
+			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 				_, _ = first.Write(p)
 				<-release
 				return len(p), nil
-			})})
+			})}})
 		})
 		first.await(t, "ready")
 		cancel()
@@ -175,19 +175,19 @@ var outputs = []feature{
 		close(release)
 		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
 	}},
-	{"a cell whose output nobody takes still ends in time, and keeps its state", func(t *testing.T, s *suite) {
+	{"a cell whose output nobody takes still ends in time, and keeps its state", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "x = 42")
 		release := make(chan struct{})
 		var first recorder
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Cell(t.Context(), sandbox.Cell{
-				ID: "flood", Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)", Timeout: time.Second, KillGrace: 10 * time.Second,
-				Stdout: writerFunc(func(p []byte) (int, error) {
+				Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)",
+				RunOptions: sandbox.RunOptions{ID: "flood", Timeout: time.Second, KillGrace: 10 * time.Second, Stdout: writerFunc(func(p []byte) (int, error) {
 					_, _ = first.Write(p)
 					<-release
 					return len(p), nil
-				}),
+				})},
 			})
 		})
 		first.await(t, "ready")
@@ -202,10 +202,10 @@ var outputs = []feature{
 		same(t, "ended", v.Ended, sandbox.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 	}},
-	{"a list of operations fits, however much they said", func(t *testing.T, s *suite) {
+	{"a list of operations fits, however much they said", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 12 {
-			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero", InlineBytes: 1 << 20})
+			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero", RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
 		}
 		if s.caps.Python {
 			cell(t, sb, "display('x' * 1500000)\nprint('y' * 1000)\nraise ValueError('z' * 60000)")
@@ -224,9 +224,9 @@ var outputs = []feature{
 		noError(t, err)
 		same(t, "what following gives", v.Stdout.Kept(), 1_000_000)
 	}},
-	{"a writer that fails is an error beside the verdict", func(t *testing.T, s *suite) {
+	{"a writer that fails is an error beside the verdict", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo a; echo b; exit 4", Stdout: writerFunc(func([]byte) (int, error) { return 0, fmt.Errorf("no more") })})
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo a; echo b; exit 4", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func([]byte) (int, error) { return 0, fmt.Errorf("no more") })}})
 		if err == nil || v == nil || v.ExitCode != 4 || v.Stdout.String() != "a\nb\n" {
 			t.Errorf("verdict %v, error %v", v, err)
 		}
@@ -255,7 +255,7 @@ func flood(t *testing.T, s *suite) {
 				}
 				return n.Write(p)
 			})
-			v := run(t, sb, sandbox.Command{Shell: c.script, Stdout: watch, Stderr: watch})
+			v := run(t, sb, sandbox.Command{Shell: c.script, RunOptions: sandbox.RunOptions{Stdout: watch, Stderr: watch}})
 			succeeded(t, v)
 			same(t, "streamed", n.Load(), 50_000_000)
 			same(t, "produced", v.Stdout.Produced+v.Stderr.Produced, 50_000_000)

@@ -1,6 +1,9 @@
-// Package sandboxtest is the feature suite of a sandbox, written once against sandbox.Backend. A new
-// backend calls Run from a test of its own and has to pass; what it cannot do, its capabilities say, and the suite
-// then asks for the typed refusal instead.
+// Package sandboxtest is the feature suite of a sandbox, written once against sandbox.Backend. A new backend calls Run
+// from a test of its own and has to pass. Where the backend's capabilities exclude a feature, the suite expects the typed
+// refusal instead.
+//
+// Each feature is tagged with what it depends on: the guest, the backend or the HTTP API. One backend runs everything in
+// make test; the others run the features that may differ. In make test-all every backend runs everything.
 package sandboxtest
 
 import (
@@ -16,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -39,6 +43,8 @@ type Options struct {
 	Without map[string]string
 	// Many is how many sandboxes are made at once; 0: 50.
 	Many int
+	// Scope selects features by what they depend on.
+	Scope Scope
 	// Only names the groups to run; empty: all.
 	Only []string
 	// Serial runs the tests one after the other.
@@ -61,8 +67,42 @@ type suite struct {
 	opts    Options
 }
 
+// tag says what a feature depends on, and so where it has to be tested in make test.
+type tag uint8
+
+const (
+	inGuest   tag = 1 << iota // on the guest alone, which is the same program everywhere
+	onBackend                 // on the backend: its kernel, limits, users, files, stream or records
+	overHTTP                  // on what crosses the HTTP API
+)
+
+// Scope selects features. In make test-all every scope is Everything.
+type Scope uint8
+
+// The scopes.
+const (
+	Everything      Scope = iota
+	BackendFeatures       // features that may differ from one backend to another
+	HTTPFeatures          // features that cross the HTTP API
+)
+
+func (s Scope) has(f feature) bool {
+	if testneed.AllTests() {
+		return true
+	}
+	switch s {
+	case BackendFeatures:
+		return f.tags&onBackend != 0
+	case HTTPFeatures:
+		return f.tags&overHTTP != 0
+	default:
+		return true
+	}
+}
+
 type feature struct {
 	name string
+	tags tag
 	test func(t *testing.T, s *suite)
 }
 
@@ -82,7 +122,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		features []feature
 		serial   bool // it measures, or needs the machine for itself
 	}{
-		{"commands", slices.Concat(commands, commandTraces), false},
+		{"commands", slices.Concat(commands, commandTraces, users), false},
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
@@ -92,11 +132,14 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"snapshots", snapshots, false},
 		{"life", life, true},
 	} {
-		if len(opts.Only) > 0 && !strings.Contains(" "+strings.Join(opts.Only, " ")+" ", " "+g.name+" ") {
+		if len(opts.Only) > 0 && !slices.Contains(opts.Only, g.name) {
 			continue
 		}
 		t.Run(g.name, func(t *testing.T) {
 			for _, f := range g.features {
+				if !opts.Scope.has(f) {
+					continue
+				}
 				t.Run(f.name, func(t *testing.T) {
 					if !g.serial && !opts.Serial {
 						t.Parallel()

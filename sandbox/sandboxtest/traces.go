@@ -12,16 +12,16 @@ import (
 
 // commandTraces and cellTraces are about going on with the trace of whoever asks.
 var commandTraces = []feature{
-	{"a command belongs to its caller's trace", func(t *testing.T, s *suite) {
+	{"a command belongs to its caller's trace", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		ctx, want := inTrace(t, 1)
 		const script = `printf %s "$TRACEPARENT"`
-		v, err := sb.Run(ctx, sandbox.Command{Shell: script, Metadata: map[string]string{"mine": "1"}})
+		v, err := sb.Run(ctx, sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Metadata: map[string]string{"mine": "1"}}})
 		noError(t, err)
 		same(t, "its trace", v.Stdout.String(), want)
 		same(t, "the trace in the verdict", v.Metadata["traceparent"], want)
 		same(t, "the caller's own metadata", v.Metadata["mine"], "1")
-		v, err = sb.Run(ctx, sandbox.Command{Shell: script, Env: map[string]string{"TRACEPARENT": "my own"}})
+		v, err = sb.Run(ctx, sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Env: map[string]string{"TRACEPARENT": "my own"}}})
 		noError(t, err)
 		same(t, "one that the caller sets", v.Stdout.String(), "my own")
 		id, err := sb.Start(ctx, sandbox.Command{Shell: script})
@@ -34,7 +34,7 @@ var commandTraces = []feature{
 }
 
 var cellTraces = []feature{
-	{"a cell belongs to its caller's trace, and the next one does not", func(t *testing.T, s *suite) {
+	{"a cell belongs to its caller's trace, and the next one does not", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		const look = "import os; os.environ.get('TRACEPARENT', 'none')"
 		ask := func(ctx context.Context, c sandbox.Cell) string {
@@ -54,14 +54,14 @@ var cellTraces = []feature{
 		same(t, "after one that failed", ask(t.Context(), sandbox.Cell{Code: look}), "'none'")
 		same(t, "in another context", ask(t.Context(), sandbox.Cell{Code: look, Context: "other"}), "'none'")
 		// What code or caller set themselves is theirs.
-		same(t, "the caller's own", ask(first, sandbox.Cell{Code: look, Env: map[string]string{"TRACEPARENT": "my own"}}), "'my own'")
+		same(t, "the caller's own", ask(first, sandbox.Cell{Code: look, RunOptions: sandbox.RunOptions{Env: map[string]string{"TRACEPARENT": "my own"}}}), "'my own'")
 		same(t, "in between", ask(second, sandbox.Cell{Code: look}), "'"+two+"'")
 		same(t, "put back", ask(t.Context(), sandbox.Cell{Code: look}), "'my own'")
 		ask(first, sandbox.Cell{Code: "os.environ['TRACEPARENT'] = 'the code\\'s own'"})
 		same(t, "the code's own", ask(t.Context(), sandbox.Cell{Code: look}), `"the code's own"`)
-		same(t, "what no environment can hold", ask(t.Context(), sandbox.Cell{Code: look, Metadata: map[string]string{"traceparent": "a\x00b"}}), `"the code's own"`)
+		same(t, "what no environment can hold", ask(t.Context(), sandbox.Cell{Code: look, RunOptions: sandbox.RunOptions{Metadata: map[string]string{"traceparent": "a\x00b"}}}), `"the code's own"`)
 	}},
-	{"cells that run at once have a trace each", func(t *testing.T, s *suite) {
+	{"cells that run at once have a trace each", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		first, one := inTrace(t, 1)
 		second, two := inTrace(t, 2)

@@ -211,7 +211,7 @@ func TestKillAll(t *testing.T) {
 			sb := fresh(t, small())
 			py(t, sb, "kept = 'kept'")
 			underSiege(t, sb, func() {
-				v := run(t, sb, sandbox.Command{Shell: "kill -" + name + " -1; sleep 0.2; for p in $(ls /proc | grep -x '[0-9]*'); do kill -" + name + " $p; done 2>/dev/null; echo done", Timeout: 2 * time.Second})
+				v := run(t, sb, sandbox.Command{Shell: "kill -" + name + " -1; sleep 0.2; for p in $(ls /proc | grep -x '[0-9]*'); do kill -" + name + " $p; done 2>/dev/null; echo done", RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second}})
 				t.Log(v)
 				hit := v.Ended == sandbox.EndedSignal && (v.Signal == sig || v.Signal == syscall.SIGKILL && onHostKernel(t)) // where its nanny is hit too
 				if sig == syscall.SIGSTOP {
@@ -226,7 +226,7 @@ func TestKillAll(t *testing.T) {
 			}
 			// The interpreter belongs to the user as well. That one has died is told; one that is stopped goes on when its cell is interrupted.
 			if sig == syscall.SIGSTOP {
-				if v := cell(t, sb, sandbox.Cell{Code: "1", Timeout: 2 * time.Second}); !v.StateKept || v.StateLostBefore {
+				if v := cell(t, sb, sandbox.Cell{Code: "1", RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second}}); !v.StateKept || v.StateLostBefore {
 					t.Errorf("the stopped interpreter: %s, state kept %v, lost before %v", v, v.StateKept, v.StateLostBefore)
 				}
 				if got := py(t, sb, "print(kept)"); got != "kept\n" {
@@ -358,7 +358,7 @@ func TestGuestProgramIsUnreachable(t *testing.T) {
 		t.Fatal("the guest's program was not found")
 	}
 	t.Run("as a nanny", func(t *testing.T) {
-		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", rogueNanny, guest}, Timeout: 20 * time.Second})
+		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", rogueNanny, guest}, RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 		t.Log(v, v.Stdout, v.Stderr)
 		contains(t, v.Stdout.String(), "user -1: <1000>", "user 0: <>") // the first shows that the nanny understands what it is asked
 	})
@@ -427,7 +427,7 @@ func TestTerminalInjection(t *testing.T) {
 	typed, keyboard := io.Pipe()
 	victim := make(chan *sandbox.Verdict, 1)
 	go func() {
-		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "stty -echo; touch /tmp/ready; read line; echo \"got <$line>\"", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Stdin: typed})
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: "stty -echo; touch /tmp/ready; read line; echo \"got <$line>\"", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: typed}})
 		if err != nil {
 			t.Error(err)
 		}

@@ -84,7 +84,7 @@ func (l *limited) Write(p []byte) (int, error) {
 func TestNames(t *testing.T) {
 	sb := shared(t)
 	f := sb.Files().Below("/home/user/names")
-	if err := sb.Files().Mkdir(t.Context(), "/home/user/names", true); err != nil {
+	if err := sb.Files().Mkdir(t.Context(), "/home/user/names", sandbox.MkdirOptions{Parents: true}); err != nil {
 		t.Fatal(err)
 	}
 	good := []string{"a'b", `a"b`, "$(touch owned)", "`touch owned`", "a\nb", "-rf", "a b", "\xff\xfe", "..a", "%2e%2e%2fetc", "*", "a;b", strings.Repeat("n", 255), "\u202e.txt", "~", "a\\b"}
@@ -145,7 +145,7 @@ while True:
 				if got, err := f.ReadAll(within(t), "dir/file"); err == nil && strings.Contains(string(got), "precious") {
 					t.Fatal("the host read what lies outside")
 				}
-				_ = f.Remove(within(t), "dir/file", false)
+				_ = f.Remove(within(t), "dir/file", sandbox.RemoveOptions{})
 			}
 		}
 		t.Log(outcomes)
@@ -166,11 +166,11 @@ func TestLinksAndOwners(t *testing.T) {
 		if err := sb.Files().WriteAll(within(t), path, []byte("x"), sandbox.WriteOptions{Parents: true}); err == nil {
 			t.Errorf("%s was written", path)
 		}
-		if err := sb.Files().Remove(within(t), path, true); err == nil && !strings.HasSuffix(path, "new") {
+		if err := sb.Files().Remove(within(t), path, sandbox.RemoveOptions{Recursive: true}); err == nil && !strings.HasSuffix(path, "new") {
 			t.Errorf("%s was removed", path)
 		}
 	}
-	if err := sb.Files().Remove(within(t), "/run/recluse", true); err == nil {
+	if err := sb.Files().Remove(within(t), "/run/recluse", sandbox.RemoveOptions{Recursive: true}); err == nil {
 		t.Error("the guest's directory was removed")
 	}
 	below := sb.Files().Below("/home/user/l")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -115,6 +116,7 @@ func onHostKernel(t *testing.T) bool {
 // need skips where a prerequisite is missing, and fails there in CI.
 func need(t *testing.T) {
 	t.Helper()
+	testneed.Sandboxes(t)
 	if missing == nil {
 		return
 	}
@@ -239,7 +241,7 @@ func noVerdict(t *testing.T, err error) {
 // sh gives what a script wrote on both streams, however it ended.
 func sh(t *testing.T, sb *sandbox.Sandbox, script string) string {
 	t.Helper()
-	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, InlineBytes: 1 << 20})
+	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
 	return v.Stdout.String()
 }
 

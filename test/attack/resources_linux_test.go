@@ -22,7 +22,7 @@ type bomb struct {
 }
 
 func (b bomb) command() sandbox.Command {
-	c := sandbox.Command{Shell: b.script, Timeout: b.timeout}
+	c := sandbox.Command{Shell: b.script, RunOptions: sandbox.RunOptions{Timeout: b.timeout}}
 	if b.python != "" {
 		c.Shell, c.Args = "", []string{"python3", "-c", b.python}
 	}
@@ -263,7 +263,7 @@ while True: b += b'x' * (4 << 20)"; echo ended with $?; jobs`})
 // await waits until a script succeeds.
 func await(t *testing.T, sb *sandbox.Sandbox, script string) {
 	t.Helper()
-	v := run(t, sb, sandbox.Command{Shell: "until { " + script + "; } 2>/dev/null; do sleep 0.02; done", Timeout: 20 * time.Second})
+	v := run(t, sb, sandbox.Command{Shell: "until { " + script + "; } 2>/dev/null; do sleep 0.02; done", RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 	if !v.OK() {
 		t.Fatalf("in vain: %s", script)
 	}

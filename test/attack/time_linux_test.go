@@ -56,7 +56,7 @@ while True:
 		t.Run(a.name, func(t *testing.T) {
 			siege(t, sb, func() {
 				began := time.Now()
-				v := run(t, sb, sandbox.Command{Shell: a.script, Timeout: 700 * time.Millisecond})
+				v := run(t, sb, sandbox.Command{Shell: a.script, RunOptions: sandbox.RunOptions{Timeout: 700 * time.Millisecond}})
 				took := time.Since(began)
 				// The one that forks on and on ends its main process by itself.
 				if v.Ended != sandbox.EndedTimeout && !strings.Contains(a.name, "on and on") {
@@ -90,7 +90,7 @@ func TestCellTimeouts(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			underSiege(t, sb, func() {
 				began := time.Now()
-				v := cell(t, sb, sandbox.Cell{Code: a.code, Timeout: 500 * time.Millisecond, KillGrace: time.Second})
+				v := cell(t, sb, sandbox.Cell{Code: a.code, RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond, KillGrace: time.Second}})
 				if took := time.Since(began); took > 8*time.Second {
 					t.Errorf("the verdict came after %s", took)
 				}
@@ -127,14 +127,14 @@ func TestInterpreterTurnsHostile(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			sb := fresh(t, small())
 			underSiege(t, sb, func() {
-				v := cell(t, sb, sandbox.Cell{Code: a.code, Timeout: 3 * time.Second, KillGrace: 500 * time.Millisecond})
+				v := cell(t, sb, sandbox.Cell{Code: a.code, RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 500 * time.Millisecond}})
 				t.Logf("%s, state kept %v, %v", v, v.StateKept, v.Error)
 			})
 			// Another context is a stranger to it, and the same one must work again, anew if it has to.
 			if v := cell(t, sb, sandbox.Cell{Code: "1+1", Context: "other"}); v.Result.Text() != "2" {
 				t.Errorf("another context: %s", v)
 			}
-			v := cell(t, sb, sandbox.Cell{Code: "1+1", Timeout: 5 * time.Second})
+			v := cell(t, sb, sandbox.Cell{Code: "1+1", RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second}})
 			if v.Result.Text() != "2" {
 				t.Logf("the same context: %s", v)
 				if err := sb.CloseContext(t.Context(), "default"); err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -152,11 +152,11 @@ func TestStdinThatIsNeverRead(t *testing.T) {
 	sb := shared(t)
 	endless := func() io.Reader { return io.LimitReader(zeros{}, 1<<30) }
 	siege(t, sb, func() {
-		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: endless(), Timeout: time.Second})
+		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, RunOptions: sandbox.RunOptions{Stdin: endless(), Timeout: time.Second}})
 		if v.Ended != sandbox.EndedTimeout {
 			t.Errorf("ended by %s", v)
 		}
-		v = run(t, sb, sandbox.Command{Args: []string{"true"}, Stdin: endless(), Timeout: 5 * time.Second})
+		v = run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless(), Timeout: 5 * time.Second}})
 		if !v.OK() {
 			t.Errorf("ended by %s", v)
 		}
@@ -172,7 +172,7 @@ func TestTimeoutRacesExit(t *testing.T) {
 	sb := shared(t)
 	siege(t, sb, func() {
 		for i := range 15 {
-			v := run(t, sb, sandbox.Command{Shell: "sleep 0.05", Timeout: time.Duration(35+3*i) * time.Millisecond})
+			v := run(t, sb, sandbox.Command{Shell: "sleep 0.05", RunOptions: sandbox.RunOptions{Timeout: time.Duration(35+3*i) * time.Millisecond}})
 			if v.Ended != sandbox.EndedTimeout && !v.OK() {
 				t.Errorf("ended by %s", v)
 			}
@@ -210,7 +210,7 @@ func TestSignalToWhatHasEnded(t *testing.T) {
 			if was.Stdout.Produced > 0 && was.Stdout.String() == next.Stdout.String() {
 				reused++
 			}
-			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, false); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, sandbox.SignalOptions{}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 				t.Errorf("a signal to what has ended: %v", err)
 			}
 			if err := sb.Cancel(t.Context(), first); err != nil {
@@ -236,7 +236,7 @@ func signalOnAndOn(t *testing.T, sb *sandbox.Sandbox, id string) (stop func()) {
 					return
 				default:
 				}
-				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, tree)); code != "" && code != sandbox.CodeNotFound {
+				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{Tree: tree})); code != "" && code != sandbox.CodeNotFound {
 					t.Errorf("a signal that may come too late: %s", code)
 				}
 			}
@@ -250,7 +250,7 @@ func TestCancelOfAFlood(t *testing.T) {
 	siege(t, sb, func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
-		v, err := sb.Run(ctx, sandbox.Command{Shell: "trap '' TERM; yes & yes >&2", Stdout: io.Discard, Stderr: io.Discard})
+		v, err := sb.Run(ctx, sandbox.Command{Shell: "trap '' TERM; yes & yes >&2", RunOptions: sandbox.RunOptions{Stdout: io.Discard, Stderr: io.Discard}})
 		if err != nil || v.Ended != sandbox.EndedCancelled {
 			t.Errorf("%v, %v", v, err)
 		}

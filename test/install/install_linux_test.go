@@ -56,6 +56,7 @@ func place(t *testing.T, program, dir string) string {
 
 // TestOneFile wants bin/recluse to do the demo where there is nothing else of ours.
 func TestOneFile(t *testing.T) {
+	testneed.Sandboxes(t)
 	built := os.Getenv("RECLUSE_BIN")
 	if built == "" {
 		testneed.Lacking(t, "RECLUSE_BIN does not name the program that make build leaves; make test does that")
@@ -91,6 +92,7 @@ func TestOneFile(t *testing.T) {
 
 // TestLibrary builds the example as a program of a module of its own, without make, and finds engine and guest beside it or on PATH.
 func TestLibrary(t *testing.T) {
+	testneed.Sandboxes(t)
 	engine, guest, err := testbin.Programs()
 	if err != nil {
 		t.Fatal(err)

@@ -75,9 +75,7 @@ var (
 // node gives a directory in which the packages above are installed. It is kept for the next time.
 func node(t *testing.T) string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	testneed.Sandboxes(t)
 	npm, err := exec.LookPath("npm")
 	if err != nil {
 		testneed.Lacking(t, "npm", err)
@@ -124,9 +122,7 @@ type place struct {
 // serve starts a server, with some more environment, or flags.
 func serve(t *testing.T, more ...string) *place {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts sandboxes")
-	}
+	testneed.Sandboxes(t)
 	if err := built(); err != nil {
 		t.Fatal(err)
 	}

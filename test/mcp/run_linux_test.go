@@ -72,7 +72,7 @@ func TestAWholeRunOverMCP(t *testing.T) {
 	}
 	hay := strings.Repeat("hay hay hay needle\n", 30_000)
 	call(t, s, "files", map[string]any{"action": "write", "path": "hay.txt", "content": hay})
-	res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "files": []string{"hay.txt"}, "max_turns": 5, "max_seconds": 120})
+	res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "files": []string{"hay.txt"}, "limits": map[string]any{"turns": 5, "time": "2m"}})
 	if answer != "30000" || res.IsError {
 		t.Fatal(answer)
 	}
@@ -266,7 +266,7 @@ func TestTheAgentsOwnModelIsAskedNoMoreThanIsAllowed(t *testing.T) {
 			} {
 				var asked atomic.Int32
 				s := connect(t, lender(&asked))
-				res, said := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay, "max_turns": 1})
+				res, said := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay, "limits": map[string]any{"turns": 1}})
 				if asked.Load() != tt.asked || tt.asked == 0 && (!res.IsError || !strings.Contains(said, tt.says)) {
 					t.Errorf("over %s it was asked %d times: %s", over, asked.Load(), said)
 				}

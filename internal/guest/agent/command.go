@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,25 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/user"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
 const (
-	// follow is how long output is waited for after the main process has ended, when
-	// something it left behind still holds the pipe.
-	follow = 200 * time.Millisecond
-	// killWait is how long a killed tree may take to vanish before the verdict says that it has not.
+	// killWait is how long a killed tree may take to vanish before the verdict reports that it has not.
 	killWait = 10 * time.Second
 	// ptyDrain is how long the rest of a terminal's output is waited for.
 	ptyDrain = 500 * time.Millisecond
 )
 
-// command runs one Exec and answers with its verdict. It reports whether the stream
-// can carry another call: with input the other side may still be sending, so that this stream's calls are over, however
-// this one ended.
+// command runs one Exec and answers with its verdict. It reports whether the stream can carry another call: with input the host may
+// still be sending, so the stream's calls are over, however this one ended.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
+	if req.Options == nil {
+		req.Options = &wire.RunOptions{}
+	}
 	answered := a.exec(st, req, epoch)
-	return answered && !req.Stdin && !req.Pty
+	return answered && !req.Options.Stdin && !req.Pty
 }
 
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
@@ -43,57 +43,55 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if len(req.Shell) > 0 {
 		sh := a.shell()
 		if sh == "" {
-			return answer(st, failure("no_shell", "%s", a.shellMissing()))
+			return answer(st, wire.Errorf("no_shell", "%s", a.shellMissing()))
 		}
 		argv = [][]byte{[]byte(sh), []byte("-c"), req.Shell}
 	}
 	if len(argv) == 0 || len(argv[0]) == 0 {
-		return answer(st, failure("invalid_request", "no command"))
+		return answer(st, wire.Errorf("invalid_request", "no command"))
 	}
-	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Env...) {
+	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Options.Env...) {
 		if strings.IndexByte(string(s), 0) >= 0 {
-			return answer(st, failure("invalid_request", "NUL in the command, its environment or its directory"))
+			return answer(st, wire.Errorf("invalid_request", "NUL in the command, its environment or its directory"))
 		}
+	}
+	u, bad := a.user(req.Options.User)
+	if bad != nil {
+		return answer(st, bad)
+	}
+	if u != nil && u.Same(a.cfg.defaultUser()) {
+		u = nil
 	}
 	line := make([]string, len(argv))
 	for i, s := range argv {
 		line[i] = string(s)
 	}
-	o, bad := a.ops.add(newOp{
-		id: req.Id, kind: "command", command: strings.Join(line, " "), inline: req.InlineBytes, spool: req.SpoolBytes,
-		detach: req.Detach || req.Background, epoch: epoch, meta: req.Metadata,
-	})
+	o, bad := a.ops.Add(operation.Request{Kind: "command", Command: strings.Join(line, " "), Detach: req.Background, Epoch: epoch}.Options(req.Options))
 	if bad != nil {
 		return answer(st, bad)
 	}
-	c := &running{agent: a, op: o, req: req, argv: argv, quiet: !req.Stream && !req.Stdin && !req.Pty}
-	if req.Stream && !req.Background {
-		o.live = &listener{st: st}
+	c := &running{agent: a, op: o, req: req, user: u, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
+	var listener *operation.Listener
+	if req.Options.Stream && !req.Background {
+		listener = o.Listen(st)
 	}
-	heard := o.live
 	if v := c.start(); v != nil {
-		o.finish(v)
+		o.Finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 	}
-	started := &wire.Frame{Body: &wire.Frame_Started{Started: &wire.Started{Id: o.id, Pid: int32(c.pid)}}, Last: req.Background}
 	if req.Background {
 		go c.supervise()
-		return st.Send(started) == nil
+		return answer(st, nil)
 	}
-	interactive := req.Stdin || req.Pty
-	if req.Stream || interactive {
-		// A host that cannot be told has gone; then the attachment's end decides.
-		_ = st.Send(started)
-	}
-	if interactive {
+	if req.Options.Stdin || req.Pty {
 		go c.inputs(st)
 	}
 	v := c.supervise()
-	o.hush(heard)
+	o.Flush(listener)
 	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
-// shellMissing says that scripts cannot be run.
+// shellMissing returns why scripts cannot be run.
 func (a *Agent) shellMissing() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,8 +104,9 @@ func (a *Agent) shellMissing() string {
 // running is a command under way.
 type running struct {
 	agent *Agent
-	op    *op
+	op    *operation.Operation
 	req   *wire.Exec
+	user  *user.User // nil: the sandbox's
 	argv  [][]byte
 	nanny *nanny.Nanny
 	tree  int         // its name for the nanny
@@ -115,7 +114,7 @@ type running struct {
 	tries int         // how often it was started
 	limit *time.Timer // its time-out; nil: none yet
 
-	// quiet: nobody hears output while it comes, so that nothing but the disk can hold it up; see listen.
+	// quiet: output is not sent while it is produced, so that nothing but the disk can hold it up; see listen.
 	quiet bool
 
 	stdin *os.File // nil without
@@ -125,11 +124,18 @@ type running struct {
 	flown chan struct{} // closed when all output has been read
 }
 
-// start gives a verdict when the command could not be started.
+// start returns a verdict when the command could not be started.
 func (c *running) start() *wire.Verdict {
-	env := c.agent.environment(c.req.Env)
+	start := &nanny.Start{Argv: c.argv, TTY: c.req.Pty, Mute: c.quiet && !c.req.Background}
+	if c.user == nil {
+		start.Env = c.agent.environment(c.req.Options.Env)
+	} else {
+		start.Env = c.agent.environment(userEnv(c.user, c.req.Options.Env))
+		start.User = &nanny.User{UID: c.user.UID, GID: c.user.GID}
+	}
 	dir := c.dir()
-	path, err := lookPath(string(c.argv[0]), dir, env)
+	start.Dir = []byte(dir)
+	path, err := lookPath(string(c.argv[0]), dir, start.Env)
 	if err != nil {
 		errno := unix.ENOENT
 		if errors.Is(err, os.ErrPermission) {
@@ -141,22 +147,22 @@ func (c *running) start() *wire.Verdict {
 	if err != nil {
 		return refused(126, "no pipes for the command: "+err.Error())
 	}
-	mute := c.quiet && !c.req.Background
-	n, e, err := c.agent.launch(c.op, &nanny.Start{Path: []byte(path), Argv: c.argv, Env: env, Dir: []byte(dir), TTY: c.req.Pty, Mute: mute}, plumbing.theirs)
+	start.Path = []byte(path)
+	n, e, err := c.agent.nannies.Launch(c.op, start, plumbing.theirs)
 	c.nanny = n
 	c.tries++
 	switch {
-	case err == nil && mute:
+	case err == nil && start.Mute:
 		c.tree = n.Tree()
 	case err == nil && e.PID == 0:
 		plumbing.close()
 		c.closeInput()
-		c.agent.giveNanny(n)
+		c.agent.nannies.Give(n)
 		return c.unstarted(syscall.Errno(e.Errno))
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
 	case errors.Is(err, nanny.ErrLost):
-		// The first thing the command did was to kill its nanny. It has started; supervise sees to the rest.
+		// The first thing the command did was to kill its nanny. It has started; supervise does the rest.
 		err = nil
 	}
 	if err != nil {
@@ -171,32 +177,33 @@ func (c *running) start() *wire.Verdict {
 		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1, waits: true, shared: c.quiet})
 	}
 	if len(plumbing.outputs) == 1 {
-		c.op.out[1].end()
+		c.op.Output(2).End()
 	}
 	if !c.quiet {
 		c.pump()
 	}
-	c.op.mu.Lock()
-	c.op.pid = c.pid
-	c.op.signal = c.signaller(n, c.tree)
-	c.op.resize = c.resize
-	c.op.mu.Unlock()
+	c.op.Memory.SetMain(c.pid)
+	c.op.Run(c.pid, c.signaller(n, c.tree))
 	return nil
 }
 
 func refused(code int, text string) *wire.Verdict {
-	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: clip(text, 500)}
+	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: wire.Clip(text, 500)}
 }
 
-// dir is where the command starts.
+// dir returns where the command starts.
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
 		return string(c.req.Dir)
 	}
+	if c.user != nil {
+		return c.user.Dir()
+	}
 	return c.agent.cfg.Dir
 }
 
-// unstarted is the verdict on what could not be executed. Whether that is its directory's fault is looked at only now: each look costs all the others.
+// unstarted returns the verdict on what could not be executed. Whether its directory is the cause is checked only now: a check before
+// each start would cost all the commands that do start.
 func (c *running) unstarted(errno syscall.Errno) *wire.Verdict {
 	if fi, err := os.Stat(c.dir()); err != nil || !fi.IsDir() {
 		return refused(126, "working directory "+c.dir()+": not a directory")
@@ -209,10 +216,9 @@ func (c *running) inputs(st *wire.Stream) {
 	for {
 		f := &wire.Frame{}
 		if err := st.Receive(f); err != nil {
-			// The host has gone. Whether the command goes on is decided by who cuts the
-			// attachment; its input is over in any case.
-			if !c.req.Detach {
-				c.op.end(wire.Ending_ENDING_CANCELLED)
+			// The host has gone, and with it the input. Operations that do not outlive their attachment are cancelled.
+			if !c.req.Options.Detach {
+				c.op.End(wire.Ending_ENDING_CANCELLED)
 			}
 			c.closeInput()
 			return
@@ -223,25 +229,21 @@ func (c *running) inputs(st *wire.Stream) {
 		}
 		if len(in.Stdin) > 0 && c.stdin != nil {
 			if err := c.feed(in.Stdin); err != nil {
-				continue // it no longer reads: as in a pipeline, that is its own affair
+				continue // it no longer reads, which is no failure, as in a pipeline
 			}
 		}
 		switch {
 		case in.CloseStdin && c.tty == nil:
 			c.closeInput()
 		case in.CloseStdin && c.tty != nil:
-			_, _ = c.tty.Write([]byte{4}) // end of file, as a terminal says it
+			_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
-		case in.Signal != 0:
-			_ = c.signaller(c.nanny, c.tree)(in.Signal, false)
-		case in.Cancel:
-			c.op.end(wire.Ending_ENDING_CANCELLED)
 		}
 	}
 }
 
-// feed hands on what was typed or piped in.
+// feed writes what the host has sent to the command's input.
 func (c *running) feed(p []byte) error {
 	if c.tty != nil {
 		return typeIn(c.tty, p)
@@ -256,12 +258,10 @@ func (c *running) closeInput() {
 	}
 }
 
-// signaller gives what signals a tree of a nanny's. Both may be others by the time that it is called.
+// signaller returns what signals a tree of a nanny. The command may have another nanny by the time that it is called.
 func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
 	return func(s int32, all bool) error {
-		c.op.mu.Lock()
-		c.op.asked = s
-		c.op.mu.Unlock()
+		c.op.Requested(s)
 		if all {
 			return n.SignalTree(tree, syscall.Signal(s))
 		}
@@ -276,14 +276,14 @@ func (c *running) resize(rows, cols uint32) error {
 	return pty.Setsize(c.tty, &pty.Winsize{Rows: uint16(min(rows, 1<<15)), Cols: uint16(min(cols, 1<<15))})
 }
 
-// clock starts the time that the command has. That it was not known to run before is none of its own doing.
+// clock starts the command's timeout, which counts from when the command is known to run.
 func (c *running) clock() {
-	if c.req.TimeoutNs > 0 && c.limit == nil {
-		c.limit = time.AfterFunc(time.Duration(c.req.TimeoutNs), func() { c.op.end(wire.Ending_ENDING_TIMEOUT) })
+	if c.req.Options.TimeoutNs > 0 && c.limit == nil {
+		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.End(wire.Ending_ENDING_TIMEOUT) })
 	}
 }
 
-// supervise waits for the command and gives its verdict.
+// supervise waits for the command and returns its verdict.
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
 	var timers []*time.Timer
@@ -301,42 +301,42 @@ func (c *running) supervise() *wire.Verdict {
 	var killMu sync.Mutex
 	var killTimer *time.Timer
 	arm := func(n *nanny.Nanny, tree int) {
-		o.armed(func() {
+		o.Arm(func() {
 			_ = n.SignalTree(tree, syscall.SIGTERM)
-			_ = n.SignalTree(tree, syscall.SIGCONT) // one that is stopped could not even hear it
+			_ = n.SignalTree(tree, syscall.SIGCONT) // a stopped process would not receive it
 			killMu.Lock()
 			defer killMu.Unlock()
-			killTimer = time.AfterFunc(time.Duration(c.req.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
+			killTimer = time.AfterFunc(time.Duration(c.req.Options.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
 		})
 	}
 
 	arm(c.nanny, c.tree)
 	v := &wire.Verdict{}
 	e, err := c.await()
-	for errors.Is(err, nanny.ErrDead) && c.tries < maxIdleNannies+2 {
-		// Somebody had killed an idle nanny, and it was dead before it could start anything.
+	for errors.Is(err, nanny.ErrDead) && c.tries < nanny.Tries {
+		// Code in the sandbox had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		if v := c.start(); v != nil {
-			o.finish(v)
+			o.Finish(v)
 			return v
 		}
 		arm(c.nanny, c.tree)
 		e, err = c.await()
 	}
 	if errors.Is(err, nanny.ErrDead) {
-		// None of them lived to start it, as where code has used up the processes that are left to all of us.
+		// None of them lived long enough to start it, as where code has used up the processes of the sandbox.
 		c.abandon()
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		v = refused(126, "the command could not be started: "+err.Error())
-		o.finish(v)
+		o.Finish(v)
 		return v
 	}
 	if err == nil && !e.Exited {
 		c.abandon()
-		c.agent.giveNanny(c.nanny)
+		c.agent.nannies.Give(c.nanny)
 		v = c.unstarted(syscall.Errno(e.Errno))
-		o.finish(v)
+		o.Finish(v)
 		return v
 	}
 	if c.quiet {
@@ -344,9 +344,9 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it.
-		c.agent.buryNanny(c.nanny)
+		c.agent.nannies.Bury(c.nanny)
 		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
-		if why := o.ending(); why != wire.Ending_ENDING_UNKNOWN {
+		if why := o.Ending(); why != wire.Ending_ENDING_UNKNOWN {
 			v.Ending = why
 		}
 		c.settle(v, nil)
@@ -359,146 +359,4 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	killMu.Unlock()
 	return v
-}
-
-// settle turns the end of the main process into a verdict and sees to what it left behind.
-func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
-	o := c.op
-	if e == nil {
-		c.drain(follow, false)
-		c.closeInput()
-		o.finish(v)
-		return
-	}
-	ws := syscall.WaitStatus(e.Status)
-	o.judge(ws)
-	o.mu.Lock()
-	why, asked, oom := o.why, o.asked, o.oom
-	o.mu.Unlock()
-	switch {
-	case why != wire.Ending_ENDING_UNKNOWN:
-		v.Ending = why
-	case oom && ws.Signaled():
-		v.Ending = wire.Ending_ENDING_MEMORY
-	case ws.Signaled() && asked == int32(ws.Signal()):
-		v.Ending = wire.Ending_ENDING_KILLED
-	case ws.Signaled():
-		v.Ending = wire.Ending_ENDING_SIGNAL
-	default:
-		v.Ending = wire.Ending_ENDING_EXIT
-	}
-	v.ExitCode = -1
-	if ws.Signaled() {
-		v.Signal = int32(ws.Signal())
-	} else if v.Ending == wire.Ending_ENDING_EXIT {
-		v.ExitCode = int32(ws.ExitStatus())
-	}
-	usage := e.Usage
-	gone := e.Empty
-	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.KillSurvivors
-	for _, p := range e.Survivors {
-		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
-	}
-	v.SurvivorsTotal = int64(e.Total)
-	if !gone && kill {
-		if c.req.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
-			_ = c.nanny.SignalTree(c.tree, syscall.SIGKILL)
-		}
-		gone, usage = c.awaitEmpty(usage)
-		if !gone {
-			for _, p := range v.Survivors {
-				p.Killed = false
-			}
-		}
-	}
-	wait := follow
-	if c.tty != nil {
-		wait = ptyDrain
-	}
-	c.drain(wait, gone)
-	c.closeInput()
-	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
-	n := c.nanny
-	if gone {
-		c.agent.giveNanny(n)
-	} else {
-		// Its tree lives on; it comes back when the last of them has gone.
-		var over atomic.Bool
-		o.mu.Lock()
-		o.left = func() bool { return !over.Load() }
-		o.mu.Unlock()
-		go func() {
-			defer over.Store(true)
-			for {
-				e, err := n.Next()
-				if err != nil {
-					c.agent.buryNanny(n)
-					return
-				}
-				if e.Empty {
-					c.agent.giveNanny(n)
-					return
-				}
-			}
-		}()
-	}
-	o.finish(v)
-}
-
-// awaitEmpty waits until nothing of a tree that is being killed is left.
-func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
-	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // wakes Next with an answer
-	defer late.Stop()
-	for {
-		e, err := c.nanny.Next()
-		switch {
-		case err != nil:
-			return false, u
-		case e.Empty:
-			return true, e.Usage
-		case e.Listed:
-			return false, u
-		}
-	}
-}
-
-// drain waits for the rest of the output. When all who could write have gone, what they wrote is waited for,
-// however slowly it is taken. Otherwise somebody may hold the pipe for ever, and what comes within the limit is enough,
-// if by then the pipe has once been dry. A command that is to end does not wait for a reader that stands still.
-func (c *running) drain(limit time.Duration, gone bool) {
-	select {
-	case <-c.flown:
-		return
-	default:
-	}
-	t := time.NewTicker(limit)
-	defer t.Stop()
-	const most = 10 // rounds for a pipe that is filled as fast as it is read
-	var before int64
-	for round := 1; ; {
-		select {
-		case <-c.flown:
-			return
-		case <-t.C:
-		}
-		dry, stuck := true, false
-		var now int64
-		for i, tap := range c.taps {
-			d, waits := tap.dry()
-			dry, stuck = dry && d, stuck || waits
-			now += c.op.out[i].size()
-		}
-		stuck = stuck && now == before
-		before = now
-		ending := c.op.ending() != wire.Ending_ENDING_UNKNOWN
-		switch {
-		case stuck && ending:
-			return
-		case stuck || gone && c.tty == nil:
-		case dry || round >= most:
-			return
-		default:
-			round++
-		}
-	}
 }

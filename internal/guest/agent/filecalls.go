@@ -28,7 +28,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		w := c.FileWrite
 		in := &dataReader{st: st}
 		info, err := fsys.Write(ctx, a.root(w.Root), string(w.Path), in, files.WriteOptions{
-			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append, Size: w.Size,
+			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append, Size: -1,
 		})
 		return a.fileEnd(st, info, err) && in.over, true
 	case *wire.Request_FileStat:
@@ -45,17 +45,14 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		return last(st, &wire.Frame{Body: &wire.Frame_Listed{Listed: &wire.ListEnd{Next: []byte(res.Next), Unreadable: int64(res.Unreadable)}}}), true
 	case *wire.Request_FileMkdir:
 		m := c.FileMkdir
-		return answer(st, fileFailure(fsys.Mkdir(ctx, a.root(m.Root), string(m.Path), files.MkdirOptions{Mode: fs.FileMode(m.Mode), Parents: m.Parents}))), true
+		return answer(st, fileFailure(fsys.Mkdir(ctx, a.root(m.Root), string(m.Path), files.MkdirOptions{Parents: m.Parents}))), true
 	case *wire.Request_FileMove:
 		m := c.FileMove
-		return answer(st, fileFailure(fsys.Move(ctx, a.root(m.Root), string(m.From), string(m.To), files.MoveOptions{Exclusive: m.Exclusive, MkdirParents: m.Parents}))), true
+		return answer(st, fileFailure(fsys.Move(ctx, a.root(m.Root), string(m.From), string(m.To), files.MoveOptions{Exclusive: m.Exclusive}))), true
 	case *wire.Request_FileRemove:
 		r := c.FileRemove
-		n, err := fsys.Remove(ctx, a.root(r.Root), string(r.Path), files.RemoveOptions{Recursive: r.Recursive, MissingOK: r.MissingOk})
-		if err != nil {
-			return answer(st, fileFailure(err)), true
-		}
-		return last(st, &wire.Frame{Body: &wire.Frame_Count{Count: n}}), true
+		_, err := fsys.Remove(ctx, a.root(r.Root), string(r.Path), files.RemoveOptions{Recursive: r.Recursive})
+		return answer(st, fileFailure(err)), true
 	case *wire.Request_FileWatch:
 		a.watch(ctx, st, c.FileWatch)
 		return false, true
@@ -83,7 +80,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	return false, false
 }
 
-// root gives the directory that a call is confined to.
+// root returns the directory that a call is confined to.
 func (a *Agent) root(asked []byte) string {
 	base := a.cfg.Root
 	if base == "" {
@@ -109,7 +106,7 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 	if err != nil {
 		return answer(st, fileFailure(err))
 	}
-	t := &wire.TarStats{Entries: s.Entries, Bytes: s.Bytes, SkippedCount: s.SkippedCount, ChangedCount: s.ChangedCount, Stripped: s.Stripped}
+	t := &wire.TarStats{Entries: s.Entries, Bytes: s.Bytes, SkippedCount: s.SkippedCount, ChangedCount: s.ChangedCount}
 	for _, n := range s.Skipped {
 		t.Skipped = append(t.Skipped, &wire.TarNote{Path: []byte(n.Path), Reason: n.Reason})
 	}
@@ -119,7 +116,7 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 	return last(st, &wire.Frame{Body: &wire.Frame_Tar{Tar: t}})
 }
 
-// watch tells of changes until the host closes the stream.
+// watch sends changes until the host closes the stream.
 func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
 	ctx, cancel := heed(ctx, st)
 	defer cancel()
@@ -136,12 +133,12 @@ func fileInfo(i files.Info) *wire.FileInfo {
 	}
 }
 
-// fileFailure gives the wire's form of an error of package files, nil for nil.
+// fileFailure converts an error of package files; nil stays nil.
 func fileFailure(err error) *wire.Error {
 	if err == nil {
 		return nil
 	}
-	f := failure("file_"+string(files.KindOf(err)), "%v", err)
+	f := wire.Errorf("file_"+string(files.KindOf(err)), "%v", err)
 	if e, ok := errors.AsType[*files.Error](err); ok {
 		f.Message = strings.ToValidUTF8(e.Err.Error(), "?")
 		f.Path = []byte(e.Path)
@@ -164,8 +161,8 @@ func (w dataWriter) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// dataReader reads data frames up to their end. A stream that breaks off, or that the
-// host gives up with an error frame, is not an end.
+// dataReader reads data frames up to their end. A stream that breaks off, or on which the host sends an error frame, is an error and
+// not an end.
 type dataReader struct {
 	st   *wire.Stream
 	rest []byte

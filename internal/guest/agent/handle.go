@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
+	"github.com/recluse-dev/recluse/internal/guest/memory"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -18,30 +20,37 @@ import (
 func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, epoch uint64) bool {
 	switch c := req.Call.(type) {
 	case *wire.Request_Ping:
-		return last(st, &wire.Frame{Body: &wire.Frame_Data{Data: c.Ping.Payload}})
+		return answer(st, nil)
 	case *wire.Request_Cell:
 		return a.cell(st, c.Cell, epoch)
 	case *wire.Request_Exec:
 		return a.command(st, c.Exec, epoch)
 	case *wire.Request_Info:
-		return last(st, &wire.Frame{Body: &wire.Frame_Info{Info: a.info(epoch)}})
+		return last(st, &wire.Frame{Body: &wire.Frame_Info{Info: a.info()}})
 	case *wire.Request_ListOps:
 		ops := &wire.Ops{}
-		for _, o := range a.ops.all() {
-			ops.Ops = append(ops.Ops, o.describe())
+		for _, o := range a.ops.All() {
+			ops.Ops = append(ops.Ops, o.Describe())
 		}
 		return last(st, &wire.Frame{Body: &wire.Frame_Ops{Ops: ops}})
 	case *wire.Request_Follow:
 		a.follow(ctx, st, c.Follow)
 		return false
 	case *wire.Request_Signal:
-		return answer(st, a.signal(c.Signal))
+		o, bad := a.ops.Get(c.Signal.Id)
+		if bad == nil {
+			bad = o.Signal(c.Signal)
+		}
+		return answer(st, bad)
 	case *wire.Request_Forget:
-		return answer(st, a.ops.forget(c.Forget.Id))
+		return answer(st, a.ops.Forget(c.Forget.Id))
 	case *wire.Request_Warm:
 		return answer(st, a.warm(c.Warm))
 	case *wire.Request_Contexts:
-		return a.contexts(st, c.Contexts)
+		if c.Contexts.Close != "" {
+			return answer(st, a.contexts.Close(c.Contexts.Close))
+		}
+		return last(st, &wire.Frame{Body: &wire.Frame_Contexts{Contexts: a.contexts.List()}})
 	case *wire.Request_Quiesce:
 		debug.FreeOSMemory()
 		h := &wire.Held{}
@@ -53,7 +62,7 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 	if reusable, known := a.fileCall(ctx, st, req); known {
 		return reusable
 	}
-	return answer(st, failure("not_supported", "this guest (protocol %d) does not know the call; it is older than the host", wire.Protocol))
+	return answer(st, wire.Errorf("not_supported", "this guest (protocol %d) does not know the call; it is older than the host", wire.Protocol))
 }
 
 // last sends the closing frame of a call.
@@ -62,7 +71,7 @@ func last(st *wire.Stream, f *wire.Frame) bool {
 	return st.Send(f) == nil
 }
 
-// answer closes a call that gives nothing but success or an error.
+// answer closes a call that returns nothing but success or an error.
 func answer(st *wire.Stream, bad *wire.Error) bool {
 	if bad != nil {
 		return last(st, &wire.Frame{Body: &wire.Frame_Error{Error: bad}})
@@ -70,78 +79,35 @@ func answer(st *wire.Stream, bad *wire.Error) bool {
 	return last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 }
 
-func (a *Agent) info(epoch uint64) *wire.Guest {
+func (a *Agent) info() *wire.Guest {
 	g := &wire.Guest{
-		Protocol: wire.Protocol, Version: Version, Python: a.lookPython(), Shell: a.shell(),
-		Uid: uint32(max(a.cfg.UID, 0)), Gid: uint32(max(a.cfg.GID, 0)), Home: a.cfg.Home, Epoch: epoch,
-		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()),
+		Version: Version, Python: python.Kernel{}.Find(), Shell: a.shell(), Uid: uint32(max(a.cfg.UID, 0)), Home: a.cfg.Home,
+		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()), Memory: memory.Total(),
 	}
 	if a.cfg.UID < 0 {
-		g.Uid, g.Gid = uint32(unix.Getuid()), uint32(unix.Getgid())
+		g.Uid = uint32(unix.Getuid())
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		g.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
 	}
-	if m, ok := meminfo(); ok {
-		g.Memory = m.total
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.identity != nil {
-		g.SandboxId = a.identity.SandboxId
-	}
-	if i := a.interps["default"]; i != nil {
-		g.PythonVersion = i.hello.Python
-	}
 	return g
 }
 
-func (a *Agent) signal(s *wire.Signal) *wire.Error {
-	o, bad := a.ops.get(s.Id)
-	if bad != nil {
-		return bad
-	}
-	if s.Cancel {
-		o.end(wire.Ending_ENDING_CANCELLED)
-		return nil
-	}
-	o.mu.Lock()
-	send, resize, over := o.signal, o.resize, o.verdict != nil
-	o.mu.Unlock()
-	var err error
-	switch {
-	case s.Rows > 0 && s.Cols > 0 && resize != nil:
-		err = resize(s.Rows, s.Cols)
-	case over && !s.Tree:
-		return failure("not_found", "operation %s has ended", s.Id)
-	case send == nil:
-		return failure("busy", "operation %s has not started yet", s.Id)
-	case s.Signal <= 0 || s.Signal > 64:
-		return failure("invalid_request", "%d is not a signal", s.Signal)
-	default:
-		err = send(s.Signal, s.Tree)
-	}
-	if err != nil {
-		return failure("not_found", "operation %s: %v", s.Id, err)
-	}
-	return nil
-}
-
-// heed gives a context that ends when the host closes its side of a call, which then has the stream to itself.
+// heed returns a context that ends when the host closes its side of a call, which then has the stream to itself.
 func heed(ctx context.Context, st *wire.Stream) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		_ = st.Receive(&wire.Frame{}) // nothing comes but the end
-		st.Close()                    // else a send would wait for a window that nobody opens
+		_ = st.Receive(&wire.Frame{}) // the host sends nothing more but the end
+		st.Close()                    // else a send would wait for a window that is never opened
 	}()
 	return ctx, cancel
 }
 
 // follow sends an operation's output from absolute offsets on, then its verdict.
 func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
-	o, bad := a.ops.get(req.Id)
+	o, bad := a.ops.Get(req.Id)
 	if bad != nil {
 		answer(st, bad)
 		return
@@ -149,9 +115,8 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 	ctx, cancel := heed(ctx, st)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
-		for _, s := range o.out {
-			s.wake()
-		}
+		o.Output(1).Wake()
+		o.Output(2).Wake()
 	})
 	defer stop()
 	offsets := [2]int64{max(0, req.StdoutOffset), max(0, req.StderrOffset)}
@@ -160,7 +125,7 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 		go func() {
 			buf := make([]byte, wire.Chunk)
 			for {
-				n, skipped := o.out[s].read(ctx, buf, offsets[s], !req.NoWait)
+				n, skipped := o.Output(s+1).Read(ctx, buf, offsets[s], !req.NoWait)
 				if n == 0 {
 					errs <- nil
 					return
@@ -182,101 +147,29 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 			st.Close() // for the other one
 		}
 	}
-	if req.NoWait && !o.finished() {
+	if req.NoWait && !o.Finished() {
 		last(st, &wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 		return
 	}
 	select {
-	case <-o.done:
+	case <-o.Done():
 	case <-ctx.Done():
 		return
 	}
-	o.mu.Lock()
-	v := o.verdict
-	o.mu.Unlock()
-	last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}})
+	last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: o.Verdict()}})
 }
 
 // warm starts what the first calls would otherwise wait for.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
-	if w.Python {
-		i, bad := a.interpreterFor("default", nil)
-		if bad != nil {
+	if w.Interpreter {
+		if bad := a.contexts.Warm(); bad != nil {
 			return bad
 		}
-		a.rehearse(i)
 	}
 	if w.Command {
-		n, err := a.takeNanny()
-		if err != nil {
-			return failure("internal", "%v", err)
+		if err := a.nannies.Warm(); err != nil {
+			return wire.Errorf("internal", "%v", err)
 		}
-		a.giveNanny(n)
 	}
 	return nil
-}
-
-// rehearse runs a cell that changes nothing, so that the first real one finds every page of guest and interpreter touched: after a restore that
-// is what takes most of its time. While a cell runs there is nothing to rehearse.
-func (a *Agent) rehearse(i *interpreter) {
-	select {
-	case <-i.turn:
-	default:
-		return
-	}
-	i.freshen() // a copy is made its own self now
-	seq, cells := i.seq, i.cells
-	i.turn <- struct{}{}
-	if cells > 0 {
-		return
-	}
-	o, bad := a.ops.add(newOp{id: "rehearsal", kind: "cell", context: i.context, detach: true})
-	if bad != nil {
-		return
-	}
-	r := &cellRun{agent: a, op: o, req: &wire.Cell{TimeoutNs: int64(rehearsal)}}
-	v, bad := r.run(i.context, []byte("1 + 1\nNone"))
-	for _, s := range o.out {
-		s.end()
-	}
-	if bad != nil {
-		v = &wire.Verdict{Ending: wire.Ending_ENDING_START}
-	}
-	o.finish(v)
-	_ = a.ops.forget(o.id) // nobody has heard of it
-	select {
-	case <-i.turn:
-		if i.seq == seq+1 { // nobody was faster
-			i.seq, i.cells = seq, cells
-		}
-		i.turn <- struct{}{}
-	default:
-	}
-}
-
-// rehearsal bounds the cell that rehearse runs.
-const rehearsal = 5 * time.Second
-
-func (a *Agent) contexts(st *wire.Stream, req *wire.Contexts) bool {
-	if req.Close != "" {
-		a.mu.Lock()
-		i, s := a.interps[req.Close], a.starts[req.Close]
-		a.mu.Unlock()
-		if i == nil && s != nil {
-			<-s.done
-			i = s.i
-		}
-		if i == nil {
-			return answer(st, failure("not_found", "no context %q", clip(req.Close, 80)))
-		}
-		i.shut()
-		return answer(st, nil)
-	}
-	list := &wire.ContextList{}
-	a.mu.Lock()
-	for name, i := range a.interps {
-		list.Contexts = append(list.Contexts, &wire.ContextInfo{Name: name, Pid: int32(i.pid), Python: i.hello.Python, Busy: len(i.turn) == 0})
-	}
-	a.mu.Unlock()
-	return last(st, &wire.Frame{Body: &wire.Frame_Contexts{Contexts: list}})
 }

@@ -14,36 +14,30 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// adopt makes this sandbox the one that the host says it is. After a restore or a
-// fork that is another one than before, and what two copies must not share is renewed:
-// name, environment, and the seeds of every live interpreter.
+// adopt applies the identity that the host has sent. After a restore or a fork it differs from the one before, and what two copies must
+// not share is renewed: name, environment, and the seeds of every live interpreter.
 func (a *Agent) adopt(id *wire.Identity) {
 	if id == nil {
 		return
 	}
+	env := a.envMap(id)
 	a.mu.Lock()
-	old := a.identity
+	copied := a.identity == nil || a.identity.Generation != id.Generation
 	a.identity = id
-	a.base = a.inherited(id)
-	interps := slices.Collect(maps.Values(a.interps))
+	a.base = list(env)
+	a.contexts.Adopt(env, copied)
 	a.mu.Unlock()
-	if old != nil && old.Generation == id.Generation {
-		return
-	}
-	if a.cfg.UID >= 0 && id.Hostname != "" {
-		// Needs a capability that not every backend gives; the name is then what it was.
+	if copied && a.cfg.UID >= 0 && id.Hostname != "" {
+		// Needs a capability that not every backend grants; the name then stays what it was.
 		_ = unix.Sethostname([]byte(id.Hostname))
-	}
-	for _, i := range interps {
-		i.personalise(a.envMap(old), a.envMap(id))
 	}
 }
 
-// environment is what everything here starts with.
+// environment returns what commands start with.
 func (a *Agent) environment(extra [][]byte) [][]byte {
 	a.mu.Lock()
-	if a.base == nil { // no host has been here yet
-		a.base = a.inherited(a.identity)
+	if a.base == nil { // no host has sent an identity yet
+		a.base = list(a.envMap(a.identity))
 	}
 	base := a.base
 	a.mu.Unlock()
@@ -61,9 +55,8 @@ func (a *Agent) environment(extra [][]byte) [][]byte {
 	return append(out, extra...)
 }
 
-// inherited is envMap as programs get it.
-func (a *Agent) inherited(id *wire.Identity) []string {
-	env := a.envMap(id)
+// list returns an environment as programs take it.
+func list(env map[string]string) []string {
 	out := make([]string, 0, len(env))
 	for _, k := range slices.Sorted(maps.Keys(env)) {
 		out = append(out, k+"="+env[k])
@@ -102,7 +95,7 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	if id != nil {
 		maps.Copy(env, id.Env)
 	}
-	// What the caller says of it counts more than what the image does.
+	// The caller's choice overrides the image's.
 	if shell := id.GetShell(); env["SHELL"] == "" || shell != "" && id.GetEnv()["SHELL"] == "" {
 		env["SHELL"] = lookShell(shell, env["PATH"])
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 )
 
-// early is how long a command is left to itself. Most have ended by then, with what they said still in the pipes, and cost one wake-up; of the others
-// the process is asked for then, to be listed, and their time begins.
+// early is how long a command runs unobserved. Most have ended by then, with their output still in the pipes, and cost one wake-up. For
+// the others the nanny is asked for the pid then, and their timeout starts.
 const early = 10 * time.Millisecond
 
-// await waits for the end of the main process. Where it was not known to have begun, it may also be that it could not be started, and the
-// event is not that of an exit then; or nanny.ErrDead.
+// await waits for the end of the main process. While it is unknown whether the process runs, the event may also report that it could
+// not be started, and is no exit then, or the error may be nanny.ErrDead.
 func (c *running) await() (*nanny.Event, error) {
 	for {
 		if c.quiet {
@@ -38,27 +38,23 @@ func (c *running) await() (*nanny.Event, error) {
 			c.named(e.PID)
 			c.clock()
 		}
-		// Otherwise a list that the last user of this nanny had asked for.
+		// Otherwise it is a list that the nanny's last user had asked for.
 	}
 }
 
-// named notes the main process.
+// named records the main process.
 func (c *running) named(pid int) {
 	c.pid = pid
-	o := c.op
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.pid = pid
-	o.oom = o.oom || o.fell == pid
+	c.op.SetPID(pid)
 }
 
-// listen takes the output of a quiet command until the nanny has something to say. One thread for pipes and nanny is enough, because nobody but the
-// disk holds the output up.
+// listen reads the output of a quiet command until the nanny sends an event. One thread for pipes and nanny is enough, because nothing
+// but the disk holds the output up.
 func (c *running) listen() error {
 	young := c.pid == 0
 	grown := time.Now().Add(early)
-	if c.req.TimeoutNs > 0 {
-		grown = time.Now().Add(min(early, time.Duration(c.req.TimeoutNs)))
+	if c.req.Options.TimeoutNs > 0 {
+		grown = time.Now().Add(min(early, time.Duration(c.req.Options.TimeoutNs)))
 	}
 	for !c.nanny.Heard() {
 		fds := []unix.PollFd{{Fd: int32(c.nanny.FD()), Events: unix.POLLIN}}
@@ -82,12 +78,12 @@ func (c *running) listen() error {
 			return err
 		}
 		if n == 0 && !c.nanny.Taken() {
-			grown = time.Now().Add(early) // were it asked for more, nobody could tell afterwards whether it had started this
+			grown = time.Now().Add(early) // after a second request it could not be told whether the nanny had started this command
 			continue
 		}
 		if n == 0 {
 			young = false
-			_ = c.nanny.RequestPID() // one that has died is heard of like any other end
+			_ = c.nanny.RequestPID() // Next reports a nanny that has died
 		}
 		if fds[0].Revents != 0 {
 			return nil
@@ -101,7 +97,7 @@ func (c *running) listen() error {
 	return nil
 }
 
-// pump reads what the pipes still give, each on its own. What nobody can write to any more is read at once.
+// pump reads the rest of the pipes, each in a goroutine of its own. A pipe without a writer is read at once.
 func (c *running) pump() {
 	left := false
 	for _, t := range c.taps {

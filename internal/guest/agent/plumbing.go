@@ -12,12 +12,15 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// plumbing is descriptors, and no files of package os, which asks the kernel about each: a system call costs a command more here than elsewhere.
+// plumbing is the descriptors of a command. They are no os.File, which makes several system calls for each: those are expensive in gVisor.
 type plumbing struct {
-	theirs  []int // what the command gets; all the same with a terminal
+	theirs  []int // what the command gets; with a terminal all are the same
 	outputs []int // blocking descriptors: stdout, stderr
 }
 
@@ -28,7 +31,7 @@ func (p *plumbing) close() {
 	}
 }
 
-// handed closes what the command has got, or will never get.
+// handed closes the guest's copies of what the command has got, or will never get.
 func (p *plumbing) handed() {
 	for _, fd := range slices.Compact(slices.Clone(p.theirs)) {
 		_ = unix.Close(fd)
@@ -37,7 +40,7 @@ func (p *plumbing) handed() {
 
 func openNull() (int, error) { return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0) }
 
-// duplicate gives a descriptor of a file, which it closes.
+// duplicate returns a descriptor of a file, and closes the file.
 func duplicate(f *os.File) (int, error) {
 	defer f.Close()
 	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
@@ -51,15 +54,15 @@ func (c *running) plumb() (*plumbing, error) {
 		if err != nil {
 			return nil, err
 		}
-		if c.agent.cfg.UID > 0 {
-			if err := slave.Chown(c.agent.cfg.UID, c.agent.cfg.GID); err != nil {
+		if u := c.owner(); u.UID > 0 {
+			if err := slave.Chown(u.UID, u.GID); err != nil {
 				_ = master.Close()
 				_ = slave.Close()
 				return nil, err
 			}
 		}
 		c.tty, c.stdin = master, master
-		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // a size nobody likes is no reason not to run
+		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // an invalid size is no reason not to run
 		// The pump reads through its own blocking descriptor.
 		theirs, err := duplicate(slave)
 		if err != nil {
@@ -76,7 +79,7 @@ func (c *running) plumb() (*plumbing, error) {
 		p.outputs = []int{fd}
 		return p, nil
 	}
-	if c.req.Stdin {
+	if c.req.Options.Stdin {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return nil, err
@@ -103,39 +106,41 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
-		c.agent.handOver(fds[1])
+		if u := c.owner(); u.UID > 0 {
+			// Code may open it by name: /dev/stderr is a link to it. Where that is refused only such programs suffer.
+			_ = unix.Fchown(fds[1], u.UID, u.GID)
+		}
 		p.theirs = append(p.theirs, fds[1])
 	}
 	return p, nil
 }
 
-// handOver makes a pipe the user's own, so that code may open it by name: /dev/stderr is
-// a link to it. Where that is refused only such programs suffer.
-func (a *Agent) handOver(fd int) {
-	if a.cfg.UID > 0 {
-		_ = unix.Fchown(fd, a.cfg.UID, a.cfg.GID)
+// owner returns whose the descriptors of the command are to be; UID < 1: they stay the guest's.
+func (c *running) owner() nanny.User {
+	if c.user != nil {
+		return nanny.User{UID: c.user.UID, GID: c.user.GID}
 	}
+	return nanny.User{UID: c.agent.cfg.UID, GID: c.agent.cfg.GID}
 }
 
 // tap is where a stream of the command comes out.
 type tap struct {
-	op     *op
+	op     *operation.Operation
 	stream int
 	buf    []byte
 	waits  bool // a read waits until there is something
-	shared bool // whoever reads it looks after something else as well, and must not wait
+	shared bool // its reader waits for other descriptors as well, so a read must not wait
 
 	mu      sync.Mutex
 	fd      int  // guarded by mu; -1 after the end
-	sending bool // guarded by mu; what was read is being handed on
+	sending bool // guarded by mu; what was read is being sent
 }
 
-// dry tells whether everything written so far has been handed on. waits says that whoever it is handed to
-// takes his time.
+// dry reports whether everything written so far has been sent; waits that the listener is slow to take it.
 func (t *tap) dry() (dry, waits bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.fd < 0 || !t.sending && !readable(t.fd), t.sending
+	return t.fd < 0 || !t.sending && !blocking.Readable(t.fd), t.sending
 }
 
 func (t *tap) set(sending bool) {
@@ -154,12 +159,12 @@ func (t *tap) close() {
 // end closes the pipe: nothing more comes.
 func (t *tap) end() {
 	t.close()
-	t.op.out[t.stream-1].end()
+	t.op.Output(t.stream).End()
 }
 
-// rest reads what is left, if nobody can write any more.
+// rest reads what is left, if the pipe has no writer any more.
 func (t *tap) rest() {
-	switch p := polled(t.fd); {
+	switch p := blocking.Ready(t.fd); {
 	case p&unix.POLLHUP == 0:
 	case p&unix.POLLIN == 0:
 		t.end()
@@ -179,18 +184,18 @@ func (t *tap) drain() {
 }
 
 const (
-	// flood is how much is read at once of a stream that does not stop: nearly all that its pipe holds then.
+	// flood is how much is read at once of a stream that does not stop: nearly all that its pipe, of floodPipe bytes then, holds.
 	flood, floodPipe = 4 * wire.Chunk, 1 << 20
-	// gathering is how long a flood is left to itself between two reads when the last one did not get as much. Each read, and each frame to the host,
-	// costs more than the bytes in it; the pipe has room for what comes meanwhile.
+	// gathering is the pause between two reads of a flood when the last one did not fill the buffer. Each read, and each frame to the
+	// host, costs more than the bytes in it; the pipe has room for what comes meanwhile.
 	gathering = 200 * time.Microsecond
 )
 
 // read takes what there is, or waits for it if the pipe blocks, and reports whether there was anything.
 func (t *tap) read() bool {
-	fd := t.fd // nobody else changes it
+	fd := t.fd // only its reader changes it
 	if t.waits == t.shared {
-		// The command can read its own pipes as well, and be faster. Whoever writes has a description of his own.
+		// The command can read its own pipes as well, and be faster. The flag does not concern the writers' open file description.
 		flags := 0
 		if t.shared {
 			flags = unix.O_NONBLOCK
@@ -207,13 +212,13 @@ func (t *tap) read() bool {
 	case errors.Is(err, unix.EINTR):
 		return true
 	case errors.Is(err, unix.EAGAIN):
-		return false // somebody inside has opened the same pipe, and was faster
+		return false // code in the sandbox has opened the same pipe, and was faster
 	default:
 		t.end() // for a terminal that is EIO
 		return false
 	}
 	t.set(true)
-	t.op.emit(t.stream, t.buf[:n])
+	t.op.Emit(t.stream, t.buf[:n])
 	t.set(false)
 	switch {
 	case n == len(t.buf) && n < flood:
@@ -225,7 +230,7 @@ func (t *tap) read() bool {
 	case len(t.buf) >= wire.Chunk && n < len(t.buf):
 		// Not time.Sleep, which goes through the runtime's poller and timers: five system calls where this is one.
 		pause := unix.NsecToTimespec(int64(gathering))
-		_ = unix.Nanosleep(&pause, nil) // whoever interrupts it has us read earlier
+		_ = unix.Nanosleep(&pause, nil) // a signal ends it early, which does no harm
 	}
 	return true
 }

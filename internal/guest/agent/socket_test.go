@@ -7,7 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // joined gives two ends of a socket.
 func joined(t *testing.T) (here, there *net.UnixConn) {

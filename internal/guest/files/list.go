@@ -21,7 +21,7 @@ type ListOptions struct {
 // ListResult says how a listing ended.
 type ListResult struct {
 	Next       string // not empty if there is more: the After of the next page
-	Unreadable int    // entries that could not be looked at and directories that could not be entered
+	Unreadable int    // entries of this page that could not be looked at, and directories that could not be entered
 }
 
 // List calls fn for the entries of a directory, sorted by name (as bytes), each directory before its content. A link as
@@ -71,9 +71,10 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 		return res, err
 	}
 	defer w.close()
+	unreadable := 0
 	w.onError = func(_ string, err error) {
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) { // gone or replaced meanwhile
-			res.Unreadable++
+			unreadable++
 		}
 	}
 	w.deepest = 1
@@ -83,7 +84,11 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 
 	const batch = 256 // entries per switch of the user
 	given, last := 0, ""
-	infos := make([]Info, 0, batch)
+	type found struct {
+		Info
+		unreadable int // before it; what comes behind the last entry of a page is met again on the next
+	}
+	infos := make([]found, 0, batch)
 	for {
 		infos = infos[:0]
 		end := false
@@ -101,7 +106,7 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 				if isLink(e.st) {
 					info.LinkTarget, _ = readlinkAt(w.top().dir, e.name)
 				}
-				infos = append(infos, info)
+				infos = append(infos, found{info, unreadable})
 			}
 			return nil
 		})
@@ -113,13 +118,15 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 				res.Next = last
 				return res, nil
 			}
-			if err := fn(info); err != nil {
+			if err := fn(info.Info); err != nil {
 				return res, err
 			}
 			given++
+			res.Unreadable = info.unreadable
 			last = info.Path[len(base)+1:]
 		}
 		if end {
+			res.Unreadable = unreadable
 			return res, nil
 		}
 	}

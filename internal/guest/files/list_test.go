@@ -101,6 +101,38 @@ func TestListPages(t *testing.T) {
 	}
 }
 
+func TestUnreadableEntriesAreCountedOnce(t *testing.T) {
+	f, d, ctx := switched(t), dir(t), context.Background()
+	for _, name := range []string{"a/1", "b/1", "c", "names/x", "names/y", "z/1"} {
+		put(t, d+"/"+name, "")
+	}
+	must(t, os.Chmod(d+"/b", 0))
+	must(t, os.Chmod(d+"/names", 0o744)) // its names could be read, but it cannot be entered
+	must(t, os.Chmod(d+"/z", 0))
+	for page := 1; page < 10; page++ {
+		var got []string
+		unreadable, after := 0, ""
+		for {
+			res, err := f.List(ctx, d, "", ListOptions{Recursive: true, Max: page, After: after}, func(i Info) error {
+				got = append(got, i.Path)
+				return nil
+			})
+			must(t, err)
+			unreadable += res.Unreadable
+			if after = res.Next; after == "" {
+				break
+			}
+		}
+		if want := []string{"/a", "/a/1", "/b", "/c", "/names", "/z"}; !slices.Equal(got, want) || unreadable != 3 {
+			t.Errorf("pages of %d: %q, %d unreadable", page, got, unreadable)
+		}
+	}
+	res, err := f.List(ctx, d, "", ListOptions{}, func(Info) error { return nil })
+	if err != nil || res.Unreadable != 0 {
+		t.Errorf("what is not entered is not counted: %+v, %v", res, err)
+	}
+}
+
 func TestGuestDescriptorsAreNotListed(t *testing.T) {
 	for _, f := range []*FS{plain(), switched(t)} {
 		_, err := f.List(context.Background(), "/", "/proc/self/fd", ListOptions{}, func(Info) error { return nil })

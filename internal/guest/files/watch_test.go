@@ -112,7 +112,7 @@ func TestWatchOverflow(t *testing.T) {
 	defer cancel()
 	overflow := false
 	err := f.Watch(ctx, d, "", WatchOptions{}, func(ev Event) error {
-		switch ev.Op {
+		switch ev.Op { //nolint:exhaustive // the other events are not what is tested
 		case EventReady:
 			for i := range 5 * watchQueue { // while we do not take any
 				put(t, fmt.Sprintf("%s/%d", d, i), "")

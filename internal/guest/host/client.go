@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Error is a failure that the guest has told, by its stable code.
+// Error is a failure that the guest has reported, with its stable code.
 type Error struct {
 	Code    string
 	Message string
@@ -35,11 +35,10 @@ type Call struct {
 	Payload []byte
 }
 
-// Handler answers calls from the sandbox; its error is told there. ctx ends with the
-// cell that asked.
+// Handler answers calls from the sandbox; its error is raised there. ctx ends with the cell that called.
 type Handler func(ctx context.Context, c Call) ([]byte, error)
 
-// What the sandbox may have of us with its calls.
+// Limits of the calls that code in the sandbox makes.
 const (
 	maxCallPayload  = 256 << 20 // of one call
 	maxCallPayloads = 512 << 20 // of all calls that have not been answered
@@ -62,7 +61,7 @@ type Client struct {
 type Options struct {
 	Token    []byte
 	Identity *wire.Identity
-	Handler  func() Handler // gives the handler of the moment; may give nil
+	Handler  func() Handler // returns the present handler; may return nil
 }
 
 // Attach takes the stream over. When ctx ends first the stream is closed.
@@ -96,9 +95,9 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 // Done is closed when the attachment has ended.
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 
-// Close gives the attachment up. What runs in the sandbox detached goes on.
+// Close ends the attachment. Detached operations in the sandbox continue.
 func (c *Client) Close() {
-	_ = c.session.Close() // whatever it says, it is closed
+	_ = c.session.Close() // with an error it is closed, too
 	_ = c.stream.Close()
 	c.session.Wait()
 	c.calls.Wait()
@@ -137,8 +136,7 @@ func (c *Client) begin(ctx context.Context, req *wire.Request) (st *wire.Stream,
 	return st, stop, nil
 }
 
-// Receive reads the next frame of a call; an error frame is given as *Error. After an
-// error the stream has been dealt with.
+// Receive reads the next frame of a call; an error frame is returned as *Error. After an error the stream is closed or released.
 func Receive(st *wire.Stream) (*wire.Frame, error) {
 	f := &wire.Frame{}
 	if err := st.Receive(f); err != nil {
@@ -179,7 +177,7 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
-// Quiesce readies the guest for a snapshot and gives the files that processes inside hold.
+// Quiesce readies the guest for a snapshot and returns the files that processes inside have open or mapped.
 func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 	f, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Quiesce{Quiesce: &wire.Quiesce{}}})
 	if err != nil {
@@ -193,8 +191,8 @@ func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 }
 
 // Warm starts what the first cell, and the first command, would otherwise wait for.
-func (c *Client) Warm(ctx context.Context, python, command bool) error {
-	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Python: python, Command: command}}})
+func (c *Client) Warm(ctx context.Context, interpreter, command bool) error {
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Interpreter: interpreter, Command: command}}})
 	return err
 }
 

@@ -1,36 +1,28 @@
-// Package kernel is the live Python interpreter of a sandbox: kernel.py, which runs
-// there, and the frames in which the guest talks with it.
+// Package kernel is what live interpreters of all languages have in common: the frames in which the guest talks with one, the page of
+// memory that both share, and the interface behind which a language is added.
 //
-// The guest starts Python with Bootstrap and six descriptors: 0 is /dev/null, 1 and 2 are
-// pipes that carry what C code and child processes write, 3 and 4 are the control
-// pipes, to and from the interpreter, and 5 is the file of a Page. The first frame on 3 is the kernel's own
+// The guest starts a kernel with six descriptors: 0 is /dev/null, 1 and 2 are pipes that carry what C code and child processes write,
+// 3 and 4 are the control pipes, to and from the interpreter, and 5 is the file of a Page. The first frame on 3 is the kernel's own
 // source; from then on frames are as listed below.
 package kernel
 
 import (
-	_ "embed" // for Source
 	"encoding/binary"
 	"fmt"
 	"io"
 )
 
-// Source is the interpreter's program.
-//
-//go:embed kernel.py
-var Source []byte
-
-// Bootstrap is what Python is started with: it reads Source and runs it.
-const Bootstrap = `import os
-def _r(n):
-    b = b""
-    while len(b) < n:
-        c = os.read(3, n - len(b))
-        if not c: os._exit(70)
-        b += c
-    return b
-_n = int.from_bytes(_r(4), "little")
-import builtins
-exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__", "__builtins__": dict(vars(builtins))})`
+// Kernel is the interpreter of one language.
+type Kernel interface {
+	// Language is the name by which cells ask for it.
+	Language() string
+	// Find returns the path of the interpreter's program in this sandbox, or "" where there is none.
+	Find() string
+	// Command returns the program's arguments, its own name first.
+	Command(path string) []string
+	// Source is the code that the program reads from its first frame and runs.
+	Source() []byte
+}
 
 // The types of frames. Those with a header are [u32 length][JSON header][body].
 const (
@@ -41,7 +33,7 @@ const (
 	TypePersonalise = 'P' // header: env, unset, reseed, entropy
 
 	// From the interpreter.
-	TypeHello   = 'H' // JSON: python, executable, pid, ipython, protocol
+	TypeHello   = 'H' // JSON: version
 	TypeOutput  = 'O' // [u32 cell][u8 stream][bytes]
 	TypeDisplay = 'D' // header: id, kind; body: a MIME bundle
 	TypeCall    = 'C' // header: id, call, name; body: the payload

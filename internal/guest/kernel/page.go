@@ -11,7 +11,7 @@ import (
 )
 
 // Page is memory that the guest shares with an interpreter. The interpreter writes the number of a cell there when it reaches its
-// first line, which costs no call; so when it has died the guest knows whose code did it.
+// first line, which costs no system call; so when the interpreter has died the guest knows which cell ran.
 type Page struct{ mem []byte }
 
 // NewPage makes one, and the file through which an interpreter maps it too.
@@ -39,5 +39,5 @@ func NewPage() (*Page, *os.File, error) {
 // Preconditions: the interpreter no longer writes.
 func (p *Page) Begun() uint32 { return binary.LittleEndian.Uint32(p.mem) }
 
-// Close gives the memory back.
+// Close unmaps the memory.
 func (p *Page) Close() error { return unix.Munmap(p.mem) }

@@ -27,8 +27,7 @@ const Arg = "nanny"
 // socketFD is where the nanny finds the guest.
 const socketFD = 3
 
-// Main is a nanny's whole life: it ends when the guest closes the socket, and takes
-// whatever it has started along.
+// Main runs a nanny until the guest closes the socket, and then kills whatever it has started.
 func Main(config string) int {
 	var cfg Config
 	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
@@ -85,7 +84,7 @@ func secure(cfg Config) error {
 		}
 		cfg.Filter = true
 	}
-	// Without: what package local runs is not confined at all, and says so.
+	// Otherwise this is package local, which does not confine anything and documents that.
 	if cfg.Filter {
 		if err := confine(); err != nil {
 			return err
@@ -116,7 +115,7 @@ type nannyProcess struct {
 
 	// treeMu is held while a tree is looked at and signalled, so that nothing is meant for one tree and hits the next.
 	treeMu sync.Mutex
-	tree   int // guarded by treeMu; number of the tree of now, or of the last one; only serve changes it
+	tree   int // guarded by treeMu; number of the present tree, or of the last one; only serve changes it
 
 	mu   sync.Mutex
 	main int // guarded by mu; pid of the main process, 0 before and after
@@ -126,7 +125,7 @@ func (n *nannyProcess) send(e *Event) {
 	n.sendMu.Lock()
 	defer n.sendMu.Unlock()
 	if err := n.conn.send(e, nil); err != nil {
-		// The guest has gone. Main's loop sees the same and ends us.
+		// The guest has gone. Main's loop sees that, too, and ends.
 		return
 	}
 }
@@ -173,8 +172,12 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	if s.TTY {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
 	}
-	if n.cfg.UID >= 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: uint32(n.cfg.UID), Gid: uint32(n.cfg.GID)} // and no other groups
+	user := User{UID: n.cfg.UID, GID: n.cfg.GID}
+	if s.User != nil {
+		user = *s.User
+	}
+	if user.UID >= 0 {
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)} // and no other groups
 	}
 	argv := make([]string, len(s.Argv))
 	for i, a := range s.Argv {
@@ -203,10 +206,10 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	go n.reap(pid)
 }
 
-// tell names the main process.
+// tell reports the main process.
 func (n *nannyProcess) tell() {
 	n.mu.Lock()
-	defer n.mu.Unlock() // reap takes it before it tells the end, so this cannot come behind that
+	defer n.mu.Unlock() // reap takes it before it reports the end, so this cannot be sent after that
 	if n.main != 0 {
 		n.send(&Event{PID: n.main})
 	}
@@ -222,7 +225,7 @@ func (n *nannyProcess) reap(main int) {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil { // ECHILD: nobody is left
+		if err != nil { // ECHILD: no child is left
 			break
 		}
 		sofar += ru.Utime.Nano() + ru.Stime.Nano()
@@ -282,7 +285,7 @@ func survivors() ([]Process, int) {
 	return out, total
 }
 
-// list tells everything below us but the main process itself.
+// list reports everything below us but the main process itself.
 func (n *nannyProcess) list() {
 	n.mu.Lock()
 	main := n.main
@@ -314,7 +317,7 @@ func (n *nannyProcess) killThese(these []Process) {
 
 func (n *nannyProcess) signalMain(s unix.Signal, group bool) {
 	n.mu.Lock()
-	defer n.mu.Unlock() // reap takes it to say that the process has gone
+	defer n.mu.Unlock() // reap takes it to record that the process has gone
 	if n.main == 0 {
 		return
 	}
@@ -376,7 +379,7 @@ func (n *nannyProcess) each(tree int, f func(proc.Process)) bool {
 	return len(all) > 0
 }
 
-// signal sends; that a process has gone in the meantime is what we want anyway.
+// signal sends; a process that has gone in the meantime is no failure.
 func signal(pid int, s unix.Signal) { _ = unix.Kill(pid, s) }
 
 // Describe names a start error the way a shell does, with its exit code.

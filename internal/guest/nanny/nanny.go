@@ -12,12 +12,12 @@
 // Ending a tree races with its forks. The nanny first stops everything it finds until
 // it finds nothing new, so that the number of processes can no longer grow, then
 // kills until no child is left. Both loops read the table anew each time round; a
-// pid is signalled only while it is below us, and nobody but us reaps it there, so it
-// cannot have been used again for a stranger.
+// pid is signalled only while it is below us, and nothing but us reaps it there, so it
+// cannot have been used again for another process.
 //
 // A nanny costs a start of our own binary, so it is kept and serves the next command as
-// soon as the last one has left nobody behind. A signal may be under way at that moment, so each
-// names the tree it is for, and one for a tree of before is dropped.
+// soon as the last one has left no process behind. A signal may be under way at that moment, so each
+// names the tree it is for, and one for an earlier tree is dropped.
 package nanny
 
 import (
@@ -40,12 +40,20 @@ type Start struct {
 	Dir  []byte   `json:"dir"`
 	// TTY makes fd 0 the controlling terminal of a new session.
 	TTY bool `json:"tty,omitempty"`
-	// Mute: that it runs is not told, only how it ended, or that it could not be started; see Nanny.Begin.
+	// Mute: its start is not reported, only how it ended, or that it could not be started; see Nanny.Begin.
 	Mute bool `json:"mute,omitempty"`
 	// Spared: there is more to lose than with others, so others are offered first where the kernel kills for memory.
 	Spared bool `json:"spared,omitempty"`
+	// User is whose process it is; nil: as in Config. Only a nanny that is root can switch.
+	User *User `json:"user,omitempty"`
 	// Files is how many files go with it; Nanny.Begin fills it in.
 	Files int `json:"files"`
+}
+
+// User is the user and the group of a process.
+type User struct {
+	UID int `json:"uid"`
+	GID int `json:"gid"`
 }
 
 // Config is what a nanny is told once. Everything it starts inherits it.
@@ -77,7 +85,7 @@ type Usage struct {
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
 	Signal int       `json:"signal,omitempty"` // to the main process
-	Of     int       `json:"of,omitempty"`     // with Signal: the tree that is meant, the how manieth that it was asked to start
+	Of     int       `json:"of,omitempty"`     // with Signal: the tree that is meant, by its number in the order of starts
 	Group  bool      `json:"group,omitempty"`  // with Signal: to its process group as well
 	Tree   bool      `json:"tree,omitempty"`   // with Signal: to everything; SIGKILL goes on until nothing is left
 	List   bool      `json:"list,omitempty"`
@@ -120,7 +128,7 @@ type conn struct {
 	fds []int
 }
 
-// take gives the first n received files.
+// take returns the first n received files.
 func (c *conn) take(n int) []int {
 	n = min(n, len(c.fds))
 	got := c.fds[:n:n]
@@ -152,7 +160,7 @@ func (c *conn) send(v any, files []int) error {
 	return nil
 }
 
-// complete says that a whole message has been read and not used.
+// complete reports that a whole message has been read and not used.
 func (c *conn) complete() bool {
 	return len(c.buf) >= 4 && len(c.buf) >= 4+int(binary.LittleEndian.Uint32(c.buf))
 }

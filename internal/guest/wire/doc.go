@@ -1,4 +1,4 @@
-// Package wire is what a host and the guest in a sandbox say to each other.
+// Package wire is the protocol between a host and the guest in a sandbox.
 //
 // From the bottom up: a Link finds the beginning of an attachment on a byte stream
 // that outlives attachments; a Session multiplexes streams over one attachment
@@ -12,12 +12,12 @@
 // by a sandbox that was copied, can never be taken for a message.
 package wire
 
-//go:generate protoc -I . --go_out=. --go_opt=paths=source_relative wire.proto
+//go:generate make -C ../../.. generate
 
 // Protocol is the version this build speaks, OldestProtocol the oldest it understands.
 const (
-	Protocol       = 1
-	OldestProtocol = 1
+	Protocol       = 2
+	OldestProtocol = 2
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 	Chunk = 240 << 10
 	// MaxInlineCode is the largest code sent within a Cell message itself.
 	MaxInlineCode = 1 << 20
-	// MaxCode bounds the code of one cell. On its way code is copied a few times and Python makes several times as much of it: 100 MB
-	// cost the interpreter its life, and the session its state, in a machine of 512 MiB.
+	// MaxCode bounds the code of one cell. Code is copied a few times on its way, and Python needs several times its size to compile it:
+	// 100 MB got the interpreter killed, and lost its state, in a sandbox of 512 MiB.
 	MaxCode = 16 << 20
 )

@@ -34,7 +34,7 @@ type scanner struct {
 	tail    []byte // the last bytes handed on, fewer than a token
 	pending []byte // read but not handed on; begins behind a token
 
-	// pendingToken says that a reader has met a token and nobody has taken it up yet.
+	// pendingToken reports that a reader has met a token that Accept has not taken up yet.
 	pendingToken bool
 }
 
@@ -170,7 +170,7 @@ func NewLinkAfter(r io.Reader, w io.Writer, token []byte, epoch uint64) *Link {
 }
 
 // Accept waits for the next host that attaches and fences out the one before.
-// decide sees the Hello and gives the Welcome, whose nonce and epoch Accept fills in.
+// decide sees the Hello and returns the Welcome, whose nonce Accept fills in.
 // A host whose hello cannot be understood, because it was cut off or is broken, is passed over: the next one must find us.
 func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	hello := &Hello{}
@@ -186,7 +186,7 @@ func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	defer l.writeMu.Unlock()
 	l.epoch++
 	w := decide(hello)
-	w.Nonce, w.Epoch = hello.Nonce, l.epoch
+	w.Nonce = hello.Nonce
 	a.Epoch = l.epoch
 	l.current = a
 	b, err := tokenMessage(l.scan.token, w)
@@ -237,7 +237,7 @@ type Attachment struct {
 	closed  bool // guarded by closeMu
 }
 
-// Read implements io.Reader. It gives io.EOF once a newer host has attached.
+// Read implements io.Reader. It returns io.EOF once a newer host has attached.
 func (a *Attachment) Read(p []byte) (int, error) {
 	a.link.readMu.Lock()
 	defer a.link.readMu.Unlock()
@@ -251,7 +251,7 @@ func (a *Attachment) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		if a.isClosed() && err == nil {
-			continue // bytes for a session that has ended: nobody wants them
+			continue // bytes for a session that has ended
 		}
 		return n, err
 	}
@@ -267,7 +267,7 @@ func (a *Attachment) Write(p []byte) (int, error) {
 	return a.link.w.Write(p)
 }
 
-// Close gives the attachment up; the link lives on.
+// Close ends the attachment; the link lives on.
 func (a *Attachment) Close() error {
 	a.closeMu.Lock()
 	defer a.closeMu.Unlock()
@@ -282,7 +282,7 @@ func (a *Attachment) isClosed() bool {
 }
 
 // Attach is the host's side of Accept: it writes the token and the hello, drops what
-// the guest had sent before, and gives the guest's answer. The stream is then ready
+// the guest had sent before, and returns the guest's answer. The stream is then ready
 // for a Session.
 func Attach(rw io.ReadWriter, token []byte, hello *Hello) (*Welcome, io.ReadWriter, error) {
 	b, err := tokenMessage(token, hello)
@@ -305,7 +305,7 @@ func Attach(rw io.ReadWriter, token []byte, hello *Hello) (*Welcome, io.ReadWrit
 			return nil, nil, fmt.Errorf("read the guest's welcome: %w", err)
 		}
 		if !bytes.Equal(w.Nonce, hello.Nonce) {
-			continue // an answer to somebody before us
+			continue // an answer to an earlier host
 		}
 		if err := <-wrote; err != nil {
 			return nil, nil, err

@@ -38,7 +38,7 @@ func ping(t testing.TB, s *Session, payload string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := st.Send(&Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte(payload)}}}); err != nil {
+	if err := st.Send(&Request{Call: &Request_Exec{Exec: &Exec{Shell: []byte(payload)}}}); err != nil {
 		t.Fatal(err)
 	}
 	f := &Frame{}
@@ -63,15 +63,15 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-func answerPing(st *Stream, req *Request) bool {
-	return st.Send(&Frame{Body: &Frame_Data{Data: req.GetPing().GetPayload()}, Last: true}) == nil
+func echo(st *Stream, req *Request) bool {
+	return st.Send(&Frame{Body: &Frame_Data{Data: req.GetExec().GetShell()}, Last: true}) == nil
 }
 
 func TestAStreamThatNobodyReadsBlocksNoOther(t *testing.T) {
 	stopped := make(chan error, 1)
 	host, _ := sessions(t, func(st *Stream, req *Request) bool {
 		if req.GetInfo() == nil {
-			return answerPing(st, req)
+			return echo(st, req)
 		}
 		for {
 			if err := st.Send(&Frame{Body: &Frame_Data{Data: make([]byte, Chunk)}}); err != nil {
@@ -328,7 +328,7 @@ func TestMoreCallsThanStreamsWaitTheirTurn(t *testing.T) {
 		}
 		mu.Unlock()
 		<-all // the first hold their streams until there are no more
-		return answerPing(st, req)
+		return echo(st, req)
 	})
 	within(t, "calls", func() {
 		var wg sync.WaitGroup
@@ -345,7 +345,7 @@ func TestMoreCallsThanStreamsWaitTheirTurn(t *testing.T) {
 }
 
 func TestWaitingForAStreamEndsWithTheContext(t *testing.T) {
-	host, _ := sessions(t, answerPing)
+	host, _ := sessions(t, echo)
 	var open []*Stream
 	for range muxStreams {
 		st, err := host.Open()
@@ -422,7 +422,7 @@ func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
 	second, _ := host.Open()
 	errs := make(chan error, 2)
 	for _, st := range []*Stream{first, second} {
-		go func() { errs <- st.Send(&Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte("x")}}}) }()
+		go func() { errs <- st.Send(&Request{Call: &Request_Exec{Exec: &Exec{Shell: []byte("x")}}}) }()
 	}
 	head := make([]byte, 3)
 	if _, err := io.ReadFull(theirs, head); err != nil { // one of them is amid its frame
@@ -439,7 +439,7 @@ func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
 	})
 	// What was begun is ended, and the session is as good as before.
 	guest.mux.r.Reset(io.MultiReader(bytes.NewReader(head), theirs))
-	go guest.Serve(answerPing)
+	go guest.Serve(echo)
 	within(t, "a call", func() { ping(t, host, "y") })
 }
 
@@ -448,7 +448,7 @@ type blocked struct{}
 func (blocked) Read([]byte) (int, error) { select {} }
 
 func FuzzMux(f *testing.F) {
-	hello, _ := AppendFrame(nil, &Request{Call: &Request_Ping{Ping: &Ping{Payload: []byte("x")}}})
+	hello, _ := AppendFrame(nil, &Request{Call: &Request_Exec{Exec: &Exec{Shell: []byte("x")}}})
 	f.Add(append(frame(muxOpen, 1, 0), frame(muxData, 1, len(hello), hello...)...))
 	f.Add(append(frame(muxOpen, 1, 0), append(frame(muxData, 1, 2, 0, 0), frame(muxEnd, 1, 0)...)...))
 	f.Add(append(frame(muxOpen, 1, 0), frame(muxCredit, 1, 1<<30)...))
@@ -457,13 +457,13 @@ func FuzzMux(f *testing.F) {
 			io.Reader
 			io.Writer
 		}{bytes.NewReader(in), io.Discard}, io.NopCloser(nil), false)
-		s.Serve(answerPing)
+		s.Serve(echo)
 		s.Wait()
 	})
 }
 
 func BenchmarkPing(b *testing.B) {
-	host, _ := sessions(b, answerPing)
+	host, _ := sessions(b, echo)
 	for b.Loop() {
 		ping(b, host, "x")
 	}

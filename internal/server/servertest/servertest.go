@@ -19,7 +19,9 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/pool"
@@ -73,6 +75,7 @@ func backend() (*gvisor.Backend, error) {
 
 // Bench is a server that can be stopped and started again. It listens on loopback and on a UNIX socket.
 type Bench struct {
+	Store   store.Store
 	Manager *session.Manager
 	Server  *server.Server
 	URL     string // of the TCP listener
@@ -110,6 +113,8 @@ func NewWarm(t testing.TB, opts server.Options) *Bench {
 
 func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 	t.Helper()
+	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	b, err := backend()
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +142,12 @@ func (k *Bench) in(dir string) { k.dir, k.Socket = dir, filepath.Join(dir, "run"
 func (k *Bench) Start() {
 	k.t.Helper()
 	k.stopped = false
-	o := session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, NoPool: !k.warm, Logger: k.opts.Logger}
+	st, err := store.OpenSQLite(context.Background(), k.dir)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.Store, k.opts.Store = st, st
+	o := session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, Store: st, NoPool: !k.warm, Logger: k.opts.Logger}
 	if k.warm {
 		o.Pool, o.Warm = pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
 	}
@@ -174,10 +184,11 @@ func (k *Bench) Stop() {
 	k.t.Helper()
 	k.stop()
 	err := errors.Join(<-k.served, <-k.served)
-	if err := errors.Join(err, k.Manager.Detach(context.Background())); err != nil {
+	err = errors.Join(err, k.Manager.Detach(context.Background()))
+	k.Server.Wait()
+	if err := errors.Join(err, k.Store.Close()); err != nil {
 		k.t.Error(err)
 	}
-	k.Server.Wait()
 	k.stopped = true
 }
 
@@ -188,10 +199,11 @@ func (k *Bench) close() {
 	}
 	k.stop()
 	err := errors.Join(<-k.served, <-k.served)
-	if err := errors.Join(err, k.Manager.Close()); err != nil {
+	err = errors.Join(err, k.Manager.Close())
+	k.Server.Wait()
+	if err := errors.Join(err, k.Store.Close()); err != nil {
 		k.t.Error(err)
 	}
-	k.Server.Wait()
 }
 
 // Murder kills the process of a session's sandbox, and waits until that is noticed.

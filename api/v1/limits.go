@@ -1,0 +1,193 @@
+package v1
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// RunLimits bounds a run with everything below it. It is the only declaration of these limits: flags, configuration, JSON, and the schemas of
+// HTTP and MCP are derived from its fields.
+//
+// A nil field stands for the default of whoever receives it. [NoLimit] switches a limit off; zero means zero.
+//
+// Tags of a field: flag is its name on the command line, doc its description, and min the least value, for a limit that cannot be switched
+// off. To add a limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
+type RunLimits struct {
+	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" doc:"tokens of all models together, input and output; -1: unlimited"`
+	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" doc:"US dollars that all model calls together may cost; -1: unlimited"`
+	Time   *Duration `json:"time,omitempty" flag:"max-time" doc:"time of the run; none: unlimited"`
+	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" doc:"model calls, turns included; -1: unlimited"`
+	Depth  *int      `json:"depth,omitempty" flag:"depth" min:"0" doc:"levels of calls below the run: 0 none, 1 models from code, 2 runs of their own"`
+	Turns  *int      `json:"turns,omitempty" flag:"max-turns" min:"1" doc:"turns of the run, and of each child"`
+	Errors *int      `json:"errors,omitempty" flag:"max-errors" doc:"failing cells in a row; -1: unlimited"`
+	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" doc:"CPU time of all cells and commands; none: unlimited"`
+}
+
+// Limit is one field of a RunLimits. It implements the Value interface of package pflag.
+type Limit struct {
+	Name string // in JSON
+	Flag string // on the command line
+	Doc  string
+	Min  *float64 // the least value; nil: zero, or NoLimit
+
+	value reflect.Value // the field, a pointer
+}
+
+// Fields returns the limits in the order of the struct. Setting one of them sets the field of l.
+func (l *RunLimits) Fields() []Limit {
+	v := reflect.ValueOf(l).Elem()
+	out := make([]Limit, v.NumField())
+	for i := range out {
+		f := v.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		out[i] = Limit{Name: name, Flag: f.Tag.Get("flag"), Doc: f.Tag.Get("doc"), value: v.Field(i)}
+		if least, err := strconv.ParseFloat(f.Tag.Get("min"), 64); err == nil {
+			out[i].Min = &least
+		}
+	}
+	return out
+}
+
+// Over returns l with the fields of base where l has none.
+func (l RunLimits) Over(base RunLimits) RunLimits {
+	below := base.Fields()
+	for i, f := range l.Fields() {
+		if !f.IsSet() {
+			f.value.Set(below[i].value)
+		}
+	}
+	return l
+}
+
+// Exceeds returns the names of the fields that are set and above those of ceiling. A field that ceiling has not set is unbounded.
+func (l RunLimits) Exceeds(ceiling RunLimits) []string {
+	var names []string
+	most := ceiling.Fields()
+	for i, f := range l.Fields() {
+		if !f.IsSet() || !most[i].IsSet() {
+			continue
+		}
+		if have, bound := f.number(), most[i].number(); bound >= 0 && (have < 0 || have > bound) {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// Validate reports the first field whose value is out of range.
+func (l RunLimits) Validate() error {
+	for _, f := range l.Fields() {
+		if err := f.validate(); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
+// IsZero reports whether no field is set.
+func (l RunLimits) IsZero() bool { return l == RunLimits{} }
+
+// IsSet reports whether the field has a value.
+func (f Limit) IsSet() bool { return f.value.IsValid() && !f.value.IsNil() }
+
+// Set implements pflag.Value. Zero is valid only for a limit whose least value it is: elsewhere nothing could run.
+func (f Limit) Set(text string) error {
+	v := reflect.New(f.value.Type().Elem())
+	switch p := v.Interface().(type) {
+	case *Duration:
+		d, err := ParseDuration(text)
+		if err != nil {
+			return err
+		}
+		*p = d
+	case *float64:
+		n, err := strconv.ParseFloat(numeral(text), 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+			return fmt.Errorf("%q is not a number", text)
+		}
+		*p = n
+	default:
+		n, err := strconv.ParseInt(numeral(text), 10, v.Elem().Type().Bits())
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		v.Elem().SetInt(n)
+	}
+	set := f
+	set.value = v
+	if err := set.validate(); err != nil {
+		return err
+	}
+	if f.Min == nil && set.number() == 0 {
+		return fmt.Errorf("%s is not above zero", text)
+	}
+	f.value.Set(v)
+	return nil
+}
+
+// numeral replaces the word for no limit by its number.
+func numeral(text string) string {
+	if text == none {
+		return strconv.Itoa(NoLimit)
+	}
+	return text
+}
+
+// String implements pflag.Value.
+func (f Limit) String() string {
+	if !f.IsSet() {
+		return ""
+	}
+	if f.number() == NoLimit {
+		return none
+	}
+	return fmt.Sprint(f.value.Elem().Interface())
+}
+
+// Type implements pflag.Value.
+func (f Limit) Type() string {
+	switch f.value.Type().Elem() {
+	case reflect.TypeFor[Duration]():
+		return "duration"
+	case reflect.TypeFor[float64]():
+		return "amount"
+	}
+	return "number"
+}
+
+// number returns the value of any type of field. Durations are nanoseconds, so that NoLimit is the same for all.
+//
+// Preconditions: the field is set.
+func (f Limit) number() float64 {
+	if v := f.value.Elem(); v.Kind() != reflect.Float64 {
+		return float64(v.Int())
+	}
+	return f.value.Elem().Float()
+}
+
+func (f Limit) validate() error {
+	if !f.IsSet() {
+		return nil
+	}
+	n := f.number()
+	switch {
+	case math.IsNaN(n):
+		return fmt.Errorf("%v is not a number", n)
+	case f.Min != nil && n < *f.Min:
+		least := "zero"
+		if *f.Min != 0 {
+			least = fmt.Sprint(*f.Min)
+		}
+		return fmt.Errorf("%v is below %s", n, least)
+	case f.Min == nil && n < 0 && n != NoLimit:
+		if f.value.Type().Elem() == reflect.TypeFor[Duration]() {
+			return fmt.Errorf("%s is negative; none switches the limit off", time.Duration(n))
+		}
+		return fmt.Errorf("%v is negative; %d switches the limit off", n, NoLimit)
+	}
+	return nil
+}

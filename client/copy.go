@@ -1,0 +1,261 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// maxLinks is how many symbolic links are followed, as on Linux.
+const maxLinks = 40
+
+// CopyOptions says how files are copied.
+type CopyOptions struct {
+	NoClobber bool      // never replace a file
+	Stdin     io.Reader // the source "-" of CopyIn
+	Stdout    io.Writer // the destination "-" of CopyOut
+}
+
+// Copied reports what was copied.
+type Copied struct {
+	Files   int64    `json:"files"`
+	Bytes   int64    `json:"bytes"`
+	Skipped []string `json:"skipped,omitempty"` // what was left out, with the reason
+	Changed []string `json:"changed,omitempty"` // files that changed while they were read
+}
+
+// CopyIn copies files and directories of this machine into the session. As with cp, sources go into a destination that is a directory,
+// and SOURCE/. means the contents of a directory. Owners, devices, pipes and sockets are not copied.
+func (s *Session) CopyIn(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
+	c, err := s.copier(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return &c.Copied, c.into(ctx, sources, dst)
+}
+
+// CopyOut copies files and directories of the session to this machine, by the rules of CopyIn. Links that lead outside of what is copied
+// are left out.
+func (s *Session) CopyOut(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
+	c, err := s.copier(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return &c.Copied, c.outOf(ctx, sources, dst)
+}
+
+// copier copies between this machine and one session.
+type copier struct {
+	files sandbox.FileSystem
+	home  string
+	opts  CopyOptions
+	Copied
+}
+
+func (s *Session) copier(ctx context.Context, o CopyOptions) (*copier, error) {
+	g, err := s.Guest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &copier{files: s.Files(), home: g.Home, opts: o}, nil
+}
+
+// inside makes a path of the session absolute.
+func (c *copier) inside(file string) string {
+	dir := strings.HasSuffix(file, "/")
+	if !path.IsAbs(file) {
+		file = path.Join(c.home, file)
+	}
+	if file = path.Clean(file); dir && file != "/" {
+		file += "/"
+	}
+	return file
+}
+
+// isDir reports whether there is a directory in the session.
+func (c *copier) isDir(ctx context.Context, file string) (bool, error) {
+	i, err := c.files.Stat(ctx, strings.TrimSuffix(file, "/")+"/.")
+	switch {
+	case err == nil:
+		return i.Kind == "dir", nil
+	case sandbox.CodeOf(err) == sandbox.CodeFileNotFound, sandbox.CodeOf(err) == sandbox.CodeFileNotDirectory:
+		return false, nil
+	}
+	return false, err
+}
+
+// into copies files of this machine into the session.
+func (c *copier) into(ctx context.Context, sources []string, dst string) error {
+	dst = c.inside(dst)
+	dir, err := c.isDir(ctx, dst)
+	if err != nil {
+		return err
+	}
+	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
+		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory in the session", Remedy: "make it first, or copy one thing to a new name"}
+	}
+	for _, src := range sources {
+		if src == "-" {
+			if dir {
+				return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "copy standard input", Message: dst + " is a directory", Remedy: "name a file in it"}
+			}
+			if err := c.send(ctx, c.opts.Stdin, dst, 0); err != nil {
+				return err
+			}
+			continue
+		}
+		fi, err := os.Stat(src)
+		if err != nil {
+			return unreadable(src, err)
+		}
+		at := dst
+		if dir && !contents(src) {
+			abs, err := filepath.Abs(src)
+			if err != nil {
+				return unreadable(src, err)
+			}
+			at = path.Join(dst, filepath.Base(abs))
+		}
+		switch {
+		case fi.IsDir():
+			err = c.sendTree(ctx, src, strings.TrimSuffix(at, "/"))
+		case fi.Mode().IsRegular():
+			err = c.sendFile(ctx, src, at, fi.Mode())
+		default:
+			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + src, Message: "it is neither a file nor a directory", Remedy: "recluse cp - SESSION:PATH < FILE copies what can be read from it"}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contents reports SOURCE/., which means what is in a directory.
+func contents(src string) bool {
+	return src == "." || strings.HasSuffix(filepath.ToSlash(src), "/.")
+}
+
+func unreadable(file string, err error) error {
+	code := sandbox.CodeInvalidRequest
+	if errors.Is(err, fs.ErrNotExist) {
+		code = sandbox.CodeFileNotFound
+	}
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pe.Err
+	}
+	return &sandbox.Error{Code: code, Op: "copy " + file, Message: "it cannot be read", Err: err}
+}
+
+func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
+	f, err := os.Open(src)
+	if err != nil {
+		return unreadable(src, err)
+	}
+	defer f.Close()
+	return c.send(ctx, f, dst, mode.Perm())
+}
+
+func (c *copier) send(ctx context.Context, r io.Reader, dst string, mode fs.FileMode) error {
+	i, err := c.files.Write(ctx, dst, r, sandbox.WriteOptions{Mode: mode, Exclusive: c.opts.NoClobber})
+	if err != nil {
+		return err
+	}
+	c.Files++
+	c.Bytes += i.Size
+	return nil
+}
+
+// outOf copies files of the session to this machine.
+func (c *copier) outOf(ctx context.Context, sources []string, dst string) error {
+	if dst == "-" {
+		for _, src := range sources {
+			if _, err := c.files.Read(ctx, c.inside(src), c.opts.Stdout); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	fi, err := os.Stat(dst)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return unwritable(dst, err)
+	}
+	dir := err == nil && fi.IsDir()
+	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
+		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
+	}
+	for _, src := range sources {
+		from := c.inside(src)
+		at := dst
+		if dir && !contents(src) {
+			at = filepath.Join(dst, path.Base(from))
+		}
+		from, i, err := c.resolve(ctx, path.Clean(from))
+		if err != nil {
+			return err
+		}
+		switch i.Kind {
+		case "dir":
+			err = c.fetchTree(ctx, from, at)
+		case "file":
+			err = c.fetchFile(ctx, from, at, i.Mode)
+		default:
+			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + from, Message: fmt.Sprintf("it is a %s", i.Kind)}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resolve follows what is a link itself, as cp does with what it is given by name.
+func (c *copier) resolve(ctx context.Context, file string) (string, *sandbox.FileInfo, error) {
+	for range maxLinks {
+		i, err := c.files.Stat(ctx, file)
+		if err != nil || i.Kind != "symlink" {
+			return file, i, err
+		}
+		if path.IsAbs(i.Link) {
+			file = path.Clean(i.Link)
+		} else {
+			file = path.Join(path.Dir(file), i.Link)
+		}
+	}
+	return "", nil, &sandbox.Error{Code: sandbox.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
+}
+
+func unwritable(file string, err error) error {
+	code := sandbox.CodeInvalidRequest
+	if errors.Is(err, fs.ErrExist) {
+		code = sandbox.CodeFileExists
+	}
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pe.Err
+	}
+	return &sandbox.Error{Code: code, Op: "write " + file, Message: "it cannot be written", Err: err}
+}
+
+// fetchFile writes beside the file first: one that could not be copied as a whole leaves the old one as it was.
+func (c *copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
+	root, err := os.OpenRoot(filepath.Dir(dst))
+	if err != nil {
+		return unwritable(dst, err)
+	}
+	defer root.Close()
+	return c.receive(root, filepath.Base(dst), mode, func(w io.Writer) (int64, error) {
+		i, err := c.files.Read(ctx, src, w)
+		if err != nil {
+			return 0, err
+		}
+		return i.Size, nil
+	})
+}

@@ -1,0 +1,282 @@
+package client
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// sendTree copies a directory of this machine into the session, as an archive.
+func (c *copier) sendTree(ctx context.Context, src, dst string) error {
+	r, w := io.Pipe()
+	walked := make(chan error, 1)
+	go func() {
+		err := c.archive(w, src)
+		w.CloseWithError(err)
+		walked <- err
+	}()
+	stats, err := c.files.Upload(ctx, dst, r, sandbox.TarOptions{Parents: true, Exclusive: c.opts.NoClobber})
+	r.CloseWithError(io.ErrClosedPipe)
+	if werr := <-walked; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
+		return werr // why the archive broke off says more than that it did
+	}
+	if err != nil {
+		return err
+	}
+	c.Bytes += stats.Bytes
+	c.note(stats)
+	return nil
+}
+
+// archive writes a directory, links as links.
+func (c *copier) archive(w io.Writer, src string) error {
+	root, err := os.OpenRoot(src)
+	if err != nil {
+		return unreadable(src, err)
+	}
+	defer root.Close()
+	t := tar.NewWriter(w)
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return unreadable(filepath.Join(src, name), err)
+		}
+		return c.entry(t, root, src, name, d)
+	})
+	if err != nil {
+		return err
+	}
+	return t.Close()
+}
+
+func (c *copier) entry(t *tar.Writer, root *os.Root, src, name string, d fs.DirEntry) error {
+	fi, err := d.Info()
+	if err != nil {
+		return unreadable(filepath.Join(src, name), err)
+	}
+	link := ""
+	switch {
+	case d.Type() == fs.ModeSymlink:
+		if link, err = root.Readlink(name); err != nil {
+			return unreadable(filepath.Join(src, name), err)
+		}
+	case !d.IsDir() && !d.Type().IsRegular():
+		c.Skipped = append(c.Skipped, filepath.Join(src, name)+": neither a file, a directory nor a link")
+		return nil
+	}
+	h, err := tar.FileInfoHeader(fi, link)
+	if err != nil {
+		return unreadable(filepath.Join(src, name), err)
+	}
+	h.Name, h.Uid, h.Gid, h.Uname, h.Gname = name, 0, 0, "", ""
+	h.Mode &= 0o777
+	if d.IsDir() {
+		h.Name += "/"
+	}
+	if !d.Type().IsRegular() {
+		return t.WriteHeader(h)
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return unreadable(filepath.Join(src, name), err)
+	}
+	defer f.Close()
+	if err := t.WriteHeader(h); err != nil {
+		return err
+	}
+	n, err := io.CopyN(t, f, h.Size)
+	if errors.Is(err, io.EOF) {
+		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "copy " + filepath.Join(src, name), Message: fmt.Sprintf("it became shorter while it was read (%d of %d bytes)", n, h.Size)}
+	}
+	c.Files++
+	return err
+}
+
+// fetchTree copies a directory of the session to this machine.
+func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
+	if err := os.Mkdir(dst, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return unwritable(dst, err)
+	}
+	root, err := os.OpenRoot(dst)
+	if err != nil {
+		return unwritable(dst, err)
+	}
+	defer root.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, w := io.Pipe()
+	var stats *sandbox.TarStats
+	fetched := make(chan error, 1)
+	go func() {
+		var err error
+		stats, err = c.files.Download(ctx, w, src)
+		w.CloseWithError(err)
+		fetched <- err
+	}()
+	err = c.unpack(root, dst, strings.Trim(src, "/"), r)
+	if err != nil {
+		cancel()
+	} else {
+		_, err = io.Copy(io.Discard, r) // what stands behind the archive's end
+	}
+	r.CloseWithError(io.ErrClosedPipe)
+	if ferr := <-fetched; ferr != nil && (err == nil || errors.Is(err, ferr)) {
+		return ferr
+	}
+	if err == nil {
+		c.note(stats)
+	}
+	return err
+}
+
+// note adds what the other side left out.
+func (c *copier) note(stats *sandbox.TarStats) {
+	for _, n := range stats.Skipped {
+		c.Skipped = append(c.Skipped, n.Path+": "+n.Reason)
+	}
+	c.Changed = append(c.Changed, stats.Changed...)
+}
+
+// unpack writes what an archive from a sandbox holds. Nothing in it is to be trusted: root keeps every path beneath it.
+func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
+	t := tar.NewReader(r)
+	var dirs []func() error // the modes of directories come last: one may forbid to write into it
+	for {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeProtocol, Op: "copy to " + dst, Message: "the archive broke off", Err: err}
+		}
+		name, ok := within(h.Name, base)
+		if !ok {
+			c.Skipped = append(c.Skipped, h.Name+": outside of what is copied")
+			continue
+		}
+		mode := fs.FileMode(h.Mode & 0o777)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			if name == "." {
+				continue
+			}
+			if err := root.MkdirAll(name, 0o777); err != nil {
+				return unwritable(filepath.Join(dst, name), err)
+			}
+			dirs = append(dirs, func() error { return root.Chmod(name, mode|0o700) })
+		case tar.TypeReg:
+			if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
+				return unwritable(filepath.Join(dst, path.Dir(name)), err)
+			}
+			err := c.receive(root, name, mode, func(w io.Writer) (int64, error) { return io.Copy(w, t) }) //nolint:gosec // G110: as large as the user's files are
+			if err != nil {
+				return err
+			}
+		case tar.TypeSymlink:
+			if err := c.link(root, name, h.Linkname); err != nil {
+				return unwritable(filepath.Join(dst, name), err)
+			}
+		case tar.TypeLink:
+			if err := c.hardLink(root, name, h.Linkname, base); err != nil {
+				return unwritable(filepath.Join(dst, name), err)
+			}
+		default:
+			c.Skipped = append(c.Skipped, h.Name+": neither a file, a directory nor a link")
+		}
+	}
+	for _, chmod := range dirs {
+		if err := chmod(); err != nil {
+			return unwritable(dst, err)
+		}
+	}
+	return nil
+}
+
+// within gives the path of an entry below the directory that is copied; entries are named by their whole path.
+func within(name, base string) (string, bool) {
+	name = path.Clean(strings.Trim(name, "/"))
+	if name == base {
+		return ".", true
+	}
+	if base != "" {
+		var ok bool
+		if name, ok = strings.CutPrefix(name, base+"/"); !ok {
+			return "", false
+		}
+	}
+	return name, filepath.IsLocal(name)
+}
+
+// link makes a symbolic link that stays beneath root; others are left out, for whoever follows them later trusts this directory.
+func (c *copier) link(root *os.Root, name, target string) error {
+	if path.IsAbs(target) || !filepath.IsLocal(path.Join(path.Dir(name), target)) {
+		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
+		return nil
+	}
+	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
+		return err
+	}
+	err := root.Symlink(target, name)
+	if errors.Is(err, fs.ErrExist) && !c.opts.NoClobber {
+		if err := root.Remove(name); err != nil {
+			return err
+		}
+		err = root.Symlink(target, name)
+	}
+	return err
+}
+
+// hardLink gives a file that was copied another name.
+func (c *copier) hardLink(root *os.Root, name, target, base string) error {
+	old, ok := within(target, base)
+	if !ok {
+		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
+		return nil
+	}
+	if !c.opts.NoClobber {
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	c.Files++
+	return root.Link(old, name)
+}
+
+// receive writes one file, beside its place first.
+func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func(io.Writer) (int64, error)) error {
+	at := filepath.Join(root.Name(), name)
+	if fi, err := root.Lstat(name); err == nil {
+		if c.opts.NoClobber {
+			return &sandbox.Error{Code: sandbox.CodeFileExists, Op: "write " + at, Message: "the file exists", Remedy: "copy without no-clobber to replace it"}
+		}
+		if fi.IsDir() {
+			return &sandbox.Error{Code: sandbox.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
+		}
+	}
+	part := name + ".part-" + rand.Text()[:8]
+	f, err := root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm()|0o600)
+	if err != nil {
+		return unwritable(at, err)
+	}
+	n, err := fill(f)
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = root.Rename(part, name)
+	}
+	if err != nil {
+		_ = root.Remove(part) // the first error is the one to tell
+		return err
+	}
+	c.Files++
+	c.Bytes += n
+	return nil
+}

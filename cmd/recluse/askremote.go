@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"time"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	// cancelWait bounds how long a server has to stop a run.
+	cancelWait = 30 * time.Second
+	// resumeWait bounds how long the next server has to go on with a run, and resumePoll is how often it is asked.
+	resumeWait = 10 * time.Second
+	resumePoll = 200 * time.Millisecond
+)
+
+// inServer begins a run in the server, shows it until its end, and prints the answer.
+func (a *app) inServer(ctx context.Context, quiet bool, begin func(context.Context, *client.Client) (*rlm.Info, error)) error {
+	ctx, w := a.watch(ctx)
+	defer w.stop()
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	defer done()
+	if a.otherConfig && !quiet {
+		a.say("the server was started with another configuration, which holds; recluse server stop ends it, and the next call starts one with yours")
+	}
+	return a.follow(ctx, w, quiet, func(ctx context.Context) (following, error) {
+		info, err := begin(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		return &remote{c: c, id: info.ID}, nil
+	})
+}
+
+// remote is a run in a server.
+type remote struct {
+	c  *client.Client
+	id string
+}
+
+// Events implements following. When the server dies, the next one goes on with the run, and its events with it.
+func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[rlm.Event, error] {
+	return func(yield func(rlm.Event, error) bool) {
+		for {
+			ended := false
+			for e, err := range r.c.RunEvents(ctx, r.id, from) {
+				if !yield(e, err) || err != nil {
+					return
+				}
+				from, ended = e.Seq, e.Kind == rlm.KindRunEnded
+			}
+			if ended || !r.goesOn(ctx) {
+				return
+			}
+		}
+	}
+}
+
+// goesOn waits until somebody works on the run again, and reports whether that is so.
+func (r *remote) goesOn(ctx context.Context) bool {
+	for end := time.Now().Add(resumeWait); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(resumePoll) {
+		info, err := r.c.Run(ctx, r.id)
+		if err != nil {
+			return false
+		}
+		if info.Running || info.Result != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Cancel implements following.
+func (r *remote) Cancel() {
+	ctx, cancel := context.WithTimeout(context.Background(), cancelWait)
+	defer cancel()
+	_, _ = r.c.CancelRun(ctx, r.id) // its events tell
+}
+
+// Wait implements following.
+func (r *remote) Wait() (*rlm.Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cancelWait)
+	defer cancel()
+	info, err := r.c.Run(ctx, r.id)
+	if err != nil {
+		return nil, err
+	}
+	if info.Result == nil {
+		return nil, &sandbox.Error{Code: rlm.CodeNoAnswer, Op: "answer", Message: "the run was interrupted", Remedy: "recluse runs resume " + r.id}
+	}
+	if info.Result.Reason != rlm.ReasonAnswered {
+		return info.Result, &sandbox.Error{Code: rlm.CodeNoAnswer, Op: "answer", Message: "the run ended: " + string(info.Result.Reason), Err: errors.New(info.Result.Message)}
+	}
+	return info.Result, nil
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"sync"
+
+	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+// Runs are the business of the server. An engine of this program's own is for those that the server cannot have: of the demo, which needs no server, and with
+// the model of an agent that speaks MCP with this very process.
+
+// engineOf makes an engine with the sandboxes that flags and configuration describe.
+func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
+	g, err := a.ground(ctx, w, m)
+	if err != nil {
+		return nil, err
+	}
+	return g.engine(ctx, o)
+}
+
+// ground is what engines of this program have in common: where code runs, and what judges it.
+type ground struct {
+	a       *app
+	w       *watch
+	backend sandbox.Backend
+	spec    sandbox.Spec
+	checker *gate.Checker
+	swept   sync.Once
+}
+
+// ground makes it as flags and configuration say. It ends with the program.
+func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error) {
+	if err := m.configure(a); err != nil {
+		return nil, err
+	}
+	spec, err := m.spec()
+	if err != nil {
+		return nil, err
+	}
+	req := m.requirements(a)
+	req.Soon = true
+	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+	if err != nil {
+		return nil, err
+	}
+	checker, err := a.cfg.Gate.Open(nil)
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, checker.Close)
+	return &ground{a: a, w: w, backend: b, spec: spec, checker: checker}, nil
+}
+
+// engine makes one of them.
+func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
+	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.w}, g.spec, g.a.logger(), true, g.checker
+	if o.PlainBelow == 0 {
+		o.PlainBelow = g.a.cfg.Models.Small()
+	}
+	e, err := rlm.New(o)
+	if err == nil {
+		g.swept.Do(func() { rlm.Sweep(ctx, g.backend, nil, e) })
+	}
+	return e, err
+}
+
+// guarded has the sandboxes of a run ended before the program is left at once.
+type guarded struct {
+	rlm.Sandboxes
+	w *watch
+}
+
+func (g guarded) note(m rlm.Machine, err error) (rlm.Machine, error) {
+	if s, ok := m.(*sandbox.Sandbox); ok && err == nil {
+		g.w.guard(s)
+	}
+	return m, err
+}
+
+// Open implements rlm.Sandboxes.
+func (g guarded) Open(ctx context.Context, spec sandbox.Spec) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Open(ctx, spec))
+}
+
+// Attach implements rlm.Sandboxes.
+func (g guarded) Attach(ctx context.Context, id string) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Attach(ctx, id))
+}
+
+// Restore implements rlm.Sandboxes.
+func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, error) {
+	return g.note(g.Sandboxes.Restore(ctx, snapshot))
+}

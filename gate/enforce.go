@@ -1,0 +1,78 @@
+package gate
+
+import (
+	"context"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// CodeRefused is the code of the error for code that a gate does not let run.
+const CodeRefused sandbox.Code = "refused_by_gate"
+
+// Enforce asks a gate about code that is about to run. If the code may not run, the error has the code refused_by_gate
+// and the decision's reason as its message. A nil gate allows everything.
+func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
+	if g == nil || ctx.Value(bypassKey{}) != nil {
+		return Decision{Action: Allow}, nil
+	}
+	d, err := g.Judge(ctx, req)
+	if err != nil || d.Action.Runs() {
+		return d, err
+	}
+	remedy := "change the code as the reason says"
+	if d.Approval != "" {
+		remedy = "recluse gate grant " + d.Approval + ", or refuse; then send the same code again"
+	}
+	return d, &sandbox.Error{Code: CodeRefused, Op: "judge code", Message: d.Reason, Remedy: remedy}
+}
+
+type bypassKey struct{}
+
+// Bypass returns a context in which Enforce allows everything: for code that was judged before, or that is our own. It
+// does not leave this program, so that no caller can send it.
+func Bypass(ctx context.Context) context.Context { return context.WithValue(ctx, bypassKey{}, true) }
+
+// CommandRequest returns the request for a command of package sandbox. A script for the shell that the spec names is judged
+// as arguments of that program, because it need not be a shell.
+func CommandRequest(c sandbox.Command, spec sandbox.Spec) Request {
+	switch {
+	case c.Shell == "":
+		return Request{Language: Command, Args: c.Args}
+	case spec.Shell != "":
+		return Request{Language: Command, Args: []string{spec.Shell, "-c", c.Shell}}
+	}
+	return Request{Language: Bash, Code: c.Shell}
+}
+
+// Observer is called with each judgement: the decision, or the error instead of one. It must not block.
+type Observer func(ctx context.Context, req Request, d Decision, err error)
+
+// Observe returns a gate that reports each judgement of g to an observer, for an audit log. A nil gate stays nil.
+func Observe(g Gate, observer Observer) Gate {
+	if g == nil {
+		return nil
+	}
+	return &observed{g, observer}
+}
+
+type observed struct {
+	gate     Gate
+	observer Observer
+}
+
+// Judge implements Gate.
+func (o *observed) Judge(ctx context.Context, req Request) (Decision, error) {
+	d, err := o.gate.Judge(ctx, req)
+	o.observer(ctx, req, d, err)
+	return d, err
+}
+
+// MinMode returns the minimum of the observed gate.
+func (o *observed) MinMode() Mode { return EffectiveMode(o.gate, ModeOff) }
+
+// Forget makes the observed gate forget a session.
+func (o *observed) Forget(tenant, session string) {
+	if f, ok := o.gate.(interface{ Forget(tenant, session string) }); ok {
+		f.Forget(tenant, session)
+	}
+}

@@ -1,0 +1,116 @@
+package rules
+
+import (
+	"hash/maphash"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Runes with a meaning in texts that were determined by reading. They are ordinary runes, so that such a text can be
+// parsed again (by eval, say) and they stay in place.
+const (
+	hole      = '\uE000' // text that cannot be known: a variable from outside, the output of a program
+	fieldEnd  = '\uE001' // where the shell splits an expansion into fields
+	fieldMark = '\uE002' // something quoted, which is a field even if it is empty
+
+	holeText = string(hole)
+)
+
+// known reports whether a text has no holes.
+func known(s string) bool { return !strings.ContainsRune(s, hole) }
+
+// unreadable reports whether nothing of a piece of code is known.
+func unreadable(code string) bool {
+	return !known(code) && strings.Trim(code, holeText+" \t\n\"'") == ""
+}
+
+// sanitize replaces runes in the caller's code that have a meaning here. Bytes that are not UTF-8 stay as they are.
+func sanitize(s string) string { return reserved.Replace(s) }
+
+var reserved = strings.NewReplacer(holeText, "\uFFFD", string(fieldEnd), "\uFFFD", string(fieldMark), "\uFFFD")
+
+// show shortens a text for a message; holes become an ellipsis.
+func show(s string) string {
+	s = strings.Join(strings.Fields(strings.ReplaceAll(s, holeText, "…")), " ")
+	if utf8.RuneCountInString(s) > 80 {
+		s = string([]rune(s)[:79]) + "…"
+	}
+	return s
+}
+
+// kind is the sort of a fact.
+type kind int
+
+const (
+	kindCommand kind = iota + 1 // a program is run: name, args
+	kindCall                    // a Python function is called: dotted name, args, keywords
+	kindImport                  // a module is imported: name
+	kindWrite                   // a file is written: args[0]
+	kindRead                    // a file is read: args[0]
+	kindText                    // text in the code: args[0]
+	kindShape                   // a pattern of the code itself: name
+	kindOpaque                  // reading cannot determine something: name is what, args[0] the message
+)
+
+// shapeForkBomb is code that starts itself until the machine is full.
+const shapeForkBomb = "fork-bomb"
+
+// The names of opaque facts.
+const (
+	opaqueCommand = "command" // which program is run
+	opaqueCode    = "code"    // which code is run
+	opaqueSyntax  = "syntax"  // the code cannot be parsed
+	opaqueSize    = "size"    // the code is too large or too deep to be analyzed completely
+)
+
+// place is a position in the code.
+type place struct{ line, column int }
+
+// fact is one thing the code would do.
+type fact struct {
+	kind     kind
+	name     string
+	args     []string
+	keywords map[string]string
+	from     []string // commands whose output it reads
+	reads    []string // files that the command reads
+	writes   []string // files that the command writes
+	cwd      string   // where it runs; empty: unknown
+	place    place
+	unsure   bool // found without parsing: it may not happen
+}
+
+// seed makes the keys of facts unpredictable, so that no code can be written whose facts collide.
+var seed = maphash.MakeSeed()
+
+// key identifies a fact, including its line if placed.
+func (f *fact) key(placed bool) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	text := func(mark byte, s string) {
+		_ = h.WriteByte(mark) // never fails
+		_, _ = h.WriteString(s)
+	}
+	text(byte(f.kind), f.name)
+	for _, s := range f.args {
+		text(1, s)
+	}
+	for _, s := range f.from {
+		text(2, s)
+	}
+	for _, k := range slices.Sorted(maps.Keys(f.keywords)) {
+		text(3, k)
+		text(4, f.keywords[k])
+	}
+	text(5, f.cwd)
+	if f.unsure {
+		text(6, "")
+	}
+	if placed {
+		text(7, strconv.Itoa(f.place.line))
+	}
+	return h.Sum64()
+}

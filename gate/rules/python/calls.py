@@ -1,0 +1,151 @@
+"""What calls return, where reading can determine it."""
+
+
+class Calls:
+    def eval_Call(self, e):
+        funcs = self.eval(e.func)
+        positional = []
+        for a in e.args:
+            if isinstance(a, ast.Starred):
+                values = self.eval(a.value)
+                if len(values) == 1 and isinstance(values[0], list):
+                    positional.extend(spread(v) for v in values[0])
+                else:
+                    positional.append([UNKNOWN])
+                continue
+            positional.append(self.eval(a))
+        keywords = {}
+        for k in e.keywords:
+            values = self.eval(k.value)
+            if k.arg is not None:
+                keywords[k.arg] = values
+                for v in values:
+                    if isinstance(v, str) and HOLE not in v:
+                        self.fact("text", k.value, k.arg + "=" + v[:4096])
+        out = []
+        for f in funcs:
+            out.extend(self.call(f, positional, keywords, e))
+        # A function that is passed on may be called by its receiver.
+        for values in positional:
+            for v in values:
+                if isinstance(v, Ref) and "." in v.name and not v.name.startswith("?"):
+                    rest = [x for p in positional for x in p if isinstance(x, list)]
+                    targets = [y for x in rest for y in x] or [UNKNOWN]
+                    for t in targets[:MOST]:
+                        self.fact("call", e, v.name, [shown(t)])
+        return unique(out) or [UNKNOWN]
+
+    def call(self, f, positional, keywords, e):
+        if isinstance(f, Func):
+            informed = any(v is not UNKNOWN for p in positional for v in p) or keywords
+            if informed and self.depth < DEPTH and f.seen < 64:
+                f.seen += 1
+                return self.enter(f, (positional, keywords))
+            return [UNKNOWN]
+        if isinstance(f, Method):
+            return self.method(f, positional, keywords, e)
+        if not isinstance(f, Ref):
+            return [UNKNOWN]
+        name = f.name.removeprefix("builtins.").removeprefix("__builtins__.")
+        known = self.builtin(name, positional, keywords, e)
+        self.emit(name, positional, keywords, e)
+        return known if known is not None else [Ref(name)]
+
+    def emit(self, name, positional, keywords, e):
+        combos = [[]]
+        for values in positional[:32]:
+            if len(combos) * len(values) > MOST:
+                values = [UNKNOWN]
+            combos = [c + [shown(v)] for c in combos for v in values]
+        given = {k: shown(v[0]) if len(v) == 1 else HOLE for k, v in keywords.items()}
+        for c in combos:
+            self.fact("call", e, name, c, given)
+
+    def method(self, f, positional, keywords, e):
+        b, name = f.base, f.name
+        args = [p[0] if len(p) == 1 else UNKNOWN for p in positional]
+        if isinstance(b, PathText):
+            if name in ("joinpath",):
+                out = str(b)
+                for a in args:
+                    out = text(a) if text(a).startswith("/") else out.rstrip("/") + "/" + text(a)
+                return [PathText(out)]
+            if name in ("resolve", "absolute", "expanduser", "as_posix", "__str__"):
+                return [b]
+            self.emit("pathlib.Path." + name, [[b]] + positional, keywords, e)
+            if name in ("glob", "rglob", "iterdir"):
+                return [[PathText(b.rstrip("/") + "/" + HOLE)]]
+            return [UNKNOWN]
+        if isinstance(b, list):
+            if name in ("append", "extend") and len(b) < 1000 and len(args) == 1:
+                b.extend(args[0] if name == "extend" and isinstance(args[0], list) else [args[0]])
+            return [UNKNOWN]
+        try:
+            return [self.textmethod(b, name, args)]
+        except (ValueError, TypeError, UnicodeError, LookupError, AttributeError):
+            return [UNKNOWN]
+
+    def textmethod(self, b, name, args):
+        if isinstance(b, bytes):
+            return b.decode("utf-8", "replace") if name == "decode" and not args else UNKNOWN
+        if name == "format":
+            return HOLE if not args else brace(b, args)
+        if name == "join" and len(args) == 1 and isinstance(args[0], list):
+            out = b.join(text(v) for v in args[0])
+            return out if len(out) < LONGEST else UNKNOWN
+        if name == "encode":
+            return b.encode() if HOLE not in b else UNKNOWN
+        if name in ("split", "splitlines", "rsplit") and HOLE not in b:
+            return getattr(b, name)(*args)[:1000]
+        if name in ("strip", "lstrip", "rstrip", "lower", "upper", "removeprefix", "removesuffix", "title") and all(isinstance(a, str) for a in args):
+            return getattr(b, name)(*args)
+        if name == "replace" and len(args) >= 2 and all(isinstance(a, str) for a in args[:2]) and len(b) * (1 + len(args[1])) < LONGEST * 4:
+            return b.replace(args[0], args[1])
+        return UNKNOWN
+
+    def builtin(self, name, positional, keywords, e):
+        """Returns the values of the few calls that assemble names, texts and paths."""
+        args = [p[0] if len(p) == 1 else UNKNOWN for p in positional]
+        try:
+            if name in ("__import__", "importlib.import_module") and args:
+                if isinstance(args[0], str) and HOLE not in args[0]:
+                    self.fact("import", e, args[0])
+                    return [Ref(args[0])]
+                self.fact("opaque", e, "which module is imported cannot be told from the code")
+                return [UNKNOWN]
+            if name == "getattr" and len(args) >= 2:
+                if isinstance(args[0], Ref) and isinstance(args[1], str) and HOLE not in args[1]:
+                    return [Ref(args[0].name + "." + args[1])]
+                if isinstance(args[0], Ref) and args[0].name in SENSITIVE:
+                    self.fact("opaque", e, "which function of " + args[0].name + " is used cannot be told from the code")
+                return [UNKNOWN]
+            if name in ("str", "os.fspath", "shlex.quote") and len(args) == 1:
+                return [text(args[0])]
+            if name in ("list", "tuple", "sorted", "reversed", "set", "iter") and len(args) == 1 and isinstance(args[0], list):
+                return [list(reversed(args[0])) if name == "reversed" else args[0]]
+            if name in ("os.path.join", "posixpath.join") and args:
+                out = text(args[0])
+                for a in args[1:]:
+                    t = text(a)
+                    out = t if t.startswith("/") else out.rstrip("/") + "/" + t if out else t
+                return [out]
+            if name in ("os.path.expanduser", "os.path.abspath", "os.path.realpath", "os.path.normpath") and args:
+                return [text(args[0])]
+            if name in ("pathlib.Path", "pathlib.PurePath", "pathlib.PosixPath"):
+                out = text(args[0]) if args else "."
+                for a in args[1:]:
+                    out = out.rstrip("/") + "/" + text(a)
+                return [PathText(out)]
+            if name == "pathlib.Path.home":
+                return [PathText("~")]
+            if name in ("os.getenv", "os.environ.get") and args:
+                if args[0] == "HOME":
+                    return ["~"]
+                return [HOLE] + (positional[1] if len(positional) > 1 else [])
+            if name in ("tempfile.mkdtemp", "tempfile.gettempdir", "tempfile.mktemp"):
+                return ["/tmp/" + HOLE]
+            if name == "shlex.split" and args and isinstance(args[0], str):
+                return [args[0].split()]
+        except (ValueError, TypeError, OverflowError, UnicodeError, LookupError):
+            return [UNKNOWN]
+        return None

@@ -1,0 +1,151 @@
+//go:build linux
+
+package agent
+
+import (
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// settle turns the end of the main process into a verdict and ends or keeps what it left behind.
+func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
+	o := c.op
+	if e == nil {
+		c.drain(operation.Follow, false)
+		c.closeInput()
+		o.Finish(v)
+		return
+	}
+	ws := syscall.WaitStatus(e.Status)
+	fate := o.Fate(&ws)
+	why := fate.Why
+	switch {
+	case why != wire.Ending_ENDING_UNKNOWN:
+		v.Ending = why
+	case fate.Memory && ws.Signaled():
+		v.Ending = wire.Ending_ENDING_MEMORY
+	case ws.Signaled() && fate.Requested == int32(ws.Signal()):
+		v.Ending = wire.Ending_ENDING_KILLED
+	case ws.Signaled():
+		v.Ending = wire.Ending_ENDING_SIGNAL
+	default:
+		v.Ending = wire.Ending_ENDING_EXIT
+	}
+	v.ExitCode = -1
+	if ws.Signaled() {
+		v.Signal = int32(ws.Signal())
+	} else if v.Ending == wire.Ending_ENDING_EXIT {
+		v.ExitCode = int32(ws.ExitStatus())
+	}
+	usage := e.Usage
+	gone := e.Empty
+	kill := why != wire.Ending_ENDING_UNKNOWN || c.req.Options.KillSurvivors
+	for _, p := range e.Survivors {
+		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: kill})
+	}
+	v.SurvivorsTotal = int64(e.Total)
+	if !gone && kill {
+		if c.req.Options.KillSurvivors && why == wire.Ending_ENDING_UNKNOWN {
+			_ = c.nanny.SignalTree(c.tree, syscall.SIGKILL)
+		}
+		gone, usage = c.awaitEmpty(usage)
+		if !gone {
+			for _, p := range v.Survivors {
+				p.Killed = false
+			}
+		}
+	}
+	wait := operation.Follow
+	if c.tty != nil {
+		wait = ptyDrain
+	}
+	c.drain(wait, gone)
+	c.closeInput()
+	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
+	n := c.nanny
+	if gone {
+		c.agent.nannies.Give(n)
+	} else {
+		// Its tree lives on; the nanny returns to the pool when the last process has gone.
+		var over atomic.Bool
+		o.Left(func() bool { return !over.Load() })
+		go func() {
+			defer over.Store(true)
+			for {
+				e, err := n.Next()
+				if err != nil {
+					c.agent.nannies.Bury(n)
+					return
+				}
+				if e.Empty {
+					c.agent.nannies.Give(n)
+					return
+				}
+			}
+		}()
+	}
+	o.Finish(v)
+}
+
+// awaitEmpty waits until nothing of a tree that is being killed is left.
+func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
+	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // wakes Next with an answer
+	defer late.Stop()
+	for {
+		e, err := c.nanny.Next()
+		switch {
+		case err != nil:
+			return false, u
+		case e.Empty:
+			return true, e.Usage
+		case e.Listed:
+			return false, u
+		}
+	}
+}
+
+// drain waits for the rest of the output. When every writer has gone, it waits for all that they wrote, however slow the listener is.
+// Otherwise a process may hold the pipe for ever, and drain returns after limit if the pipe has been dry once. A command that is to end
+// does not wait for a listener that does not read.
+func (c *running) drain(limit time.Duration, gone bool) {
+	select {
+	case <-c.flown:
+		return
+	default:
+	}
+	t := time.NewTicker(limit)
+	defer t.Stop()
+	const most = 10 // rounds for a pipe that is filled as fast as it is read
+	var before int64
+	for round := 1; ; {
+		select {
+		case <-c.flown:
+			return
+		case <-t.C:
+		}
+		dry, stuck := true, false
+		var now int64
+		for i, tap := range c.taps {
+			d, waits := tap.dry()
+			dry, stuck = dry && d, stuck || waits
+			now += c.op.Output(i + 1).Size()
+		}
+		stuck = stuck && now == before
+		before = now
+		ending := c.op.Ending() != wire.Ending_ENDING_UNKNOWN
+		switch {
+		case stuck && ending:
+			return
+		case stuck || gone && c.tty == nil:
+		case dry || round >= most:
+			return
+		default:
+			round++
+		}
+	}
+}

@@ -1,0 +1,58 @@
+//go:build linux
+
+package agent
+
+import (
+	"os"
+	"strings"
+
+	"github.com/recluse-dev/recluse/internal/guest/user"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// switchesUser reports that the guest is root and what it runs is not, so that it can run something as yet another user.
+func (c Config) switchesUser() bool { return os.Getuid() == 0 && c.UID > 0 }
+
+// defaultUser returns whose processes run unless a request names another user.
+func (c Config) defaultUser() user.User {
+	if c.UID < 0 {
+		return user.User{UID: os.Getuid(), GID: os.Getgid()}
+	}
+	return user.User{UID: c.UID, GID: c.GID}
+}
+
+// user finds the user that a request names; nil: none.
+func (a *Agent) user(text string) (*user.User, *wire.Error) {
+	if text == "" {
+		return nil, nil
+	}
+	u, err := user.Find(text)
+	usual := a.cfg.defaultUser()
+	switch {
+	case err != nil:
+		return nil, wire.Errorf("invalid_request", "%v", err)
+	case u.Same(usual):
+		return &u, nil
+	case !a.cfg.switchesUser():
+		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here, and cannot run as %q", usual.UID, usual.GID, text)
+	case u.Root():
+		return nil, wire.Errorf("invalid_request", "code cannot run as root, nor in root's group")
+	}
+	return &u, nil
+}
+
+// userEnv returns the variables of a user that env does not set itself, and env.
+func userEnv(u *user.User, env [][]byte) [][]byte {
+	set := map[string]bool{}
+	for _, e := range env {
+		k, _, _ := strings.Cut(string(e), "=")
+		set[k] = true
+	}
+	var out [][]byte
+	for _, e := range u.Env() {
+		if k, _, _ := strings.Cut(e, "="); !set[k] {
+			out = append(out, []byte(e))
+		}
+	}
+	return append(out, env...)
+}

@@ -1,0 +1,114 @@
+//go:build linux
+
+package interpreter
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// pump carries what is written to fd 1 or 2 past Python: by C code and by children.
+// What Python itself wrote before comes first.
+func (i *interpreter) pump(s int) {
+	fd := i.pipes[s]
+	buf := make([]byte, 4<<10)
+	for {
+		if err := waitReadable(fd); err != nil {
+			i.emitMu.Lock()
+			break
+		}
+		for range 100 {
+			if !blocking.Readable(i.out) {
+				break
+			}
+			time.Sleep(50 * time.Microsecond) // the holder of the turn is about to read it
+		}
+		i.emitMu.Lock()
+		switch has := blocking.Ready(fd); {
+		case has == 0:
+			i.emitMu.Unlock()
+			continue // drain took it at the end of a cell
+		case has&unix.POLLIN == 0:
+			i.end(s, fd) // nothing is left that could write
+			return
+		}
+		n, err := unix.Read(fd, buf)
+		if n > 0 {
+			i.deliver(s+1, buf[:n])
+			if n == len(buf) && len(buf) < wire.Chunk {
+				buf = make([]byte, min(8*len(buf), wire.Chunk))
+			}
+		}
+		if n == 0 && err == nil {
+			break
+		}
+		i.emitMu.Unlock()
+		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			i.emitMu.Lock()
+			break
+		}
+	}
+	i.end(s, fd)
+}
+
+// end closes fd 1 or 2 of an interpreter that has gone.
+//
+// Preconditions: emitMu is held; end unlocks it.
+func (i *interpreter) end(s, fd int) {
+	i.pipes[s] = -1
+	_ = unix.Close(fd)
+	i.emitMu.Unlock()
+}
+
+// setOutput says whose output it is from now on.
+func (i *interpreter) setOutput(o *operation.Operation) {
+	i.emitMu.Lock()
+	defer i.emitMu.Unlock()
+	i.op = o
+}
+
+// deliver passes output to the cell that runs now. Output between cells is dropped.
+//
+// Preconditions: emitMu is held.
+func (i *interpreter) deliver(stream int, p []byte) {
+	if i.op != nil {
+		i.op.Emit(stream, p)
+	}
+}
+
+// drain takes what has been written to fds 1 and 2 so far.
+//
+// Preconditions: emitMu is held.
+func (i *interpreter) drain() {
+	buf := make([]byte, 0)
+	for s, fd := range i.pipes {
+		for fd >= 0 && blocking.Readable(fd) {
+			if len(buf) == 0 {
+				buf = make([]byte, 64<<10)
+			}
+			n, _ := unix.Read(fd, buf)
+			if n <= 0 {
+				break
+			}
+			i.deliver(s+1, buf[:n])
+		}
+	}
+}
+
+// waitReadable blocks until fd has data or has ended.
+func waitReadable(fd int) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(p, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return err
+	}
+}

@@ -1,0 +1,86 @@
+//go:build linux
+
+package interpreter
+
+import (
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+const (
+	// killWait is how long killed survivors may take to vanish.
+	killWait = 10 * time.Second
+	// maxSurvivors is how many survivors a verdict names.
+	maxSurvivors = 64
+)
+
+// survivors lists what this cell left alive, and kills it if asked.
+func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
+	i := r.interp
+	all, ok := i.list()
+	fresh := i.fresh(all)
+	name(v, fresh, kill)
+	v.SurvivorsTotal = int64(len(fresh))
+	deadline := time.Now().Add(killWait)
+	for kill && ok && len(fresh) > 0 && time.Now().Before(deadline) {
+		_ = i.nanny.Kill(fresh)
+		time.Sleep(time.Millisecond)
+		all, ok = i.list()
+		fresh = i.fresh(all)
+	}
+	if ok {
+		i.remember(all)
+	}
+}
+
+// name puts survivors into a verdict.
+func name(v *wire.Verdict, survivors []nanny.Process, killed bool) {
+	for _, p := range survivors[:min(len(survivors), maxSurvivors)] {
+		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: killed})
+	}
+}
+
+// list asks the nanny what runs below it besides the interpreter.
+func (i *interpreter) list() ([]nanny.Process, bool) {
+	if i.nanny.RequestList() != nil {
+		return nil, false
+	}
+	for e := range i.events {
+		if e.Listed {
+			return e.Survivors, true
+		}
+		if e.Exited || e.Empty {
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// fresh returns what is alive and was neither left by an earlier cell nor started by what such a cell left.
+func (i *interpreter) fresh(all []nanny.Process) []nanny.Process {
+	byPID := map[int]nanny.Process{}
+	for _, p := range all {
+		byPID[p.PID] = p
+	}
+	old := func(p nanny.Process) bool { return i.known[nanny.Process{PID: p.PID, Start: p.Start}] }
+	var out []nanny.Process
+	for _, p := range all {
+		inherited := false
+		for q, ok := p, true; ok && !inherited; q, ok = byPID[q.PPID] {
+			inherited = old(q)
+		}
+		if !inherited {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (i *interpreter) remember(all []nanny.Process) {
+	clear(i.known)
+	for _, p := range all {
+		i.known[nanny.Process{PID: p.PID, Start: p.Start}] = true
+	}
+}

@@ -1,0 +1,1066 @@
+# The live Python interpreter of a sandbox. The guest starts it (package kernel says how)
+# and talks to it in frames. Standard library only; Python 3.8 and later.
+#
+# What it must withstand is the code it runs: that code may replace sys.stdout, delete
+# builtins, fork, install signal handlers or patch the very modules used here. So this
+# program has builtins of its own, holds references to what it needs, keeps nothing in the user's
+# namespace, and puts things right again after every cell.
+
+import ast
+import builtins
+import fcntl
+import io
+import json
+import linecache
+import mmap
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+
+try:
+    import resource
+except ImportError:  # a Python without it tells no CPU time
+    resource = None
+
+FIONREAD = 0x541B
+FLUSH_BYTES = 8192      # gathered output that is sent at once
+FLUSH_SECONDS = 0.004   # a line that follows another sooner than this waits for more
+FLUSH_LATEST = 0.03     # the longest any output waits
+TIMER_IDLE = 1.0        # how long the thread that sees to it waits for work
+ORDER_WAIT = 0.05       # how long output of children is let past before ours
+CHUNK = 1 << 20
+REPR_LIMIT = 1 << 20
+JSON_LIMIT = 256 << 10
+KEEP_SOURCES = 1000
+
+_read, _write, _close, _getpid, _exit = os.read, os.write, os.close, os.getpid, os._exit
+_monotonic, _sleep = time.monotonic, time.sleep
+_ioctl = fcntl.ioctl
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=True).encode
+_loads = json.JSONDecoder().decode
+_getsignal, _signal, _SIGINT = signal.getsignal, signal.signal, signal.SIGINT
+_default_int = signal.default_int_handler
+_environ = os.environ
+_main_thread = threading.get_ident()
+_get_ident = threading.get_ident
+_saved_builtins = dict(vars(builtins))
+_saved_names = _saved_builtins.keys()
+_rusage = resource.getrusage if resource else None
+_SELF = resource.RUSAGE_SELF if resource else 0
+_CHILDREN = resource.RUSAGE_CHILDREN if resource else 0
+_TracebackException = traceback.TracebackException
+_ALLOW_AWAIT = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
+_ONLY_AST = ast.PyCF_ONLY_AST
+_IPYTHON_SYNTAX = re.compile(r"^\s*[%!?]|\?\s*$|=\s*[%!]", re.M).search
+_FUTURES = 0
+for _name in __import__("__future__").all_feature_names:
+    _FUTURES |= getattr(__import__("__future__"), _name).compiler_flag
+
+
+def _high(fd):
+    """Moves a descriptor out of the way of ordinary code."""
+    for base in (200, 64, 10):
+        try:
+            new = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
+        except OSError:
+            continue
+        _close(fd)
+        return new
+    os.set_inheritable(fd, False)
+    return fd
+
+
+class _State:
+    """What changes while the kernel lives."""
+
+    pid = _getpid()
+    child = False       # a fork of the interpreter: it may no longer speak to the guest
+    running = False     # user code runs, so an interrupt has a meaning
+    critical = 0        # depth of work of the main thread that must not be interrupted
+    pending = False     # an interrupt came meanwhile
+    cell = 0
+    spawned = 0         # children started by this cell
+    children = False    # children were ever started: they may write to fds 1 and 2
+    flags = 0           # __future__ features the code has switched on
+    loop = None
+    ipython = None
+    hook = None         # what code wants to be called when a cell has ended
+
+
+def _page(fd):
+    """Maps the page on which the guest reads, when we have died, whose first line had been reached."""
+    kept = os.dup(fd)  # the number under which the mapping will keep a copy of it, where ordinary code expects its own files
+    _close(kept)
+    page = mmap.mmap(fd, mmap.PAGESIZE)
+    _close(kept)
+    _close(fd)
+    return page
+
+
+S = _State()
+_in = _high(3)
+_out = _high(4)
+_begun = _page(5)
+
+
+# --- interrupts ---
+
+def _on_interrupt(signum, frame):
+    if not S.running or S.child:
+        return
+    if S.critical:
+        S.pending = True
+        return
+    raise KeyboardInterrupt
+
+
+class _Critical:
+    """Work that an interrupt must not cut in two. It is raised at the end."""
+
+    def __enter__(self):
+        if _get_ident() == _main_thread:
+            S.critical += 1
+
+    def __exit__(self, *exc):
+        if _get_ident() == _main_thread:
+            S.critical -= 1
+            if S.pending and not S.critical and S.running:
+                S.pending = False
+                if exc[0] is None:
+                    raise KeyboardInterrupt
+
+
+_critical = _Critical()
+
+
+# --- frames ---
+
+_write_lock = threading.RLock()
+
+
+def _frame(kind, *parts):
+    size = 1
+    for p in parts:
+        size += len(p)
+    return b"".join((size.to_bytes(4, "little"), kind) + parts)
+
+
+def _headed(kind, header, body):
+    h = _dumps(header).encode("utf-8", "backslashreplace")
+    return _frame(kind, len(h).to_bytes(4, "little"), h, body)
+
+
+def _send(data):
+    if S.child:
+        return
+    with _critical:
+        with _write_lock:
+            view = memoryview(data)
+            while view:
+                view = view[_write(_out, view):]
+
+
+# --- output ---
+
+class _Gathered:
+    """Output of both streams in the order in which it was written."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.parts = []
+        self.size = 0
+        self.last = 0.0
+        self.timer = None
+
+    def write(self, stream, data):
+        if S.child:
+            view = memoryview(data)
+            while view:
+                view = view[_write(stream, view):]
+            return
+        flush = False
+        with _critical:
+            with self.lock:
+                if self.parts and self.parts[-1][0] == stream:
+                    self.parts[-1][1].append(data)
+                else:
+                    self.parts.append((stream, [data]))
+                self.size += len(data)
+                if self.size >= FLUSH_BYTES:
+                    flush = True
+                else:
+                    now = _monotonic()
+                    if now - self.last > FLUSH_SECONDS and data.endswith(b"\n"):
+                        flush = True
+                    elif self.timer is None or not self.timer.armed:
+                        flush = not self.arm()
+        if flush:
+            self.flush()
+
+    def arm(self):
+        """Sees to it that what is gathered is sent soon, and says whether it can."""
+        if self.timer is None:
+            try:
+                self.timer = _Timer(self)
+            except RuntimeError:
+                return False    # no thread is to be had: all processes are taken, or the interpreter is ending
+        self.timer.armed = True
+        self.timer.wake.set()
+        return True
+
+    def take(self):
+        """The gathered output as frames."""
+        with self.lock:
+            parts, self.parts, self.size = self.parts, [], 0
+            self.last = _monotonic()
+        out = []
+        cell = S.cell.to_bytes(4, "little")
+        for stream, pieces in parts:
+            data = b"".join(pieces)
+            for at in range(0, len(data), CHUNK):
+                out.append(_frame(b"O", cell, bytes((stream,)), data[at:at + CHUNK]))
+        return b"".join(out)
+
+    def flush(self):
+        with _critical:
+            with self.lock:
+                if self.parts and not S.child:
+                    _let_children_first()
+                    _send(self.take())
+
+
+class _Timer:
+    """Sends what would otherwise wait for the next write. Started when first needed."""
+
+    def __init__(self, gathered):
+        self.armed = False
+        self.wake = threading.Event()
+        self.gathered = gathered
+        t = threading.Thread(target=self.run, name="recluse-output", daemon=True)
+        t.start()
+
+    def run(self):
+        while not S.child:
+            if not self.wake.wait(TIMER_IDLE):
+                # Idle threads are not kept: an interpreter with only one is known to be at rest.
+                with self.gathered.lock:
+                    if not self.armed:
+                        self.gathered.timer = None
+                        return
+            self.wake.clear()
+            _sleep(FLUSH_LATEST)
+            self.armed = False
+            try:
+                self.gathered.flush()
+            except Exception:
+                return
+
+
+def _unread(fd):
+    try:
+        return int.from_bytes(_ioctl(fd, FIONREAD, b"\0\0\0\0"), "little")
+    except OSError:
+        return 0
+
+
+def _let_children_first():
+    """Waits until the guest has taken what children wrote to fds 1 and 2 before us."""
+    if not S.children:
+        return
+    end, pause = _monotonic() + ORDER_WAIT, 0.0001
+    while (_unread(1) or _unread(2)) and _monotonic() < end:
+        _sleep(pause)
+        pause = min(pause * 2, 0.002)
+
+
+_gathered = _Gathered()
+
+
+def _bytes_of(text):
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
+class _Raw(io.RawIOBase):
+    """sys.stdout.buffer and sys.stderr.buffer."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.name = "<stdout>" if stream == 1 else "<stderr>"
+        self.mode = "wb"
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        data = bytes(data)
+        if data:
+            _gathered.write(self._stream, data)
+        return len(data)
+
+    def fileno(self):
+        return self._stream
+
+    def flush(self):
+        _gathered.flush()
+
+    def close(self):
+        pass
+
+
+class _Text(io.TextIOBase):
+    """sys.stdout and sys.stderr."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self._raw = _Raw(stream)
+        self.name = self._raw.name
+        self.mode = "w"
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    newlines = None
+    line_buffering = True
+    write_through = False
+    closed = False
+
+    @property
+    def buffer(self):
+        return self._raw
+
+    def writable(self):
+        return True
+
+    def isatty(self):
+        return False
+
+    def fileno(self):
+        return self._stream
+
+    def write(self, text):
+        if not isinstance(text, str):
+            raise TypeError("write() argument must be str, not " + type(text).__name__)
+        if text:
+            _gathered.write(self._stream, _bytes_of(text))
+        return len(text)
+
+    def flush(self):
+        _gathered.flush()
+
+    def reconfigure(self, **kwargs):
+        pass
+
+    def close(self):
+        pass
+
+
+_stdout, _stderr = _Text(1), _Text(2)
+
+
+class _NoInput(io.TextIOBase):
+    """sys.stdin of a cell that was given no input."""
+
+    name = "<stdin>"
+    mode = "r"
+    encoding = "utf-8"
+
+    def readable(self):
+        return True
+
+    def fileno(self):
+        return 0
+
+    def isatty(self):
+        return False
+
+    def read(self, size=-1):
+        return ""
+
+    def readline(self, size=-1):
+        return ""
+
+    @property
+    def buffer(self):
+        return io.BytesIO()
+
+
+_no_input = _NoInput()
+
+
+def _input(prompt=""):
+    """input() with a better word when there is none."""
+    if prompt:
+        sys.stdout.write(str(prompt))
+    _gathered.flush()
+    line = sys.stdin.readline()
+    if not line:
+        if sys.stdin is _no_input:
+            raise EOFError("this cell was given no input: pass it with the call, or put the value in a variable")
+        raise EOFError("EOF when reading a line")
+    return line[:-1] if line.endswith("\n") else line
+
+
+# --- children ---
+
+def _audit(event, args):
+    if S.child:
+        return
+    if event in _SPAWNS:
+        S.spawned += 1
+        S.children = True
+    elif event not in _ENDS and event[:7] != "ctypes.":
+        return
+    if _gathered.parts:
+        _gathered.flush()
+
+
+_SPAWNS = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "pty.spawn"))
+# What may be the last thing the process does. Gathered output would be lost with it.
+_ENDS = frozenset(("os.kill", "os.killpg", "signal.pthread_kill", "faulthandler._sigsegv"))
+
+
+def _flushed(end):
+    """A way out of the process, with the output sent first."""
+    def leave(*args, **kwargs):
+        if not S.child and _getpid() == S.pid:
+            _gathered.flush()
+        return end(*args, **kwargs)
+    leave.__name__ = end.__name__
+    leave.__doc__ = end.__doc__
+    return leave
+
+
+def _in_child():
+    """After a fork: this process is no longer the interpreter."""
+    global _write_lock
+    S.child = True
+    _gathered.lock = threading.RLock()
+    _gathered.parts, _gathered.size = [], 0
+    _write_lock = threading.RLock()
+    for fd in (_in, _out):
+        try:
+            _close(fd)
+        except OSError:
+            pass
+    _signal(_SIGINT, _default_int)
+
+
+# --- calls to the host ---
+
+class CallError(Exception):
+    """A call to the host failed; .code says how."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+class _Inbox:
+    """Frames from the guest. Whoever waits for one reads, and hands on what is not for it."""
+
+    def __init__(self):
+        self.buf = bytearray()
+        self.frames = []            # for the main loop
+        self.replies = {}
+        self.waiting = set()
+        self.reader = threading.Lock()
+        self.cond = threading.Condition()
+        self.calls = 0
+
+    def pull(self, interruptible):
+        """Reads once and files complete frames. The reader lock is held."""
+        if interruptible:
+            # An interrupt may come while we wait, but not between reading and keeping.
+            _poll(_in)
+        with _critical:
+            data = _read(_in, 1 << 16)
+            if not data:
+                _exit(0)  # the guest has gone
+            self.buf += data
+            while len(self.buf) >= 4:
+                size = int.from_bytes(self.buf[:4], "little")
+                if len(self.buf) < 4 + size:
+                    if size > 1 << 16:
+                        self.rest(4 + size)
+                        continue
+                    break
+                frame = bytes(self.buf[4:4 + size])
+                del self.buf[:4 + size]
+                self.file(frame)
+
+    def rest(self, need):
+        """Reads a large frame to its end without shifting it about."""
+        while len(self.buf) < need:
+            data = _read(_in, min(need - len(self.buf), 1 << 20))
+            if not data:
+                _exit(0)
+            self.buf += data
+
+    def file(self, frame):
+        if frame[:1] != b"R":
+            self.frames.append(frame)
+            return
+        header, body = _split(frame)
+        call = header.get("call")
+        if call in self.waiting:
+            self.replies[call] = (header, body)
+
+    def next(self):
+        """The next frame for the main loop."""
+        while True:
+            if self.frames:
+                return self.frames.pop(0)
+            if self.reader.acquire(False):
+                try:
+                    if not self.frames:
+                        self.pull(False)
+                finally:
+                    self.reader.release()
+                if self.waiting:
+                    with self.cond:
+                        self.cond.notify_all()
+            else:
+                with self.cond:
+                    if not self.frames:
+                        self.cond.wait(0.05)
+
+    def call(self, name, payload):
+        main = _get_ident() == _main_thread
+        with self.cond:
+            self.calls += 1
+            call = self.calls
+            self.waiting.add(call)
+        try:
+            _gathered.flush()
+            _send(_headed(b"C", {"id": S.cell, "call": call, "name": name}, payload))
+            while True:
+                with self.cond:
+                    if call in self.replies:
+                        return self.replies.pop(call)
+                if self.reader.acquire(False):
+                    try:
+                        if call not in self.replies:
+                            self.pull(main)
+                    finally:
+                        self.reader.release()
+                    with self.cond:
+                        self.cond.notify_all()
+                else:
+                    with self.cond:
+                        if call not in self.replies:
+                            self.cond.wait(0.05)
+        finally:
+            with self.cond:
+                self.waiting.discard(call)
+                self.replies.pop(call, None)
+
+
+def _poll(fd):
+    import select
+    p = select.poll()
+    p.register(fd, select.POLLIN)
+    p.poll()
+
+
+def _split(frame):
+    n = int.from_bytes(frame[1:5], "little")
+    return _loads(frame[5:5 + n].decode("utf-8", "replace")), frame[5 + n:]
+
+
+_inbox = _Inbox()
+
+
+def call(name, payload=b""):
+    """Calls a function of the host and gives its reply as bytes.
+
+    The payload is bytes, text, or anything that JSON can hold."""
+    if S.child:
+        raise CallError("forked", "a forked process cannot call the host")
+    if isinstance(payload, str):
+        payload = payload.encode("utf-8", "surrogateescape")
+    elif not isinstance(payload, (bytes, bytearray, memoryview)):
+        payload = json.dumps(payload).encode()
+    header, body = _inbox.call(str(name), bytes(payload))
+    if not header.get("ok"):
+        error = header.get("error") or {}
+        raise CallError(error.get("code", "failed"), error.get("message", "the call failed"))
+    return body
+
+
+# --- showing values ---
+
+_FORMATS = (
+    ("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown"), ("_repr_svg_", "image/svg+xml"),
+    ("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_latex_", "text/latex"), ("_repr_json_", "application/json"),
+)
+
+
+def _text_of(value):
+    try:
+        text = repr(value)
+        if not isinstance(text, str):
+            raise TypeError("__repr__ gave no text")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return "<%s object whose repr failed: %s>" % (type(value).__name__, type(e).__name__)
+    if len(text) > REPR_LIMIT:
+        half = REPR_LIMIT // 2
+        text = "%s\n[... %d of %d characters cut ...]\n%s" % (text[:half], len(text) - 2 * half, len(text), text[-half:])
+    return text
+
+
+def _bundle(value):
+    """A value in all the formats it offers."""
+    data, metadata = {}, {}
+    if not isinstance(value, type):
+        method = getattr(type(value), "_repr_mimebundle_", None)
+        if method is not None:
+            try:
+                got = method(value)
+                if isinstance(got, tuple):
+                    got, metadata = got
+                data.update(got or {})
+            except Exception:
+                pass
+        for name, mime in _FORMATS:
+            method = getattr(type(value), name, None)
+            if method is None or mime in data:
+                continue
+            try:
+                got = method(value)
+            except Exception:
+                continue
+            if isinstance(got, tuple):
+                got = got[0]
+            if got is not None:
+                data[mime] = got
+    for mime, got in list(data.items()):
+        if isinstance(got, (bytes, bytearray)):
+            import base64
+            data[mime] = base64.b64encode(got).decode()
+    if isinstance(value, (dict, list)) and "application/json" not in data:
+        try:
+            if len(value) <= JSON_LIMIT // 2:
+                text = _dumps(value)
+                if len(text) <= JSON_LIMIT and "NaN" not in text and "Infinity" not in text:
+                    data["application/json"] = value
+        except Exception:
+            pass
+    if "text/plain" not in data:
+        data["text/plain"] = _text_of(value)
+    return data, metadata
+
+
+def _show(kind, data, metadata):
+    try:
+        body = _dumps({"data": data, "metadata": metadata})
+    except Exception:
+        body = _dumps({"data": {"text/plain": str(data.get("text/plain", ""))}, "metadata": {}})
+    return _headed(b"D", {"id": S.cell, "kind": kind}, body.encode("utf-8", "backslashreplace"))
+
+
+def display(*values, **options):
+    """Shows values richly, as a notebook does."""
+    for value in values:
+        if options.get("raw"):
+            data, metadata = dict(value), {}
+        else:
+            data, metadata = _bundle(value)
+        if S.child:
+            _gathered.write(1, _bytes_of(data.get("text/plain", "") + "\n"))
+            continue
+        _gathered.flush()
+        _send(_show("display", data, metadata))
+
+
+def _figures():
+    """Shows and closes the figures that a cell has drawn."""
+    plt = sys.modules.get("matplotlib.pyplot")
+    if plt is None:
+        return
+    for number in plt.get_fignums():
+        figure = plt.figure(number)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", bbox_inches="tight")
+        import base64
+        _gathered.flush()
+        _send(_show("display", {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": repr(figure)}, {}))
+        plt.close(number)
+
+
+# --- IPython, when there and wanted ---
+
+def _use_ipython():
+    """Gives IPython's shell over the same namespace, or None."""
+    if S.ipython is not None or _environ.get("RECLUSE_IPYTHON") == "0":
+        return S.ipython or None
+    S.ipython = False
+    try:
+        from traitlets.config import Config
+        from IPython.core.interactiveshell import InteractiveShell
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.colors = "NoColor"
+        config.InteractiveShell.autocall = 0
+        config.InteractiveShell.cache_size = 0
+        shell = InteractiveShell.instance(config=config, user_module=_main, user_ns=_main.__dict__)
+
+        def publish(data, metadata=None, **kwargs):
+            _gathered.flush()
+            _send(_show("display", _encoded(data), metadata or {}))
+
+        shell.display_pub.publish = publish
+        shell.system = shell.system_raw
+        for name in ("exit", "quit", "_ih", "_oh", "_dh", "In", "Out"):
+            _main.__dict__.pop(name, None)
+        S.ipython = shell
+    except Exception:
+        S.ipython = False
+    finally:
+        _restore()
+    return S.ipython or None
+
+
+def _encoded(data):
+    import base64
+    return {k: base64.b64encode(v).decode() if isinstance(v, bytes) else v for k, v in data.items()}
+
+
+# --- running cells ---
+
+_main = types.ModuleType("__main__")
+_main.__dict__["__builtins__"] = builtins
+_sources = []
+
+
+def _parse(source, filename):
+    flags = _ONLY_AST | _ALLOW_AWAIT | S.flags
+    try:
+        return source, compile(source, filename, "exec", flags, True)
+    except SyntaxError:
+        # Ordinary mistakes are not worth the half second that IPython takes to load.
+        shell = _use_ipython() if _IPYTHON_SYNTAX(source) else None
+        if shell is None:
+            raise
+        changed = shell.transform_cell(source)
+        if changed == source:
+            raise
+        try:
+            return changed, compile(changed, filename, "exec", flags, True)
+        except SyntaxError:
+            pass
+        raise
+
+
+def _await(coroutine):
+    import asyncio
+    if S.loop is None or S.loop.is_closed():
+        S.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(S.loop)
+    task = S.loop.create_task(coroutine)
+    try:
+        return S.loop.run_until_complete(task)
+    except (KeyboardInterrupt, SystemExit):
+        if not task.done():
+            task.cancel()
+            try:
+                S.loop.run_until_complete(task)
+            except BaseException:
+                pass
+        raise
+
+
+def _run_code(code):
+    if not S.child:
+        _begun[:4] = S.cell.to_bytes(4, "little")
+    value = eval(code, _main.__dict__)
+    if code.co_flags & 0x80 and type(value) is types.CoroutineType:  # CO_COROUTINE: top-level await
+        value = _await(value)
+    return value
+
+
+def _execute(source, filename):
+    """Runs a cell and gives the value of its last expression."""
+    if S.ipython is None and ("IPython" in source or "get_ipython" in source):
+        _use_ipython()
+    source, tree = _parse(source, filename)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    _sources.append(filename)
+    if len(_sources) > KEEP_SOURCES:
+        linecache.cache.pop(_sources.pop(0), None)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        last = ast.Expression(tree.body.pop().value)
+    flags = _ALLOW_AWAIT | S.flags
+    if tree.body:
+        code = compile(tree, filename, "exec", flags, True)
+        S.flags |= code.co_flags & _FUTURES
+        _run_code(code)
+    if last is not None:
+        return _run_code(compile(last, filename, "eval", _ALLOW_AWAIT | S.flags, True))
+    return None
+
+
+def _strip(tb, seen):
+    """Takes this program's own frames out of a formatted exception and its causes."""
+    while tb is not None and id(tb) not in seen:
+        seen.add(id(tb))
+        frames = [f for f in tb.stack if f.filename != "<recluse>" and not f.filename.endswith("/asyncio/base_events.py")]
+        tb.stack[:] = frames
+        for inner in getattr(tb, "exceptions", None) or ():
+            _strip(inner, seen)
+        if tb.__context__ is not None:
+            _strip(tb.__context__, seen)
+        tb = tb.__cause__
+
+
+def _describe(error, filename):
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "." + kind.__name__
+    try:
+        value = str(error)
+    except BaseException:
+        value = "<its text failed>"
+    line = None
+    try:
+        formatted = _TracebackException(kind, error, error.__traceback__)
+        _strip(formatted, set())
+        text = "".join(formatted.format())
+        if isinstance(error, SyntaxError) and error.filename == filename:
+            line = error.lineno
+        else:
+            for f in formatted.stack:
+                if f.filename == filename:
+                    line = f.lineno
+    except BaseException:
+        text = "%s: %s\n" % (name, value)
+    return {"name": name, "value": value, "traceback": text, "line": line}
+
+
+def _exit_code(error):
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    _gathered.write(2, _bytes_of(str(code) + "\n"))
+    return 1
+
+
+def _restore():
+    """Puts back what a cell may have taken away."""
+    sys.stdout, sys.stderr = _stdout, _stderr
+    sys.__stdout__, sys.__stderr__ = _stdout, _stderr
+    sys.stdin = _no_input
+    if _getsignal(_SIGINT) is not _on_interrupt:
+        _signal(_SIGINT, _on_interrupt)
+    have = vars(builtins)
+    if not _saved_names <= have.keys():
+        for k, v in _saved_builtins.items():
+            have.setdefault(k, v)
+    have["input"], have["display"] = _input, display
+    if sys.modules.get("__main__") is not _main:
+        sys.modules["__main__"] = _main
+
+
+def _open_input(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.dup2(fd, 0)
+    _close(fd)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="surrogateescape")
+
+
+def _close_input():
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    if null != 0:
+        _close(null)
+
+
+def at_cell_end(function):
+    """Has a function called when a cell has ended, as part of it; None: no longer. One that fails is not called again."""
+    S.hook = function
+
+
+def _follow():
+    """Calls that function. The cell's own end is settled already and does not change."""
+    try:
+        try:
+            S.running = True
+            S.hook()
+        finally:
+            S.running = False
+    except BaseException:
+        S.hook = None
+    S.pending = False
+    _restore()
+
+
+def _join_trace(trace):
+    """Sets the variables of the trace to which a cell belongs, and gives what they were before."""
+    before = {}
+    try:
+        for name, value in trace.items():
+            before[name] = _environ.get(name)
+            _environ[name] = value
+    except Exception:  # code has made something else of os.environ, and does without
+        pass
+    return before
+
+
+def _leave_trace(trace, before):
+    """Sets them back, but not what code has made of them itself."""
+    try:
+        for name, value in before.items():
+            if _environ.get(name) != trace[name]:
+                continue
+            if value is None:
+                del _environ[name]
+            else:
+                _environ[name] = value
+    except Exception:
+        pass
+
+
+def _cell(header, body):
+    S.cell = header["id"]
+    S.spawned = 0
+    filename = "<cell %d>" % S.cell
+    if header.get("argv"):
+        sys.argv = [str(a) for a in header["argv"]]
+    trace = header.get("trace")
+    untraced = _join_trace(trace) if trace else None
+    stdin = header.get("stdin")
+    before = _rusage(_SELF) if _rusage else None
+    end = {"id": S.cell, "status": "ok", "exit_code": None, "error": None, "cpu_ns": 0, "maxrss": 0, "result": False, "spawned": 0}
+    shown = b""
+    S.pending = False
+    try:
+        try:
+            if header.get("env"):
+                _environ.update(header["env"])  # may be none that a process can have
+            if stdin:
+                _open_input(stdin)
+            try:
+                source = body.decode("utf-8")
+            except UnicodeDecodeError as e:
+                raise SyntaxError("the code is not valid UTF-8: byte 0x%02x at position %d" % (body[e.start], e.start)) from None
+            if "\0" in source:
+                raise SyntaxError("the code contains a NUL character")
+            S.running = True
+            value = _execute(source, filename)
+            if value is not None and not S.child:
+                vars(builtins)["_"] = value
+                data, metadata = _bundle(value)
+                shown = _show("result", data, metadata)
+                end["result"] = True
+            if "matplotlib.pyplot" in sys.modules and not S.child:
+                _figures()
+            S.running = False
+        finally:
+            S.running = False
+    except SystemExit as e:
+        end["status"], end["exit_code"] = "exit", _exit_code(e)
+    except KeyboardInterrupt as e:
+        end["status"], end["error"] = "interrupted", _describe(e, filename)
+    except BaseException as e:
+        end["status"], end["error"] = "error", _describe(e, filename)
+    S.pending = False
+    if S.child or _getpid() != S.pid:
+        if end["error"]:
+            _gathered.write(2, _bytes_of(end["error"]["traceback"]))
+        _exit(end["exit_code"] or (1 if end["error"] else 0))
+    if end["status"] != "ok":
+        shown, end["result"] = b"", False
+    _restore()
+    if S.hook is not None and end["status"] != "interrupted":
+        _follow()
+    if trace:
+        _leave_trace(trace, untraced)
+    if stdin:
+        _close_input()
+    if before is not None:
+        after = _rusage(_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if S.spawned:
+            kids = _rusage(_CHILDREN)
+            total = kids.ru_utime + kids.ru_stime
+            cpu += total - S.kids
+            S.kids = total
+        end["cpu_ns"], end["maxrss"] = int(cpu * 1e9), after.ru_maxrss * 1024
+    end["spawned"] = S.spawned
+    with _gathered.lock:
+        if _gathered.parts:
+            _let_children_first()
+        _send(_gathered.take() + shown + _frame(b"E", _dumps(end).encode("utf-8", "backslashreplace")))
+    S.cell = 0
+
+
+S.kids = 0.0
+
+
+def _personalise(header):
+    for k in header.get("unset") or ():
+        _environ.pop(k, None)
+    _environ.update(header.get("env") or {})
+    if header.get("reseed"):
+        entropy = bytes.fromhex(header.get("entropy") or "") + os.urandom(32)
+        module = sys.modules.get("random")
+        if module is not None:
+            try:
+                module.seed(entropy)
+            except Exception:
+                pass
+        module = sys.modules.get("numpy")
+        if module is not None:
+            try:
+                module.random.seed(int.from_bytes(os.urandom(4), "little"))
+            except Exception:
+                pass
+        module = sys.modules.get("ssl")
+        if module is not None:
+            try:
+                module.RAND_add(entropy, 32.0)
+            except Exception:
+                pass
+        module = sys.modules.get("tempfile")
+        if module is not None:
+            module._name_sequence = None
+    _send(_frame(b"A", b'{"ok":true}'))
+
+
+def _start():
+    _signal(_SIGINT, _on_interrupt)
+    os.register_at_fork(after_in_child=_in_child)
+    sys.addaudithook(_audit)
+    os._exit, os.abort = _flushed(os._exit), _flushed(os.abort)
+    sys.argv = [""]
+    sys.path[:] = [""] + [p for p in sys.path if p]
+    _environ.setdefault("MPLBACKEND", "Agg")
+    module = types.ModuleType("recluse", "What this sandbox's host offers to the code in it.")
+    module.call, module.CallError, module.display, module.at_cell_end = call, CallError, display, at_cell_end
+    CallError.__module__ = "recluse"
+    sys.modules["recluse"] = module
+    _restore()
+    version = ".".join(str(n) for n in sys.version_info[:3])
+    _send(_frame(b"H", _dumps({"version": version}).encode()))
+    while True:
+        frame = _inbox.next()
+        kind = frame[:1]
+        if kind == b"X":
+            header, body = _split(frame)
+            _cell(header, body)
+        elif kind == b"P":
+            header, _ = _split(frame)
+            _personalise(header)
+
+
+_start()

@@ -1,0 +1,108 @@
+//go:build linux
+
+package memory
+
+import (
+	"cmp"
+	"slices"
+	"syscall"
+
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+)
+
+// frozen is everything in the sandbox, standing still so that victims can be chosen.
+type frozen struct {
+	machine machine
+	all     []proc.Process
+	own     map[int]bool
+	held    []proc.Process // those that we have stopped; children before their parents
+}
+
+// freezeRounds bounds how often freeze looks for processes that were born while it stopped the others.
+const freezeRounds = 8
+
+// freeze stops everything but own. What stood still before is not ours to continue later, and that can only be seen before: afterwards
+// all look alike.
+func freeze(m machine, own map[int]bool) (*frozen, error) {
+	all, err := m.list()
+	if err != nil {
+		return nil, err
+	}
+	f := &frozen{machine: m, all: all, own: own}
+	known := map[int]bool{}
+	fresh := all
+	for range freezeRounds {
+		f.stop(fresh)
+		for _, p := range fresh {
+			known[p.PID] = true
+		}
+		if fresh = f.newcomers(known); len(fresh) == 0 {
+			break
+		}
+		f.all = append(f.all, fresh...)
+	}
+	slices.SortFunc(f.held, func(x, y proc.Process) int {
+		return cmp.Or(cmp.Compare(y.Start, x.Start), cmp.Compare(y.PID, x.PID))
+	})
+	return f, nil
+}
+
+func (f *frozen) stop(these []proc.Process) {
+	f.machine.stopAll(f.own)
+	for _, p := range these {
+		if !p.Zombie && !f.own[p.PID] && p.State != 'T' && f.machine.signal(p.PID, syscall.SIGSTOP) == nil {
+			f.held = append(f.held, p)
+		}
+	}
+}
+
+// newcomers returns the processes that are not yet known.
+func (f *frozen) newcomers(known map[int]bool) []proc.Process {
+	pids, err := f.machine.pids()
+	if err != nil {
+		return nil
+	}
+	var fresh []proc.Process
+	for _, pid := range pids {
+		if known[pid] {
+			continue
+		}
+		if p, ok := f.machine.process(pid); ok {
+			p.State = 'R' // it ran until we stopped it, for it has just been born
+			fresh = append(fresh, p)
+		}
+	}
+	return fresh
+}
+
+// thaw continues those that which chooses. Children come first: a shell that looks after its jobs must find them running again, or it
+// would take them for stopped ones.
+func (f *frozen) thaw(which func(p proc.Process) bool) {
+	f.held = slices.DeleteFunc(f.held, func(p proc.Process) bool {
+		if !which(p) {
+			return false
+		}
+		_ = f.machine.signal(p.PID, syscall.SIGCONT) // one that has gone needs none
+		return true
+	})
+}
+
+// orphans returns the process groups that lose every tie to their session once the doomed are gone. When a member of such a group ends
+// while others of it are stopped, the kernel sends all of them SIGHUP.
+func (f *frozen) orphans(doomed map[int]bool) map[int]bool {
+	byPID := map[int]proc.Process{}
+	for _, p := range f.all {
+		byPID[p.PID] = p
+	}
+	orphaned := map[int]bool{}
+	for pid := range doomed {
+		orphaned[byPID[pid].Group] = true
+	}
+	for _, p := range f.all {
+		parent, ok := byPID[p.PPID]
+		if ok && !p.Zombie && !doomed[p.PID] && !doomed[p.PPID] && parent.Session == p.Session && parent.Group != p.Group {
+			delete(orphaned, p.Group)
+		}
+	}
+	return orphaned
+}

@@ -1,0 +1,64 @@
+//go:build linux
+
+package operation
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// listedMetadata bounds what a list holds of an operation's metadata, of which there may be megabytes.
+const listedMetadata = 1 << 10
+
+// Describe returns the operation as it is listed. It leaves out what may be large: a list of many must fit into one frame. Whoever
+// follows the operation gets all of it.
+func (o *Operation) Describe() *wire.Op {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return &wire.Op{
+		Id: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.verdict == nil, Pid: int32(o.pid),
+		Stdout: o.out[0].Size(), Stderr: o.out[1].Size(), StartedUnixNs: o.began.UnixNano(), Verdict: brief(o.verdict),
+	}
+}
+
+// brief returns a verdict that shares every field with v but those that may be large.
+func brief(v *wire.Verdict) *wire.Verdict {
+	if v == nil {
+		return nil
+	}
+	b := &wire.Verdict{}
+	v.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		b.ProtoReflect().Set(f, value)
+		return true
+	})
+	kept := func(k *wire.Kept) *wire.Kept {
+		return &wire.Kept{Produced: k.GetProduced(), File: k.GetFile(), FileBytes: k.GetFileBytes()}
+	}
+	b.Stdout, b.Stderr = kept(v.Stdout), kept(v.Stderr)
+	b.Displays, b.HasResult = nil, false
+	b.Metadata = short(v.Metadata)
+	b.Survivors = nil
+	for _, p := range v.Survivors {
+		b.Survivors = append(b.Survivors, &wire.Process{Pid: p.Pid, Command: wire.Clip(p.Command, 200), Killed: p.Killed})
+	}
+	if e := v.CellError; e != nil {
+		b.CellError = &wire.CellError{Name: e.Name, Value: wire.Clip(e.Value, 1<<10), Line: e.Line}
+	}
+	return b
+}
+
+// short leaves out metadata that is long.
+func short(m map[string]string) map[string]string {
+	room, out := listedMetadata, map[string]string{}
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if n := len(k) + len(m[k]); n <= room {
+			room -= n
+			out[k] = m[k]
+		}
+	}
+	return out
+}

@@ -1,0 +1,61 @@
+//go:build linux
+
+package operation
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// many adds operations that have ended; left says of each whether something lives that it has left behind.
+func many(t *testing.T, ops *Table, name string, n int, left func() bool) {
+	t.Helper()
+	for i := range n {
+		o, bad := ops.Add(Request{ID: fmt.Sprintf("%s%d", name, i), Kind: "command", Spool: -1})
+		if bad != nil {
+			t.Fatal(bad)
+		}
+		o.Left(left)
+		o.Finish(&wire.Verdict{})
+	}
+}
+
+func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
+	ops := NewTable(t.TempDir())
+	remembered := func(id string, want bool) {
+		t.Helper()
+		if _, bad := ops.Get(id); (bad == nil) != want {
+			t.Errorf("%s is remembered: %t", id, !want)
+		}
+	}
+	lives := true
+	running, bad := ops.Add(Request{ID: "running", Kind: "command", Spool: -1})
+	if bad != nil {
+		t.Fatal(bad)
+	}
+	many(t, ops, "left", 1, func() bool { return lives })
+	many(t, ops, "gone", 1, func() bool { return false })
+	many(t, ops, "other", keepFinished+2, nil)
+	remembered("running", true)
+	remembered("left0", true)
+	remembered("gone0", false)
+	remembered("other0", false)
+	remembered(fmt.Sprintf("other%d", keepFinished+1), true)
+	lives = false
+	many(t, ops, "next", 1, nil)
+	remembered("left0", false)
+	running.Finish(&wire.Verdict{})
+}
+
+func TestNotMoreThanSoManyOperationsAreRemembered(t *testing.T) {
+	ops := NewTable(t.TempDir())
+	many(t, ops, "left", keepLeft+2*keepFinished, func() bool { return true })
+	if n, most := len(ops.All()), keepLeft+keepFinished+1; n > most { // the last one was added before it had ended
+		t.Errorf("%d operations are remembered, and %d may be", n, most)
+	}
+	if _, bad := ops.Get("left0"); bad == nil {
+		t.Error("the oldest is remembered, and younger ones are not")
+	}
+}

@@ -1,0 +1,19 @@
+package wire
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Errorf returns a failure as it is sent, with a stable code.
+func Errorf(code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: strings.ToValidUTF8(fmt.Sprintf(format, args...), "?")}
+}
+
+// Clip cuts a text to n bytes and replaces what a message cannot hold.
+func Clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n] + "…"
+	}
+	return strings.ToValidUTF8(s, "?")
+}

@@ -1,0 +1,70 @@
+package mcp
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestTheSchemaOfLimitsFitsTheirJSON(t *testing.T) {
+	schema, err := limitsSchema().Resolve(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l v1.RunLimits
+	for _, f := range l.Fields() {
+		if err := f.Set("3"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for text, good := range map[string]bool{
+		string(mustJSON(t, l)): true, `{}`: true, `{"tokens":-1,"time":"none"}`: true, `{"tokens":-2}`: false, `{"turns":0}`: false, `{"time":3}`: false, `{"max_tokens":3}`: false,
+	} {
+		var v any
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		if err := schema.Validate(v); (err == nil) != good {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestAnOutcomeHasTheFieldsOfAVerdict(t *testing.T) {
+	v := &sandbox.Verdict{
+		ID: "c1", Ended: sandbox.EndedSignal, ExitCode: -1, Signal: 15, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1,
+		Survivors: []sandbox.Process{{PID: 7}}, SurvivorsTotal: 1, StateKept: true, StateLostBefore: true, Error: &sandbox.CellError{Name: "E"}, StartError: "no",
+		Displays: []sandbox.Bundle{{}}, DisplaysDropped: 1, Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}},
+		Metadata: map[string]string{"k": "v"},
+	}
+	o := outcomeOf("work", true, v)
+	o.StateKept = &v.StateKept
+	var written map[string]any
+	if err := json.Unmarshal(mustJSON(t, o), &written); err != nil {
+		t.Fatal(err)
+	}
+	for f := range reflect.TypeFor[sandbox.Verdict]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		_, there := written[name]
+		if leftOut := name == "-" || name == "displays" || name == "metadata"; there == leftOut {
+			t.Errorf("%s: there %v, in %v", name, there, written)
+		}
+	}
+	if written["stdout"] != "" || written["result"] != "42" || written["signal"] != "terminated" {
+		t.Errorf("%v", written)
+	}
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Runs the tests of a tier and prints the ten slowest packages and tests. docs/DEVELOPMENT.md says what runs where.
+#
+#   scripts/test.sh check|test|all
+#
+# The Makefile calls it with RECLUSE_BIN, RECLUSE_ENGINE, RECLUSE_GUEST and GOTESTSUM set.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tier=${1:?check, test or all}
+: "${GOTESTSUM:?names the gotestsum program}"
+results=$(mktemp -d)
+engine=
+
+finish() {
+	status=$?
+	[ -z "$engine" ] || scripts/docker-engine.sh stop "$engine" || status=1
+	slowest || true
+	rm -rf "$results"
+	exit "$status"
+}
+
+# slowest prints where the time went. A package's result is the line of its JSON events without a test's name.
+slowest() {
+	cat "$results"/*.json >"$results/all" 2>/dev/null || return 0
+	echo "==> the ten slowest packages"
+	grep -E '"Action":"(pass|fail)"' "$results/all" | grep -v '"Test":' |
+		sed -E 's/.*"Package":"([^"]*)".*"Elapsed":([0-9.]+).*/\2 \1/' | sort -rn | head -10 | awk '{ printf "    %7.1f s  %s\n", $1, $2 }'
+	echo "==> the ten slowest tests"
+	grep -E '"Action":"(pass|fail)"' "$results/all" |
+		sed -nE 's/.*"Package":"([^"]*)","Test":"([^"\/]*)","Elapsed":([0-9.]+).*/\3 \1 \2/p' | sort -rn | head -10 | awk '{ printf "    %7.1f s  %s %s\n", $1, $2, $3 }'
+}
+
+# pass NAME ARGS...: one invocation of go test.
+pass() {
+	local name=$1
+	shift
+	echo "==> $name"
+	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 "$@"
+}
+
+# docker starts one engine for every package that needs one.
+docker() {
+	command -v dockerd >/dev/null && [ "$(id -u)" = 0 ] || return 0 # the tests say what is missing, and in CI they fail
+	engine=$(mktemp -d /tmp/recluse-docker-XXXXXX)
+	RECLUSE_TEST_DOCKER_HOST=$(scripts/docker-engine.sh start "$engine" "$RECLUSE_ENGINE")
+	export RECLUSE_TEST_DOCKER_HOST RECLUSE_TEST_DOCKER_OWNED=true
+}
+
+trap finish EXIT
+case $tier in
+check)
+	pass "unit tests, and the feature suite on local" -race -short ./...
+	;;
+test)
+	# Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: one package at a time, and
+	# without the race detector, which gVisor and the unit tests have.
+	apart='/(sandbox/docker|test/attack|test/install|test/mcp)$'
+	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
+	mapfile -t most < <(go list ./... | grep -vE "$apart")
+	mapfile -t rest < <(go list ./... | grep -E "$apart")
+	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
+	pass "unit tests of the rest" -race -short "${rest[@]}"
+	docker
+	pass "containers, attacks, programs of others" -timeout=20m -p=1 "${rest[@]}"
+	pass "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
+	;;
+all)
+	export RECLUSE_TEST_ALL=true
+	docker
+	pass "every test on every backend" -race -timeout=60m -p=1 ./...
+	;;
+*)
+	echo "scripts/test.sh: unknown tier '$tier': check, test or all" >&2
+	exit 2
+	;;
+esac

@@ -1,0 +1,252 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+func newRecord(ctx context.Context, key Key, c creation) record {
+	now := time.Now().UTC()
+	return record{
+		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
+		Created: now, Used: now, Request: request(ctx),
+	}
+}
+
+func newID() string {
+	b := make([]byte, 8)
+	_, _ = rand.Read(b) // never fails
+	return "n" + hex.EncodeToString(b)
+}
+
+// awaitCreated waits until the session is created, or returns why it could not be.
+func (s *Session) awaitCreated(ctx context.Context) error {
+	select {
+	case <-s.created:
+	default:
+		select {
+		case <-s.created:
+		case <-ctx.Done():
+			return cancelled("wait for session", ctx.Err())
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.createErr
+}
+
+// create creates the sandbox of a new session.
+//
+// Preconditions: the turn is held; it is released here.
+func (s *Session) create(ctx context.Context, c creation) {
+	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	defer cancel()
+	stop := context.AfterFunc(s.m.ctx, cancel)
+	defer stop()
+	defer s.releaseTurn()
+	var err error
+	if c.From != "" {
+		err = s.createFromSnapshot(ctx, c)
+	} else {
+		err = s.createFromSpec(ctx, c)
+	}
+	s.finishCreation(ctx, err)
+}
+
+// createFromSpec creates it from its spec.
+func (s *Session) createFromSpec(ctx context.Context, c creation) error {
+	b, err := s.m.backend(ctx, c.Backend)
+	if err != nil {
+		return err
+	}
+	if err := s.register(ctx, b.Name(), c.Vars); err != nil {
+		return err
+	}
+	sb, err := s.newSandbox(ctx, b)
+	if err != nil {
+		return err
+	}
+	failpoint("create.made")
+	s.adopt(sb, false, nil)
+	return nil
+}
+
+// createFromSnapshot creates it from a snapshot.
+func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
+	of, name, err := parseRef(c.From, s.key.Name)
+	if err != nil {
+		return err
+	}
+	row, err := s.m.findSnapshot(ctx, s.key.Tenant, of, name)
+	if err != nil {
+		return err
+	}
+	v, err := decodeSnapshot(row)
+	if err != nil {
+		return err
+	}
+	if c.ownSpec && c.specHash != v.SpecHash {
+		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", c.From, differing(*c.Spec, v.Spec)), Remedy: "ask without a spec"}
+	}
+	if c.Backend != "" && c.Backend != v.Image.Backend {
+		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", c.From, v.Image.Backend, c.Backend)}
+	}
+	defer s.m.pinImage(v.Image)()
+	s.mu.Lock()
+	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
+	s.mu.Unlock()
+	return s.createFromImage(ctx, v.Image, c.Vars)
+}
+
+// createFromImage creates it from a pinned image.
+func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
+	b, err := s.m.backend(ctx, image.Backend)
+	if err != nil {
+		return err
+	}
+	if err := s.register(ctx, b.Name(), vars); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	labels := s.m.labels(&s.rec)
+	s.mu.Unlock()
+	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	if err != nil {
+		return err
+	}
+	failpoint("create.made")
+	s.adopt(sb, true, nil)
+	return nil
+}
+
+// register writes a session that is being created to the store, so that its sandbox is not taken for a stray.
+func (s *Session) register(ctx context.Context, backend string, vars map[string]string) error {
+	if err := s.countSnapshots(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.rec.Backend = backend
+	s.mu.Unlock()
+	failpoint("create.begun")
+	if err := s.m.writeDeferred(ctx, s.key); err != nil {
+		return err
+	}
+	if err := s.save(ctx); err != nil {
+		return err
+	}
+	if len(vars) > 0 {
+		if err := s.m.store.SetVars(ctx, s.id, vars); err != nil {
+			return err
+		}
+	}
+	failpoint("create.registered")
+	return nil
+}
+
+// newSandbox returns a sandbox with the session's labels, from the pool if it has one.
+func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.Sandbox, error) {
+	s.mu.Lock()
+	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
+	s.mu.Unlock()
+	p := s.m.pool(b)
+	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || len(spec.Labels) > 0 {
+		spec.Labels = labels
+		return sandbox.Open(ctx, b, spec)
+	}
+	spec.Persist = false // the pool sets it
+	sb, err := p.Get(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	failpoint("create.taken")
+	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
+		return nil, errors.Join(err, sb.Close())
+	}
+	return sb, nil
+}
+
+// finishCreation publishes a session whose sandbox was created, or undoes its creation.
+func (s *Session) finishCreation(ctx context.Context, err error) {
+	if err == nil {
+		err = s.m.publish(ctx, s)
+	}
+	if err != nil {
+		s.abortCreation(ctx, err)
+		return
+	}
+	close(s.created)
+}
+
+// publish moves sessions whose sandboxes were created to their first state. They are written to the store together,
+// before anybody can use one.
+//
+// Preconditions: the turns are held.
+func (m *Manager) publish(ctx context.Context, made ...*Session) error {
+	now := time.Now().UTC()
+	var rows []store.Session
+	for _, s := range made {
+		s.saveMu.Lock()
+		defer s.saveMu.Unlock()
+		s.mu.Lock()
+		next := s.rec
+		s.mu.Unlock()
+		if next.State != Creating {
+			continue // it was ended meanwhile, and dispose waits for the turn
+		}
+		next.State, next.Reason, next.Since = Ready, "made", now
+		row, err := next.row()
+		if err != nil {
+			return err
+		}
+		rows = append(rows, row)
+	}
+	if err := m.store.SaveSessions(context.WithoutCancel(ctx), rows...); err != nil {
+		return err
+	}
+	failpoint("create.saved")
+	for _, s := range made {
+		s.mu.Lock()
+		if s.setState(Ready, "made") {
+			s.rec.Since = now
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// abortCreation undoes the creation of a session.
+func (s *Session) abortCreation(ctx context.Context, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
+	defer cancel()
+	s.mu.Lock()
+	sb := s.attachment.detach()
+	s.createErr = err
+	ended := !s.rec.State.Live()
+	s.setState(Ended, "it could not be made")
+	s.rec.Ended = time.Now().UTC()
+	s.mu.Unlock()
+	if sb != nil {
+		if cerr := sb.Close(); cerr != nil {
+			s.m.log.WarnContext(ctx, "sandbox of a session that could not be made is left", "sandbox", sb.ID(), "error", cerr)
+		}
+	}
+	if derr := s.m.store.DropSessions(ctx, s.id); derr != nil {
+		s.m.log.WarnContext(ctx, "record of a session that could not be made is left for now", "id", s.id, "error", derr)
+		s.m.deferWrite(s, func(ctx context.Context) error { return s.m.store.DropSessions(ctx, s.id) })
+	}
+	s.audit(ctx, Entry{Action: "open", Error: errorCode(err)})
+	if !ended {
+		s.m.forget(s)
+		close(s.freed)
+		close(s.disposed)
+	}
+	close(s.created)
+}

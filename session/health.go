@@ -1,0 +1,186 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+const (
+	// pingers is how many sandboxes are pinged at once.
+	pingers = 4
+	// busyMisses is how many pings in a row a sandbox in use may miss before its connection is checked. Checking ends the
+	// calls in progress, and what runs may keep the sandbox from answering for a while.
+	busyMisses = 3
+)
+
+// watch waits for the unexpected end of a sandbox, and has the session restored.
+func (s *Session) watch(sb *sandbox.Sandbox) {
+	select {
+	case <-sb.Gone():
+	case <-s.m.ctx.Done():
+		return
+	}
+	if s.acquireTurn(s.m.ctx) != nil {
+		return
+	}
+	defer s.releaseTurn()
+	s.mu.Lock()
+	mine := s.attachment.has(sb) && s.rec.State.Live()
+	s.mu.Unlock()
+	if !mine {
+		return // the session has left it
+	}
+	cause := s.m.ping(sb) // the error says why
+	if !isGone(cause) {
+		s.markUnreachable(sb, cause)
+		return
+	}
+	s.handleLoss(sb, cause)
+}
+
+// isGone reports whether an error means that a sandbox no longer exists. Other errors, such as those of a backend
+// that does not answer, say nothing about it.
+func isGone(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeNotFound, sandbox.CodeSandboxLost, sandbox.CodeGuestLost:
+		return true
+	}
+	return false
+}
+
+// markUnreachable gives up the connection to a sandbox that may live on. The next call or health check attaches it
+// again.
+//
+// Preconditions: the turn is held.
+func (s *Session) markUnreachable(sb *sandbox.Sandbox, cause error) {
+	if s.m.ctx.Err() != nil {
+		return
+	}
+	sb.Detach()
+	s.m.log.WarnContext(s.m.ctx, "sandbox cannot be reached", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cause != nil { // nil: it answers again
+		s.recordIncident(incidentOf(cause))
+	}
+	s.attachment.markUnreachable()
+}
+
+// checkConnection checks a sandbox that does not answer, or did not. If only the connection broke, it makes a new
+// one; otherwise the sandbox is lost.
+func (s *Session) checkConnection(sb *sandbox.Sandbox) {
+	if s.acquireTurn(s.m.ctx) != nil {
+		return
+	}
+	defer s.releaseTurn()
+	s.mu.Lock()
+	mine := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != Paused
+	s.mu.Unlock()
+	if !mine {
+		return
+	}
+	err := s.m.ping(sb)
+	if err == nil {
+		s.queryOperations(sb)
+	}
+	if err == nil || s.m.ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	s.attachment.reattach()
+	s.mu.Unlock()
+	sb.Detach()
+	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
+	again, hangs, aerr := s.m.reconnect(sb)
+	switch {
+	case aerr == nil:
+		s.adopt(again, true, nil)
+	case isGone(aerr) || hangs:
+		s.handleLoss(sb, err)
+	default:
+		s.markUnreachable(sb, aerr)
+	}
+}
+
+// reconnect makes a new connection to a sandbox that does not answer; hangs reports that it is the sandbox which does
+// not. A backend that stalls looks the same, although its sandboxes live on, so it is probed before and after.
+func (m *Manager) reconnect(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hangs bool, err error) {
+	if err := m.probeBackend(sb.Backend()); err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, m.opts.reconnectWait)
+	defer cancel()
+	again, err = attachSandbox(ctx, sb.Backend(), sb.ID())
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return again, false, err
+	}
+	if away := m.probeBackend(sb.Backend()); away != nil {
+		return nil, false, away
+	}
+	return nil, true, err
+}
+
+// ping pings a sandbox.
+func (m *Manager) ping(sb *sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(m.ctx, m.opts.pingWait)
+	defer cancel()
+	return sb.Ping(ctx)
+}
+
+// checkHealth pings the sandboxes of ready sessions, and attaches those that were unreachable.
+func (m *Manager) checkHealth(every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	slots := make(chan struct{}, pingers)
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+		}
+		for _, s := range m.sessions() {
+			s.mu.Lock()
+			skip := s.rec.State != Ready || s.attachment.state == attReserved
+			s.mu.Unlock()
+			if skip {
+				continue
+			}
+			select {
+			case slots <- struct{}{}:
+			case <-m.ctx.Done():
+				return
+			}
+			m.work.Go(func() {
+				defer func() { <-slots }()
+				s.checkHealth()
+			})
+		}
+	}
+}
+
+// checkHealth pings the sandbox of the session, or attaches it.
+func (s *Session) checkHealth() {
+	s.mu.Lock()
+	sb := s.attachment.sandbox
+	s.mu.Unlock()
+	if sb == nil {
+		_ = s.ensureAttached(s.m.ctx) // a call gets the error
+		return
+	}
+	err := s.m.ping(sb)
+	s.mu.Lock()
+	if !s.attachment.has(sb) { // it has been replaced
+		s.mu.Unlock()
+		return
+	}
+	missed, unverified := s.attachment.pinged(err), s.attachment.isUnverified()
+	tolerated := (s.calls+len(s.background) > 0 || unverified) && missed < busyMisses
+	s.mu.Unlock()
+	look := err != nil && !tolerated || err == nil && unverified
+	if look && s.m.ctx.Err() == nil {
+		s.checkConnection(sb)
+	}
+}

@@ -1,0 +1,254 @@
+package session
+
+import (
+	"context"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// scenario is something that changes a session. What prepare does is safe; a kill may come at any point of act.
+type scenario struct {
+	pool    bool
+	sleeps  bool // needs a backend whose sessions can be hibernated or forked
+	points  []string
+	ahead   string // only the first who comes to this point goes on; empty: all do
+	prepare func(ctx context.Context, m *Manager) error
+	act     func(ctx context.Context, m *Manager) error
+	check   func(t *testing.T, k *bench)
+}
+
+// prepared makes session "work" with x = 1.
+func prepared(ctx context.Context, m *Manager) error {
+	s, _, err := m.Open(ctx, Key{Name: "work"}, OpenOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = s.Cell(ctx, sandbox.Cell{Code: note(1)})
+	return err
+}
+
+// with gives session "work" to f.
+func with(f func(ctx context.Context, s *Session) error) func(context.Context, *Manager) error {
+	return func(ctx context.Context, m *Manager) error {
+		s, err := m.Get(ctx, Key{Name: "work"})
+		if err != nil {
+			return err
+		}
+		return f(ctx, s)
+	}
+}
+
+func then(fs ...func(context.Context, *Manager) error) func(context.Context, *Manager) error {
+	return func(ctx context.Context, m *Manager) error {
+		for _, f := range fs {
+			if err := f(ctx, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+var (
+	saveOne = with(func(ctx context.Context, s *Session) error { _, err := s.Save(ctx, "one"); return err })
+	setTwo  = with(func(ctx context.Context, s *Session) error {
+		_, err := s.Cell(ctx, sandbox.Cell{Code: note(2)})
+		return err
+	})
+	doze    = with(func(ctx context.Context, s *Session) error { return s.Hibernate(ctx) })
+	forkTwo = with(func(ctx context.Context, s *Session) error { _, err := s.Fork(ctx, 2, nil); return err })
+	touch   = with(func(ctx context.Context, s *Session) error {
+		_, err := s.Cell(ctx, sandbox.Cell{Code: "x"})
+		return err
+	})
+)
+
+// checkAlive wants "work" to be there with x = 1.
+func checkAlive(t *testing.T, k *bench) {
+	t.Helper()
+	want(t, "x", py(t, k.get("work"), noted(k.b)), "1")
+}
+
+// checkOldOrNew wants no session, or one that works.
+func checkOldOrNew(t *testing.T, k *bench) {
+	t.Helper()
+	s, err := k.m.Get(t.Context(), Key{Name: "work"})
+	if err != nil {
+		wantCode(t, "no session", err, CodeNotFound)
+		return
+	}
+	py(t, s, "1")
+}
+
+// checkSnapshots wants each named snapshot to have an image and to be of use, and no other images.
+func checkSnapshots(t *testing.T, k *bench) {
+	t.Helper()
+	all, err := k.m.Snapshots(t.Context(), Key{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "images are those of the named snapshots", func() bool { k.collect(); return k.images() == len(all) })
+	for _, s := range all {
+		n, _, err := k.m.Open(t.Context(), Key{Name: "from-" + s.Name}, OpenOptions{Settings: Settings{From: s.Session + "@" + s.Name}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "x in the snapshot", py(t, n, noted(k.b)), "1")
+	}
+}
+
+// checkGoesBack wants the session to go back to its snapshot, if that has its name: what is saved next comes from it.
+func checkGoesBack(t *testing.T, k *bench) {
+	t.Helper()
+	all, err := k.m.Snapshots(t.Context(), Key{Name: "work"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := ""
+	for _, s := range all {
+		parent = s.Name
+	}
+	if next := save(t, k.get("work"), "next"); next.Parent != parent {
+		t.Errorf("what is saved next comes from %q, want %q", next.Parent, parent)
+	}
+}
+
+// checkForks wants both copies, or none.
+func checkForks(t *testing.T, k *bench) {
+	t.Helper()
+	copies := 0
+	for i := range k.m.List(t.Context(), ListOptions{}) {
+		want(t, "x in "+i.Key.Name, py(t, k.get(i.Key.Name), "x"), "1")
+		if i.Key.Name != "work" {
+			copies++
+		}
+	}
+	if copies != 0 && copies != 2 {
+		t.Errorf("there are %d of 2 copies", copies)
+	}
+}
+
+func checkEach(checks ...func(*testing.T, *bench)) func(*testing.T, *bench) {
+	return func(t *testing.T, k *bench) {
+		for _, c := range checks {
+			c(t, k)
+		}
+	}
+}
+
+// resumeJournal ends the pause of the journal that the audit scenario has begun.
+var resumeJournal func()
+
+var scenarios = map[string]scenario{
+	"create": {
+		points: []string{"create.begun", "create.registered", "create.made", "create.saved"},
+		act:    prepared, check: checkOldOrNew,
+	},
+	"create from pool": {
+		pool: true, points: []string{"create.registered", "create.taken", "create.made"},
+		act: prepared, check: checkOldOrNew,
+	},
+	"snapshot": {
+		points:  []string{"snapshot.written", "snapshot.snapshotCount"},
+		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
+	},
+	"snapshot of a sleeper": {
+		sleeps: true, points: []string{"snapshot.written", "snapshot.snapshotCount"},
+		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
+	},
+	"hibernate": {
+		sleeps: true, points: []string{"hibernate.begun", "hibernate.stopped", "hibernate.saved"},
+		prepare: prepared, act: doze, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"wake": {
+		sleeps: true, points: []string{"wake.made", "wake.saved"},
+		prepare: then(prepared, doze), act: touch, check: checkEach(checkAlive, checkSnapshots),
+	},
+	"restore": {
+		points:  []string{"restore.made", "restore.saved", "restore.stopped"},
+		prepare: then(prepared, saveOne, setTwo),
+		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
+		check: checkEach(func(t *testing.T, k *bench) {
+			if got := py(t, k.get("work"), noted(k.b)); got != "1" && got != "2" {
+				t.Errorf("x is %s", got)
+			}
+		}, checkSnapshots),
+	},
+	"restore a sleeper": {
+		sleeps: true, points: []string{"restore.made", "restore.saved"},
+		prepare: then(prepared, saveOne, setTwo, doze),
+		act:     with(func(ctx context.Context, s *Session) error { return s.Restore(ctx, "one") }),
+		check: checkEach(func(t *testing.T, k *bench) {
+			if got := py(t, k.get("work"), noted(k.b)); got != "1" && got != "2" {
+				t.Errorf("x is %s", got)
+			}
+		}, checkSnapshots),
+	},
+	"delete a snapshot": {
+		points:  []string{"delete.forgotten"},
+		prepare: then(prepared, saveOne),
+		act: func(ctx context.Context, m *Manager) error {
+			return m.DeleteSnapshot(ctx, Key{Name: "work"}, "one")
+		},
+		check: checkEach(checkAlive, checkSnapshots),
+	},
+	"fork": {
+		sleeps: true, points: []string{"fork.written", "create.begun", "create.registered", "create.made", "fork.made", "create.saved"},
+		prepare: prepared, act: forkTwo, check: checkEach(checkAlive, checkForks, checkSnapshots),
+	},
+	"fork of which one copy is ahead": {
+		sleeps: true, points: []string{"create.registered", "create.made"}, ahead: "create.begun",
+		prepare: prepared, act: forkTwo, check: checkEach(checkAlive, checkForks, checkSnapshots),
+	},
+	"end": {
+		points:  []string{"end.begun", "end.saved", "end.terminated", "end.stopped"},
+		prepare: prepared,
+		act: with(func(ctx context.Context, s *Session) error {
+			err := s.End(ctx, "")
+			<-s.disposed
+			return err
+		}),
+		check: checkOldOrNew,
+	},
+	"audit": {
+		points: []string{"answered", "audit.written"},
+		// The journal also writes by the clock. It is held until the caller has the answer, lest the kill comes before.
+		prepare: then(prepared, func(_ context.Context, m *Manager) error { resumeJournal = m.journal.Pause(); return nil }),
+		act: then(touch, func(ctx context.Context, m *Manager) error {
+			failpoint("answered")
+			resumeJournal()
+			return m.journal.Flush(ctx)
+		}),
+		check: func(t *testing.T, k *bench) {
+			k.restart() // which finds nothing more to add
+			var got []string
+			for e, err := range k.m.Audit(t.Context(), AuditOptions{}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, e.Action+" "+e.Detail)
+			}
+			if want := "cell " + note(1) + ",cell x"; len(got) != 3 || !strings.HasPrefix(got[0], "open ") || strings.Join(got[1:], ",") != want {
+				t.Errorf("the audit log has %q", got)
+			}
+		},
+	},
+	"restore what was lost": {
+		points:  []string{"revive.made"},
+		prepare: then(prepared, saveOne, setTwo),
+		act: with(func(ctx context.Context, s *Session) error {
+			i := s.Info()
+			pid, err := process(ctx, s.m.known(i.Backend), i.Sandbox)
+			if err != nil {
+				return err
+			}
+			_ = syscall.Kill(pid, syscall.SIGKILL) // what comes of it is waited for
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		check: checkEach(checkAlive, checkSnapshots),
+	},
+}

@@ -1,0 +1,133 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Get returns a live session. It is not use.
+func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
+	key, err := key.check()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	s, closing := m.live[key], m.closing
+	m.mu.Unlock()
+	if closing {
+		return nil, errClosing
+	}
+	if s != nil {
+		if err := s.awaitCreated(ctx); err != nil {
+			return nil, err
+		}
+		return s, nil
+	}
+	return nil, m.missing(ctx, key)
+}
+
+// missing returns the error for a key without a session.
+func (m *Manager) missing(ctx context.Context, key Key) error {
+	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Tenant: key.Tenant, Name: key.Name, Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(rows) > 0 && rows[0].State == string(Expired) {
+		r, err := decode(rows[0])
+		if err != nil {
+			return err
+		}
+		return expired(key, r.Reason)
+	}
+	return notFound(key)
+}
+
+// ListOptions chooses sessions.
+type ListOptions struct {
+	Tenant string  // "*": all; empty: DefaultTenant
+	States []State // empty: all that are live
+	Limit  int     // 0: all
+}
+
+// List iterates over sessions by name, the oldest first among those of one name.
+func (m *Manager) List(ctx context.Context, o ListOptions) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		all, err := m.list(ctx, o)
+		if err != nil {
+			yield(Info{}, err)
+			return
+		}
+		for _, i := range all {
+			if !yield(i, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
+	if o.Tenant == "" {
+		o.Tenant = DefaultTenant
+	}
+	wanted := func(i *Info) bool {
+		return (o.Tenant == "*" || i.Key.Tenant == o.Tenant) &&
+			(len(o.States) == 0 && i.State.Live() || slices.Contains(o.States, i.State))
+	}
+	var out []Info
+	for _, s := range m.sessions() {
+		if i := s.Info(); wanted(&i) {
+			out = append(out, i)
+		}
+	}
+	if slices.ContainsFunc(o.States, func(s State) bool { return !s.Live() }) {
+		q := store.SessionQuery{Dead: true}
+		if o.Tenant != "*" {
+			q.Tenant = o.Tenant
+		}
+		rows, err := m.store.FindSessions(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range rows {
+			r, err := decode(row)
+			if err != nil {
+				return nil, err
+			}
+			if i := r.info(); wanted(&i) {
+				out = append(out, i)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Info) int {
+		return cmp.Or(
+			cmp.Compare(a.Key.Tenant, b.Key.Tenant), cmp.Compare(a.Key.Name, b.Key.Name), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	if o.Limit > 0 && len(out) > o.Limit {
+		out = out[:o.Limit]
+	}
+	return out, nil
+}
+
+// sessions returns the sessions that hold their key.
+func (m *Manager) sessions() []*Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.live))
+}
+
+// decode decodes a record of the store.
+func decode(row store.Session) (*record, error) {
+	r := &record{}
+	if err := json.Unmarshal(row.Data, r); err != nil {
+		return nil, &sandbox.Error{Code: CodeStoreCorrupt, Op: "read session", Message: fmt.Sprintf("the record of session %s cannot be read", row.ID), Err: err}
+	}
+	return r, nil
+}

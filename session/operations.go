@@ -1,0 +1,125 @@
+package session
+
+import (
+	"context"
+	"slices"
+	"syscall"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// OnHostCall sets the handler of recluse.call in the session, also after it was hibernated or restored.
+func (s *Session) OnHostCall(f sandbox.HostFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handler = f
+	if sb := s.attachment.sandbox; sb != nil {
+		sb.OnHostCall(f)
+	}
+}
+
+// Operations lists what runs and what has ended recently; for a hibernated session, as of its hibernation. It is not
+// use.
+func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
+	return look(ctx, s, func(g *sandboxView) []sandbox.Operation { return slices.Clone(g.Operations) }, (*sandbox.Sandbox).Operations)
+}
+
+// Operation returns one operation. A hibernated session is woken for one that its view does not have.
+func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, error) {
+	is := func(o sandbox.Operation) bool { return o.ID == id }
+	ops, err := s.Operations(ctx)
+	if g := s.hibernatedView(); err == nil && g != nil && g.Shortened && !slices.ContainsFunc(ops, is) {
+		ops, err = ask(ctx, s, (*sandbox.Sandbox).Operations)
+	}
+	if err != nil {
+		return sandbox.Operation{}, err
+	}
+	if i := slices.IndexFunc(ops, is); i >= 0 {
+		return ops[i], nil
+	}
+	return sandbox.Operation{}, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
+}
+
+// Contexts lists the live interpreters. It is not use.
+func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
+	return look(ctx, s, func(g *sandboxView) []sandbox.Context { return slices.Clone(g.Contexts) }, (*sandbox.Sandbox).Contexts)
+}
+
+// Guest describes the inside of the sandbox. It is not use.
+func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
+	return look(ctx, s, func(g *sandboxView) *sandbox.Guest { return new(*g.Guest) }, (*sandbox.Sandbox).Guest)
+}
+
+// look asks the sandbox without using it. A hibernated session is not woken: its view is still accurate.
+func look[T any](ctx context.Context, s *Session, asleep func(*sandboxView) T, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+	if g := s.hibernatedView(); g != nil {
+		return asleep(g), nil
+	}
+	return ask(ctx, s, f)
+}
+
+// ask asks the sandbox without using it, and wakes it.
+func ask[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+	sb, done, err := s.enter(ctx, false)
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	out, err = f(sb, ctx)
+	return out, s.explain(sb, err)
+}
+
+// Signal sends a signal to an operation's main process and its process group.
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, opts sandbox.SignalOptions) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Signal(ctx, id, sig, opts) })
+}
+
+// Cancel ends an operation and everything it started.
+func (s *Session) Cancel(ctx context.Context, id string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Cancel(ctx, id) })
+}
+
+// Forget removes an ended operation and its output.
+func (s *Session) Forget(ctx context.Context, id string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Forget(ctx, id) })
+}
+
+// CloseContext ends an interpreter and everything its cells left running.
+func (s *Session) CloseContext(ctx context.Context, name string) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.CloseContext(ctx, name) })
+}
+
+// act makes a short call that is use. The limit of commands does not apply, because the call may be what makes room.
+func (s *Session) act(ctx context.Context, f func(*sandbox.Sandbox) error) error {
+	sb, done, err := s.enter(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return s.explain(sb, f(sb))
+}
+
+// Follow returns an operation's output from absolute offsets on, and its verdict once it has ended. It is not use: if
+// the session is hibernated or restored meanwhile, the error is [CodeMoved].
+func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+	sb, done, err := s.enter(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	done() // a follower must not keep a session from hibernating
+	v, err := sb.Follow(ctx, id, o)
+	return v, s.explain(sb, err)
+}
+
+// Share makes a regular file of the host readable inside, and returns its path there. The file stays shared when the
+// session is hibernated, restored or forked.
+func (s *Session) Share(ctx context.Context, file, name string) (string, error) {
+	sb, done, err := s.enter(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	inside, err := sb.Share(ctx, file, name)
+	s.audit(ctx, Entry{Action: "share", Detail: file, Error: errorCode(err)})
+	return inside, s.explain(sb, err)
+}

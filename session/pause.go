@@ -1,0 +1,108 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+// Pause freezes the session in memory. Running calls wait, and new ones are refused, until Resume.
+func (s *Session) Pause(ctx context.Context) error {
+	err := s.pause(ctx)
+	s.audit(ctx, Entry{Action: "pause", Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) pause(ctx context.Context) error {
+	if err := s.awaitCreated(ctx); err != nil {
+		return err
+	}
+	if s.Info().State == Paused {
+		return nil
+	}
+	if _, err := s.awaitSandbox(ctx); err != nil {
+		return err
+	}
+	if err := s.acquireTurn(ctx); err != nil {
+		return err
+	}
+	defer s.releaseTurn()
+	s.mu.Lock()
+	sb, err := s.attachment.sandbox, s.refusal(time.Now())
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if sb == nil {
+		return &sandbox.Error{Code: sandbox.CodeBusy, Op: "pause session", Message: "the session changes at this moment", Retry: true}
+	}
+	if err := sb.Pause(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.setState(Paused, "by hand")
+	s.mu.Unlock()
+	ctx = context.WithoutCancel(ctx)
+	if err := s.save(ctx); err != nil { // the next manager would take it for one that hangs
+		return errors.Join(err, s.unpause(ctx, "it could not be noted that it is paused"))
+	}
+	return nil
+}
+
+// Resume ends Pause and Hibernate, and does nothing in other states.
+func (s *Session) Resume(ctx context.Context) error {
+	err := s.resume(ctx)
+	s.audit(ctx, Entry{Action: "resume", Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) resume(ctx context.Context) error {
+	if err := s.awaitCreated(ctx); err != nil {
+		return err
+	}
+	if err := s.acquireTurn(ctx); err != nil {
+		return err
+	}
+	err := s.unpause(context.WithoutCancel(ctx), "resumed")
+	s.releaseTurn()
+	if err != nil {
+		return err
+	}
+	_, done, err := s.enter(ctx, true)
+	if err != nil {
+		return err
+	}
+	done()
+	return nil
+}
+
+// unpause resumes a paused session.
+//
+// Preconditions: the turn is held.
+func (s *Session) unpause(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	state, id := s.rec.State, s.rec.Sandbox
+	s.mu.Unlock()
+	if state != Paused {
+		return nil
+	}
+	b, err := s.backend()
+	if err != nil {
+		return err
+	}
+	p, ok := b.(backend.Pauser)
+	if !ok {
+		return backend.NotSupported(b.Name(), "resume", "")
+	}
+	if err := p.Resume(ctx, id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.setState(Ready, reason)
+	s.mu.Unlock()
+	_ = s.save(ctx) // it is logged and retried, and the session runs already
+	return nil
+}

@@ -1,0 +1,120 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Restore restores a snapshot of the same tenant, "name" or "session@name", into the session.
+func (s *Session) Restore(ctx context.Context, ref string) error {
+	err := s.restore(ctx, ref)
+	s.audit(ctx, Entry{Action: "restore", Detail: ref, Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) restore(ctx context.Context, ref string) error {
+	of, name, err := parseRef(ref, s.key.Name)
+	if err != nil {
+		return err
+	}
+	if err := s.awaitCreated(ctx); err != nil {
+		return err
+	}
+	row, err := s.m.findSnapshot(ctx, s.key.Tenant, of, name)
+	if err != nil {
+		return err
+	}
+	v, err := decodeSnapshot(row)
+	if err != nil {
+		return err
+	}
+	defer s.m.pinImage(v.Image)()
+	b := s.m.known(v.Image.Backend)
+	if b == nil {
+		return &sandbox.Error{Code: sandbox.CodeBackendUnknown, Op: "restore snapshot", Message: "it is of backend " + v.Image.Backend + ", which is not configured"}
+	}
+	if err := s.acquireTurn(ctx); err != nil {
+		return err
+	}
+	defer s.releaseTurn()
+	if err := s.reserve(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeWait)
+	defer cancel()
+	return s.replaceSandbox(ctx, b, row, v)
+}
+
+// reserve reserves the sandbox if no call uses it.
+//
+// Preconditions: the turn is held.
+func (s *Session) reserve() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.rec.State.Live() {
+		return s.refusal(time.Now())
+	}
+	if s.calls > 0 {
+		return &sandbox.Error{
+			Code: sandbox.CodeBusy, Op: "restore snapshot", Message: "a cell, a command or a transfer is under way", Remedy: "wait for it, or cancel it", Retry: true,
+		}
+	}
+	s.attachment.reserve()
+	return nil
+}
+
+// replaceSandbox replaces the session's sandbox by one made from a snapshot. Until the store has the new one, the old
+// one counts.
+//
+// Preconditions: the turn is held, and the sandbox reserved.
+func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row store.Snapshot, v snapshotRecord) error {
+	s.mu.Lock()
+	next := s.rec
+	s.mu.Unlock()
+	next.Spec, next.SpecHash = v.Spec, v.SpecHash
+	sb, err := sandbox.Restore(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
+	if err != nil {
+		s.release()
+		return err
+	}
+	failpoint("restore.made")
+	if err := s.saveAhead(ctx, func(r *record) { r.Backend, r.Sandbox, r.Spec, r.SpecHash = b.Name(), sb.ID(), v.Spec, v.SpecHash }); err != nil {
+		s.release()
+		return errors.Join(err, sb.Close())
+	}
+	failpoint("restore.saved")
+	s.mu.Lock()
+	old, oldID, oldBackend, oldImage := s.attachment.sandbox, s.rec.Sandbox, s.rec.Backend, s.rec.Hibernation
+	s.mu.Unlock()
+	s.adopt(sb, true, func() {
+		r := &s.rec
+		if !s.setState(Ready, "restored from snapshot "+row.Session+"@"+row.Name) {
+			return // it has ended meanwhile, and dispose waits for the turn
+		}
+		if r.Since.IsZero() {
+			r.Since = time.Now().UTC()
+		}
+		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
+		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
+		r.Used = time.Now().UTC()
+		s.background = nil
+		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
+	})
+	_ = s.save(ctx) // it is logged and retried, and the session is restored already
+	s.setMovedFrom(oldID)
+	switch known := s.m.known(oldBackend); {
+	case old != nil:
+		err = old.Close()
+	case oldID != "" && known != nil:
+		err = known.Stop(ctx, oldID)
+	}
+	failpoint("restore.stopped")
+	if oldImage != nil {
+		s.m.dropImage(ctx, oldImage)
+	}
+	return err
+}

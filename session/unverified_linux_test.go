@@ -1,0 +1,180 @@
+package session
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// elderly has a manager that looks only when the test does, and that did not start a moment ago: then it would be patient with everything.
+func elderly(t *testing.T) (*bench, *distant) {
+	t.Helper()
+	o := calm()
+	o.healthEvery = time.Hour
+	k, d := newDistantBenchWith(t, o)
+	k.m.started = time.Now().Add(-time.Hour)
+	return k, d
+}
+
+// outlive lets the lifetime of a session pass, so that only what runs in it keeps it.
+func outlive(s *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rec.Policy.TTL, s.dirty = time.Nanosecond, true
+}
+
+// spared wants the reaper to leave a session alone.
+func spared(t *testing.T, s *Session, when string) {
+	t.Helper()
+	if s.due(time.Now()) != nil {
+		t.Errorf("%s, it would be reaped", when)
+	}
+}
+
+// inactive waits until nothing that runs in the session is known of.
+func inactive(t *testing.T, s *Session) {
+	t.Helper()
+	await(t, "nothing is known of what runs", func() bool { return s.Info().Running == 0 })
+}
+
+// rediscovered waits until looks at a session's health have found what runs in it.
+func rediscovered(t *testing.T, s *Session) {
+	t.Helper()
+	await(t, "what runs is found", func() bool { s.checkHealth(); return s.Info().Running == 1 })
+	spared(t, s, "once what runs is found")
+}
+
+func background(t *testing.T, s *Session) (id string) {
+	t.Helper()
+	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 600"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestWhatRunsIsNotReapedWhileTheWayToItIsBroken(t *testing.T) {
+	policies := map[string]func(*Session){
+		"its lifetime is over": outlive,
+		"it is idle": func(s *Session) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.rec.Policy.Idle, s.rec.Policy.OnIdle, s.dirty = time.Nanosecond, IdleEnd, true
+		},
+	}
+	for name, age := range policies {
+		t.Run(name, func(t *testing.T) {
+			k, d := elderly(t)
+			s := k.open("work")
+			id := s.Info().Sandbox
+			background(t, s)
+			age(s)
+			resume := d.stall() // so that attaching again takes a while
+			t.Cleanup(resume)
+			d.deafen(s)
+			inactive(t, s)
+			spared(t, s, "when its command is no longer heard of")
+			await(t, "its sandbox is looked for", func() bool { return d.waiting("list") > 0 })
+			spared(t, s, "while its sandbox is looked for")
+			resume()
+			rediscovered(t, s)
+			want(t, "sandbox", s.Info().Sandbox, id)
+		})
+	}
+}
+
+func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
+	k, d := elderly(t)
+	s := k.open("work")
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 600", RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, Detach: true}})
+		failed <- err
+	}()
+	await(t, "it runs", func() bool {
+		ops, err := s.Operations(t.Context())
+		return err == nil && slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.Running })
+	})
+	outlive(s)
+	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it yet
+		t.Fatal(err)
+	}
+	d.deafen(s)
+	wantCode(t, "the call", <-failed, sandbox.CodeGuestLost)
+	inactive(t, s)
+	spared(t, s, "after the call has failed")
+	s.releaseTurn()
+	rediscovered(t, s)
+}
+
+func TestWhatRunsIsNotReapedWhileItsBackendGoesAway(t *testing.T) {
+	k, d := elderly(t)
+	s := k.open("work")
+	background(t, s)
+	outlive(s)
+	if err := s.acquireTurn(t.Context()); err != nil { // so that its watcher sees it late
+		t.Fatal(err)
+	}
+	d.say(&sandbox.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
+	inactive(t, s)
+	spared(t, s, "before its watcher has seen it")
+	s.releaseTurn()
+	await(t, "it is let go of", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.attachment.sandbox == nil })
+	spared(t, s, "after it was let go of")
+	d.say(nil, false)
+	rediscovered(t, s)
+}
+
+func TestASandboxThatDoesNotSayWhatRunsIsNotTakenForOneInWhichNothingDoes(t *testing.T) {
+	k, _ := elderly(t)
+	s := k.open("work")
+	id := background(t, s)
+	outlive(s)
+	k.opts.pingWait = time.Nanosecond // for its answer
+	k.restart()
+	k.m.started = time.Now().Add(-time.Hour)
+	s = k.get("work")
+	var sb *sandbox.Sandbox
+	await(t, "it is attached", func() bool { s.mu.Lock(); defer s.mu.Unlock(); sb = s.attachment.sandbox; return sb != nil })
+	spared(t, s, "when its sandbox has not answered")
+	k.m.opts.pingWait = pingWait
+	rediscovered(t, s)
+	if err := sb.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	inactive(t, s)
+	overdue(t, s)
+}
+
+func TestASandboxThatNeverSaysWhatRunsDoesNotLiveForEver(t *testing.T) {
+	k, _ := elderly(t)
+	s := k.open("work")
+	outlive(s)
+	if err := s.acquireTurn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	sb := s.attachment.sandbox
+	s.attachment.markUnverified()
+	s.mu.Unlock()
+	k.m.opts.pingWait = time.Nanosecond // for its answer
+	for range busyMisses {
+		spared(t, s, "while it is asked")
+		s.queryOperations(sb)
+	}
+	k.m.opts.pingWait = pingWait
+	s.releaseTurn()
+	overdue(t, s)
+}
+
+func TestASessionWhoseSandboxDiesWithWhatRanInItExpires(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	background(t, s)
+	outlive(s)
+	k.murder(s)
+	k.awaitState(s, Expired)
+	<-s.disposed
+}

@@ -1,0 +1,62 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// sandboxView is what a caller sees of a hibernated sandbox. It never changes.
+type sandboxView struct {
+	Operations []sandbox.Operation `json:"operations,omitempty"`
+	Contexts   []sandbox.Context   `json:"contexts,omitempty"`
+	Guest      *sandbox.Guest      `json:"guest"`
+	Shortened  bool                `json:"shortened,omitempty"` // there are more operations, which ended long ago
+}
+
+// viewSandbox returns the view of a sandbox that is about to hibernate, or nil if it does not answer: a later look
+// wakes it.
+func viewSandbox(ctx context.Context, sb *sandbox.Sandbox) *sandboxView {
+	ops, err1 := sb.Operations(ctx)
+	contexts, err2 := sb.Contexts(ctx)
+	guest, err3 := sb.Guest(ctx)
+	if errors.Join(err1, err2, err3) != nil {
+		return nil
+	}
+	all := len(ops)
+	ops = recentOperations(ops)
+	return &sandboxView{Operations: ops, Contexts: contexts, Guest: guest, Shortened: len(ops) < all}
+}
+
+// endedKept is how many ended operations a view keeps, because a hibernated session is to use hardly any memory.
+const endedKept = 8
+
+// recentOperations removes all but the last ended operations.
+func recentOperations(ops []sandbox.Operation) []sandbox.Operation {
+	ended := 0
+	for _, o := range ops {
+		if !o.Running {
+			ended++
+		}
+	}
+	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool {
+		if o.Running {
+			return false
+		}
+		ended--
+		return ended >= endedKept
+	})
+}
+
+// hibernatedView returns the view of a hibernated session, or nil if it has none.
+func (s *Session) hibernatedView() *sandboxView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec.State != Hibernated || s.refusal(time.Now()) != nil {
+		return nil
+	}
+	return s.rec.Asleep
+}
