@@ -66,7 +66,7 @@ type machine struct {
 	env           environment
 	dir, hostname string
 	shell, user   string
-	oomScore      score
+	oomScore      int
 	cold          bool
 }
 
@@ -88,7 +88,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringVar(&m.hostname, "hostname", "", "`name` of the machine inside (default the sandbox's id)")
 	f.StringVar(&m.shell, "shell", "", "`program` that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)")
 	f.StringVar(&m.user, "user", "", "`user` that code runs as: a number, user:group, or a name of the image; docker only (default "+strconv.Itoa(sandbox.DefaultUID)+")")
-	f.Var(&m.oomScore, "oom-score-adj", "how soon the kernel ends code when memory is short, 0 to 1000; docker with runc only")
+	f.IntVar(&m.oomScore, "oom-score-adj", 0, "how soon the kernel ends code when memory is short, a `number` from 0 to 1000; docker with runc only (default 500)")
 	f.BoolVar(&m.cold, "cold", false, "boot the sandbox instead of restoring a warm template")
 }
 
@@ -112,7 +112,11 @@ func (m *machine) spec() (sandbox.Spec, error) {
 		s.Volumes = append(s.Volumes, sandbox.Volume{Name: v.Host, Path: v.Path, Writable: v.Writable})
 	}
 	s.Env = m.env.values
-	err := docker.SpecOptions{HostConfig: json.RawMessage(m.hostConfig), OOMScoreAdj: m.oomScore.value}.Apply(&s)
+	o := docker.SpecOptions{HostConfig: json.RawMessage(m.hostConfig)}
+	if m.flags.Changed("oom-score-adj") {
+		o.OOMScoreAdj = &m.oomScore
+	}
+	err := o.Apply(&s)
 	return s, err
 }
 
@@ -155,29 +159,6 @@ func parseMount(s string) (sandbox.Mount, error) {
 		}
 	}
 	return sandbox.Mount{}, usage("--mount %s: want host:path, or host:path:rw", s)
-}
-
-// score is a flag for a number that may be zero, or not given at all.
-type score struct{ value *int }
-
-func (s *score) String() string {
-	if s.value == nil {
-		return ""
-	}
-	return strconv.Itoa(*s.value)
-}
-
-// Type names the flag's value in help texts.
-func (s *score) Type() string { return "number" }
-
-// Set reads it; whether it can be is judged with the spec.
-func (s *score) Set(arg string) error {
-	n, err := strconv.Atoi(arg)
-	if err != nil {
-		return fmt.Errorf("%q is not a number", arg)
-	}
-	s.value = &n
-	return nil
 }
 
 // size is a flag for a number of bytes.

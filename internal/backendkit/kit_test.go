@@ -218,7 +218,7 @@ func TestAnInstanceKeepsItsName(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 2 {
+	if err != nil || len(left) != 3 { // the name, its lock, and that it was used
 		t.Errorf("left are %v, %v", left, err)
 	}
 }

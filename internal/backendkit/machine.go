@@ -6,8 +6,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Machine is the part of a sandbox.Machine that is the same for all backends. Backends embed it and add
-// the stream.
+// Machine is the part of a sandbox.Machine that is the same for all backends. Backends embed it and add the stream.
 type Machine struct {
 	record Record
 	gone   chan struct{}
@@ -88,4 +87,40 @@ func (m *Machine) End(cause error) bool {
 	m.over = true
 	close(m.gone)
 	return true
+}
+
+// maxPending is how many incidents are kept until somebody asks for them.
+const maxPending = 16
+
+// Incidents implements backend.Witness. The zero value is ready.
+type Incidents struct {
+	mu      sync.Mutex             // held during a call of receive, so that the order is kept
+	receive func(sandbox.Incident) // guarded by mu
+	pending []sandbox.Incident     // guarded by mu
+}
+
+// OnIncident implements backend.Witness.
+func (in *Incidents) OnIncident(f func(sandbox.Incident)) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.receive = f
+	if f == nil {
+		return
+	}
+	for _, i := range in.pending {
+		f(i)
+	}
+	in.pending = nil
+}
+
+// Report hands an incident on, or keeps it until somebody asks.
+func (in *Incidents) Report(i sandbox.Incident) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.receive != nil {
+		in.receive(i)
+		return
+	}
+	in.pending = append(in.pending, i)
+	in.pending = in.pending[max(0, len(in.pending)-maxPending):]
 }

@@ -1,8 +1,22 @@
+// Package backendkit has what backends share, so that a new one writes only what is its own: how it
+// starts the guest and how it reaches it.
+//
+//   - A sandbox's [Record] tells other programs how to take it over. A [Store] keeps records in
+//     directories of this machine, one per sandbox, with a lock for whoever is attached. Backends whose
+//     sandboxes are elsewhere (an engine, a service) write the record there, and what changes later into
+//     [Notes]; an [Instance] tells their sandboxes from those of other servers.
+//   - A [Process] is a program that must end a sandbox, or a process that holds one. A [Sweeper] ends sandboxes
+//     whose program has died.
+//   - A [Machine] is the common part of sandbox.Machine; [Incidents] the common part of backend.Witness.
+//   - [GuestConfig] and [Tmpfs] say what the guest is told at its birth.
+//   - [Proof] remembers between programs that a sandbox could be made, so that not each one tries.
+//   - [RefuseInProduction], [DecodeOptions] and [Restored] judge and build specs.
 package backendkit
 
 import (
 	"encoding/hex"
 	"maps"
+	"os"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -59,3 +73,27 @@ func Restored(spec sandbox.Spec, o sandbox.RestoreOptions) sandbox.Spec {
 	maps.Copy(spec.Env, o.Env)
 	return spec
 }
+
+// Process is a process of some machine, as the program that must end a sandbox. Its start tells it from later
+// ones of the same pid.
+type Process struct {
+	Machine string `json:"machine,omitempty"` // the host's name
+	PID     int    `json:"pid"`
+	Start   uint64 `json:"start,omitempty"` // 0 where the system does not tell
+}
+
+// ProcessOf returns the process of this machine that has a pid now.
+func ProcessOf(pid int) Process {
+	p := Process{PID: pid, Start: processStart(pid)}
+	p.Machine, _ = os.Hostname() // without a name two machines without one are taken for the same
+	return p
+}
+
+// Self returns this program.
+func Self() Process { return ProcessOf(os.Getpid()) }
+
+// Alive reports whether a process of this machine still runs.
+func (p Process) Alive() bool { return p.PID > 0 && processAlive(p.PID, p.Start) }
+
+// Dead reports that the process has certainly ended. Of another machine's nothing is certain.
+func (p Process) Dead() bool { return p.PID > 0 && p.Machine == Self().Machine && !p.Alive() }

@@ -13,12 +13,10 @@
 package bundle
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
@@ -31,6 +29,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -405,11 +404,7 @@ func present(path string, size int64) error {
 
 func readMemo(path string) (memo, error) {
 	var m memo
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return m, err
-	}
-	if err := json.Unmarshal(b, &m); err != nil {
+	if err := atomicfile.ReadJSON(path, &m); err != nil {
 		return m, err
 	}
 	if sum, err := hex.DecodeString(m.Hash); err != nil || len(sum) != sha256.Size {
@@ -419,24 +414,11 @@ func readMemo(path string) (memo, error) {
 }
 
 func writeMemo(path string, m memo) error {
-	b, err := json.Marshal(m)
-	if err != nil {
-		return err
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = atomicfile.WriteJSON(path, m)
 	}
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return full(err)
-	}
-	tmp, err := os.CreateTemp(dir, ".memo-*")
-	if err != nil {
-		return full(err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = io.Copy(tmp, bytes.NewReader(b))
-	if err = errors.Join(err, tmp.Close()); err != nil {
-		return full(err)
-	}
-	return os.Rename(tmp.Name(), path)
+	return full(err)
 }
 
 // besideProgram gives the directories that hold the running program: as it was called and as it really is.

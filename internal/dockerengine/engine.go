@@ -1,15 +1,23 @@
+// Package dockerengine is a Docker engine as the docker backend needs it: found as the docker command finds it,
+// with what is known of it, images pulled with the user's credentials, a byte stream to a program in a container,
+// and containers that are gone once they were removed. Podman's service speaks the same language with an accent;
+// what has to be said or understood differently is here.
 package dockerengine
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
-	"path/filepath"
+	"os"
 	"strings"
 	"sync"
 
 	"github.com/containerd/errdefs"
-	"github.com/docker/cli/cli/connhelper"
+	"github.com/docker/cli/cli/config"
+	"github.com/docker/cli/cli/context/docker"
+	"github.com/docker/cli/cli/context/store"
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/sandbox"
@@ -39,34 +47,58 @@ type Engine struct {
 
 // Open returns the engine that the options name. It does not dial yet.
 func Open(o Options) (*Engine, error) {
-	failed := func(host string, err error) error {
-		return &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Message: host, Err: err}
+	ep, err := endpoint(o)
+	var opts []client.Opt
+	if err == nil {
+		opts, err = ep.ClientOpts()
 	}
-	at, err := locate(o)
+	if ep.TLSData == nil && ep.Host != "" {
+		opts = append([]client.Opt{client.WithTLSClientConfigFromEnv()}, opts...)
+	}
+	var cli *client.Client
+	if err == nil {
+		cli, err = client.New(append(opts, client.WithUserAgent("recluse"))...)
+	}
 	if err != nil {
-		return nil, failed("", err)
-	}
-	opts := []client.Opt{client.WithAPIVersionFromEnv(), client.WithUserAgent("recluse")}
-	helper, err := connhelper.GetConnectionHelper(at.host)
-	switch {
-	case err != nil:
-		return nil, failed(at.host, err)
-	case helper != nil:
-		opts = append(opts, client.WithHost(helper.Host), client.WithDialContext(helper.Dialer))
-	case at.host != "":
-		if at.tls != "" {
-			key := func(name string) string { return filepath.Join(at.tls, name) }
-			opts = append(opts, client.WithTLSClientConfig(key("ca.pem"), key("cert.pem"), key("key.pem")))
-		} else if at.fromEnv {
-			opts = append(opts, client.WithTLSClientConfigFromEnv())
-		}
-		opts = append(opts, client.WithHost(at.host))
-	}
-	cli, err := client.New(opts...)
-	if err != nil {
-		return nil, failed(at.host, err)
+		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Message: ep.Host, Err: err}
 	}
 	return &Engine{Client: cli, runtime: o.Runtime, labels: o.Labels}, nil
+}
+
+// endpoint chooses as the docker command does: the options, DOCKER_HOST, DOCKER_CONTEXT, the context in use. Without any
+// of them its host is empty.
+func endpoint(o Options) (ep docker.Endpoint, err error) {
+	ep.Host = o.Host
+	if o.Host == "" && o.Context == "" {
+		ep.Host = os.Getenv(client.EnvOverrideHost)
+	}
+	if ep.Host != "" {
+		return ep, nil
+	}
+	name := cmp.Or(o.Context, os.Getenv("DOCKER_CONTEXT"))
+	if name == "" {
+		f, err := config.Load(config.Dir())
+		if err != nil {
+			return ep, err
+		}
+		name = f.CurrentContext
+	}
+	if name == "" || name == "default" {
+		return ep, nil
+	}
+	s := store.New(config.ContextStoreDir(), store.NewConfig(
+		func() any { return &map[string]any{} },
+		store.EndpointTypeGetter(docker.DockerEndpoint, func() any { return &docker.EndpointMeta{} }),
+	))
+	meta, err := s.GetMetadata(name)
+	if err != nil {
+		return ep, fmt.Errorf("docker context %q: %w", name, err)
+	}
+	at, err := docker.EndpointFromContext(meta)
+	if err != nil {
+		return ep, fmt.Errorf("docker context %q: %w", name, err)
+	}
+	return docker.WithTLSData(s, name, at)
 }
 
 // Local reports whether the engine sees this machine's directories and processes.

@@ -1,6 +1,7 @@
 package dockersetup
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -103,15 +104,9 @@ func compact(t *testing.T, file string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := readMembers(b)
-	if err != nil {
+	var out bytes.Buffer
+	if err := json.Compact(&out, b); err != nil {
 		t.Fatal(err)
 	}
-	out := &strings.Builder{}
-	e := json.NewEncoder(out)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(m.json()); err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(out.String())
+	return out.String()
 }

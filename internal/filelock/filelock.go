@@ -23,38 +23,32 @@ var ErrHeld = errors.New("the lock is held")
 // Lock is an exclusive lock that this process holds.
 type Lock struct{ f *flock.Flock }
 
-// Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx
-// ends; the error then wraps ErrHeld and the cause.
+// Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx ends; the error
+// then wraps ErrHeld and the cause.
 func Acquire(ctx context.Context, path string) (*Lock, error) {
 	f := flock.New(path)
-	if ok, err := f.TryLock(); ok || err != nil {
-		return held(f, ok, err)
-	}
-	ok, err := f.TryLockContext(ctx, poll)
+	_, err := f.TryLockContext(ctx, poll)
 	if err != nil && ctx.Err() != nil {
-		return nil, fmt.Errorf("lock %s: %w: %w", path, ErrHeld, context.Cause(ctx))
+		err = fmt.Errorf("%w: %w", ErrHeld, context.Cause(ctx))
 	}
-	return held(f, ok, err)
+	return lock(f, err)
 }
 
 // Try takes the lock on the file at path, which it creates, or fails with ErrHeld.
-func Try(path string) (*Lock, error) {
-	f := flock.New(path)
-	ok, err := f.TryLock()
-	return held(f, ok, err)
-}
+func Try(path string) (*Lock, error) { return try(flock.New(path)) }
 
 // TryDir is Try for a directory, which must exist. It is for unix systems only.
-func TryDir(dir string) (*Lock, error) {
-	f := flock.New(dir, flock.SetFlag(os.O_RDONLY))
-	ok, err := f.TryLock()
-	return held(f, ok, err)
-}
+func TryDir(dir string) (*Lock, error) { return try(flock.New(dir, flock.SetFlag(os.O_RDONLY))) }
 
-func held(f *flock.Flock, ok bool, err error) (*Lock, error) {
+func try(f *flock.Flock) (*Lock, error) {
+	ok, err := f.TryLock()
 	if err == nil && !ok {
 		err = ErrHeld
 	}
+	return lock(f, err)
+}
+
+func lock(f *flock.Flock, err error) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", f.Path(), err)
 	}

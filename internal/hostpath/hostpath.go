@@ -130,10 +130,6 @@ func (p *Policy) Refuse(path, reason string) {
 	p.Trees, p.firm = append(p.Trees, Rule{Path: path, Reason: reason}), append(p.firm, path)
 }
 
-// Judge resolves path and judges it by this host's [Default] policy. It returns the resolved path, or a *[RefusedError].
-// On Linux prefer [Open], which leaves no time for a swap.
-func Judge(path string) (string, error) { return Default().Judge(path) }
-
 // checkSyntax refuses names that could be read as something else on their way to the mount call: a colon or comma ends a
 // field in mount options, a newline ends a line in mount tables, and invalid UTF-8 is silently replaced in JSON, which
 // would mount a different path.

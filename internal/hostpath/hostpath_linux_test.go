@@ -168,7 +168,7 @@ func TestMountTable(t *testing.T) {
 func BenchmarkJudge(b *testing.B) {
 	dir := b.TempDir()
 	for b.Loop() {
-		if _, err := Judge(dir); err != nil {
+		if _, err := Default().Judge(dir); err != nil {
 			b.Fatal(err)
 		}
 	}

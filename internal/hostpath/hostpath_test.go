@@ -246,12 +246,12 @@ func TestRealHost(t *testing.T) {
 		"~/.ssh", "etc", "/srv/a:b", home, home + "/.ssh", filepath.Dir(home),
 	}
 	for _, path := range refused {
-		if got, err := Judge(path); err == nil {
+		if got, err := Default().Judge(path); err == nil {
 			t.Errorf("Judge(%q) = %q, want a refusal", path, got)
 		}
 	}
 	for _, path := range []string{home + "/project", t.TempDir()} {
-		if _, err := Judge(path); err != nil {
+		if _, err := Default().Judge(path); err != nil {
 			t.Errorf("Judge(%q): %v", path, err)
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 var update = flag.Bool("update", false, "write the seed corpus of FuzzExtract anew")
@@ -86,8 +88,8 @@ func (tg target) check(t testing.TB) {
 var hostile = []struct {
 	name   string
 	layers [][]entry
-	kind   Kind   // of the error; empty means that it unpacks
-	tree   string // then this is what there is
+	kind   sandbox.Code // of the error; empty means that it unpacks
+	tree   string       // then this is what there is
 }{
 	{"absolute name", [][]entry{{file("/etc/x", "1")}}, "", "etc/\netc/x 1\n"},
 	{"many slashes", [][]entry{{file("///etc//./x", "1")}}, "", "etc/\netc/x 1\n"},
@@ -179,7 +181,7 @@ func TestHostileLayers(t *testing.T) {
 			x.finish()
 			tg.check(t)
 			if tc.kind != "" {
-				if !errors.Is(err, tc.kind) {
+				if sandbox.CodeOf(err) != tc.kind {
 					t.Fatalf("error %v, want %s", err, tc.kind)
 				}
 				return
@@ -256,7 +258,7 @@ func TestHostileBytes(t *testing.T) {
 			if strings.HasPrefix(name, "si") && name != "negative size" || strings.HasPrefix(name, "sparse") {
 				want = TooLarge
 			}
-			if !errors.Is(err, want) {
+			if sandbox.CodeOf(err) != want {
 				t.Errorf("error %v, want %s", err, want)
 			}
 		})
@@ -334,7 +336,7 @@ func FuzzExtract(f *testing.F) {
 		x := newExtractor(tg.root, 1<<20, 200)
 		for _, raw := range [][]byte{first, second} {
 			if err := x.apply(t.Context(), bytes.NewReader(raw)); err != nil {
-				var e *Error
+				var e *sandbox.Error
 				if !errors.As(err, &e) {
 					t.Errorf("error without a kind: %v", err)
 				}

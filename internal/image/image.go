@@ -41,6 +41,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Caps on what an image may unpack to, when [Options] do not say otherwise.
@@ -129,23 +131,23 @@ type Config struct {
 	Created    time.Time
 }
 
-// Get returns the image that ref means, from the cache or by unpacking it. Errors are of type *[Error], or the context's.
+// Get returns the image that ref means, from the cache or by unpacking it. Errors are of type *[sandbox.Error], or the context's.
 func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, error) {
 	img, err := s.get(ctx, ref, opts.withDefaults())
 	if err == nil {
 		return img, nil
 	}
-	var e *Error
+	var e *sandbox.Error
 	known := errors.As(err, &e)
 	// What a cancelled read looks like to those above it says nothing. A registry that used up the time is worth telling.
-	if ctxErr := ctx.Err(); ctxErr != nil && !(known && e.Kind == Unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
+	if ctxErr := ctx.Err(); ctxErr != nil && !(known && e.Code == Unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
 		return nil, fmt.Errorf("image %q: %w", ref, ctxErr)
 	}
 	if !known {
 		errors.As(cacheError(err), &e)
 	}
 	out := *e
-	out.Ref = ref
+	out.Op = opOf(ref)
 	return nil, &out
 }
 
@@ -378,7 +380,7 @@ func (u *unpacking) layer(ctx context.Context, f found, desc v1.Descriptor, diff
 		return err
 	}
 	defer body.Close()
-	raw := &verifier{r: body, hash: sha256.New(), max: desc.Size, kind: Corrupt, remedy: remedyCorrupt, what: "it is larger than its manifest says"}
+	raw := &verifier{r: body, hash: sha256.New(), max: desc.Size, code: Corrupt, remedy: remedyCorrupt, what: "it is larger than its manifest says"}
 	raw.count = func(n int) {
 		u.progress.Bytes += int64(n)
 		u.tell(false)
@@ -388,7 +390,7 @@ func (u *unpacking) layer(ctx context.Context, f found, desc v1.Descriptor, diff
 		return err
 	}
 	defer closePlain()
-	content := &verifier{r: plain, hash: sha256.New(), max: u.opts.MaxBytes - u.stream, kind: TooLarge, remedy: remedyLarge, what: fmt.Sprintf("its layers unpack to more than %d bytes", u.opts.MaxBytes)}
+	content := &verifier{r: plain, hash: sha256.New(), max: u.opts.MaxBytes - u.stream, code: TooLarge, remedy: remedyLarge, what: fmt.Sprintf("its layers unpack to more than %d bytes", u.opts.MaxBytes)}
 	if err := u.x.apply(ctx, content); err != nil {
 		return err
 	}
@@ -426,7 +428,7 @@ type verifier struct {
 	hash   hash.Hash
 	n, max int64
 	count  func(int)
-	kind   Kind
+	code   sandbox.Code
 	remedy string
 	what   string
 }
@@ -439,7 +441,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 		v.count(n)
 	}
 	if v.n > v.max {
-		return n, errorf(v.kind, v.remedy, "%s", v.what)
+		return n, errorf(v.code, v.remedy, "%s", v.what)
 	}
 	return n, err
 }

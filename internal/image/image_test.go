@@ -19,6 +19,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func otherArch() string {
@@ -29,13 +31,13 @@ func otherArch() string {
 }
 
 // wantKind checks an error's kind and that its words name the reference.
-func wantKind(t *testing.T, err error, kind Kind, words ...string) {
+func wantKind(t *testing.T, err error, kind sandbox.Code, words ...string) {
 	t.Helper()
-	var e *Error
-	if !errors.As(err, &e) || e.Kind != kind || !errors.Is(err, kind) {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Code != kind {
 		t.Fatalf("error %v, want kind %s", err, kind)
 	}
-	for _, w := range append(words, e.Ref) {
+	for _, w := range append(words, "get image ") {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("error %q does not say %q", err, w)
 		}

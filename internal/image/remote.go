@@ -13,6 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // How long a registry may take. There is no limit for a whole download, only for standing still.
@@ -130,7 +132,7 @@ func (b *remoteBlob) Close() error {
 // explain says what a failed request means.
 func (r *registry) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		var e *Error
+		var e *sandbox.Error
 		switch cause := context.Cause(ctx); {
 		case errors.As(cause, &e):
 			return cause

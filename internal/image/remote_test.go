@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestPullPolicies(t *testing.T) {
@@ -60,7 +62,7 @@ func TestBadReferences(t *testing.T) {
 	}
 	writeTwo(t, two)
 	for ref, want := range map[string]struct {
-		kind  Kind
+		kind  sandbox.Code
 		words string
 	}{
 		"":                   {Invalid, "empty"},
@@ -81,8 +83,8 @@ func TestBadReferences(t *testing.T) {
 		writeLayout(t, hello(t, ""), "v1") + ":v2": {NotFound, "only v1"},
 	} {
 		_, err := s.Get(t.Context(), ref, Options{})
-		var e *Error
-		if !errors.As(err, &e) || e.Kind != want.kind || !strings.Contains(err.Error(), want.words) {
+		var e *sandbox.Error
+		if !errors.As(err, &e) || e.Code != want.kind || !strings.Contains(err.Error(), want.words) {
 			t.Errorf("Get(%q): %v; want %s saying %q", ref, err, want.kind, want.words)
 		}
 	}
@@ -109,7 +111,7 @@ func TestRegistryErrors(t *testing.T) {
 	_, err = s.Get(t.Context(), nobody+"/hello:v1", Options{})
 	wantKind(t, err, Unreachable, nobody)
 
-	for status, kind := range map[int]Kind{401: Denied, 403: Denied, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
+	for status, kind := range map[int]sandbox.Code{401: Denied, 403: Denied, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, "/manifests/") {
 				return false
@@ -118,7 +120,7 @@ func TestRegistryErrors(t *testing.T) {
 			return true
 		})
 		_, err := s.Get(t.Context(), ref, Options{})
-		if !errors.Is(err, kind) {
+		if sandbox.CodeOf(err) != kind {
 			t.Errorf("status %d: %v, want %s", status, err, kind)
 		}
 		if kind == Denied {
@@ -161,7 +163,7 @@ func TestRegistryErrors(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	_, err = s.Get(ctx, ref, Options{})
-	var e *Error
+	var e *sandbox.Error
 	if !errors.Is(err, context.Canceled) || errors.As(err, &e) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -201,7 +203,7 @@ func TestStalledDownload(t *testing.T) {
 	}
 	r.stall = 50 * time.Millisecond // what answers may take longer on a busy machine
 	_, _, _, err = f.details(t.Context(), runtime.GOARCH)
-	if !errors.Is(err, Unreachable) || !strings.Contains(err.Error(), "sent nothing") {
+	if sandbox.CodeOf(err) != Unreachable || !strings.Contains(err.Error(), "sent nothing") {
 		t.Errorf("error %v", err)
 	}
 }

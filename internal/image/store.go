@@ -12,6 +12,8 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -223,7 +225,7 @@ func (s *Store) sweepAll() {
 func (img *Image) Hold() (*os.File, error) {
 	file := filepath.Join(img.dir, leaseFile)
 	gone := func(err error) error {
-		return &Error{Kind: NotFound, Ref: img.Ref, Message: "it was removed from the cache", Err: err, Remedy: "get it again"}
+		return &sandbox.Error{Code: NotFound, Op: opOf(img.Ref), Message: "it was removed from the cache", Err: err, Remedy: "get it again"}
 	}
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -322,7 +324,7 @@ func (s *Store) refs() []refRecord {
 }
 
 // Remove removes an image from the cache, by digest (sha256:…) or by a reference that was used to get it. References to it
-// are forgotten. An image that is held is not removed: the error's kind is InUse.
+// are forgotten. An image that is held is not removed: the error's code is InUse.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	digest := ref
 	if !strings.HasPrefix(ref, digestPrefix) {
@@ -339,10 +341,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	hex := strings.TrimPrefix(digest, digestPrefix)
 	if !isHex(hex) {
-		return &Error{Kind: NotFound, Ref: ref, Message: "it is not in the cache", Remedy: "list the cache to see what is"}
+		return &sandbox.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	if _, err := os.Lstat(s.imageDir(hex)); err != nil {
-		return &Error{Kind: NotFound, Ref: ref, Message: "it is not in the cache", Remedy: "list the cache to see what is"}
+		return &sandbox.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	return s.remove(ctx, hex, ref)
 }
@@ -354,9 +356,9 @@ func (s *Store) remove(ctx context.Context, hex, ref string) error {
 	}
 	defer l.unlock()
 	if err := s.discard(hex); err != nil {
-		var e *Error
+		var e *sandbox.Error
 		if errors.As(err, &e) {
-			e.Ref = ref
+			e.Op = opOf(ref)
 		}
 		return err
 	}
@@ -390,7 +392,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) ([]Info, error) {
 		}
 		err := s.remove(ctx, strings.TrimPrefix(info.Digest, digestPrefix), info.Digest)
 		switch {
-		case errors.Is(err, InUse):
+		case sandbox.CodeOf(err) == InUse:
 		case err != nil:
 			errs = append(errs, err)
 		default:

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -9,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestConcurrentGets(t *testing.T) {
@@ -165,7 +166,7 @@ func TestListHoldRemovePrune(t *testing.T) {
 	}
 	wantKind(t, s.Remove(t.Context(), ref), NotFound)
 	wantKind(t, s.Remove(t.Context(), "sha256:../../x"), NotFound)
-	if _, err := img.Hold(); !errors.Is(err, NotFound) {
+	if _, err := img.Hold(); sandbox.CodeOf(err) != NotFound {
 		t.Errorf("holding a removed image: %v", err)
 	}
 	for _, dir := range []string{"images", "refs", "locks", "tmp"} {
@@ -182,7 +183,7 @@ func TestCacheNotUsable(t *testing.T) {
 	}
 	for _, dir := range []string{"", file, file + "/below"} {
 		_, err := (&Store{Dir: dir}).Get(t.Context(), writeLayout(t, hello(t, ""), "v1"), Options{})
-		if !errors.Is(err, Cache) {
+		if sandbox.CodeOf(err) != Cache {
 			t.Errorf("cache in %q: %v", dir, err)
 		}
 	}

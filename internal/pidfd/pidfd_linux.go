@@ -50,22 +50,19 @@ func (p *Process) PID() int { return p.pid }
 // Close closes it; a Wait then ends with an error.
 func (p *Process) Close() { _ = p.file.Close() }
 
-// Wait waits until the process has ended. The runtime's poller waits, so it takes no thread. The end was
-// seen within 5 ms.
-func (p *Process) Wait() error { return p.conn.Read(ended) }
-
-// WaitFor waits until the process has ended, for at most limit.
-func (p *Process) WaitFor(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, os.ErrDeadlineExceeded)
-	defer cancel()
-	for pause := time.Millisecond; !p.Ended(); pause = min(2*pause, 20*time.Millisecond) {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(pause):
-		}
+// Wait waits until the process has ended, or ctx. The runtime's poller waits, so it takes no thread. The end was seen
+// within 5 ms. Only one Wait may be under way.
+func (p *Process) Wait(ctx context.Context) error {
+	err := p.file.SetReadDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, func() { _ = p.file.SetReadDeadline(time.Now()) })
+	defer stop()
+	if err == nil {
+		err = p.conn.Read(ended)
 	}
-	return nil
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // Ended reports whether the process has ended, or the Process was closed.

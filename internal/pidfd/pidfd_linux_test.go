@@ -35,23 +35,22 @@ func TestTheEndOfAProcessIsSeen(t *testing.T) {
 	if p.Ended() || p.PID() != cmd.Process.Pid {
 		t.Errorf("process %d has ended", p.PID())
 	}
-	if err := p.WaitFor(t.Context(), 20*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("waited in vain: %v", err)
-	}
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := p.WaitFor(gone, time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	for range 2 { // the second has ended before
+		if err := p.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("waited in vain: %v", err)
+		}
 	}
 	waited := make(chan error)
-	go func() { waited <- p.Wait() }()
+	go func() { waited <- p.Wait(t.Context()) }()
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-waited; err != nil || !p.Ended() {
 		t.Errorf("%v, ended: %v", err, p.Ended())
 	}
-	if err := p.WaitFor(t.Context(), time.Minute); err != nil {
+	if err := p.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if status, ok := p.ExitStatus(); !ok || status.Signal() != unix.SIGKILL {
@@ -95,7 +94,7 @@ func TestHowAProcessEndedIsTold(t *testing.T) {
 			if _, err := in.Write([]byte("go\n")); err != nil {
 				t.Fatal(err)
 			}
-			if err := p.WaitFor(t.Context(), 10*time.Second); err != nil {
+			if err := p.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if status, ok := p.ExitStatus(); !ok || status != c.want {
@@ -131,7 +130,7 @@ func endUntold(t *testing.T) bool {
 func TestCloseEndsAWait(t *testing.T) {
 	cmd, p := start(t, "sleep", "1000")
 	waited := make(chan error)
-	go func() { waited <- p.Wait() }()
+	go func() { waited <- p.Wait(t.Context()) }()
 	time.Sleep(10 * time.Millisecond)
 	p.Close()
 	if err := <-waited; err == nil || !p.Ended() {

@@ -13,11 +13,9 @@
 // [Labeler], [Sharer] and [Answerer], and its machines [Witness]. A request that it cannot fulfil it
 // refuses with [NotSupported], never by ignoring it.
 //
-// internal/backendkit has what most backends need; sandbox/sandboxtest is the feature suite that a
-// new backend joins.
+// internal/backendkit has what most backends need; sandbox/sandboxtest is the feature suite that a new backend joins.
 //
-// The interfaces Backend and Machine are in package sandbox, because Open takes the one and gets the
-// other from it.
+// The interfaces Backend and Machine are in package sandbox, because Open takes the one and gets the other from it.
 package backend
 
 import (
@@ -34,19 +32,16 @@ type Pauser interface {
 	Resume(ctx context.Context, id string) error
 }
 
-// Labeler is a backend that can change the labels of an existing sandbox, as when one from a pool
-// gets its owner's.
+// Labeler is a backend that can change the labels of an existing sandbox, as when one from a pool gets its owner's.
 type Labeler interface {
 	// Label sets the labels that List returns.
 	Label(ctx context.Context, id string, labels map[string]string) error
 }
 
-// Sharer is a backend that can show single files of the host inside, without a copy where the file
-// systems allow it.
+// Sharer is a backend that can show single files of the host inside, without a copy where the file systems allow it.
 type Sharer interface {
-	// Share makes a regular file of the host readable inside as name below sandbox.SharedDir: by a
-	// link if possible, else by a copy on the host's disk. The file must not be changed in place
-	// while the sandbox lives.
+	// Share makes a regular file of the host readable inside as name below sandbox.SharedDir: by a link if possible,
+	// else by a copy on the host's disk. The file must not be changed in place while the sandbox lives.
 	Share(ctx context.Context, id, file, name string) error
 }
 

@@ -31,6 +31,13 @@ func TestAnUnavailableBackendSaysWhy(t *testing.T) {
 	if _, err := b.List(t.Context()); !errors.Is(err, why) {
 		t.Errorf("%v", err)
 	}
+	never := Unavailable("x", NotSupported("x", "run on plan9", ""))
+	if all, err := never.List(t.Context()); all != nil || err != nil || never.Stop(t.Context(), "id") != nil {
+		t.Errorf("%v, %v", all, err)
+	}
+	if _, err := never.Attach(t.Context(), "id"); !errors.Is(err, sandbox.ErrNotSupported) {
+		t.Errorf("%v", err)
+	}
 	if h := Unavailable("x", io.EOF).Health(t.Context()); h.Reason != "EOF" {
 		t.Errorf("%+v", h)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Unavailable returns a backend that stands for one that cannot work here. Its Health reports err, and
-// so does everything else that it is asked for.
+// Unavailable returns a backend that stands for one that cannot work here. Its Health reports err, and so does everything
+// else that it is asked for. If err has sandbox.CodeNotSupported it never worked here, so there is nothing to list or end.
 func Unavailable(name string, err error) sandbox.Backend { return unavailable{name, err} }
 
 type unavailable struct {
@@ -34,30 +34,22 @@ func (u unavailable) Restore(context.Context, *sandbox.Snapshot, sandbox.Restore
 	return nil, u.err
 }
 
-func (u unavailable) DeleteSnapshot(context.Context, string) error { return u.err }
+func (u unavailable) DeleteSnapshot(context.Context, string) error { return u.unlessNever() }
 
-func (u unavailable) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, u.err }
-
-func (u unavailable) Stop(context.Context, string) error { return u.err }
-
-func (u unavailable) List(context.Context) ([]sandbox.Info, error) { return nil, u.err }
-
-// Elsewhere returns a backend that stands for one of other systems. It has no sandboxes here, so its
-// lists are empty and ending one does nothing.
-func Elsewhere(name, reason, remedy string) sandbox.Backend {
-	err := &sandbox.Error{Code: sandbox.CodeNotSupported, Message: reason, Remedy: remedy}
-	return elsewhere{unavailable{name, err}}
+func (u unavailable) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
+	return nil, u.unlessNever()
 }
 
-type elsewhere struct{ unavailable }
+func (u unavailable) Stop(context.Context, string) error { return u.unlessNever() }
 
-func (elsewhere) DeleteSnapshot(context.Context, string) error { return nil }
+func (u unavailable) List(context.Context) ([]sandbox.Info, error) { return nil, u.unlessNever() }
 
-func (elsewhere) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return nil, nil }
-
-func (elsewhere) Stop(context.Context, string) error { return nil }
-
-func (elsewhere) List(context.Context) ([]sandbox.Info, error) { return nil, nil }
+func (u unavailable) unlessNever() error {
+	if errors.Is(u.err, sandbox.ErrNotSupported) {
+		return nil
+	}
+	return u.err
+}
 
 // Unhealthy returns the Health of a backend that err keeps from working. A remedy has its own field
 // there and is not part of the reason.

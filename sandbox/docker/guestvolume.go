@@ -7,7 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
+	"github.com/moby/moby/client"
+
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -50,7 +54,9 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 	if filled {
 		return name, nil
 	}
-	if !b.broughtBefore(ctx, name, guest, f.ID) {
+	var then brought
+	now, ok := b.volumeNow(ctx, name, guest, f.ID)
+	if !ok || atomicfile.ReadJSON(b.broughtPath(name), &then) != nil || then != now {
 		v := dockerengine.Volume{
 			Name: name, Labels: map[string]string{labelGuest: guest.Hash}, Target: guestDir, Last: whole,
 			Archive: func() (io.Reader, error) { return guestArchive(guest.Path) },
@@ -58,12 +64,44 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 		if err := b.cli.Fill(ctx, v, image); err != nil {
 			return "", failed(ctx, op, "its volume could not be filled", err)
 		}
-		b.keepBrought(ctx, name, guest, f.ID)
+		// Without the note the next program looks again.
+		if now, ok = b.volumeNow(ctx, name, guest, f.ID); ok && os.MkdirAll(filepath.Dir(b.broughtPath(name)), 0o700) == nil {
+			_ = atomicfile.WriteJSON(b.broughtPath(name), now)
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.filled[name] = true
 	return name, nil
+}
+
+// brought is a volume that was seen to hold a whole guest.
+type brought struct {
+	Engine  string `json:"engine"`
+	Created string `json:"created"` // the volume; one of the same name that was made since is another
+}
+
+func (b *Backend) broughtPath(volume string) string {
+	return filepath.Join(b.dir, "guests", volume+".json")
+}
+
+// volumeNow returns what would be kept of a volume; ok is false if the engine does not have it, or it is not known to
+// be ours.
+func (b *Backend) volumeNow(ctx context.Context, volume string, guest bundle.Program, engine string) (now brought, ok bool) {
+	res, err := b.cli.VolumeInspect(ctx, volume, client.VolumeInspectOptions{})
+	if err != nil || res.Volume.CreatedAt == "" || res.Volume.Labels[labelGuest] != guest.Hash {
+		return brought{}, false
+	}
+	return brought{Engine: engine, Created: res.Volume.CreatedAt}, true
+}
+
+// doubt forgets what is kept: a sandbox could not be started.
+func (b *Backend) doubt(volume string) {
+	b.proofs.Forget()
+	_ = os.Remove(b.broughtPath(volume)) // mostly there is none
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.filled, volume)
 }
 
 // guestArchive returns the guest, and behind it the sign that it is whole.

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -92,4 +93,20 @@ func (b *Backend) tryOut(ctx context.Context) error {
 		return err
 	}
 	return sb.Close()
+}
+
+// proof is a sandbox that could be made, with all that this depended on.
+type proof struct {
+	Engine  string `json:"engine"` // its id
+	Version string `json:"version"`
+	Runtime string `json:"runtime"`
+	Guest   string `json:"guest"`
+	Image   string `json:"image"` // its id
+	Profile string `json:"profile"`
+}
+
+// proofNow describes a sandbox that is made now, from the image that the options name.
+func (b *Backend) proofNow(f *dockerengine.Facts, guest, image string) proof {
+	profile, _ := json.Marshal([]any{b.opts.Network, b.opts.Volumes, b.opts.HostConfig}) // judged by check
+	return proof{Engine: f.ID, Version: f.Version, Runtime: f.Runtime, Guest: guest, Image: image, Profile: hash(profile)}
 }

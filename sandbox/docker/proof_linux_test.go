@@ -12,6 +12,7 @@ import (
 
 	"github.com/moby/moby/api/types/events"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -130,7 +131,9 @@ func TestAGuestsVolumeThatWasReplacedIsFilledAgain(t *testing.T) {
 	}
 	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.Arch
 	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
-	if !b.broughtBefore(t.Context(), volume, guest, f.ID) {
+	var kept brought
+	now, ok := b.volumeNow(t.Context(), volume, guest, f.ID)
+	if err := atomicfile.ReadJSON(b.broughtPath(volume), &kept); err != nil || !ok || kept != now {
 		t.Fatal("that the guest was brought is not kept")
 	}
 	// A volume of the same name that somebody has put in its place, with nothing in it.

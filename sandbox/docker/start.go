@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
+	"github.com/recluse-dev/recluse/internal/dockersetup"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -160,4 +162,42 @@ func guestExec(user sandbox.User, args ...string) client.ExecCreateOptions {
 		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
 		Env: []string{agent.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
 	}
+}
+
+// image makes sure that the engine has an image, and returns what is known of it.
+func (b *Backend) image(ctx context.Context, ref string) (img client.ImageInspectResult, err error) {
+	op := "get image " + ref
+	if err := dockerengine.CheckReference(op, ref); err != nil {
+		return img, err
+	}
+	if b.opts.Pull != PullAlways {
+		img, err := b.cli.ImageInspect(ctx, ref)
+		if err == nil {
+			return img, nil
+		}
+		if !errdefs.IsNotFound(err) {
+			return img, failed(ctx, op, "the engine reports nothing about it", err)
+		}
+	}
+	if b.opts.Pull == PullNever {
+		return img, &sandbox.Error{
+			Code: sandbox.CodeImageNotFound, Op: op, Message: "the engine does not have it, and nothing is to be pulled",
+			Remedy: "docker pull " + ref + ", or build one from this machine with recluse image from-host",
+		}
+	}
+	if err := b.cli.Pull(ctx, ref, b.opts.Progress); err != nil {
+		return img, err
+	}
+	img, err = b.cli.ImageInspect(ctx, ref)
+	return img, failed(ctx, op, "it was pulled, and is missing", err)
+}
+
+// ImportHost builds a small image out of this machine's own shell, tools and Python, where no registry can be
+// reached, and hands it to the engine under a name.
+func (b *Backend) ImportHost(ctx context.Context, name string) error {
+	f, err := b.facts(ctx)
+	if err != nil {
+		return err
+	}
+	return failed(ctx, "build image "+name, "the engine does not take it", dockersetup.ImportHost(ctx, b.cli.Client, f.Arch, name))
 }

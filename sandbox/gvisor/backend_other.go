@@ -14,5 +14,6 @@ type Backend struct{ sandbox.Backend }
 
 // New returns a backend whose Health says why it cannot be used.
 func New(Options) (*Backend, error) {
-	return &Backend{backend.Elsewhere(Name, "gVisor runs on Linux, and this is "+runtime.GOOS, "use the docker backend, or a Linux machine")}, nil
+	why := backend.NotSupported(Name, "run on "+runtime.GOOS, "use the docker backend, or a Linux machine")
+	return &Backend{backend.Unavailable(Name, why)}, nil
 }

@@ -290,9 +290,11 @@ func killEngineProcess(ctx context.Context, pid int) error {
 		return err
 	}
 	defer p.Close()
+	ctx, cancel := context.WithTimeout(ctx, goneWait)
+	defer cancel()
 	err = p.Signal(unix.SIGKILL)
 	if err == nil {
-		err = p.WaitFor(ctx, goneWait)
+		err = p.Wait(ctx)
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("ending engine process %d: %w", pid, err)
@@ -300,9 +302,8 @@ func killEngineProcess(ctx context.Context, pid int) error {
 	return nil
 }
 
-// openEngineProcess opens pid if it is a live process of an engine, and fails with errNoSandbox otherwise. A
-// pid can be anyone's after a restart of the machine, so its command line is read once the descriptor has
-// pinned it.
+// openEngineProcess opens pid if it is a live process of an engine, and fails with errNoSandbox otherwise. A pid can be
+// anyone's after a restart of the machine, so its command line is read once the descriptor has pinned it.
 func openEngineProcess(pid int) (*pidfd.Process, error) {
 	p, err := pidfd.Open(pid)
 	if errors.Is(err, unix.ESRCH) {

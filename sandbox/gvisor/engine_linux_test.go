@@ -114,7 +114,7 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			if _, err := x.lines.ReadByte(); !errors.Is(err, io.EOF) {
 				t.Errorf("read: %v, want EOF", err)
 			}
-			if err := p.WaitFor(t.Context(), answerWait); err != nil {
+			if err := p.Wait(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if st.alive() {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -204,7 +206,7 @@ func (b *bench) prepare(id string, change func(*bundleSpec)) *box {
 	spec := &bundleSpec{
 		root: b.root.dir, binds: b.root.binds, hostname: "box", argv: standIn,
 		env: []string{"PATH=/usr/bin:/bin"}, capabilities: guestCapabilities,
-		tmpfs: []tmpfs{{target: "/tmp", size: 64 << 20, mode: 0o1777}, {target: userHome, size: 16 << 20, mode: 0o755, uid: userUID, gid: userGID}},
+		mounts: []specs.Mount{memoryFS("/tmp", "size=64m", "mode=1777"), memoryFS(userHome, "size=16m", "mode=755", "uid=1000", "gid=1000")},
 	}
 	if change != nil {
 		change(spec)

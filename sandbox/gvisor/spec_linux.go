@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -31,7 +30,6 @@ var guestCapabilities = []string{
 type bundleSpec struct {
 	root         string   // directory of the root file system on the host
 	binds        []bind   // host directories and files visible inside
-	tmpfs        []tmpfs  // memory file systems
 	hostname     string   // name of the machine inside
 	argv         []string // the guest
 	env          []string // its environment, KEY=value
@@ -40,6 +38,8 @@ type bundleSpec struct {
 	memory       int64    // bytes, shown inside as the machine's memory; 0 for the host's
 	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0 for the host's
 	capabilities []string // of the guest
+
+	mounts []specs.Mount // besides /proc and the binds
 }
 
 // bind makes a host path visible inside. Read-only, no set-uid programs and no devices unless said otherwise.
@@ -47,17 +47,6 @@ type bind struct {
 	Source   string `json:"source"` // on the host
 	Target   string `json:"target"` // inside, absolute
 	Writable bool   `json:"writable,omitempty"`
-}
-
-// tmpfs is a memory file system. The engine knows no limit of inodes here: the guest mounts over it with one
-// (each empty file costs the sandbox 2 kB that no size limit counts).
-type tmpfs struct {
-	target string
-	size   int64 // bytes
-	mode   uint32
-	uid    int
-	gid    int
-	noexec bool
 }
 
 // spec builds the OCI runtime spec.
@@ -75,7 +64,7 @@ func (b *bundleSpec) spec() *specs.Spec {
 				Bounding: caps, Effective: caps, Permitted: caps,
 			},
 		},
-		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Mounts: append([]specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}}, b.mounts...),
 		Linux: &specs.Linux{
 			CgroupsPath: b.cgroup,
 			Namespaces: []specs.LinuxNamespace{
@@ -99,17 +88,6 @@ func (b *bundleSpec) spec() *specs.Spec {
 			Destination: m.Target, Type: "bind", Source: m.Source,
 			Options: []string{"rbind", access, "nosuid", "nodev"},
 		})
-	}
-	for _, t := range b.tmpfs {
-		options := []string{
-			"nosuid", "nodev",
-			"size=" + strconv.FormatInt(t.size, 10), "mode=" + strconv.FormatUint(uint64(t.mode), 8),
-			"uid=" + strconv.Itoa(t.uid), "gid=" + strconv.Itoa(t.gid),
-		}
-		if t.noexec {
-			options = append(options, "noexec")
-		}
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: t.target, Type: "tmpfs", Source: "tmpfs", Options: options})
 	}
 	return s
 }

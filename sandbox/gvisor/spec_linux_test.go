@@ -7,13 +7,20 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
+
+// memoryFS is a file system in memory. The engine has no limit of inodes here, which is why a real guest mounts its own.
+func memoryFS(target string, options ...string) specs.Mount {
+	return specs.Mount{Destination: target, Type: "tmpfs", Source: "tmpfs", Options: append([]string{"nosuid", "nodev"}, options...)}
+}
 
 func TestSpec(t *testing.T) {
 	b := bundleSpec{
 		root: "/r", hostname: "h", argv: []string{"/guest"}, env: []string{"A=b"}, openFiles: 100,
-		binds: []bind{{Source: "/usr", Target: "/usr"}, {Source: "/data", Target: "/data", Writable: true}},
-		tmpfs: []tmpfs{{target: "/tmp", size: 1 << 20, mode: 0o1777, noexec: true}}, memory: 1 << 29, cpus: 0.5,
+		binds:  []bind{{Source: "/usr", Target: "/usr"}, {Source: "/data", Target: "/data", Writable: true}},
+		mounts: []specs.Mount{memoryFS("/tmp", "size=1048576", "mode=1777", "noexec")}, memory: 1 << 29, cpus: 0.5,
 		capabilities: guestCapabilities,
 	}
 	s := b.spec()

@@ -3,6 +3,8 @@
 package local
 
 import (
+	"runtime"
+
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -11,5 +13,6 @@ import (
 type Backend struct{ sandbox.Backend }
 
 func newBackend(Options) *Backend {
-	return &Backend{backend.Elsewhere(Name, "the guest is a Linux program", "use Linux, or a virtual machine with it")}
+	why := backend.NotSupported(Name, "run on "+runtime.GOOS, "use Linux, or a virtual machine with it")
+	return &Backend{backend.Unavailable(Name, why)}
 }

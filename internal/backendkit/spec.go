@@ -1,10 +1,15 @@
 package backendkit
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"math"
 
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // ImageConfig is what a root file system says about the code that runs in it.
@@ -48,4 +53,41 @@ func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
 	own := fs(state, "0755", 8)
 	own.Guest = true
 	return []Tmpfs{home, tmp, varTmp, fs("/dev/shm", "1777", 16), own}
+}
+
+// DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error
+// with sandbox.CodeInvalidSpec. Without options v stays as it is.
+func DecodeOptions(spec sandbox.Spec, backend string, v any) error {
+	text := spec.Options[backend]
+	if len(text) == 0 {
+		return nil
+	}
+	return DecodeStrict(text, "the options of the "+backend+" backend", v)
+}
+
+// DecodeStrict decodes one JSON value into v. Unknown fields, and anything behind the value, are an
+// error with sandbox.CodeInvalidSpec that says what was decoded.
+func DecodeStrict(text []byte, what string, v any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if err == nil && !errors.Is(d.Decode(new(json.RawMessage)), io.EOF) {
+		err = errors.New("more than one value")
+	}
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: err}
+	}
+	return nil
+}
+
+// RefuseInProduction returns an error with sandbox.CodeConsentMissing if RECLUSE_ENV says production, which
+// takes no consent to what weakens isolation. If what is empty it refuses only a misspelt RECLUSE_ENV.
+func RefuseInProduction(op, what, remedy string) error {
+	production, err := backend.Production()
+	if err != nil || !production || what == "" {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeConsentMissing, Op: op, Message: "RECLUSE_ENV=production forbids " + what, Remedy: remedy,
+	}
 }

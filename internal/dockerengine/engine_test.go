@@ -53,8 +53,8 @@ func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
 	writeContext(t, dir, "lab", "unix:///lab.sock")
 	check := func(name string, o Options, want string) {
 		t.Helper()
-		if at, err := locate(o); err != nil || at.host != want {
-			t.Errorf("%s: %q, %v, want %q", name, at.host, err, want)
+		if at, err := endpoint(o); err != nil || at.Host != want {
+			t.Errorf("%s: %q, %v, want %q", name, at.Host, err, want)
 		}
 	}
 	check("nothing said", Options{}, "")
@@ -68,7 +68,7 @@ func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
 	check("DOCKER_HOST before it", Options{}, "tcp://1.2.3.4:5")
 	check("a context that was asked for", Options{Context: "office"}, "unix:///office.sock")
 	check("a host that was asked for", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
-	if _, err := locate(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
+	if _, err := endpoint(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
 		t.Errorf("no such context: %v", err)
 	}
 }
