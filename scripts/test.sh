@@ -53,16 +53,19 @@ check)
 	pass "unit tests, and the feature suite on local" -race -short ./...
 	;;
 test)
-	# Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: one package at a time, and
-	# without the race detector, which gVisor and the unit tests have.
-	apart='/(sandbox/docker|test/attack|test/install|test/mcp)$'
+	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
+	# down most. Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: those
+	# packages run one at a time.
+	programs='/(cmd/recluse|test/install|test/mcp)$'
+	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
-	mapfile -t most < <(go list ./... | grep -vE "$apart")
-	mapfile -t rest < <(go list ./... | grep -E "$apart")
+	mapfile -t most < <(go list ./... | grep -vE "$programs|$alone")
+	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short "${rest[@]}"
+	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp
 	docker
-	pass "containers, attacks, programs of others" -timeout=20m -p=1 "${rest[@]}"
+	pass "containers and attacks" -timeout=20m -p=1 ./sandbox/docker ./test/attack
 	pass "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
 	;;
 all)
