@@ -11,9 +11,11 @@ tier=${1:?check, test or all}
 : "${GOTESTSUM:?names the gotestsum program}"
 results=$(mktemp -d)
 engine=
+failed=0
 
 finish() {
 	status=$?
+	[ "$failed" = 0 ] || status=1
 	[ -z "$engine" ] || scripts/docker-engine.sh stop "$engine" || status=1
 	slowest || true
 	rm -rf "$results"
@@ -31,12 +33,12 @@ slowest() {
 		sed -nE 's/.*"Package":"([^"]*)","Test":"([^"\/]*)","Elapsed":([0-9.]+).*/\3 \1 \2/p' | sort -rn | head -10 | awk '{ printf "    %7.1f s  %s %s\n", $1, $2, $3 }'
 }
 
-# pass NAME ARGS...: one invocation of go test.
+# pass NAME ARGS...: one invocation of go test. A pass that fails does not keep the next one from running.
 pass() {
 	local name=$1
 	shift
 	echo "==> $name"
-	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 "$@"
+	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 "$@" || failed=1
 }
 
 # docker starts one engine for every package that needs one.
