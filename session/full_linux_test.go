@@ -168,13 +168,11 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 func TestADiskThatFillsWhileASessionIsMade(t *testing.T) {
 	var armed atomic.Bool
 	var full atomic.Pointer[bench]
-	old := failpoint
-	failpoint = func(name string) {
+	onFailpoint(t, func(name string) {
 		if name == "create.made" && armed.CompareAndSwap(true, false) {
 			full.Load().fill()
 		}
-	}
-	t.Cleanup(func() { failpoint = old })
+	})
 	k := fullBench(t)
 	full.Store(k)
 	armed.Store(true)

@@ -152,11 +152,11 @@ var scenarios = map[string]scenario{
 		act: prepared, check: checkOldOrNew,
 	},
 	"snapshot": {
-		points:  []string{"snapshot.written", "snapshot.snapshotCount"},
+		points:  []string{"snapshot.written", "snapshot.named"},
 		prepare: prepared, act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
 	},
 	"snapshot of a sleeper": {
-		sleeps: true, points: []string{"snapshot.written", "snapshot.snapshotCount"},
+		sleeps: true, points: []string{"snapshot.written", "snapshot.named"},
 		prepare: then(prepared, doze), act: saveOne, check: checkEach(checkAlive, checkSnapshots, checkGoesBack),
 	},
 	"hibernate": {

@@ -109,6 +109,15 @@ func choose(m *Manager) {
 	m.fit[m.chosen.Name()] = true
 }
 
+// onFailpoint calls f at the failpoints of every manager, so the test runs alone. Call it before the bench is made.
+func onFailpoint(t *testing.T, f func(name string)) {
+	t.Helper()
+	testneed.Alone(t)
+	old := failpoint
+	failpoint = f
+	t.Cleanup(func() { failpoint = old })
+}
+
 // quick makes sandboxes on demand and looks at lifetimes often.
 func quick() Options { return Options{NoPool: true, reapEvery: 20 * time.Millisecond} }
 

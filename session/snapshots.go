@@ -200,7 +200,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	if err := s.nameImage(context.WithoutCancel(ctx), row); err != nil {
 		return Snapshot{}, err
 	}
-	failpoint("snapshot.snapshotCount")
+	failpoint("snapshot.named")
 	_ = s.countSnapshots(ctx) // the next change tries again
 	s.mu.Lock()
 	s.emit(Event{Kind: "snapshot", Reason: "saved", Attrs: map[string]string{"name": name}}, true)

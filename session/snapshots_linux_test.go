@@ -124,15 +124,13 @@ func TestSnapshotLimit(t *testing.T) {
 
 func TestSnapshotsAreCountedRightWhileOneIsDeleted(t *testing.T) {
 	var racing atomic.Pointer[bench]
-	old := failpoint
-	failpoint = func(name string) {
-		if k := racing.Load(); k != nil && name == "snapshot.snapshotCount" {
+	onFailpoint(t, func(name string) {
+		if k := racing.Load(); k != nil && name == "snapshot.named" {
 			if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"); err != nil {
 				t.Error(err)
 			}
 		}
-	}
-	t.Cleanup(func() { failpoint = old })
+	})
 	k := newBench(t, quick())
 	s := k.open("work")
 	save(t, s, "one")
