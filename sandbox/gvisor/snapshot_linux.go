@@ -436,7 +436,7 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 		return nil, err
 	}
 	defer func() { _ = b.Stop(context.WithoutCancel(ctx), mach.ID()) }() // nothing is lost with it
-	c, err := host.Attach(ctx, mach.Stream(), host.Options{Token: mach.Token(), Identity: &wire.Identity{SandboxId: mach.ID(), Generation: mach.Generation()}})
+	c, err := host.Attach(ctx, mach.Stream(), host.Options{Token: mach.Token(), Identity: &wire.Identity{Generation: mach.Generation()}})
 	if err != nil {
 		if cause := mach.Cause(); cause != nil {
 			return nil, cause
