@@ -1,56 +1,24 @@
 package dockerengine
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/docker/cli/cli/config"
 	"github.com/moby/moby/api/types/system"
 	"go.uber.org/goleak"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// dockerConfig gives the docker command a configuration of its own for a test.
-func dockerConfig(t *testing.T) string {
-	t.Helper()
-	dir, before := t.TempDir(), config.Dir()
-	config.SetDir(dir)
-	t.Cleanup(func() { config.SetDir(before) })
-	for _, v := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"} {
-		t.Setenv(v, "")
-	}
-	return dir
-}
-
-// writeContext makes a context as the docker command does, and gives the directory of its keys.
-func writeContext(t *testing.T, dir, name, host string) (keys string) {
-	t.Helper()
-	sum := sha256.Sum256([]byte(name))
-	id := hex.EncodeToString(sum[:])
-	meta, keys := filepath.Join(dir, "contexts", "meta", id), filepath.Join(dir, "contexts", "tls", id, "docker")
-	text, err := json.Marshal(map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}})
-	if err = errors.Join(err, os.MkdirAll(meta, 0o700), os.MkdirAll(keys, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(meta, "meta.json"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return keys
-}
-
 func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
-	dir := dockerConfig(t)
-	writeContext(t, dir, "office", "unix:///office.sock")
-	writeContext(t, dir, "lab", "unix:///lab.sock")
+	dir := dockertest.Config(t)
+	dockertest.WriteContext(t, dir, "office", "unix:///office.sock")
+	dockertest.WriteContext(t, dir, "lab", "unix:///lab.sock")
 	check := func(name string, o Options, want string) {
 		t.Helper()
 		if at, err := endpoint(o); err != nil || at.Host != want {

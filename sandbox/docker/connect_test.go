@@ -4,14 +4,10 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
-	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"io"
 	"math/big"
 	"net"
@@ -22,40 +18,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/docker/cli/cli/config"
-
+	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// dockerConfig gives the docker command a configuration of its own for a test.
-func dockerConfig(t *testing.T) string {
-	t.Helper()
-	dir, before := t.TempDir(), config.Dir()
-	config.SetDir(dir)
-	t.Cleanup(func() { config.SetDir(before) })
-	for _, v := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"} {
-		t.Setenv(v, "")
-	}
-	return dir
-}
-
-// writeContext makes a context as the docker command does, and gives the directory of its keys.
-func writeContext(t *testing.T, dir, name, host string) (keys string) {
-	t.Helper()
-	sum := sha256.Sum256([]byte(name))
-	id := hex.EncodeToString(sum[:])
-	meta, keys := filepath.Join(dir, "contexts", "meta", id), filepath.Join(dir, "contexts", "tls", id, "docker")
-	text, err := json.Marshal(map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}})
-	if err = errors.Join(err, os.MkdirAll(meta, 0o700), os.MkdirAll(keys, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(meta, "meta.json"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return keys
-}
-
 func TestTheRuntimeThatIsChosen(t *testing.T) {
+	testneed.Sandboxes(t)
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
@@ -78,7 +47,8 @@ func works(t *testing.T, b *Backend) {
 }
 
 func TestAnEngineOverSSH(t *testing.T) {
-	dockerConfig(t)
+	dockertest.Config(t)
+	testneed.Sandboxes(t)
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
@@ -97,7 +67,8 @@ func TestAnEngineOverSSH(t *testing.T) {
 }
 
 func TestAnEngineOverTLS(t *testing.T) {
-	dir := dockerConfig(t)
+	dir := dockertest.Config(t)
+	testneed.Sandboxes(t)
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
@@ -106,7 +77,7 @@ func TestAnEngineOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	host := "tcp://" + listener.Addr().String()
-	keys := writeContext(t, dir, "far", host)
+	keys := dockertest.WriteContext(t, dir, "far", host)
 	serve(t, tls.NewListener(listener, certificates(t, keys)))
 	works(t, newBackend(t, func(o *Options) { o.Host, o.Context = "", "far" }))
 

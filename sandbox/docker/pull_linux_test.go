@@ -29,6 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -154,7 +155,7 @@ func layer(t *testing.T, content []byte) v1.Layer {
 // login keeps credentials where the docker command would.
 func login(t *testing.T, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dockerConfig(t), "config.json"), []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dockertest.Config(t), "config.json"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

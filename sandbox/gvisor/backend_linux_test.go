@@ -190,6 +190,7 @@ func endUntold(t *testing.T) bool {
 
 // TestBackendSuiteAsOrdinaryUser runs the suite again without root.
 func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
+	testneed.Sandboxes(t)
 	if os.Getuid() != 0 {
 		t.Skip("the whole suite runs as an ordinary user already")
 	}
