@@ -83,7 +83,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Set implements the Value interface of package pflag. Zero is invalid there: whoever wants the default leaves the flag out.
+// Set implements the Value interface of package pflag. Zero is invalid there: a caller that wants the default leaves the flag out.
 func (d *Duration) Set(text string) error {
 	v, err := ParseDuration(text)
 	if err != nil || v == 0 {

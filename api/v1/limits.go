@@ -12,7 +12,7 @@ import (
 // RunLimits bounds a run with everything below it. It is the only declaration of these limits: flags, configuration, JSON, and the schemas of
 // HTTP and MCP are derived from its fields.
 //
-// A nil field stands for the default of whoever receives it. [NoLimit] switches a limit off; zero means zero.
+// A nil field means the default of the receiver. [NoLimit] switches a limit off; zero means zero.
 //
 // Tags of a field: flag is its name on the command line, doc its description, and min the least value, for a limit that cannot be switched
 // off. To add a limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
