@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -21,7 +22,7 @@ func commands(ctx context.Context, b *bench) (_ []row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, sb.Close()) }()
-	const spawner = sandbox.DefaultHome + "/floor"
+	const spawner = v1.DefaultHome + "/floor"
 	program, err := os.Open(b.floor.Path)
 	if err != nil {
 		return nil, err

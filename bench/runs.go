@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/synthetic"
@@ -106,10 +107,11 @@ func subCalls(ctx context.Context, b *bench) ([]row, error) {
 		seq++
 		whole = whole && ev.Seq == seq
 		switch ev.Kind {
-		case rlm.KindCallStarted:
+		case v1.KindCallStarted:
 			begun++
-		case rlm.KindCallEnded:
+		case v1.KindCallEnded:
 			ended++
+		default: // the other events do not matter here
 		}
 	}
 	all := calls + rounds + 1

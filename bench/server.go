@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -95,7 +96,7 @@ func (b *bench) serve(ctx context.Context) (_ *served, err error) {
 	if s.socket, err = client.New(client.Options{Socket: unix.Addr().String()}); err != nil {
 		return nil, err
 	}
-	key, err := s.socket.CreateKey(ctx, client.KeyOptions{Name: "bench", Tenant: session.DefaultTenant, Scope: "execute"})
+	key, err := s.socket.CreateKey(ctx, v1.NewAPIKey{Name: "bench", Tenant: session.DefaultTenant, Scope: "execute"})
 	if err != nil {
 		return nil, err
 	}

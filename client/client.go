@@ -16,17 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/session"
-)
-
-// Codes of errors that come from the way to the server, beside those of packages sandbox and session.
-const (
-	CodeUnavailable  = api.CodeUnavailable  // the server cannot be reached, or is being stopped
-	CodeUnauthorized = api.CodeUnauthorized // the key is missing or not good
-	CodeForbidden    = api.CodeForbidden    // the key is not good enough
-	CodeRateLimited  = api.CodeRateLimited
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The times of a client, all in one place.
@@ -67,7 +57,7 @@ type Client struct {
 func New(opts Options) (*Client, error) {
 	c := &Client{opts: opts, base: strings.TrimRight(opts.URL, "/"), http: opts.HTTPClient}
 	if (opts.URL == "") == (opts.Socket == "") {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make client", Message: "either a URL or a socket is needed"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make client", Message: "either a URL or a socket is needed"}
 	}
 	if opts.Patience == 0 {
 		c.opts.Patience = DefaultPatience
@@ -79,7 +69,7 @@ func New(opts Options) (*Client, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", opts.Socket)
 		}
 	} else if u, err := url.Parse(c.base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make client", Message: fmt.Sprintf("%q is no address of a server", opts.URL), Remedy: "write http://HOST:PORT"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make client", Message: fmt.Sprintf("%q is no address of a server", opts.URL), Remedy: "write http://HOST:PORT"}
 	}
 	if c.http == nil {
 		c.own = &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, DisableCompression: true, ForceAttemptHTTP2: true}
@@ -138,7 +128,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	if r.body != nil {
 		var err error
 		if body, err = json.Marshal(r.body); err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: r.op, Message: "the request cannot be written", Err: err}
+			return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be written", Err: err}
 		}
 	}
 	p := c.patience()
@@ -152,14 +142,14 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 
 // harmless reports whether a failed request may be sent again: it never arrived, was refused at the door, or does no harm twice.
 func (c *Client) harmless(r request, err error) bool {
-	e, ok := errors.AsType[*sandbox.Error](err)
+	e, ok := errors.AsType[*v1.Error](err)
 	if !ok || !e.Retry {
 		return false
 	}
-	if e.Code == session.CodeClosing {
+	if e.Code == v1.CodeClosing {
 		return true
 	}
-	if e.Code != CodeUnavailable {
+	if e.Code != v1.CodeUnavailable {
 		return false
 	}
 	if r.again {
@@ -182,7 +172,7 @@ func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Respon
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, target, rd)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
 	}
 	c.headers(ctx, req.Header)
 	if body != nil {
@@ -208,7 +198,7 @@ func (c *Client) headers(ctx context.Context, h http.Header) {
 		h.Set("Authorization", "Bearer "+c.opts.Key)
 	}
 	if c.opts.Tenant != "" {
-		h.Set(api.HeaderTenant, c.opts.Tenant)
+		h.Set(v1.HeaderTenant, c.opts.Tenant)
 	}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(h))
 }
@@ -216,8 +206,8 @@ func (c *Client) headers(ctx context.Context, h http.Header) {
 // problem reads the error of an answer.
 func problem(op string, res *http.Response) error {
 	raw, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-	if err == nil && strings.HasPrefix(res.Header.Get("Content-Type"), api.ProblemType) {
-		var p api.Problem
+	if err == nil && strings.HasPrefix(res.Header.Get("Content-Type"), v1.ProblemType) {
+		var p v1.Problem
 		if json.Unmarshal(raw, &p) == nil && p.Code != "" {
 			e := p.Err()
 			if e.Op == "" {
@@ -226,8 +216,8 @@ func problem(op string, res *http.Response) error {
 			return e
 		}
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeProtocol, Op: op, Message: fmt.Sprintf("the server answered %s, and not as a recluse server would", res.Status),
+	return &v1.Error{
+		Code: v1.CodeProtocol, Op: op, Message: fmt.Sprintf("the server answered %s, and not as a recluse server would", res.Status),
 		Retry: res.StatusCode == http.StatusBadGateway || res.StatusCode == http.StatusServiceUnavailable || res.StatusCode == http.StatusGatewayTimeout,
 	}
 }
@@ -235,9 +225,9 @@ func problem(op string, res *http.Response) error {
 // unreachable is the error of a server that did not answer, or of a caller that gave up.
 func unreachable(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: op, Message: "given up", Err: ctx.Err()}
+		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: ctx.Err()}
 	}
-	return &sandbox.Error{Code: CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
+	return &v1.Error{Code: v1.CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
 }
 
 // startingMost is how long a server that is being started is waited for, again and again if need be: one may die over the very request.

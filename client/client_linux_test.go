@@ -3,6 +3,7 @@ package client_test
 import (
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -43,7 +44,7 @@ func TestSessionOverASocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	if sandbox.CodeOf(err) != session.CodeNotFound {
+	if v1.CodeOf(err) != v1.CodeSessionNotFound {
 		t.Errorf("after the end: %v", err)
 	}
 }

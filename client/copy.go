@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxLinks is how many symbolic links are followed, as on Linux.
@@ -54,7 +54,7 @@ func (s *Session) CopyOut(ctx context.Context, sources []string, dst string, o C
 
 // copier copies between this machine and one session.
 type copier struct {
-	files sandbox.FileSystem
+	files v1.FileSystem
 	home  string
 	opts  CopyOptions
 	Copied
@@ -86,7 +86,7 @@ func (c *copier) isDir(ctx context.Context, file string) (bool, error) {
 	switch {
 	case err == nil:
 		return i.Kind == "dir", nil
-	case sandbox.CodeOf(err) == sandbox.CodeFileNotFound, sandbox.CodeOf(err) == sandbox.CodeFileNotDirectory:
+	case v1.CodeOf(err) == v1.CodeFileNotFound, v1.CodeOf(err) == v1.CodeFileNotDirectory:
 		return false, nil
 	}
 	return false, err
@@ -100,12 +100,12 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 		return err
 	}
 	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory in the session", Remedy: "make it first, or copy one thing to a new name"}
+		return &v1.Error{Code: v1.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory in the session", Remedy: "make it first, or copy one thing to a new name"}
 	}
 	for _, src := range sources {
 		if src == "-" {
 			if dir {
-				return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "copy standard input", Message: dst + " is a directory", Remedy: "name a file in it"}
+				return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy standard input", Message: dst + " is a directory", Remedy: "name a file in it"}
 			}
 			if err := c.send(ctx, c.opts.Stdin, dst, 0); err != nil {
 				return err
@@ -130,7 +130,7 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 		case fi.Mode().IsRegular():
 			err = c.sendFile(ctx, src, at, fi.Mode())
 		default:
-			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + src, Message: "it is neither a file nor a directory", Remedy: "recluse cp - SESSION:PATH < FILE copies what can be read from it"}
+			err = &v1.Error{Code: v1.CodeFileNotRegular, Op: "copy " + src, Message: "it is neither a file nor a directory", Remedy: "recluse cp - SESSION:PATH < FILE copies what can be read from it"}
 		}
 		if err != nil {
 			return err
@@ -145,14 +145,14 @@ func contents(src string) bool {
 }
 
 func unreadable(file string, err error) error {
-	code := sandbox.CodeInvalidRequest
+	code := v1.CodeInvalidRequest
 	if errors.Is(err, fs.ErrNotExist) {
-		code = sandbox.CodeFileNotFound
+		code = v1.CodeFileNotFound
 	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
-	return &sandbox.Error{Code: code, Op: "copy " + file, Message: "it cannot be read", Err: err}
+	return &v1.Error{Code: code, Op: "copy " + file, Message: "it cannot be read", Err: err}
 }
 
 func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
@@ -165,7 +165,7 @@ func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode
 }
 
 func (c *copier) send(ctx context.Context, r io.Reader, dst string, mode fs.FileMode) error {
-	i, err := c.files.Write(ctx, dst, r, sandbox.WriteOptions{Mode: mode, Exclusive: c.opts.NoClobber})
+	i, err := c.files.Write(ctx, dst, r, v1.WriteOptions{Mode: mode, Exclusive: c.opts.NoClobber})
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 	}
 	dir := err == nil && fi.IsDir()
 	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &sandbox.Error{Code: sandbox.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
+		return &v1.Error{Code: v1.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
 	}
 	for _, src := range sources {
 		from := c.inside(src)
@@ -208,7 +208,7 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 		case "file":
 			err = c.fetchFile(ctx, from, at, i.Mode)
 		default:
-			err = &sandbox.Error{Code: sandbox.CodeFileNotRegular, Op: "copy " + from, Message: fmt.Sprintf("it is a %s", i.Kind)}
+			err = &v1.Error{Code: v1.CodeFileNotRegular, Op: "copy " + from, Message: fmt.Sprintf("it is a %s", i.Kind)}
 		}
 		if err != nil {
 			return err
@@ -218,7 +218,7 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 }
 
 // resolve follows what is a link itself, as cp does with what it is given by name.
-func (c *copier) resolve(ctx context.Context, file string) (string, *sandbox.FileInfo, error) {
+func (c *copier) resolve(ctx context.Context, file string) (string, *v1.FileInfo, error) {
 	for range maxLinks {
 		i, err := c.files.Stat(ctx, file)
 		if err != nil || i.Kind != "symlink" {
@@ -230,18 +230,18 @@ func (c *copier) resolve(ctx context.Context, file string) (string, *sandbox.Fil
 			file = path.Join(path.Dir(file), i.Link)
 		}
 	}
-	return "", nil, &sandbox.Error{Code: sandbox.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
+	return "", nil, &v1.Error{Code: v1.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
 }
 
 func unwritable(file string, err error) error {
-	code := sandbox.CodeInvalidRequest
+	code := v1.CodeInvalidRequest
 	if errors.Is(err, fs.ErrExist) {
-		code = sandbox.CodeFileExists
+		code = v1.CodeFileExists
 	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
-	return &sandbox.Error{Code: code, Op: "write " + file, Message: "it cannot be written", Err: err}
+	return &v1.Error{Code: code, Op: "write " + file, Message: "it cannot be written", Err: err}
 }
 
 // fetchFile writes beside the file first: one that could not be copied as a whole leaves the old one as it was.

@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // sendTree copies a directory of this machine into the session, as an archive.
@@ -25,7 +25,7 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 		w.CloseWithError(err)
 		walked <- err
 	}()
-	stats, err := c.files.Upload(ctx, dst, r, sandbox.TarOptions{Parents: true, Exclusive: c.opts.NoClobber})
+	stats, err := c.files.Upload(ctx, dst, r, v1.TarOptions{Parents: true, Exclusive: c.opts.NoClobber})
 	r.CloseWithError(io.ErrClosedPipe)
 	if werr := <-walked; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return werr // why the archive broke off says more than that it did
@@ -95,7 +95,7 @@ func (c *copier) entry(t *tar.Writer, root *os.Root, src, name string, d fs.DirE
 	}
 	n, err := io.CopyN(t, f, h.Size)
 	if errors.Is(err, io.EOF) {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "copy " + filepath.Join(src, name), Message: fmt.Sprintf("it became shorter while it was read (%d of %d bytes)", n, h.Size)}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy " + filepath.Join(src, name), Message: fmt.Sprintf("it became shorter while it was read (%d of %d bytes)", n, h.Size)}
 	}
 	c.Files++
 	return err
@@ -114,7 +114,7 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r, w := io.Pipe()
-	var stats *sandbox.TarStats
+	var stats *v1.TarStats
 	fetched := make(chan error, 1)
 	go func() {
 		var err error
@@ -139,11 +139,11 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 }
 
 // note adds what the other side left out.
-func (c *copier) note(stats *sandbox.TarStats) {
+func (c *copier) note(stats *v1.TarStats) {
 	for _, n := range stats.Skipped {
-		c.Skipped = append(c.Skipped, n.Path+": "+n.Reason)
+		c.Skipped = append(c.Skipped, string(n.Path)+": "+n.Reason)
 	}
-	c.Changed = append(c.Changed, stats.Changed...)
+	c.Changed = append(c.Changed, v1.Strings(stats.Changed)...)
 }
 
 // unpack writes what an archive from a sandbox holds. Nothing in it is to be trusted: root keeps every path beneath it.
@@ -156,7 +156,7 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			break
 		}
 		if err != nil {
-			return &sandbox.Error{Code: sandbox.CodeProtocol, Op: "copy to " + dst, Message: "the archive broke off", Err: err}
+			return &v1.Error{Code: v1.CodeProtocol, Op: "copy to " + dst, Message: "the archive broke off", Err: err}
 		}
 		name, ok := within(h.Name, base)
 		if !ok {
@@ -256,10 +256,10 @@ func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func
 	at := filepath.Join(root.Name(), name)
 	if fi, err := root.Lstat(name); err == nil {
 		if c.opts.NoClobber {
-			return &sandbox.Error{Code: sandbox.CodeFileExists, Op: "write " + at, Message: "the file exists", Remedy: "copy without no-clobber to replace it"}
+			return &v1.Error{Code: v1.CodeFileExists, Op: "write " + at, Message: "the file exists", Remedy: "copy without no-clobber to replace it"}
 		}
 		if fi.IsDir() {
-			return &sandbox.Error{Code: sandbox.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
+			return &v1.Error{Code: v1.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
 		}
 	}
 	part := name + ".part-" + rand.Text()[:8]

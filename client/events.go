@@ -9,13 +9,12 @@ import (
 	"net/url"
 	"strconv"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/session"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // listen hands server-sent events to fn until the stream ends in order, ctx ends or fn gives an error. A stream that breaks is
 // taken up again behind the last event that had an id.
-func (c *Client) listen(ctx context.Context, r request, fn func(api.Event) error) error {
+func (c *Client) listen(ctx context.Context, r request, fn func(v1.StreamEvent) error) error {
 	p := c.patience()
 	r.header = maps.Clone(r.header)
 	for {
@@ -45,13 +44,13 @@ type fnError struct{ err error }
 // Error implements error.
 func (e *fnError) Error() string { return e.err.Error() }
 
-func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) error) (heard bool, err error) {
+func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEvent) error) (heard bool, err error) {
 	res, err := c.once(ctx, r, nil)
 	if err != nil {
 		return false, err
 	}
 	defer res.Body.Close()
-	in := api.NewEventReader(res.Body)
+	in := v1.NewEventReader(res.Body)
 	for {
 		e, err := in.Next()
 		if err != nil {
@@ -59,10 +58,10 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) e
 		}
 		heard = true
 		switch e.Kind {
-		case api.EventEnd:
+		case v1.EventEnd:
 			return true, nil
-		case api.EventProblem:
-			var p api.Problem
+		case v1.EventProblem:
+			var p v1.Problem
 			if err := e.Decode(&p); err != nil {
 				return true, malformed(r.op, err)
 			}
@@ -72,7 +71,7 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) e
 			return true, &fnError{err}
 		}
 		if e.ID != "" {
-			r.header[api.HeaderLastEvent] = e.ID
+			r.header[v1.HeaderLastEvent] = e.ID
 		}
 	}
 }
@@ -80,12 +79,12 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(api.Event) e
 var errStop = errors.New("stop")
 
 // Events iterates over the events of the session.
-func (s *Session) Events(ctx context.Context, o session.EventsOptions) iter.Seq2[session.Event, error] {
-	return func(yield func(session.Event, error) bool) {
+func (s *Session) Events(ctx context.Context, o v1.EventsOptions) iter.Seq2[v1.SessionEvent, error] {
+	return func(yield func(v1.SessionEvent, error) bool) {
 		q := url.Values{"after": {strconv.FormatInt(o.After, 10)}, "follow": {strconv.FormatBool(o.Follow)}}
-		r := request{op: "follow events", method: http.MethodGet, path: s.path + "/events", query: q, header: map[string]string{"Accept": api.EventStream}}
-		err := s.c.listen(ctx, r, func(e api.Event) error {
-			var ev session.Event
+		r := request{op: "follow events", method: http.MethodGet, path: s.path + "/events", query: q, header: map[string]string{"Accept": v1.EventStream}}
+		err := s.c.listen(ctx, r, func(e v1.StreamEvent) error {
+			var ev v1.SessionEvent
 			if err := e.Decode(&ev); err != nil {
 				return malformed("follow events", err)
 			}
@@ -95,7 +94,7 @@ func (s *Session) Events(ctx context.Context, o session.EventsOptions) iter.Seq2
 			return nil
 		})
 		if err != nil && !errors.Is(err, errStop) {
-			yield(session.Event{}, err)
+			yield(v1.SessionEvent{}, err)
 		}
 	}
 }

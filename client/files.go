@@ -14,8 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // files is the FileSystem of a session of the server.
@@ -24,13 +23,13 @@ type files struct {
 	root string
 }
 
-var _ sandbox.FileSystem = (*files)(nil)
+var _ v1.FileSystem = (*files)(nil)
 
 // Files returns the whole file system of the session.
-func (s *Session) Files() sandbox.FileSystem { return &files{s: s} }
+func (s *Session) Files() v1.FileSystem { return &files{s: s} }
 
-// Below implements sandbox.FileSystem.
-func (f *files) Below(dir string) sandbox.FileSystem {
+// Below implements v1.FileSystem.
+func (f *files) Below(dir string) v1.FileSystem {
 	return &files{s: f.s, root: path.Join("/", f.root, dir)}
 }
 
@@ -61,21 +60,21 @@ func (f *files) call(ctx context.Context, op, method, p string, q url.Values, in
 	return f.s.c.call(ctx, r, out)
 }
 
-// Read implements sandbox.FileSystem.
-func (f *files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.FileInfo, error) {
+// Read implements v1.FileSystem.
+func (f *files) Read(ctx context.Context, name string, w io.Writer) (*v1.FileInfo, error) {
 	return f.ReadRange(ctx, name, 0, 0, w)
 }
 
-// ReadRange implements sandbox.FileSystem.
-func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
+// ReadRange implements v1.FileSystem.
+func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*v1.FileInfo, error) {
 	q := f.named(name)
 	q.Set("offset", strconv.FormatInt(offset, 10))
 	q.Set("limit", strconv.FormatInt(limit, 10))
-	var info api.FileInfo
-	if err := f.download(ctx, request{op: "read file", path: "", query: q}, w, api.TrailerFile, &info); err != nil {
+	var info v1.FileInfo
+	if err := f.download(ctx, request{op: "read file", path: "", query: q}, w, v1.TrailerFile, &info); err != nil {
 		return nil, err
 	}
-	return info.Sandbox(), nil
+	return &info, nil
 }
 
 // download copies a body to w and reads what its trailer tells.
@@ -89,7 +88,7 @@ func (f *files) download(ctx context.Context, r request, w io.Writer, trailer st
 	to := &taker{w: w}
 	if _, err := io.Copy(to, res.Body); err != nil {
 		if to.err != nil {
-			return &sandbox.Error{Code: sandbox.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
+			return &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
 		}
 		return unreachable(ctx, r.op, err)
 	}
@@ -112,7 +111,7 @@ func (t *taker) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadAll implements sandbox.FileSystem.
+// ReadAll implements v1.FileSystem.
 func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 	const most = 64 << 20
 	var b bytes.Buffer
@@ -121,13 +120,13 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size > most {
-		return nil, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
+		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
 	}
 	return b.Bytes(), nil
 }
 
-// Write implements sandbox.FileSystem.
-func (f *files) Write(ctx context.Context, name string, r io.Reader, o sandbox.WriteOptions) (*sandbox.FileInfo, error) {
+// Write implements v1.FileSystem.
+func (f *files) Write(ctx context.Context, name string, r io.Reader, o v1.WriteOptions) (*v1.FileInfo, error) {
 	q := f.named(name)
 	flag(q, "overwrite", !o.Exclusive)
 	flag(q, "parents", o.Parents)
@@ -135,11 +134,11 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, o sandbox.W
 	if o.Mode != 0 {
 		q.Set("mode", fmt.Sprintf("%o", o.Mode.Perm()))
 	}
-	var info api.FileInfo
+	var info v1.FileInfo
 	if err := f.upload(ctx, request{op: "write file", query: q}, r, &info); err != nil {
 		return nil, err
 	}
-	return info.Sandbox(), nil
+	return &info, nil
 }
 
 // lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
@@ -154,7 +153,7 @@ func (f *files) upload(ctx context.Context, q request, r io.Reader, out any) err
 	unread := from.failure.Load()
 	from.end(ctx)
 	if err != nil && unread != nil && ctx.Err() == nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
+		return &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
 	}
 	return err
 }
@@ -193,27 +192,27 @@ func (g *giver) end(ctx context.Context) {
 	}
 }
 
-// WriteAll implements sandbox.FileSystem.
-func (f *files) WriteAll(ctx context.Context, name string, data []byte, o sandbox.WriteOptions) error {
+// WriteAll implements v1.FileSystem.
+func (f *files) WriteAll(ctx context.Context, name string, data []byte, o v1.WriteOptions) error {
 	_, err := f.Write(ctx, name, bytes.NewReader(data), o)
 	return err
 }
 
-// Stat implements sandbox.FileSystem.
-func (f *files) Stat(ctx context.Context, name string) (*sandbox.FileInfo, error) {
-	var info api.FileInfo
+// Stat implements v1.FileSystem.
+func (f *files) Stat(ctx context.Context, name string) (*v1.FileInfo, error) {
+	var info v1.FileInfo
 	if err := f.call(ctx, "stat", http.MethodGet, "/stat", f.named(name), nil, &info); err != nil {
 		return nil, err
 	}
-	return info.Sandbox(), nil
+	return &info, nil
 }
 
 // listPage is how many entries List asks for at a time.
 const listPage = 1000
 
-// List implements sandbox.FileSystem.
-func (f *files) List(ctx context.Context, name string, o sandbox.ListOptions) iter.Seq2[*sandbox.FileInfo, error] {
-	return func(yield func(*sandbox.FileInfo, error) bool) {
+// List implements v1.FileSystem.
+func (f *files) List(ctx context.Context, name string, o v1.ListOptions) iter.Seq2[*v1.FileInfo, error] {
+	return func(yield func(*v1.FileInfo, error) bool) {
 		for after := ""; ; {
 			page, err := f.Page(ctx, name, o, after, listPage)
 			if err != nil {
@@ -228,13 +227,13 @@ func (f *files) List(ctx context.Context, name string, o sandbox.ListOptions) it
 			if page.Next == "" {
 				return
 			}
-			after = page.Next
+			after = string(page.Next)
 		}
 	}
 }
 
-// Page implements sandbox.FileSystem.
-func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, after string, limit int) (sandbox.FilePage, error) {
+// Page implements v1.FileSystem.
+func (f *files) Page(ctx context.Context, name string, o v1.ListOptions, after string, limit int) (v1.FilePage, error) {
 	q := f.named(name)
 	q.Set("limit", strconv.Itoa(limit))
 	flag(q, "recursive", o.Recursive)
@@ -242,46 +241,42 @@ func (f *files) Page(ctx context.Context, name string, o sandbox.ListOptions, af
 		q.Set("depth", strconv.Itoa(o.Depth))
 	}
 	set(q, "after", after)
-	var list api.FileList
+	var list v1.FilePage
 	if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &list); err != nil {
-		return sandbox.FilePage{}, err
+		return v1.FilePage{}, err
 	}
 	if o.Unreadable != nil {
 		*o.Unreadable += list.Unreadable
 	}
-	page := sandbox.FilePage{Files: make([]*sandbox.FileInfo, 0, len(list.Files)), Next: string(list.Next), Unreadable: list.Unreadable}
-	for _, i := range list.Files {
-		page.Files = append(page.Files, i.Sandbox())
-	}
-	return page, nil
+	return list, nil
 }
 
-// Mkdir implements sandbox.FileSystem.
-func (f *files) Mkdir(ctx context.Context, name string, o sandbox.MkdirOptions) error {
-	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), api.Mkdir{Path: api.Text(named(name)), Parents: o.Parents}, nil)
+// Mkdir implements v1.FileSystem.
+func (f *files) Mkdir(ctx context.Context, name string, o v1.MkdirOptions) error {
+	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), v1.MkdirRequest{Path: v1.Text(named(name)), Parents: o.Parents}, nil)
 }
 
-// Move implements sandbox.FileSystem.
-func (f *files) Move(ctx context.Context, from, to string, o sandbox.MoveOptions) error {
-	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), api.Move{From: api.Text(from), To: api.Text(to), Overwrite: !o.Exclusive}, nil)
+// Move implements v1.FileSystem.
+func (f *files) Move(ctx context.Context, from, to string, o v1.MoveOptions) error {
+	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Overwrite: !o.Exclusive}, nil)
 }
 
-// Remove implements sandbox.FileSystem.
-func (f *files) Remove(ctx context.Context, name string, o sandbox.RemoveOptions) error {
+// Remove implements v1.FileSystem.
+func (f *files) Remove(ctx context.Context, name string, o v1.RemoveOptions) error {
 	q := f.named(name)
 	flag(q, "recursive", o.Recursive)
 	return f.call(ctx, "remove", http.MethodDelete, "", q, nil, nil)
 }
 
-// Watch implements sandbox.FileSystem. A connection that breaks is made again, and reported as "overflow", because changes
+// Watch implements v1.FileSystem. A connection that breaks is made again, and reported as "overflow", because changes
 // may have been missed meanwhile.
-func (f *files) Watch(ctx context.Context, name string, o sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
+func (f *files) Watch(ctx context.Context, name string, o v1.WatchOptions, fn func(v1.FileEvent) error) error {
 	q := f.named(name)
 	flag(q, "recursive", o.Recursive)
-	r := request{op: "watch", method: http.MethodGet, path: f.s.path + "/files/watch", query: q, header: map[string]string{"Accept": api.EventStream}}
+	r := request{op: "watch", method: http.MethodGet, path: f.s.path + "/files/watch", query: q, header: map[string]string{"Accept": v1.EventStream}}
 	ready := false
-	return f.s.c.listen(ctx, r, func(e api.Event) error {
-		var c api.FileEvent
+	return f.s.c.listen(ctx, r, func(e v1.StreamEvent) error {
+		var c v1.FileEvent
 		if err := e.Decode(&c); err != nil {
 			return malformed("watch", err)
 		}
@@ -291,12 +286,12 @@ func (f *files) Watch(ctx context.Context, name string, o sandbox.WatchOptions, 
 			}
 			ready = true
 		}
-		return fn(sandbox.FileEvent{Op: c.Op, Path: string(c.Path), From: string(c.From)})
+		return fn(c)
 	})
 }
 
-// Upload implements sandbox.FileSystem. The server limits the size and the number of entries.
-func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.TarOptions) (*sandbox.TarStats, error) {
+// Upload implements v1.FileSystem. The server limits the size and the number of entries.
+func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o v1.TarOptions) (*v1.TarStats, error) {
 	q := f.named(dir)
 	flag(q, "parents", o.Parents)
 	flag(q, "overwrite", !o.Exclusive)
@@ -306,22 +301,22 @@ func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o sandbox.T
 	if o.MaxEntries != 0 {
 		q.Set("max_entries", strconv.FormatInt(o.MaxEntries, 10))
 	}
-	var st api.TarStats
+	var st v1.TarStats
 	if err := f.upload(ctx, request{op: "unpack", path: "/tar", query: q}, r, &st); err != nil {
 		return nil, err
 	}
-	return st.Sandbox(), nil
+	return &st, nil
 }
 
-// Download implements sandbox.FileSystem.
-func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*sandbox.TarStats, error) {
+// Download implements v1.FileSystem.
+func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*v1.TarStats, error) {
 	q := f.query()
 	for _, n := range names {
 		q.Add("path", named(n))
 	}
-	var st api.TarStats
-	if err := f.download(ctx, request{op: "pack", path: "/tar", query: q}, w, api.TrailerTar, &st); err != nil {
+	var st v1.TarStats
+	if err := f.download(ctx, request{op: "pack", path: "/tar", query: q}, w, v1.TrailerTar, &st); err != nil {
 		return nil, err
 	}
-	return st.Sandbox(), nil
+	return &st, nil
 }

@@ -9,8 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // running is one cell or command while it is waited for.
@@ -19,15 +18,15 @@ type running struct {
 	op             string // for errors
 	id             string
 	kind           string // cells or commands
-	body           api.Control
+	body           v1.Control
 	grace          time.Duration
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	display        func(sandbox.Bundle)
-	resize         <-chan sandbox.Size
+	display        func(v1.Bundle)
+	resize         <-chan v1.Size
 	pty            bool
 
-	at       api.Offsets // what has been handed on
+	at       v1.Offsets // what has been handed on
 	writeErr error
 	onSkip   func(stream int, bytes int64) // hears of output that is no longer kept
 	onStuck  func()                        // called when the output cannot be handed on
@@ -35,64 +34,64 @@ type running struct {
 
 // Cell runs code to its end. A failure of the code is in the verdict; err is not nil only when the machinery failed. When ctx ends the
 // cell is interrupted, and the verdict says so.
-func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
-	if len(c.Code) > sandbox.MaxCode {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), sandbox.MaxCode>>20),
+func (s *Session) Cell(ctx context.Context, c v1.Cell) (*v1.Verdict, error) {
+	if len(c.Code) > v1.MaxCode {
+		return nil, &v1.Error{
+			Code: v1.CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), v1.MaxCode>>20),
 			Remedy: "write it to a file and import that",
 		}
 	}
 	if c.ID == "" {
 		c.ID = randomID("x-")
 	}
-	in := api.CellOf(c)
+	in := v1.NewCellRequest(c)
 	r := &running{
-		s: s, op: "run cell", id: c.ID, kind: "/cells", body: api.Control{Cell: &in}, grace: c.KillGrace,
+		s: s, op: "run cell", id: c.ID, kind: "/cells", body: v1.Control{Cell: &in}, grace: c.KillGrace,
 		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, display: c.Display,
 	}
 	return r.run(ctx)
 }
 
 // Run runs a command to its end. When ctx ends, the command is cancelled with everything it started, and the verdict says so.
-func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
+func (s *Session) Run(ctx context.Context, c v1.Command) (*v1.Verdict, error) {
 	if c.ID == "" {
 		c.ID = randomID("c-")
 	}
-	in := api.CommandOf(c)
+	in := v1.NewCommandRequest(c)
 	r := &running{
-		s: s, op: "run command", id: c.ID, kind: "/commands", body: api.Control{Command: &in}, grace: c.KillGrace,
+		s: s, op: "run command", id: c.ID, kind: "/commands", body: v1.Control{Command: &in}, grace: c.KillGrace,
 		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, pty: c.PTY != nil,
 	}
 	return r.run(ctx)
 }
 
 // Start runs a command in the background and gives its id as soon as it runs. Stdin is not read.
-func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) {
+func (s *Session) Start(ctx context.Context, c v1.Command) (string, error) {
 	if c.ID == "" {
 		c.ID = randomID("c-")
 	}
-	in := api.CommandOf(c)
+	in := v1.NewCommandRequest(c)
 	in.Background = true
-	var out api.Started
+	var out v1.Started
 	r := request{
 		op: "start command", method: http.MethodPost, path: s.path + "/commands", body: in, again: true,
-		header: map[string]string{api.HeaderIdempotency: randomID("")},
+		header: map[string]string{v1.HeaderIdempotency: randomID("")},
 	}
 	err := s.c.call(ctx, r, &out)
 	return out.ID, err
 }
 
 // run waits for the verdict in the way that the streams need.
-func (r *running) run(ctx context.Context) (*sandbox.Verdict, error) {
+func (r *running) run(ctx context.Context) (*v1.Verdict, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: r.op, Message: "given up before it began", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "given up before it began", Err: err}
 	}
 	// The request outlives ctx for as long as the verdict of what was cancelled takes.
 	way, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
 	stop := context.AfterFunc(ctx, func() { r.giveUp(way, leave) })
 	defer stop()
-	var v *sandbox.Verdict
+	var v *v1.Verdict
 	var err error
 	if r.stdin != nil || r.pty || r.stdout != nil || r.stderr != nil || r.display != nil {
 		v, err = r.socket(way)
@@ -100,10 +99,10 @@ func (r *running) run(ctx context.Context) (*sandbox.Verdict, error) {
 		v, err = r.plain(way)
 	}
 	if err != nil && ctx.Err() != nil && way.Err() != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: r.op, Message: "given up, and the server did not tell how it ended", Err: ctx.Err()}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "given up, and the server did not tell how it ended", Err: ctx.Err()}
 	}
 	if err == nil && r.writeErr != nil {
-		return v, &sandbox.Error{Code: sandbox.CodeInternal, Op: r.op, Message: "the output could not be handed on", Err: r.writeErr}
+		return v, &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the output could not be handed on", Err: r.writeErr}
 	}
 	return v, err
 }
@@ -135,8 +134,8 @@ func (r *running) request() request {
 }
 
 // plain waits for the verdict alone.
-func (r *running) plain(ctx context.Context) (*sandbox.Verdict, error) {
-	v := &sandbox.Verdict{}
+func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
+	v := &v1.Verdict{}
 	err := r.s.c.call(ctx, r.request(), v)
 	if err == nil {
 		return v, nil
@@ -148,17 +147,17 @@ func (r *running) plain(ctx context.Context) (*sandbox.Verdict, error) {
 }
 
 // interrupted reports an error behind which the operation may go on.
-func interrupted(err error) bool { return sandbox.CodeOf(err) == CodeUnavailable }
+func interrupted(err error) bool { return v1.CodeOf(err) == v1.CodeUnavailable }
 
 // again finds an operation whose connection was lost. If the server does not know it, it never began: the error is then the first one.
-func (r *running) again(ctx context.Context, lost error) (*sandbox.Verdict, error) {
+func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 	p := r.s.c.patience()
 	for p.wait(ctx) {
 		v, err := r.follow(ctx)
 		switch {
 		case err == nil:
 			return v, nil
-		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		case v1.CodeOf(err) == v1.CodeNotFound:
 			return nil, lost
 		case !interrupted(err):
 			return nil, err
@@ -168,9 +167,9 @@ func (r *running) again(ctx context.Context, lost error) (*sandbox.Verdict, erro
 }
 
 // follow goes on from where the output was handed on so far, once.
-func (r *running) follow(ctx context.Context) (*sandbox.Verdict, error) {
+func (r *running) follow(ctx context.Context) (*v1.Verdict, error) {
 	q := request{
-		op: r.op, method: http.MethodGet, path: r.s.path + r.s.operation(r.id) + "/output", header: map[string]string{"Accept": api.EventStream},
+		op: r.op, method: http.MethodGet, path: r.s.path + r.s.operation(r.id) + "/output", header: map[string]string{"Accept": v1.EventStream},
 		query: url.Values{"stdout": {strconv.FormatInt(r.at.Stdout, 10)}, "stderr": {strconv.FormatInt(r.at.Stderr, 10)}},
 	}
 	res, err := r.s.c.once(ctx, q, nil)
@@ -181,24 +180,24 @@ func (r *running) follow(ctx context.Context) (*sandbox.Verdict, error) {
 }
 
 // listen hands on what the server tells until the verdict.
-func (r *running) listen(ctx context.Context, res *http.Response) (*sandbox.Verdict, error) {
+func (r *running) listen(ctx context.Context, res *http.Response) (*v1.Verdict, error) {
 	defer res.Body.Close()
-	in := api.NewEventReader(res.Body)
+	in := v1.NewEventReader(res.Body)
 	for {
 		e, err := in.Next()
 		if err != nil {
 			return nil, unreachable(ctx, r.op, err)
 		}
 		switch e.Kind {
-		case api.EventVerdict:
-			v := &sandbox.Verdict{}
+		case v1.EventVerdict:
+			v := &v1.Verdict{}
 			if err := e.Decode(v); err != nil {
 				return nil, malformed(r.op, err)
 			}
 			_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection is used again
 			return v, nil
-		case api.EventProblem:
-			var p api.Problem
+		case v1.EventProblem:
+			var p v1.Problem
 			if err := e.Decode(&p); err != nil {
 				return nil, malformed(r.op, err)
 			}
@@ -212,25 +211,25 @@ func (r *running) listen(ctx context.Context, res *http.Response) (*sandbox.Verd
 }
 
 // hear hands on one event.
-func (r *running) hear(e api.Event) error {
+func (r *running) hear(e v1.StreamEvent) error {
 	switch e.Kind {
-	case api.EventStdout, api.EventStderr:
-		var c api.Chunk
+	case v1.EventStdout, v1.EventStderr:
+		var c v1.Chunk
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
-		r.output(e.Kind == api.EventStderr, []byte(c.Data))
-	case api.EventSkipped:
-		var k api.Skipped
+		r.output(e.Kind == v1.EventStderr, []byte(c.Data))
+	case v1.EventSkipped:
+		var k v1.Skipped
 		if err := e.Decode(&k); err != nil {
 			return err
 		}
 		r.skipped(k)
-	case api.EventDisplay:
+	case v1.EventDisplay:
 		if r.display == nil {
 			return nil
 		}
-		var b sandbox.Bundle
+		var b v1.Bundle
 		if err := e.Decode(&b); err != nil {
 			return err
 		}
@@ -239,7 +238,7 @@ func (r *running) hear(e api.Event) error {
 	return nil
 }
 
-func (r *running) skipped(k api.Skipped) {
+func (r *running) skipped(k v1.Skipped) {
 	if k.Stream == 2 {
 		r.at.Stderr += k.Bytes
 	} else {
@@ -265,19 +264,19 @@ func (r *running) output(stderr bool, b []byte) {
 }
 
 func malformed(op string, err error) error {
-	return &sandbox.Error{Code: sandbox.CodeProtocol, Op: op, Message: "the server said something that cannot be read", Err: err}
+	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the server said something that cannot be read", Err: err}
 }
 
 // Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. When ctx ends the operation goes on.
 // With NoWait both results are nil while the operation runs; otherwise exactly one is.
-func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+func (s *Session) Follow(ctx context.Context, id string, o v1.FollowOptions) (*v1.Verdict, error) {
 	if o.NoWait {
 		return s.peek(ctx, id, o)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	f := &running{
-		s: s, op: "follow", id: id, stdout: o.Stdout, stderr: o.Stderr, at: api.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
+		s: s, op: "follow", id: id, stdout: o.Stdout, stderr: o.Stderr, at: v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
 		onSkip: o.Skipped, onStuck: stop,
 	}
 	p := s.c.patience()
@@ -285,7 +284,7 @@ func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions
 		before := f.at
 		v, err := f.follow(ctx)
 		if f.writeErr != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: f.writeErr}
+			return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: f.writeErr}
 		}
 		if err == nil || !interrupted(err) {
 			return v, err
@@ -300,10 +299,10 @@ func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions
 }
 
 // peek gives what is there now, answer by answer.
-func (s *Session) peek(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
-	at := api.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset}
+func (s *Session) peek(ctx context.Context, id string, o v1.FollowOptions) (*v1.Verdict, error) {
+	at := v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset}
 	for {
-		var out api.Followed
+		var out v1.Followed
 		q := url.Values{"stdout": {strconv.FormatInt(at.Stdout, 10)}, "stderr": {strconv.FormatInt(at.Stderr, 10)}}
 		r := request{op: "follow", method: http.MethodGet, path: s.path + s.operation(id) + "/output", query: q, again: true}
 		if err := s.c.call(ctx, r, &out); err != nil {
@@ -319,13 +318,13 @@ func (s *Session) peek(ctx context.Context, id string, o sandbox.FollowOptions) 
 		}
 		for _, p := range []struct {
 			w io.Writer
-			t api.Text
+			t v1.Text
 		}{{o.Stdout, out.Stdout}, {o.Stderr, out.Stderr}} {
 			if p.w == nil || p.t == "" {
 				continue
 			}
 			if _, err := io.WriteString(p.w, string(p.t)); err != nil {
-				return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+				return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
 			}
 		}
 		if out.Verdict != nil || out.Running || out.Next == at {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -118,7 +119,7 @@ func TestRunning(t *testing.T) {
 				cancel()
 			}()
 			v, err := s.Run(ctx, c)
-			if err != nil || v.Ended != sandbox.EndedCancelled {
+			if err != nil || v.Ended != v1.EndedCancelled {
 				t.Errorf("%s: %v %v", name, v, err)
 			}
 			cancel()
@@ -132,7 +133,7 @@ func TestRunning(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 		v, err := s.Run(ctx, sandbox.Command{Shell: "sleep 60", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
-		if err != nil || v.Ended != sandbox.EndedTimeout || v.Status() != 124 {
+		if err != nil || v.Ended != v1.EndedTimeout || v.Status() != 124 {
 			t.Errorf("%v %v", v, err)
 		}
 	})
@@ -167,7 +168,7 @@ func TestRunning(t *testing.T) {
 		if err := s.Forget(ctx, id); err != nil {
 			t.Error(err)
 		}
-		if _, err := s.Follow(ctx, id, sandbox.FollowOptions{}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		if _, err := s.Follow(ctx, id, sandbox.FollowOptions{}); v1.CodeOf(err) != v1.CodeNotFound {
 			t.Errorf("forgotten: %v", err)
 		}
 	})
@@ -180,7 +181,7 @@ func TestRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 		v, err := s.Follow(ctx, id, sandbox.FollowOptions{})
-		if err != nil || v.Ended != sandbox.EndedKilled || v.Signal != syscall.SIGTERM {
+		if err != nil || v.Ended != v1.EndedKilled || v.Signal != syscall.SIGTERM {
 			t.Errorf("%v %v", v, err)
 		}
 	})
@@ -205,7 +206,7 @@ func TestServerThatIsNotThere(t *testing.T) {
 	}
 	defer c.Close()
 	_, err = c.Session("x").Cell(t.Context(), sandbox.Cell{Code: "1"})
-	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != client.CodeUnavailable || !e.Retry {
+	if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeUnavailable || !e.Retry {
 		t.Errorf("%v", err)
 	}
 	for _, o := range []client.Options{{}, {URL: "http://a", Socket: "/b"}, {URL: "ftp://a"}, {URL: "nonsense"}} {

@@ -6,26 +6,15 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/session"
 )
 
-// Server describes the server, and whom it takes the caller for.
-type Server struct {
-	Version              string
-	PID                  int
-	Started              time.Time
-	Tenant, Scope, Actor string
-}
-
 // Server asks who answers.
-func (c *Client) Server(ctx context.Context) (Server, error) {
-	var s api.Server
+func (c *Client) Server(ctx context.Context) (v1.Server, error) {
+	var s v1.Server
 	err := c.call(ctx, request{op: "ask the server", method: http.MethodGet, path: "/v1/server", again: true}, &s)
-	return Server(s), err
+	return s, err
 }
 
 // Ready reports whether the server can make sandboxes; the error says why not.
@@ -39,55 +28,26 @@ func (c *Client) Shutdown(ctx context.Context) error {
 }
 
 // GC removes what nothing needs.
-func (c *Client) GC(ctx context.Context) (session.Collected, error) {
-	var out session.Collected
+func (c *Client) GC(ctx context.Context) (v1.Collected, error) {
+	var out v1.Collected
 	err := c.call(ctx, request{op: "collect garbage", method: http.MethodPost, path: "/v1/server/gc", again: true}, &out)
 	return out, err
 }
 
-// Key describes an API key. Secret is set by CreateKey alone: it is never shown again.
-type Key struct {
-	ID      string     `json:"id"`
-	Name    string     `json:"name"`
-	Tenant  string     `json:"tenant"`
-	Scope   string     `json:"scope"`
-	Created time.Time  `json:"created"`
-	Expires *time.Time `json:"expires,omitempty"`
-	Revoked *time.Time `json:"revoked,omitempty"`
-	Secret  string     `json:"secret,omitempty"`
-}
-
-// KeyOptions says what key to make.
-type KeyOptions struct {
-	Name   string        // for people and for the audit log
-	Tenant string        // empty: the caller's own; "*": an operator's key
-	Scope  string        // read, execute or admin
-	For    time.Duration // 0: it does not expire
-}
-
-// CreateKey makes a key.
-func (c *Client) CreateKey(ctx context.Context, o KeyOptions) (Key, error) {
-	var k api.Key
-	in := api.NewKey{Name: o.Name, Tenant: o.Tenant, Scope: o.Scope, For: v1.Duration(o.For)}
-	err := c.call(ctx, request{op: "create key", method: http.MethodPost, path: "/v1/keys", body: in}, &k)
-	return Key(k), err
+// CreateKey makes a key. The result alone has its secret.
+func (c *Client) CreateKey(ctx context.Context, k v1.NewAPIKey) (v1.APIKey, error) {
+	var out v1.APIKey
+	err := c.call(ctx, request{op: "create key", method: http.MethodPost, path: "/v1/keys", body: k}, &out)
+	return out, err
 }
 
 // Keys lists the keys of the tenant; an operator who names none sees all.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
-	list, err := pages(func(q url.Values) ([]api.Key, string, error) {
-		var page api.Keys
+func (c *Client) Keys(ctx context.Context) ([]v1.APIKey, error) {
+	return pages(func(q url.Values) ([]v1.APIKey, string, error) {
+		var page v1.APIKeys
 		err := c.call(ctx, request{op: "list keys", method: http.MethodGet, path: "/v1/keys", query: q, again: true}, &page)
 		return page.Keys, page.Next, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	var out []Key
-	for _, k := range list {
-		out = append(out, Key(k))
-	}
-	return out, nil
 }
 
 // RevokeKey makes a key useless.
@@ -96,17 +56,17 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 }
 
 // Audit gives entries of the audit log, oldest first. The tenant is the client's own.
-func (c *Client) Audit(ctx context.Context, o session.AuditOptions) iter.Seq2[session.Entry, error] {
-	return func(yield func(session.Entry, error) bool) {
+func (c *Client) Audit(ctx context.Context, o v1.AuditOptions) iter.Seq2[v1.AuditEntry, error] {
+	return func(yield func(v1.AuditEntry, error) bool) {
 		given := 0
 		for {
 			q := url.Values{"limit": {strconv.Itoa(pageSize(o.Limit, given))}, "after": {strconv.FormatInt(o.After, 10)}}
 			set(q, "session", o.Session)
 			set(q, "actor", o.Actor)
 			set(q, "action", o.Action)
-			var page api.Audit
+			var page v1.AuditPage
 			if err := c.call(ctx, request{op: "read audit log", method: http.MethodGet, path: "/v1/audit", query: q, again: true}, &page); err != nil {
-				yield(session.Entry{}, err)
+				yield(v1.AuditEntry{}, err)
 				return
 			}
 			for _, e := range page.Entries {

@@ -11,9 +11,6 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/session"
 )
 
 // Session is a session of the server's, known by its name.
@@ -32,23 +29,23 @@ func (c *Client) Session(name string) *Session {
 func (s *Session) Name() string { return s.name }
 
 // Open returns the session of a name, and creates it if there is none. Opened.New reports whether it was created now.
-func (c *Client) Open(ctx context.Context, name string, o session.OpenOptions) (*Session, session.Opened, error) {
+func (c *Client) Open(ctx context.Context, name string, o v1.OpenOptions) (*Session, v1.Opened, error) {
 	s := c.Session(name)
-	var out session.Opened
-	r := request{op: "open session", method: http.MethodPut, path: s.path, body: api.OpenOf(o), again: !o.New}
+	var out v1.Opened
+	r := request{op: "open session", method: http.MethodPut, path: s.path, body: v1.OpenRequest{OpenOptions: o}, again: !o.New}
 	if err := c.call(ctx, r, &out); err != nil {
-		return nil, session.Opened{}, err
+		return nil, v1.Opened{}, err
 	}
 	return s, out, nil
 }
 
 // Create makes a session that was not there; an empty name lets the server choose one.
-func (c *Client) Create(ctx context.Context, name string, o session.OpenOptions) (*Session, error) {
-	in := api.OpenOf(o)
+func (c *Client) Create(ctx context.Context, name string, o v1.OpenOptions) (*Session, error) {
+	in := v1.OpenRequest{OpenOptions: o}
 	in.Name = name
-	var out session.Opened
+	var out v1.Opened
 	r := request{
-		op: "create session", method: http.MethodPost, path: "/v1/sessions", body: in, again: true, header: map[string]string{api.HeaderIdempotency: randomID("")},
+		op: "create session", method: http.MethodPost, path: "/v1/sessions", body: in, again: true, header: map[string]string{v1.HeaderIdempotency: randomID("")},
 	}
 	if err := c.call(ctx, r, &out); err != nil {
 		return nil, err
@@ -57,18 +54,18 @@ func (c *Client) Create(ctx context.Context, name string, o session.OpenOptions)
 }
 
 // Get finds a live session. Looking is not use.
-func (c *Client) Get(ctx context.Context, name string) (*Session, session.Info, error) {
+func (c *Client) Get(ctx context.Context, name string) (*Session, v1.Session, error) {
 	s := c.Session(name)
 	info, err := s.Info(ctx)
 	if err != nil {
-		return nil, session.Info{}, err
+		return nil, v1.Session{}, err
 	}
 	return s, info, nil
 }
 
 // List gives sessions in the order of their names, the oldest first among those of one name. The tenant is the client's own.
-func (c *Client) List(ctx context.Context, o session.ListOptions) iter.Seq2[session.Info, error] {
-	return func(yield func(session.Info, error) bool) {
+func (c *Client) List(ctx context.Context, o v1.SessionListOptions) iter.Seq2[v1.Session, error] {
+	return func(yield func(v1.Session, error) bool) {
 		given, after := 0, ""
 		for {
 			q := url.Values{"limit": {strconv.Itoa(pageSize(o.Limit, given))}}
@@ -76,9 +73,9 @@ func (c *Client) List(ctx context.Context, o session.ListOptions) iter.Seq2[sess
 			for _, st := range o.States {
 				q.Add("state", string(st))
 			}
-			var page api.Sessions
+			var page v1.SessionPage
 			if err := c.call(ctx, request{op: "list sessions", method: http.MethodGet, path: "/v1/sessions", query: q, again: true}, &page); err != nil {
-				yield(session.Info{}, err)
+				yield(v1.Session{}, err)
 				return
 			}
 			for _, i := range page.Sessions {
@@ -96,8 +93,8 @@ func (c *Client) List(ctx context.Context, o session.ListOptions) iter.Seq2[sess
 }
 
 // Info tells what is known of the session. Looking is not use.
-func (s *Session) Info(ctx context.Context) (session.Info, error) {
-	var i session.Info
+func (s *Session) Info(ctx context.Context) (v1.Session, error) {
+	var i v1.Session
 	err := s.get(ctx, "look at session", "", &i)
 	return i, err
 }
@@ -118,9 +115,9 @@ func (s *Session) End(ctx context.Context, reason string) error {
 }
 
 // Extend gives it more time; 0 asks for as much as its policy allows.
-func (s *Session) Extend(ctx context.Context, by time.Duration) (session.Info, error) {
-	var i session.Info
-	err := s.post(ctx, "extend session", "/extend", api.Extend{By: v1.Duration(by)}, &i)
+func (s *Session) Extend(ctx context.Context, by time.Duration) (v1.Session, error) {
+	var i v1.Session
+	err := s.post(ctx, "extend session", "/extend", v1.ExtendRequest{By: v1.Duration(by)}, &i)
 	return i, err
 }
 
@@ -141,14 +138,14 @@ func (s *Session) Resume(ctx context.Context) error {
 
 // Token makes a secret that is good for this session alone, and ends with it. Scope is read or execute.
 func (s *Session) Token(ctx context.Context, scope string, lasting time.Duration) (string, error) {
-	var t api.Token
-	err := s.post(ctx, "make token", "/tokens", api.NewToken{Scope: scope, For: v1.Duration(lasting)}, &t)
+	var t v1.Token
+	err := s.post(ctx, "make token", "/tokens", v1.TokenRequest{Scope: scope, For: v1.Duration(lasting)}, &t)
 	return t.Token, err
 }
 
 // Guest asks the guest what it sees.
-func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
-	g := &sandbox.Guest{}
+func (s *Session) Guest(ctx context.Context) (*v1.Guest, error) {
+	g := &v1.Guest{}
 	if err := s.get(ctx, "ask the guest", "/guest", g); err != nil {
 		return nil, err
 	}
@@ -156,11 +153,11 @@ func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
 }
 
 // Save takes a named snapshot.
-func (s *Session) Save(ctx context.Context, name string) (session.Snapshot, error) {
-	var out session.Snapshot
+func (s *Session) Save(ctx context.Context, name string) (v1.Snapshot, error) {
+	var out v1.Snapshot
 	r := request{
-		op: "save snapshot", method: http.MethodPost, path: s.path + "/snapshots", body: api.Save{Name: name}, again: true,
-		header: map[string]string{api.HeaderIdempotency: randomID("")},
+		op: "save snapshot", method: http.MethodPost, path: s.path + "/snapshots", body: v1.SaveRequest{Name: name}, again: true,
+		header: map[string]string{v1.HeaderIdempotency: randomID("")},
 	}
 	err := s.c.call(ctx, r, &out)
 	return out, err
@@ -168,17 +165,17 @@ func (s *Session) Save(ctx context.Context, name string) (session.Snapshot, erro
 
 // Restore puts the session back to a snapshot, "name" or "session@name".
 func (s *Session) Restore(ctx context.Context, ref string) error {
-	return s.post(ctx, "restore snapshot", "/restore", api.Restore{Ref: ref}, nil)
+	return s.post(ctx, "restore snapshot", "/restore", v1.RestoreRequest{Ref: ref}, nil)
 }
 
 // Snapshots lists the snapshots of a session, also of one that has ended and kept them; name "": of the whole tenant.
-func (c *Client) Snapshots(ctx context.Context, name string) ([]session.Snapshot, error) {
+func (c *Client) Snapshots(ctx context.Context, name string) ([]v1.Snapshot, error) {
 	path := "/v1/snapshots"
 	if name != "" {
 		path = c.Session(name).path + "/snapshots"
 	}
-	return pages(func(q url.Values) ([]session.Snapshot, string, error) {
-		var out api.SnapshotList
+	return pages(func(q url.Values) ([]v1.Snapshot, string, error) {
+		var out v1.SnapshotPage
 		err := c.call(ctx, request{op: "list snapshots", method: http.MethodGet, path: path, query: q, again: true}, &out)
 		return out.Snapshots, out.Next, err
 	})
@@ -196,12 +193,12 @@ func (c *Client) DeleteSnapshot(ctx context.Context, name, snapshot string) erro
 // Fork makes n live copies, named by names or NAME-1, NAME-2, …. All are made, or none.
 func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, error) {
 	if n < 1 {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "fork", Message: strconv.Itoa(n) + " copies"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork", Message: strconv.Itoa(n) + " copies"}
 	}
-	var out api.Forked
+	var out v1.Forked
 	r := request{
-		op: "fork", method: http.MethodPost, path: s.path + "/forks", body: api.Fork{Count: n, Names: names}, again: true,
-		header: map[string]string{api.HeaderIdempotency: randomID("")},
+		op: "fork", method: http.MethodPost, path: s.path + "/forks", body: v1.ForkRequest{Count: n, Names: names}, again: true,
+		header: map[string]string{v1.HeaderIdempotency: randomID("")},
 	}
 	if err := s.c.call(ctx, r, &out); err != nil {
 		return nil, err
@@ -217,7 +214,7 @@ func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, 
 func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
 	out := map[string]string{}
 	_, err := pages(func(q url.Values) ([]string, string, error) {
-		var page api.Vars
+		var page v1.VarPage
 		err := s.c.call(ctx, request{op: "list variables", method: http.MethodGet, path: s.path + "/vars", query: q, again: true}, &page)
 		maps.Copy(out, page.Vars)
 		return nil, page.Next, err
@@ -230,14 +227,14 @@ func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
 
 // Var gives one.
 func (s *Session) Var(ctx context.Context, name string) (string, error) {
-	var out api.Var
+	var out v1.Var
 	err := s.get(ctx, "read variable", "/vars/"+url.PathEscape(name), &out)
 	return out.Value, err
 }
 
 // SetVar sets one.
 func (s *Session) SetVar(ctx context.Context, name, value string) error {
-	return s.c.call(ctx, request{op: "set variable", method: http.MethodPut, path: s.path + "/vars/" + url.PathEscape(name), body: api.Var{Value: value}, again: true}, nil)
+	return s.c.call(ctx, request{op: "set variable", method: http.MethodPut, path: s.path + "/vars/" + url.PathEscape(name), body: v1.Var{Value: value}, again: true}, nil)
 }
 
 // DeleteVar removes one.
@@ -246,24 +243,24 @@ func (s *Session) DeleteVar(ctx context.Context, name string) error {
 }
 
 // Operations lists what runs and what has ended lately, oldest first.
-func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
-	return pages(func(q url.Values) ([]sandbox.Operation, string, error) {
-		var out api.Operations
+func (s *Session) Operations(ctx context.Context) ([]v1.Operation, error) {
+	return pages(func(q url.Values) ([]v1.Operation, string, error) {
+		var out v1.OperationPage
 		err := s.c.call(ctx, request{op: "list operations", method: http.MethodGet, path: s.path + "/operations", query: q, again: true}, &out)
 		return out.Operations, out.Next, err
 	})
 }
 
 // Operation gives one of them.
-func (s *Session) Operation(ctx context.Context, id string) (out sandbox.Operation, err error) {
+func (s *Session) Operation(ctx context.Context, id string) (out v1.Operation, err error) {
 	err = s.c.call(ctx, request{op: "find operation", method: http.MethodGet, path: s.path + "/operations/" + url.PathEscape(id), again: true}, &out)
 	return out, err
 }
 
 // Contexts lists the live interpreters.
-func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
-	return pages(func(q url.Values) ([]sandbox.Context, string, error) {
-		var page api.Contexts
+func (s *Session) Contexts(ctx context.Context) ([]v1.Context, error) {
+	return pages(func(q url.Values) ([]v1.Context, string, error) {
+		var page v1.ContextPage
 		err := s.c.call(ctx, request{op: "list contexts", method: http.MethodGet, path: s.path + "/contexts", query: q, again: true}, &page)
 		return page.Contexts, page.Next, err
 	})
@@ -277,8 +274,8 @@ func (s *Session) CloseContext(ctx context.Context, name string) error {
 func (s *Session) operation(id string) string { return "/operations/" + url.PathEscape(id) }
 
 // Signal sends a signal to an operation's main process and its process group.
-func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, o sandbox.SignalOptions) error {
-	return s.post(ctx, "signal", s.operation(id)+"/signal", api.Signal{Signal: strconv.Itoa(int(sig)), Tree: o.Tree}, nil)
+func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, o v1.SignalOptions) error {
+	return s.post(ctx, "signal", s.operation(id)+"/signal", v1.SignalRequest{Signal: strconv.Itoa(int(sig)), Tree: o.Tree}, nil)
 }
 
 // Cancel ends an operation and everything it started.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -41,12 +42,12 @@ func TestLifeOfASession(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	c := k.Client(k.Key("a", "execute"))
 	ctx := t.Context()
-	s, err := c.Create(ctx, "", session.OpenOptions{Settings: session.Settings{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: time.Hour}}})
+	s, err := c.Create(ctx, "", session.OpenOptions{Settings: session.Settings{Vars: map[string]string{"who": "me"}, Policy: session.Policy{TTL: v1.Duration(time.Hour)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	i, err := s.Info(ctx)
-	if err != nil || i.Key.Tenant != "a" || i.Policy.TTL != time.Hour || i.Key.Name != s.Name() {
+	if err != nil || i.Key.Tenant != "a" || i.Policy.TTL.Std() != time.Hour || i.Key.Name != s.Name() {
 		t.Errorf("%+v %v", i, err)
 	}
 	if v, err := s.Var(ctx, "who"); err != nil || v != "me" {
@@ -60,7 +61,7 @@ func TestLifeOfASession(t *testing.T) {
 	if err := s.DeleteVar(ctx, "who"); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Var(ctx, "who"); sandbox.CodeOf(err) != session.CodeVarUnknown {
+	if _, err := s.Var(ctx, "who"); v1.CodeOf(err) != v1.CodeVarNotFound {
 		t.Errorf("%v", err)
 	}
 	cell(t, s, "x = 1")
@@ -87,7 +88,7 @@ func TestLifeOfASession(t *testing.T) {
 	if err := s.Hibernate(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if i, err := s.Info(ctx); err != nil || i.State != session.Hibernated {
+	if i, err := s.Info(ctx); err != nil || i.State != v1.StateHibernated {
 		t.Errorf("%+v %v", i.State, err)
 	}
 	if v := cell(t, s, "x"); v.Result.Text() != "1" {
@@ -102,7 +103,7 @@ func TestLifeOfASession(t *testing.T) {
 	if e, err := s.Extend(ctx, 10*time.Minute); err != nil || e.Extended != 1 {
 		t.Errorf("%+v %v", e, err)
 	}
-	if g, err := s.Guest(ctx); err != nil || g.UID != sandbox.DefaultUID {
+	if g, err := s.Guest(ctx); err != nil || g.UID != v1.DefaultUID {
 		t.Errorf("%+v %v", g, err)
 	}
 	var names []string
@@ -178,16 +179,16 @@ func TestFilesOfASession(t *testing.T) {
 	if i, err := f.ReadRange(ctx, "/tmp/dir/\xffdata", 3, 4, &part); err != nil || !bytes.Equal(part.Bytes(), data[3:7]) || i.Size != int64(len(data)) {
 		t.Errorf("%v %+v %v", part.Bytes(), i, err)
 	}
-	if _, err := f.Read(ctx, "/tmp/dir", io.Discard); sandbox.CodeOf(err) != sandbox.CodeFileIsDirectory {
+	if _, err := f.Read(ctx, "/tmp/dir", io.Discard); v1.CodeOf(err) != v1.CodeFileIsDirectory {
 		t.Errorf("%v", err)
 	}
-	if err := f.WriteAll(ctx, "/tmp/dir/\xffdata", nil, sandbox.WriteOptions{Exclusive: true}); sandbox.CodeOf(err) != sandbox.CodeFileExists {
+	if err := f.WriteAll(ctx, "/tmp/dir/\xffdata", nil, sandbox.WriteOptions{Exclusive: true}); v1.CodeOf(err) != v1.CodeFileExists {
 		t.Errorf("%v", err)
 	}
 	if _, err := f.Write(ctx, "/tmp/half", io.MultiReader(strings.NewReader("half"), failing{}), sandbox.WriteOptions{}); err == nil {
 		t.Error("a reader that failed went unnoticed")
 	}
-	if _, err := f.Stat(ctx, "/tmp/half"); sandbox.CodeOf(err) != sandbox.CodeFileNotFound {
+	if _, err := f.Stat(ctx, "/tmp/half"); v1.CodeOf(err) != v1.CodeFileNotFound {
 		t.Errorf("half a file: %v", err)
 	}
 	below := f.Below("/tmp/dir")
@@ -240,7 +241,7 @@ func TestFilesOfASession(t *testing.T) {
 		}
 		return nil
 	})
-	if !seen || sandbox.CodeOf(err) != sandbox.CodeCancelled {
+	if !seen || v1.CodeOf(err) != v1.CodeCancelled {
 		t.Errorf("%v %v", seen, err)
 	}
 }
@@ -276,7 +277,7 @@ func TestSessionsOfOneNameAreAllListed(t *testing.T) {
 	}
 	for limit, want := range map[int]int{0: others + 1, 1200: 1200} {
 		seen := map[string]bool{}
-		for i, err := range k.Trusted.List(t.Context(), session.ListOptions{States: []session.State{session.Ended}, Limit: limit}) {
+		for i, err := range k.Trusted.List(t.Context(), session.ListOptions{States: []session.State{v1.StateEnded}, Limit: limit}) {
 			if err != nil {
 				t.Fatal(err)
 			}

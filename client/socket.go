@@ -8,8 +8,7 @@ import (
 
 	"github.com/coder/websocket"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxMessage bounds what the server sends at once: a verdict with images.
@@ -19,7 +18,7 @@ const maxMessage = 256 << 20
 const inputChunk = 32 << 10
 
 // socket runs it over a WebSocket, where input can go along and output comes as bytes: as events it costs several times as much.
-func (r *running) socket(ctx context.Context) (*sandbox.Verdict, error) {
+func (r *running) socket(ctx context.Context) (*v1.Verdict, error) {
 	conn, err := r.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -72,7 +71,7 @@ func (r *running) dial(ctx context.Context) (*websocket.Conn, error) {
 }
 
 // converse hands on what the server tells until the verdict.
-func (r *running) converse(ctx context.Context, conn *websocket.Conn) (*sandbox.Verdict, error) {
+func (r *running) converse(ctx context.Context, conn *websocket.Conn) (*v1.Verdict, error) {
 	for {
 		kind, raw, err := conn.Read(ctx)
 		if err != nil {
@@ -80,11 +79,11 @@ func (r *running) converse(ctx context.Context, conn *websocket.Conn) (*sandbox.
 		}
 		if kind == websocket.MessageBinary {
 			if len(raw) > 1 {
-				r.output(raw[0] == api.FrameStderr, raw[1:])
+				r.output(raw[0] == v1.FrameStderr, raw[1:])
 			}
 			continue
 		}
-		var m api.Control
+		var m v1.Control
 		if err := json.Unmarshal(raw, &m); err != nil {
 			return nil, malformed(r.op, err)
 		}
@@ -99,7 +98,7 @@ func (r *running) converse(ctx context.Context, conn *websocket.Conn) (*sandbox.
 	}
 }
 
-func sendControl(ctx context.Context, conn *websocket.Conn, m api.Control) error {
+func sendControl(ctx context.Context, conn *websocket.Conn, m v1.Control) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -110,7 +109,7 @@ func sendControl(ctx context.Context, conn *websocket.Conn, m api.Control) error
 // feed sends input. A reader that blocks for ever is left behind: Go cannot interrupt it.
 func feed(ctx context.Context, conn *websocket.Conn, stdin io.Reader) {
 	buf := make([]byte, 1+inputChunk)
-	buf[0] = api.FrameStdin
+	buf[0] = v1.FrameStdin
 	for {
 		n, err := stdin.Read(buf[1:])
 		if ctx.Err() != nil {
@@ -120,20 +119,20 @@ func feed(ctx context.Context, conn *websocket.Conn, stdin io.Reader) {
 			return
 		}
 		if err != nil {
-			_ = sendControl(ctx, conn, api.Control{StdinEnd: true}) // it has ended otherwise
+			_ = sendControl(ctx, conn, v1.Control{StdinEnd: true}) // it has ended otherwise
 			return
 		}
 	}
 }
 
 // forward sends the terminal's sizes.
-func forward(ctx context.Context, conn *websocket.Conn, sizes <-chan sandbox.Size) {
+func forward(ctx context.Context, conn *websocket.Conn, sizes <-chan v1.Size) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case z, ok := <-sizes:
-			if !ok || sendControl(ctx, conn, api.Control{Resize: &api.Size{Rows: max(1, z.Rows), Cols: max(1, z.Cols)}}) != nil {
+			if !ok || sendControl(ctx, conn, v1.Control{Resize: &v1.Size{Rows: max(1, z.Rows), Cols: max(1, z.Cols)}}) != nil {
 				return
 			}
 		}

@@ -10,19 +10,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
-)
-
-// The error codes of approvals.
-const (
-	CodeApprovalUnknown  sandbox.Code = "gate_approval_unknown"
-	CodeApprovalResolved sandbox.Code = "gate_approval_resolved"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Sentinels for errors.Is.
 var (
-	ErrApprovalUnknown  = &sandbox.Error{Code: CodeApprovalUnknown}
-	ErrApprovalResolved = &sandbox.Error{Code: CodeApprovalResolved}
+	ErrApprovalUnknown  = &v1.Error{Code: v1.CodeApprovalUnknown}
+	ErrApprovalResolved = &v1.Error{Code: v1.CodeApprovalResolved}
 )
 
 const (
@@ -33,29 +27,6 @@ const (
 	// maxPendingSession limits those of one session.
 	maxPendingSession = 20
 )
-
-// ApprovalState is the state of a question.
-type ApprovalState string
-
-// The states of a question.
-const (
-	Pending ApprovalState = "pending"
-	Granted ApprovalState = "granted"
-	Refused ApprovalState = "refused"
-	Expired ApprovalState = "expired"
-)
-
-// Approval is a question to a person: may this code run?
-type Approval struct {
-	ID       string        `json:"id"`
-	Request  Request       `json:"request"`
-	Decision Decision      `json:"decision"`
-	State    ApprovalState `json:"state"`
-	Created  time.Time     `json:"created"`
-	Expires  time.Time     `json:"expires"`
-	By       string        `json:"by,omitempty"`   // who answered
-	Note     string        `json:"note,omitempty"` // their remark
-}
 
 // Approvals holds questions to people and their answers. A grant is good for one run of exactly the code in question, in
 // the same session. It is safe for concurrent use, and starts no goroutines.
@@ -99,10 +70,10 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	key := approvalKey(req)
 	pending, own := 0, 0
 	for _, q := range a.all {
-		if q.Key == key && (q.State == Pending || q.State == Refused) {
+		if q.Key == key && (q.State == v1.ApprovalPending || q.State == v1.ApprovalRefused) {
 			return q.Approval, nil
 		}
-		if q.State != Pending {
+		if q.State != v1.ApprovalPending {
 			continue
 		}
 		pending++
@@ -111,8 +82,8 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 		}
 	}
 	if pending >= maxPending || own >= maxPendingSession {
-		return Approval{}, &sandbox.Error{
-			Code:    sandbox.CodeTooMany,
+		return Approval{}, &v1.Error{
+			Code:    v1.CodeTooMany,
 			Op:      "ask for approval",
 			Message: "too many questions wait for an answer",
 			Remedy:  "answer those that are pending",
@@ -124,7 +95,7 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 		ID:       rand.Text(),
 		Request:  *req,
 		Decision: *d,
-		State:    Pending,
+		State:    v1.ApprovalPending,
 		Created:  now,
 		Expires:  now.Add(a.ttl),
 	}
@@ -144,8 +115,8 @@ func (a *Approvals) sweep() {
 		if now.Before(q.Expires) {
 			continue
 		}
-		if q.State == Pending {
-			q.State = Expired
+		if q.State == v1.ApprovalPending {
+			q.State = v1.ApprovalExpired
 			q.Expires = now.Add(a.ttl) // how long it is known as expired
 			close(q.done)
 			continue
@@ -188,8 +159,8 @@ func (a *Approvals) find(id string) (*question, error) {
 	if q, ok := a.all[id]; ok {
 		return q, nil
 	}
-	return nil, &sandbox.Error{
-		Code:    CodeApprovalUnknown,
+	return nil, &v1.Error{
+		Code:    v1.CodeApprovalUnknown,
 		Op:      "approval",
 		Message: fmt.Sprintf("there is no approval %q", id),
 		Remedy:  "it may have expired; run the code again to ask anew",
@@ -204,17 +175,17 @@ func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, e
 	if err != nil {
 		return Approval{}, err
 	}
-	if q.State != Pending {
-		return q.Approval, &sandbox.Error{
-			Code:    CodeApprovalResolved,
+	if q.State != v1.ApprovalPending {
+		return q.Approval, &v1.Error{
+			Code:    v1.CodeApprovalResolved,
 			Op:      "approval",
 			Message: "this question is already " + string(q.State),
 		}
 	}
 	answered := q.StoredApproval
-	answered.State, answered.By, answered.Note = Refused, by, note
+	answered.State, answered.By, answered.Note = v1.ApprovalRefused, by, note
 	if grant {
-		answered.State = Granted
+		answered.State = v1.ApprovalGranted
 	}
 	if by == "" {
 		answered.By = "a person"
@@ -243,8 +214,8 @@ func (a *Approvals) Wait(ctx context.Context, id string) (Approval, error) {
 	case <-q.done:
 	case <-timer.C:
 	case <-ctx.Done():
-		return Approval{}, &sandbox.Error{
-			Code:    sandbox.CodeCancelled,
+		return Approval{}, &v1.Error{
+			Code:    v1.CodeCancelled,
 			Op:      "wait for approval",
 			Message: "the caller gave up",
 			Err:     ctx.Err(),
@@ -261,7 +232,7 @@ func (a *Approvals) spend(req *Request) (by string, ok bool, err error) {
 	a.sweep()
 	key := approvalKey(req)
 	for _, q := range a.all {
-		if q.State != Granted || q.Used || q.Key != key {
+		if q.State != v1.ApprovalGranted || q.Used || q.Key != key {
 			continue
 		}
 		used := q.StoredApproval

@@ -3,6 +3,8 @@ package gate
 import (
 	"context"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // storeTimeout limits one operation of the store.
@@ -49,7 +51,7 @@ func (a *Approvals) UseStore(ctx context.Context, store ApprovalStore) error {
 			continue
 		}
 		q := &question{StoredApproval: s, done: make(chan struct{})}
-		if q.State != Pending {
+		if q.State != v1.ApprovalPending {
 			close(q.done)
 		}
 		a.all[q.ID] = q

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // drawer is a place for questions that loses nothing but when it is told to.
@@ -87,7 +89,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 	if got := judge(t, c, code("refused")); got.RefusedBy != "ann" || got.RefusedNote != "because" {
 		t.Errorf("the refusal is lost: %+v", got)
 	}
-	if got, err := a.Get(ids["refused"]); err != nil || got.State != Refused {
+	if got, err := a.Get(ids["refused"]); err != nil || got.State != v1.ApprovalRefused {
 		t.Errorf("%+v %v", got, err)
 	}
 	waiting := make(chan Approval, 1)
@@ -101,7 +103,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 	if _, err := a.Resolve(ids["pending"], true, "bob", ""); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-waiting; got.State != Granted || got.By != "bob" {
+	if got := <-waiting; got.State != v1.ApprovalGranted || got.By != "bob" {
 		t.Errorf("%+v", got)
 	}
 
@@ -121,7 +123,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 	if _, err := a.Resolve(id, true, "ann", ""); !errors.Is(err, full) {
 		t.Errorf("got %v", err)
 	}
-	if got, err := a.Get(id); err != nil || got.State != Pending {
+	if got, err := a.Get(id); err != nil || got.State != v1.ApprovalPending {
 		t.Errorf("an answer that nobody kept counts: %+v %v", got, err)
 	}
 	other := req

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/gate/terms"
 )
@@ -99,7 +100,7 @@ func (c *Checker) Close() error {
 
 // Judge implements Gate.
 func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
-	if err := req.check(); err != nil {
+	if err := checkRequest(&req); err != nil {
 		return Decision{}, err
 	}
 	d, err := c.decide(ctx, &req)
@@ -109,25 +110,25 @@ func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
 	if err := c.escalate(&req, &d); err != nil {
 		return Decision{}, err
 	}
-	d.Reason = d.explain()
+	d.Reason = explain(&d)
 	return d, nil
 }
 
 // decide asks both judges.
 func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
-	d := Decision{Action: Allow}
+	d := Decision{Action: v1.GateAllow}
 	text := req.Text()
 	if strings.TrimSpace(text) == "" {
 		return d, nil
 	}
-	rulesMode := cmp.Or(req.Rules, c.opts.RulesMode).stricter(c.opts.MinMode)
-	graphMode := cmp.Or(req.Graph, c.opts.GraphMode).stricter(c.opts.MinMode)
+	rulesMode := stricter(cmp.Or(req.Rules, c.opts.RulesMode), c.opts.MinMode)
+	graphMode := stricter(cmp.Or(req.Graph, c.opts.GraphMode), c.opts.MinMode)
 	if c.analyzer != nil && rulesMode != ModeOff {
-		findings, err := c.analyzer.Findings(ctx, req.code())
+		findings, err := c.analyzer.Findings(ctx, codeOf(req))
 		if err != nil {
 			return d, err
 		}
-		d.add(rulesMode, findings...)
+		add(&d, rulesMode, findings...)
 	}
 	if graphMode == ModeOff || len(c.opts.Graphs) == 0 {
 		return d, nil
@@ -139,21 +140,21 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	r := g.Review(text)
 	d.ConceptsMatched, d.Unknown, d.Suggestions = r.Concepts, r.Unknown, r.Suggestions
 	if o := r.Objection; o != nil {
-		f := Finding{Rule: o.Rule, Line: 1, Column: 1, Message: o.Message, Fix: o.Fix, Severity: Deny}
+		f := Finding{Rule: o.Rule, Line: 1, Column: 1, Message: o.Message, Fix: o.Fix, Severity: v1.GateDeny}
 		if o.Advisory {
-			f.Severity = Allow
+			f.Severity = v1.GateAllow
 		}
-		d.add(graphMode, f)
+		add(&d, graphMode, f)
 	}
 	return d, nil
 }
 
 // add adds the findings of a judge. In ModeWarn they hold nothing up.
-func (d *Decision) add(mode Mode, findings ...Finding) {
+func add(d *Decision, mode Mode, findings ...Finding) {
 	for _, f := range findings {
 		d.Findings = append(d.Findings, f)
 		if mode == ModeWarn && !f.Severity.Runs() {
-			d.Action = d.Action.Stricter(Warn)
+			d.Action = d.Action.Stricter(v1.GateWarn)
 			continue
 		}
 		d.Action = d.Action.Stricter(f.Severity)
@@ -187,7 +188,7 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 		}
 		if ok {
 			c.Forget(req.Tenant, req.Session)
-			d.Action, d.ApprovedBy = Allow, by
+			d.Action, d.ApprovedBy = v1.GateAllow, by
 			return nil
 		}
 	}
@@ -196,7 +197,7 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 		d.Attempt = c.countFailure(req)
 	}
 	due := d.Attempt >= c.opts.EscalateAfter
-	if !due && d.Action != Ask {
+	if !due && d.Action != v1.GateAsk {
 		return nil
 	}
 	d.Escalated = due
@@ -207,8 +208,8 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	if err != nil {
 		return err
 	}
-	if asked.State == Refused {
-		d.Action, d.RefusedBy, d.RefusedNote = Deny, asked.By, asked.Note
+	if asked.State == v1.ApprovalRefused {
+		d.Action, d.RefusedBy, d.RefusedNote = v1.GateDeny, asked.By, asked.Note
 		return nil
 	}
 	d.Escalated, d.Approval = true, asked.ID

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -36,7 +37,7 @@ func defaultChecker(t testing.TB, opts Options) *Checker {
 
 func TestADecisionExplainsItself(t *testing.T) {
 	d := judge(t, defaultChecker(t, Options{}), Request{Language: Bash, Code: "echo start\nx=/\nrm -rf $x\n"})
-	if d.Action != Deny {
+	if d.Action != v1.GateDeny {
 		t.Errorf("action %s, want deny", d.Action)
 	}
 	for _, want := range []string{"was not run", "line 3: removes /", "rule no-root-removal", "Instead: "} {
@@ -56,15 +57,15 @@ func TestModes(t *testing.T) {
 		findings  bool
 		wantError bool
 	}{
-		{"off", ModeOff, "", removal, Allow, false, false},
-		{"the default warns", "", "", removal, Warn, true, false},
-		{"block", ModeBlock, "", removal, Deny, true, false},
-		{"the session blocks", ModeWarn, ModeBlock, removal, Deny, true, false},
-		{"the session is off", ModeBlock, ModeOff, removal, Allow, false, false},
-		{"ask", ModeBlock, "", "git push --force", Ask, true, false},
-		{"ask becomes a warning", ModeWarn, "", "git push --force", Warn, true, false},
-		{"a note holds nothing up", ModeBlock, "", "pip install x", Allow, true, false},
-		{"empty code", ModeBlock, "", " \n", Allow, false, false},
+		{"off", ModeOff, "", removal, v1.GateAllow, false, false},
+		{"the default warns", "", "", removal, v1.GateWarn, true, false},
+		{"block", ModeBlock, "", removal, v1.GateDeny, true, false},
+		{"the session blocks", ModeWarn, ModeBlock, removal, v1.GateDeny, true, false},
+		{"the session is off", ModeBlock, ModeOff, removal, v1.GateAllow, false, false},
+		{"ask", ModeBlock, "", "git push --force", v1.GateAsk, true, false},
+		{"ask becomes a warning", ModeWarn, "", "git push --force", v1.GateWarn, true, false},
+		{"a note holds nothing up", ModeBlock, "", "pip install x", v1.GateAllow, true, false},
+		{"empty code", ModeBlock, "", " \n", v1.GateAllow, false, false},
 		{"a misspelt mode", ModeBlock, "blok", removal, "", false, true},
 	}
 	set, err := rules.Default()
@@ -97,7 +98,7 @@ func TestARequestThatMakesNoSenseIsRefused(t *testing.T) {
 		"args beside code": {Language: Bash, Code: "x", Args: []string{"y"}},
 		"code beside args": {Language: Command, Code: "x", Args: []string{"y"}},
 	} {
-		if _, err := c.Judge(t.Context(), req); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+		if _, err := c.Judge(t.Context(), req); v1.CodeOf(err) != v1.CodeInvalidRequest {
 			t.Errorf("%s gave %v", name, err)
 		}
 	}
@@ -122,7 +123,7 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	c := defaultChecker(t, Options{Approvals: approvals})
 	req := Request{Language: Bash, Code: removal, Session: "s", Tenant: "t"}
 	for try := 1; try <= 2; try++ {
-		if d := judge(t, c, req); d.Action != Deny || d.Attempt != try || d.Escalated {
+		if d := judge(t, c, req); d.Action != v1.GateDeny || d.Attempt != try || d.Escalated {
 			t.Fatalf("try %d: %+v", try, d)
 		}
 	}
@@ -132,7 +133,7 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	}
 	d := judge(t, c, req)
 	asked := approvals.List("")
-	if !d.Escalated || d.Approval == "" || d.Action != Deny || len(asked) != 1 || asked[0].ID != d.Approval {
+	if !d.Escalated || d.Approval == "" || d.Action != v1.GateDeny || len(asked) != 1 || asked[0].ID != d.Approval {
 		t.Fatalf("third try: %+v, asked %v", d, asked)
 	}
 	if !strings.Contains(d.Reason, d.Approval) {
@@ -145,16 +146,16 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The grant is for this code only, and once.
-	if d := judge(t, c, Request{Language: Bash, Code: removal + " ", Session: "s", Tenant: "t"}); d.Action != Deny {
+	if d := judge(t, c, Request{Language: Bash, Code: removal + " ", Session: "s", Tenant: "t"}); d.Action != v1.GateDeny {
 		t.Errorf("other code was let through: %+v", d)
 	}
-	if d := judge(t, c, Request{Language: Bash, Code: removal, Session: "other", Tenant: "t"}); d.Action != Deny {
+	if d := judge(t, c, Request{Language: Bash, Code: removal, Session: "other", Tenant: "t"}); d.Action != v1.GateDeny {
 		t.Errorf("another session was let through: %+v", d)
 	}
-	if d := judge(t, c, req); d.Action != Allow || d.ApprovedBy != "ann" {
+	if d := judge(t, c, req); d.Action != v1.GateAllow || d.ApprovedBy != "ann" {
 		t.Errorf("after the grant: %+v", d)
 	}
-	if d := judge(t, c, req); d.Action != Deny || d.Attempt != 1 {
+	if d := judge(t, c, req); d.Action != v1.GateDeny || d.Attempt != 1 {
 		t.Errorf("the grant was good twice: %+v", d)
 	}
 }
@@ -210,9 +211,9 @@ func TestWhoNamesNoRoleHasTheOneThatIsConfigured(t *testing.T) {
 		want      Action
 		fails     string
 	}{
-		{"cook", "", Allow, ""},
-		{"gardener", "", Deny, ""},
-		{"gardener", "cook", Allow, ""},
+		{"cook", "", v1.GateAllow, ""},
+		{"gardener", "", v1.GateDeny, ""},
+		{"gardener", "cook", v1.GateAllow, ""},
 		{"", "", "", "gate.role"},
 		{"", "smith", "", "cook, gardener"},
 		{"smith", "cook", "", "cook, gardener"},
@@ -229,7 +230,7 @@ func TestARefusalIsFinal(t *testing.T) {
 	c := defaultChecker(t, Options{Approvals: approvals})
 	req := Request{Language: Bash, Code: "git push --force", Session: "s"}
 	d := judge(t, c, req)
-	if d.Action != Ask || d.Approval == "" {
+	if d.Action != v1.GateAsk || d.Approval == "" {
 		t.Fatalf("got %+v", d)
 	}
 	if _, err := approvals.Resolve(d.Approval, false, "bob", "use a branch"); err != nil {
@@ -239,7 +240,7 @@ func TestARefusalIsFinal(t *testing.T) {
 		t.Errorf("a second answer gave %v", err)
 	}
 	d = judge(t, c, req)
-	if d.Action != Deny || d.Approval != "" || !strings.Contains(d.Reason, "bob refused it") || !strings.Contains(d.Reason, "use a branch") {
+	if d.Action != v1.GateDeny || d.Approval != "" || !strings.Contains(d.Reason, "bob refused it") || !strings.Contains(d.Reason, "use a branch") {
 		t.Errorf("got %+v", d)
 	}
 }
@@ -261,7 +262,7 @@ func TestWhoWaitsHearsTheAnswer(t *testing.T) {
 		for range 3 {
 			waiting.Go(func() {
 				a, err := approvals.Wait(t.Context(), d.Approval)
-				if err != nil || a.State != Granted || a.By != "ann" {
+				if err != nil || a.State != v1.ApprovalGranted || a.By != "ann" {
 					t.Errorf("got %+v, %v", a, err)
 				}
 			})
@@ -299,7 +300,7 @@ func TestAQuestionExpires(t *testing.T) {
 	c := defaultChecker(t, Options{Approvals: approvals, EscalateAfter: 1})
 	d := judge(t, c, Request{Language: Bash, Code: removal, Session: "s"})
 	now = now.Add(2 * time.Minute)
-	if a, err := approvals.Get(d.Approval); err != nil || a.State != Expired {
+	if a, err := approvals.Get(d.Approval); err != nil || a.State != v1.ApprovalExpired {
 		t.Errorf("got %+v, %v", a, err)
 	}
 	if _, err := approvals.Resolve(d.Approval, true, "ann", ""); !errors.Is(err, ErrApprovalResolved) {
@@ -317,7 +318,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	for i := range maxPendingSession {
 		judge(t, c, Request{Language: Bash, Code: removal + " # " + strings.Repeat("x", i), Session: "s"})
 	}
-	if _, err := c.Judge(t.Context(), Request{Language: Bash, Code: removal + " # another", Session: "s"}); sandbox.CodeOf(err) != sandbox.CodeTooMany {
+	if _, err := c.Judge(t.Context(), Request{Language: Bash, Code: removal + " # another", Session: "s"}); v1.CodeOf(err) != v1.CodeTooMany {
 		t.Errorf("got %v", err)
 	}
 }
@@ -328,13 +329,13 @@ func TestNobodyGoesBelowTheFloor(t *testing.T) {
 		own, session, least Mode
 		want                Action
 	}{
-		{"no floor and nothing asked for", ModeBlock, "", "", Deny},
-		{"no floor and none of it", ModeBlock, ModeOff, "", Allow},
-		{"off by configuration", ModeOff, "", ModeBlock, Deny},
-		{"off by the session", ModeBlock, ModeOff, ModeBlock, Deny},
-		{"a warning instead of a refusal", ModeBlock, ModeWarn, ModeBlock, Deny},
-		{"a floor that only warns", ModeOff, ModeOff, ModeWarn, Warn},
-		{"more than the floor", ModeOff, ModeBlock, ModeWarn, Deny},
+		{"no floor and nothing asked for", ModeBlock, "", "", v1.GateDeny},
+		{"no floor and none of it", ModeBlock, ModeOff, "", v1.GateAllow},
+		{"off by configuration", ModeOff, "", ModeBlock, v1.GateDeny},
+		{"off by the session", ModeBlock, ModeOff, ModeBlock, v1.GateDeny},
+		{"a warning instead of a refusal", ModeBlock, ModeWarn, ModeBlock, v1.GateDeny},
+		{"a floor that only warns", ModeOff, ModeOff, ModeWarn, v1.GateWarn},
+		{"more than the floor", ModeOff, ModeBlock, ModeWarn, v1.GateDeny},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := defaultChecker(t, Options{RulesMode: tt.own, MinMode: tt.least})
@@ -346,7 +347,7 @@ func TestNobodyGoesBelowTheFloor(t *testing.T) {
 			}
 		})
 	}
-	if _, err := New(Options{MinMode: "some"}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+	if _, err := New(Options{MinMode: "some"}); v1.CodeOf(err) != v1.CodeInvalidRequest {
 		t.Errorf("a misspelt floor: %v", err)
 	}
 }

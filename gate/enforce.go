@@ -3,17 +3,15 @@ package gate
 import (
 	"context"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
-
-// CodeRefused is the code of the error for code that a gate does not let run.
-const CodeRefused sandbox.Code = "refused_by_gate"
 
 // Enforce asks a gate about code that is about to run. If the code may not run, the error has the code refused_by_gate
 // and the decision's reason as its message. A nil gate allows everything.
 func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 	if g == nil || ctx.Value(bypassKey{}) != nil {
-		return Decision{Action: Allow}, nil
+		return Decision{Action: v1.GateAllow}, nil
 	}
 	d, err := g.Judge(ctx, req)
 	if err != nil || d.Action.Runs() {
@@ -23,7 +21,7 @@ func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 	if d.Approval != "" {
 		remedy = "recluse gate grant " + d.Approval + ", or refuse; then send the same code again"
 	}
-	return d, &sandbox.Error{Code: CodeRefused, Op: "judge code", Message: d.Reason, Remedy: remedy}
+	return d, &v1.Error{Code: v1.CodeGateRefused, Op: "judge code", Message: d.Reason, Remedy: remedy}
 }
 
 type bypassKey struct{}

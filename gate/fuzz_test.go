@@ -3,6 +3,7 @@ package gate
 import (
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/terms"
 )
 
@@ -14,7 +15,7 @@ func FuzzJudge(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, code string) {
 		d := judge(t, c, Request{Language: Bash, Code: code})
-		if d.Action != Allow && (d.Reason == "" || len(d.Findings) == 0) {
+		if d.Action != v1.GateAllow && (d.Reason == "" || len(d.Findings) == 0) {
 			t.Errorf("held up without a reason: %+v", d)
 		}
 		for _, f := range d.Findings {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/terms"
 )
 
@@ -39,15 +40,15 @@ func TestStrictness(t *testing.T) {
 		action     Action
 		rule       string
 	}{
-		{"empty input passes", terms.Strict, " \n", Allow, ""},
-		{"nothing known, permissive", terms.Permissive, "engine wheel", Allow, terms.RuleNoKnownTerms},
-		{"nothing known", terms.Normal, "engine wheel", Deny, terms.RuleNoKnownTerms},
-		{"too few known", terms.Normal, long, Deny, terms.RuleFewKnownTerms},
-		{"enough known", terms.Normal, "fry the onion", Allow, ""},
-		{"unconnected, normal", terms.Normal, "onion invoice", Allow, ""},
-		{"unconnected, strict", terms.Strict, "onion invoice", Deny, terms.RuleUnconnectedConcepts},
-		{"connected by a path, strict", terms.Strict, "c++ onion", Allow, ""},
-		{"one concept, strict", terms.Strict, "carrot onion", Allow, ""},
+		{"empty input passes", terms.Strict, " \n", v1.GateAllow, ""},
+		{"nothing known, permissive", terms.Permissive, "engine wheel", v1.GateAllow, terms.RuleNoKnownTerms},
+		{"nothing known", terms.Normal, "engine wheel", v1.GateDeny, terms.RuleNoKnownTerms},
+		{"too few known", terms.Normal, long, v1.GateDeny, terms.RuleFewKnownTerms},
+		{"enough known", terms.Normal, "fry the onion", v1.GateAllow, ""},
+		{"unconnected, normal", terms.Normal, "onion invoice", v1.GateAllow, ""},
+		{"unconnected, strict", terms.Strict, "onion invoice", v1.GateDeny, terms.RuleUnconnectedConcepts},
+		{"connected by a path, strict", terms.Strict, "c++ onion", v1.GateAllow, ""},
+		{"one concept, strict", terms.Strict, "carrot onion", v1.GateAllow, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -85,7 +86,7 @@ func TestARefusalNamesKnownTermsNearTheUnknownOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Action != Deny || !slices.Contains(d.Unknown, "onoin") {
+	if d.Action != v1.GateDeny || !slices.Contains(d.Unknown, "onoin") {
 		t.Errorf("got %+v", d)
 	}
 	for _, want := range []string{`"onoin" is not a known term; near it: onion`, `"carot" is not a known term; near it: Carrot`, `"inv" is not a known term; near it: invoice`} {

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Cassette is a recording of model calls: a file of JSON Lines, one call each. What is recorded can be replayed without a model, and
@@ -44,11 +44,11 @@ type take struct {
 
 // takeError is an error as it is written down.
 type takeError struct {
-	Code    sandbox.Code `json:"code"`
-	Op      string       `json:"op,omitempty"`
-	Message string       `json:"message,omitempty"`
-	Remedy  string       `json:"remedy,omitempty"`
-	Retry   bool         `json:"retry,omitempty"`
+	Code    v1.Code `json:"code"`
+	Op      string  `json:"op,omitempty"`
+	Message string  `json:"message,omitempty"`
+	Remedy  string  `json:"remedy,omitempty"`
+	Retry   bool    `json:"retry,omitempty"`
 }
 
 // Record opens a cassette to record on. One that exists is gone on with; half a line at its end, left by a program that died while it wrote, is
@@ -96,7 +96,7 @@ func Replay(path string) (*Cassette, error) {
 }
 
 func cassetteError(path string, err error) error {
-	return &sandbox.Error{Code: CodeCassette, Op: "open cassette " + path, Err: err}
+	return &v1.Error{Code: v1.CodeModelCassette, Op: "open cassette " + path, Err: err}
 }
 
 // readTakes reads the lines of a cassette in the order in which their calls began, and tells where the whole lines end.
@@ -163,7 +163,7 @@ func (c *Cassette) Model(name string) (Model, error) {
 			return &replayed{cassette: c, info: t.Model}, nil
 		}
 	}
-	return nil, &sandbox.Error{Code: CodeUnknown, Op: "replay " + c.path, Message: fmt.Sprintf("nothing of %s is recorded", name)}
+	return nil, &v1.Error{Code: v1.CodeModelUnknown, Op: "replay " + c.path, Message: fmt.Sprintf("nothing of %s is recorded", name)}
 }
 
 // Models gives every recorded model, in the order of their first calls.
@@ -201,13 +201,13 @@ func (r *recorded) Complete(ctx context.Context, req Request) (*Reply, error) {
 		}
 	}
 	reply, err := r.model.Complete(ctx, req)
-	if err != nil && (ctx.Err() != nil || sandbox.CodeOf(err) == sandbox.CodeCancelled) {
+	if err != nil && (ctx.Err() != nil || v1.CodeOf(err) == v1.CodeCancelled) {
 		return reply, err
 	}
 	t.Reply = reply
 	if err != nil {
-		t.Error = &takeError{Code: sandbox.CodeOf(err), Message: err.Error()}
-		if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		t.Error = &takeError{Code: v1.CodeOf(err), Message: err.Error()}
+		if e, ok := errors.AsType[*v1.Error](err); ok {
 			t.Error = &takeError{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 			if e.Err != nil {
 				t.Error.Message = fmt.Sprintf("%s: %v", e.Message, e.Err)
@@ -284,7 +284,7 @@ func (r *replayed) Complete(ctx context.Context, req Request) (*Reply, error) {
 		return reply, cancelled(ctx, r.info.Name)
 	}
 	if t.Error != nil {
-		return reply, &sandbox.Error{Code: t.Error.Code, Op: t.Error.Op, Message: t.Error.Message, Remedy: t.Error.Remedy, Retry: t.Error.Retry}
+		return reply, &v1.Error{Code: t.Error.Code, Op: t.Error.Op, Message: t.Error.Message, Remedy: t.Error.Remedy, Retry: t.Error.Retry}
 	}
 	return reply, nil
 }
@@ -322,8 +322,8 @@ func (c *Cassette) take(model string, req Request) (*take, error) {
 		t.used = true
 		return t, nil
 	}
-	return nil, &sandbox.Error{
-		Code: CodeCassette, Op: "replay " + c.path, Message: c.difference(model, key, req),
+	return nil, &v1.Error{
+		Code: v1.CodeModelCassette, Op: "replay " + c.path, Message: c.difference(model, key, req),
 		Remedy: "record again, or undo what changed the request",
 	}
 }

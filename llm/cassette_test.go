@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // tape records what f asks of m and gives the cassette's path.
@@ -45,7 +45,7 @@ func play(t *testing.T, path string) (*Cassette, Model) {
 }
 
 func TestCassetteGivesBackWhatWasSaid(t *testing.T) {
-	busy := &sandbox.Error{Code: CodeOverloaded, Message: "busy", Remedy: "wait", Retry: true}
+	busy := &v1.Error{Code: v1.CodeModelOverloaded, Message: "busy", Remedy: "wait", Retry: true}
 	live := NewScripted("live",
 		Rule{Match: "fail", Error: busy}, Rule{Match: "half", Reply: "half of", Error: busy},
 		Rule{Match: "same", Nth: 1, Reply: "first"}, Rule{Match: "same", Nth: 2, Reply: "second"},
@@ -61,7 +61,7 @@ func TestCassetteGivesBackWhatWasSaid(t *testing.T) {
 			if r != nil {
 				r.Wall = 0
 			}
-			*log = append(*log, fmt.Sprintf("%q %+v %v %v", pieces, r, err, sandbox.CodeOf(err)))
+			*log = append(*log, fmt.Sprintf("%q %+v %v %v", pieces, r, err, v1.CodeOf(err)))
 		}
 	}
 	path := tape(t, live, func(m Model) { session(m, &then) })
@@ -85,7 +85,7 @@ func TestCassetteGivesBackWhatWasSaid(t *testing.T) {
 
 func TestCassetteIsStrict(t *testing.T) {
 	warm := 0.5
-	recorded := Request{Messages: []Message{{System, "be brief"}, {User, "what is in chapter seven of the book?"}}, MaxTokens: 10, Stop: []string{"x"}, Schema: []byte(`{"type": "object"}`)}
+	recorded := Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "what is in chapter seven of the book?"}}, MaxTokens: 10, Stop: []string{"x"}, Schema: []byte(`{"type": "object"}`)}
 	path := tape(t, NewScripted("live", Rule{Reply: "yes"}), func(m Model) { mustSay(t, m, recorded, "yes") })
 	for _, tc := range []struct {
 		name   string
@@ -93,12 +93,12 @@ func TestCassetteIsStrict(t *testing.T) {
 		shows  []string
 	}{
 		{"another text", func(r *Request) {
-			r.Messages = []Message{{System, "be brief"}, {User, "what is in chapter eight of the book?"}}
+			r.Messages = []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "what is in chapter eight of the book?"}}
 		}, []string{"message 2", "byte 19", "seven", "eight"}},
 		{"another role", func(r *Request) {
-			r.Messages = []Message{{User, "be brief"}, {User, "what is in chapter seven of the book?"}}
+			r.Messages = []Message{{Role: User, Content: "be brief"}, {Role: User, Content: "what is in chapter seven of the book?"}}
 		}, []string{"message 1", "system", "user"}},
-		{"a message more", func(r *Request) { r.Messages = append(r.Messages, Message{User, "and?"}) }, []string{"2 messages, now 3"}},
+		{"a message more", func(r *Request) { r.Messages = append(r.Messages, Message{Role: User, Content: "and?"}) }, []string{"2 messages, now 3"}},
 		{"another limit", func(r *Request) { r.MaxTokens = 11 }, []string{"max_tokens was 10, now 11"}},
 		{"another stop word", func(r *Request) { r.Stop = nil }, []string{"stop was"}},
 		{"another temperature", func(r *Request) { r.Temperature = &warm }, []string{"not set, now 0.5"}},
@@ -110,7 +110,7 @@ func TestCassetteIsStrict(t *testing.T) {
 			req.Messages = append([]Message{}, recorded.Messages...)
 			tc.change(&req)
 			_, err := m.Complete(t.Context(), req)
-			e := wantCode(t, err, CodeCassette)
+			e := wantCode(t, err, v1.CodeModelCassette)
 			for _, s := range tc.shows {
 				if !strings.Contains(e.Message, s) {
 					t.Errorf("%q does not say %q", e.Message, s)
@@ -118,11 +118,11 @@ func TestCassetteIsStrict(t *testing.T) {
 			}
 			mustSay(t, m, recorded, "yes") // still there
 			_, err = m.Complete(t.Context(), recorded)
-			if e := wantCode(t, err, CodeCassette); !strings.Contains(e.Message, "once more") {
+			if e := wantCode(t, err, v1.CodeModelCassette); !strings.Contains(e.Message, "once more") {
 				t.Errorf("%v", e)
 			}
 			_, err = m.Complete(t.Context(), req)
-			if e := wantCode(t, err, CodeCassette); !strings.Contains(e.Message, "already") {
+			if e := wantCode(t, err, v1.CodeModelCassette); !strings.Contains(e.Message, "already") {
 				t.Errorf("%v", e)
 			}
 		})
@@ -197,7 +197,7 @@ func TestCassetteAfterACrash(t *testing.T) {
 	mustSay(t, m, ask("one"), "fine")
 	mustSay(t, m, ask("three"), "fine")
 	_, err = c.Recorded(live).Complete(t.Context(), ask("after the end"))
-	wantCode(t, err, CodeCassette)
+	wantCode(t, err, v1.CodeModelCassette)
 }
 
 func TestCassettesThatAreWrong(t *testing.T) {
@@ -208,22 +208,22 @@ func TestCassettesThatAreWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Replay(path)
-		wantCode(t, err, CodeCassette)
+		wantCode(t, err, v1.CodeModelCassette)
 		_, err = Record(path)
-		wantCode(t, err, CodeCassette)
+		wantCode(t, err, v1.CodeModelCassette)
 		if after, _ := os.ReadFile(path); string(after) != text {
 			t.Errorf("%s: the file was changed", name)
 		}
 	}
 	_, err := Replay(filepath.Join(dir, "missing"))
-	wantCode(t, err, CodeCassette)
+	wantCode(t, err, v1.CodeModelCassette)
 }
 
 func TestCassetteLeavesOutWhatWasGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	path := tape(t, NewScripted("live", Rule{Match: "never", Respond: func(context.Context, Request) (string, error) { cancel(); return "x", nil }}, Rule{Reply: "fine"}), func(m Model) {
 		_, err := m.Complete(ctx, ask("never"))
-		wantCode(t, err, sandbox.CodeCancelled)
+		wantCode(t, err, v1.CodeCancelled)
 		mustSay(t, m, ask("hi"), "fine")
 	})
 	if c, _ := play(t, path); c.Unused() != 1 {

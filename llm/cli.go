@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
@@ -41,7 +42,7 @@ func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome
 	}
 	dir, err := os.MkdirTemp("", "recluse-agent-")
 	if err != nil {
-		return &failure{code: CodeUnreachable, message: err.Error()}
+		return &failure{code: v1.CodeModelUnreachable, message: err.Error()}
 	}
 	defer os.RemoveAll(dir)
 	run, cancel := context.WithCancel(ctx)
@@ -76,12 +77,12 @@ func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome
 // agentFailure says why a command line gave no answer.
 func agentFailure(err error, program, complaint string) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-		return &failure{code: CodeUnknown, message: fmt.Sprintf("the program %s is not installed", program), remedy: "install it, or correct providers.{provider}.commands"}
+		return &failure{code: v1.CodeModelUnknown, message: fmt.Sprintf("the program %s is not installed", program), remedy: "install it, or correct providers.{provider}.commands"}
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return &failure{code: CodeRefused, message: fmt.Sprintf("%s ended with %s: %s", program, exit.ProcessState, brief(complaint, 300)), remedy: "try the command by hand; it may want a login"}
+		return &failure{code: v1.CodeModelRefused, message: fmt.Sprintf("%s ended with %s: %s", program, exit.ProcessState, brief(complaint, 300)), remedy: "try the command by hand; it may want a login"}
 	}
-	return &failure{code: CodeUnreachable, message: err.Error()}
+	return &failure{code: v1.CodeModelUnreachable, message: err.Error()}
 }
 
 // prompt writes a conversation for a program that knows no roles. One message alone is given as it is.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // agent makes a model of a shell script.
@@ -33,7 +33,7 @@ func TestAgentsAnswer(t *testing.T) {
 	if r.Model != "cli/x" || !r.Usage.Estimated || !r.Usage.Unpriced || r.Usage.Output != Count("HELLO ö") {
 		t.Errorf("%+v", r)
 	}
-	many := Request{Messages: []Message{{System, "be brief"}, {User, "hi"}, {Assistant, "hello"}, {User, "more"}}}
+	many := Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}, {Role: Assistant, Content: "hello"}, {Role: User, Content: "more"}}}
 	mustSay(t, agent(t, "cat"), many, "be brief\n\n[user]\nhi\n\n[you]\nhello\n\n[user]\nmore\n\nReply with your next message only.\n")
 	mustSay(t, agent(t, "printf 'a\\377b\\303'"), ask("x"), "a�b�")
 	stop := ask("x")
@@ -43,17 +43,17 @@ func TestAgentsAnswer(t *testing.T) {
 
 func TestAgentsThatFail(t *testing.T) {
 	_, err := agent(t, "echo 'please log in' >&2; exit 3").Complete(t.Context(), ask("x"))
-	if e := wantCode(t, err, CodeRefused); !strings.Contains(e.Message, "please log in") || !strings.Contains(e.Message, "3") {
+	if e := wantCode(t, err, v1.CodeModelRefused); !strings.Contains(e.Message, "please log in") || !strings.Contains(e.Message, "3") {
 		t.Errorf("%v", err)
 	}
 	m := agent(t, "", func(p *Provider) { p.Commands["x"] = []string{"no-such-agent-here"} })
 	_, err = m.Complete(t.Context(), ask("x"))
-	if e := wantCode(t, err, CodeUnknown); !strings.Contains(e.Remedy, "install") {
+	if e := wantCode(t, err, v1.CodeModelUnknown); !strings.Contains(e.Remedy, "install") {
 		t.Errorf("%v", err)
 	}
 	m = agent(t, "sleep 1000", func(p *Provider) { p.Timeout = 30 * time.Millisecond })
 	_, err = m.Complete(t.Context(), ask("x"))
-	wantCode(t, err, CodeTimeout)
+	wantCode(t, err, v1.CodeModelTimeout)
 }
 
 // awaitDeath waits until no process has a file's pid.
@@ -84,7 +84,7 @@ func TestAgentsEndWithTheirCall(t *testing.T) {
 	req := ask("x")
 	req.Delta = func(string) bool { cancel(); return true }
 	r, err := agent(t, script).Complete(ctx, req)
-	wantCode(t, err, sandbox.CodeCancelled)
+	wantCode(t, err, v1.CodeCancelled)
 	if r == nil || r.Text != "ready\n" {
 		t.Errorf("%+v", r)
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The kinds of providers.
@@ -90,7 +90,7 @@ type Retry struct {
 // ReadConfig reads a configuration in YAML or JSON. A key that is not known is an error.
 func ReadConfig(r io.Reader) (Config, error) {
 	bad := func(err error) error {
-		return &sandbox.Error{Code: CodeConfig, Op: "read model configuration", Err: err}
+		return &v1.Error{Code: v1.CodeModelConfig, Op: "read model configuration", Err: err}
 	}
 	data, err := io.ReadAll(r)
 	if err != nil {
@@ -181,7 +181,7 @@ func (p Provider) with(q Provider) Provider {
 // complete fills in defaults and checks the rest.
 func (p *Provider) complete(name string) error {
 	bad := func(why, remedy string) error {
-		return &sandbox.Error{Code: CodeConfig, Op: "configure provider " + name, Message: why, Remedy: remedy}
+		return &v1.Error{Code: v1.CodeModelConfig, Op: "configure provider " + name, Message: why, Remedy: remedy}
 	}
 	if p.Timeout < 0 || p.Idle < 0 || p.Concurrency < 0 || p.RequestsPerMinute < 0 || p.TokensPerMinute < 0 {
 		return bad("limits and timeouts cannot be negative", "")

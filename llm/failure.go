@@ -14,13 +14,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // failure is what went wrong with one attempt, before it is known to whom it is told. Its text is the provider's and may
 // hold the key, so it never leaves this package as it is.
 type failure struct {
-	code    sandbox.Code
+	code    v1.Code
 	message string
 	remedy  string
 	retry   bool
@@ -38,7 +38,7 @@ func (f *failure) typed(op string, p *provider, model string) error {
 	if f.after > 0 {
 		message += fmt.Sprintf("; it asks to wait %s", f.after.Round(time.Millisecond))
 	}
-	return &sandbox.Error{Code: f.code, Op: op, Message: message, Remedy: remedy, Retry: f.retry}
+	return &v1.Error{Code: f.code, Op: op, Message: message, Remedy: remedy, Retry: f.retry}
 }
 
 // keyPlace is where a provider's key is looked for.
@@ -56,29 +56,29 @@ func broken(err error) *failure {
 		text = u.Err.Error() // without the address, which says nothing that the provider's name does not
 	}
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		return &failure{code: CodeUnreachable, message: "its address is not known: " + d.Error(), remedy: "check the provider's base_url and the network", retry: d.IsTemporary || d.IsTimeout}
+		return &failure{code: v1.CodeModelUnreachable, message: "its address is not known: " + d.Error(), remedy: "check the provider's base_url and the network", retry: d.IsTemporary || d.IsTimeout}
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return &failure{code: CodeUnreachable, message: "nobody listens there: " + text, remedy: "start the server of {provider}, or correct its base_url", retry: true, most: 3}
+		return &failure{code: v1.CodeModelUnreachable, message: "nobody listens there: " + text, remedy: "start the server of {provider}, or correct its base_url", retry: true, most: 3}
 	}
 	if errors.Is(err, errLarge) {
-		return &failure{code: CodeReplyBroken, message: "the response never ends"}
+		return &failure{code: v1.CodeModelReplyBroken, message: "the response never ends"}
 	}
 	_, isNet := errors.AsType[net.Error](err)
 	if isNet || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return &failure{code: CodeUnreachable, message: "the connection broke: " + text, remedy: "check the network and whether the provider is up", retry: true}
+		return &failure{code: v1.CodeModelUnreachable, message: "the connection broke: " + text, remedy: "check the network and whether the provider is up", retry: true}
 	}
-	return &failure{code: CodeReplyBroken, message: "the reply cannot be read: " + text, remedy: "check that the provider's base_url and type are right", retry: true}
+	return &failure{code: v1.CodeModelReplyBroken, message: "the reply cannot be read: " + text, remedy: "check that the provider's base_url and type are right", retry: true}
 }
 
 // unfinished is the failure of a reply that stops without an end.
 func unfinished() *failure {
-	return &failure{code: CodeUnreachable, message: "the connection ended before the reply did", remedy: "check the network and whether the provider is up", retry: true}
+	return &failure{code: v1.CodeModelUnreachable, message: "the connection ended before the reply did", remedy: "check the network and whether the provider is up", retry: true}
 }
 
 // nothing is the failure of a response in which there is no reply at all.
 func nothing(header http.Header) *failure {
-	f := &failure{code: CodeReplyBroken, message: "the response holds no reply", remedy: "check that the provider's base_url and type are right", retry: true}
+	f := &failure{code: v1.CodeModelReplyBroken, message: "the response holds no reply", remedy: "check that the provider's base_url and type are right", retry: true}
 	switch kind, _, _ := strings.Cut(header.Get("Content-Type"), ";"); kind {
 	case "text/html":
 		f.message, f.retry = "the server answered with a web page", false
@@ -108,34 +108,34 @@ func refusal(status int, header http.Header, body string) *failure {
 	all := kind + " " + text
 	switch {
 	case saysNoMoney.MatchString(all):
-		f.code, f.remedy = CodeQuota, "add credit to the account at {provider}, or use another model"
+		f.code, f.remedy = v1.CodeModelQuota, "add credit to the account at {provider}, or use another model"
 	case status == http.StatusUnauthorized || kind == "authentication_error" || kind == "invalid_api_key":
-		f.code, f.remedy = CodeKeyRefused, "check the key of {provider} in {key}"
+		f.code, f.remedy = v1.CodeModelKeyRefused, "check the key of {provider} in {key}"
 	case status == http.StatusPaymentRequired || kind == "billing_error":
-		f.code, f.remedy = CodeQuota, "add credit to the account at {provider}, or use another model"
+		f.code, f.remedy = v1.CodeModelQuota, "add credit to the account at {provider}, or use another model"
 	case status == http.StatusForbidden && !saysFilter.MatchString(all):
-		f.code, f.remedy = CodeKeyRefused, "the key in {key} may not use {model}; check its rights at {provider}"
+		f.code, f.remedy = v1.CodeModelKeyRefused, "the key in {key} may not use {model}; check its rights at {provider}"
 	case status == http.StatusNotFound || kind == "not_found_error" || kind == "model_not_found":
-		f.code, f.remedy = CodeUnknown, "check the name {model}, and the provider's base_url"
+		f.code, f.remedy = v1.CodeModelUnknown, "check the name {model}, and the provider's base_url"
 	case status == http.StatusTooManyRequests || kind == "rate_limit_error" || kind == "rate_limit_exceeded":
-		f.code, f.retry, f.remedy = CodeRateLimited, true, "wait, or lower the provider's concurrency or requests_per_minute"
+		f.code, f.retry, f.remedy = v1.CodeModelRateLimited, true, "wait, or lower the provider's concurrency or requests_per_minute"
 	case status == http.StatusRequestEntityTooLarge || saysTooLong.MatchString(all):
-		f.code, f.remedy = CodeContextExceeded, "ask about a smaller piece, or use a model with a larger window"
+		f.code, f.remedy = v1.CodeModelContextExceeded, "ask about a smaller piece, or use a model with a larger window"
 	case status >= 300 && status < 400:
-		f.code, f.remedy = CodeUnreachable, "the server sends us elsewhere; set base_url to where it really is"
+		f.code, f.remedy = v1.CodeModelUnreachable, "the server sends us elsewhere; set base_url to where it really is"
 	case status == http.StatusRequestTimeout:
-		f.code, f.retry = CodeTimeout, true
+		f.code, f.retry = v1.CodeModelTimeout, true
 	case status == http.StatusNotImplemented || status == http.StatusMethodNotAllowed:
-		f.code, f.remedy = CodeUnknown, "this server does not speak the provider's protocol; check base_url and type"
+		f.code, f.remedy = v1.CodeModelUnknown, "this server does not speak the provider's protocol; check base_url and type"
 	case status >= 500, status == http.StatusConflict, status == http.StatusTooEarly, kind == "overloaded_error", kind == "api_error", kind == "server_error", kind == "timeout_error":
-		f.code, f.retry, f.remedy = CodeOverloaded, true, "try again later, or use another model"
+		f.code, f.retry, f.remedy = v1.CodeModelOverloaded, true, "try again later, or use another model"
 	case saysNoModel.MatchString(all):
-		f.code, f.remedy = CodeUnknown, "check the name {model}"
+		f.code, f.remedy = v1.CodeModelUnknown, "check the name {model}"
 	case status == 0 && kind == "" && !saysFilter.MatchString(all):
 		// An error in the middle of a stream without a name: mostly the server's own trouble.
-		f.code, f.retry = CodeOverloaded, true
+		f.code, f.retry = v1.CodeModelOverloaded, true
 	default:
-		f.code = CodeRefused
+		f.code = v1.CodeModelRefused
 	}
 	return f
 }

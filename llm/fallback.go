@@ -5,7 +5,7 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // fallback asks one model after the other until one answers.
@@ -92,8 +92,8 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 
 // passesOn tells whether another model may succeed where one failed.
 func passesOn(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case sandbox.CodeCancelled, sandbox.CodeInvalidRequest:
+	switch v1.CodeOf(err) {
+	case v1.CodeCancelled, v1.CodeInvalidRequest:
 		return false
 	}
 	return true
@@ -101,8 +101,8 @@ func passesOn(err error) bool {
 
 // allFailed is the error when no model answered: the first one's, with what the others said.
 func allFailed(failures []error) error {
-	first := &sandbox.Error{Code: sandbox.CodeOf(failures[0])}
-	if e, ok := errors.AsType[*sandbox.Error](failures[0]); ok {
+	first := &v1.Error{Code: v1.CodeOf(failures[0])}
+	if e, ok := errors.AsType[*v1.Error](failures[0]); ok {
 		first.Op, first.Remedy = e.Op, e.Remedy
 	}
 	said := make([]string, 0, len(failures))

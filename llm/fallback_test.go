@@ -4,25 +4,25 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestFallback(t *testing.T) {
-	busy := &sandbox.Error{Code: CodeOverloaded, Op: "ask a", Message: "busy", Retry: true}
-	unknown := &sandbox.Error{Code: CodeUnknown, Message: "who?", Remedy: "name another"}
-	invalid := &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: "nonsense"}
+	busy := &v1.Error{Code: v1.CodeModelOverloaded, Op: "ask a", Message: "busy", Retry: true}
+	unknown := &v1.Error{Code: v1.CodeModelUnknown, Message: "who?", Remedy: "name another"}
+	invalid := &v1.Error{Code: v1.CodeInvalidRequest, Message: "nonsense"}
 	good := NewScripted("good", Rule{Reply: "fine"})
 	for _, tc := range []struct {
 		name string
 		list []Model
 		want string
-		code sandbox.Code
+		code v1.Code
 	}{
 		{"the first answers", []Model{good, NewScripted("never")}, "fine", ""},
 		{"the second answers", []Model{NewScripted("a", Rule{Error: busy}), good}, "fine", ""},
 		{"an unknown model is passed over", []Model{NewScripted("a", Rule{Error: unknown}), good}, "fine", ""},
-		{"a wrong request is not tried again", []Model{NewScripted("a", Rule{Error: invalid}), good}, "", sandbox.CodeInvalidRequest},
-		{"all fail", []Model{NewScripted("a", Rule{Error: unknown}), NewScripted("b", Rule{Error: busy})}, "", CodeUnknown},
+		{"a wrong request is not tried again", []Model{NewScripted("a", Rule{Error: invalid}), good}, "", v1.CodeInvalidRequest},
+		{"all fail", []Model{NewScripted("a", Rule{Error: unknown}), NewScripted("b", Rule{Error: busy})}, "", v1.CodeModelUnknown},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r, err := Fallback(tc.list[0], tc.list[1:]...).Complete(t.Context(), ask("hi"))
@@ -37,7 +37,7 @@ func TestFallback(t *testing.T) {
 	}
 	t.Run("every failure is told", func(t *testing.T) {
 		_, err := Fallback(NewScripted("a", Rule{Error: unknown}), NewScripted("b", Rule{Error: busy})).Complete(t.Context(), ask("hi"))
-		e := wantCode(t, err, CodeUnknown)
+		e := wantCode(t, err, v1.CodeModelUnknown)
 		if !strings.Contains(e.Message, "who?") || !strings.Contains(e.Message, "busy") || !e.Retry {
 			t.Errorf("%+v", e)
 		}
@@ -47,7 +47,7 @@ func TestFallback(t *testing.T) {
 		req := ask("hi")
 		req.Delta = func(s string) bool { heard += s; return true }
 		r, err := Fallback(NewScripted("a", Rule{Reply: "half", Error: busy}), good).Complete(t.Context(), req)
-		wantCode(t, err, CodeOverloaded)
+		wantCode(t, err, v1.CodeModelOverloaded)
 		if heard != "half" || r == nil || r.Text != "half" {
 			t.Errorf("heard %q, reply %+v", heard, r)
 		}
@@ -59,7 +59,7 @@ func TestFallback(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		r, err = Fallback(half, half).Complete(t.Context(), ask("hi"))
-		wantCode(t, err, CodeOverloaded)
+		wantCode(t, err, v1.CodeModelOverloaded)
 		if r == nil || r.Usage.Tokens() != 30 {
 			t.Errorf("%+v", r)
 		}

@@ -2,12 +2,25 @@ package llm
 
 import (
 	"context"
-	"encoding/json"
-	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Role is who speaks in a conversation.
-type Role string
+// The types that travel to a server and back are declared in package v1; these are other names for them.
+type (
+	// Role is who speaks in a conversation.
+	Role = v1.Role
+	// Message is one turn of a conversation.
+	Message = v1.Message
+	// Request asks a model for one reply.
+	Request = v1.ModelRequest
+	// Reply is what a model said.
+	Reply = v1.ModelReply
+	// Finish is why a reply ended.
+	Finish = v1.Finish
+	// Usage is what a call took.
+	Usage = v1.Usage
+)
 
 // The roles that every provider knows.
 const (
@@ -16,30 +29,6 @@ const (
 	Assistant Role = "assistant"
 )
 
-// Message is one turn of a conversation.
-type Message struct {
-	Role    Role   `json:"role"`
-	Content string `json:"content"`
-}
-
-// Request asks a model for one reply.
-type Request struct {
-	Messages    []Message `json:"messages"`
-	MaxTokens   int64     `json:"max_tokens,omitempty"` // of the reply; 0: the model's own limit
-	Temperature *float64  `json:"temperature,omitempty"`
-	Stop        []string  `json:"stop,omitempty"`
-	// Schema asks for a reply that is JSON of this schema, where the provider can; others ignore it.
-	Schema json.RawMessage `json:"schema,omitempty"`
-	// Delta hears the reply as it comes. It returns false to cut the generation there: the reply is then what came so far.
-	// Nil: the reply is not streamed.
-	Delta func(text string) bool `json:"-"`
-	// Tags tell who asks (run, call, depth). They are never sent to a provider; a scripted model may match on them.
-	Tags map[string]string `json:"-"`
-}
-
-// Finish is why a reply ended.
-type Finish string
-
 // The ways a reply ends.
 const (
 	FinishStop   Finish = "stop"   // by itself, or at a stop word
@@ -47,39 +36,6 @@ const (
 	FinishCut    Finish = "cut"    // by Delta
 	FinishFilter Finish = "filter" // refused by the provider
 )
-
-// Usage is what a call took.
-type Usage struct {
-	Calls       int64   `json:"calls"`
-	Input       int64   `json:"input_tokens"`
-	CachedInput int64   `json:"cached_input_tokens,omitempty"` // part of Input
-	Output      int64   `json:"output_tokens"`
-	Cost        float64 `json:"cost_usd"`
-	// Estimated says that some of it was counted by us: the provider did not tell, e.g. because the reply was cut.
-	Estimated bool `json:"estimated,omitempty"`
-	// Unpriced says that a model without a known price took part, so Cost is too low.
-	Unpriced bool `json:"unpriced,omitempty"`
-}
-
-// Add sums two usages.
-func (u Usage) Add(v Usage) Usage {
-	return Usage{
-		Calls: u.Calls + v.Calls, Input: u.Input + v.Input, CachedInput: u.CachedInput + v.CachedInput, Output: u.Output + v.Output,
-		Cost: u.Cost + v.Cost, Estimated: u.Estimated || v.Estimated, Unpriced: u.Unpriced || v.Unpriced,
-	}
-}
-
-// Tokens is input and output together.
-func (u Usage) Tokens() int64 { return u.Input + u.Output }
-
-// Reply is what a model said.
-type Reply struct {
-	Text   string        `json:"text"`
-	Model  string        `json:"model"` // provider/model that answered, which after a fall-back is not the one asked
-	Finish Finish        `json:"finish"`
-	Usage  Usage         `json:"usage"`
-	Wall   time.Duration `json:"wall_ns"`
-}
 
 // Info is what is known about a model before it is asked.
 type Info struct {

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxLine bounds one line of Ollama's stream.
@@ -144,7 +146,7 @@ func (o *ollama) send(ctx context.Context, method, path string, body []byte) (*h
 		return nil, err
 	}
 	f := refusal(resp.StatusCode, resp.Header, string(text))
-	if f.code == CodeUnknown {
+	if f.code == v1.CodeModelUnknown {
 		f.remedy = "get it with: ollama pull {model}"
 	}
 	return nil, f

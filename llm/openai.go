@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
+
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/packages/param"
@@ -96,7 +98,7 @@ func (o *openAI) ask(ctx context.Context, q question, out *sink, res *outcome) e
 // learn tells whether a refusal is about a parameter that we can do without.
 func (k quirks) learn(err error, sent openai.ChatCompletionNewParams) (quirks, bool) {
 	f, ok := errors.AsType[*failure](err)
-	if !ok || f.code != CodeRefused {
+	if !ok || f.code != v1.CodeModelRefused {
 		return k, false
 	}
 	was := k
@@ -156,7 +158,7 @@ func (o *openAI) params(q question, quirk quirks) (openai.ChatCompletionNewParam
 
 // badSchema is the failure of a request whose schema is no JSON object.
 func badSchema(err error) *failure {
-	return &failure{code: CodeRefused, message: fmt.Sprintf("the schema is no JSON object: %v", err)}
+	return &failure{code: v1.CodeModelRefused, message: fmt.Sprintf("the schema is no JSON object: %v", err)}
 }
 
 // stream asks for a reply in pieces.

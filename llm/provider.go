@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // dialect speaks one provider's protocol: one attempt of one call. It writes the text into the sink as it comes, and what it learns
@@ -89,8 +89,8 @@ func (p *provider) model(name string, over ModelConfig) (Model, error) {
 		info.Window, info.Output = ollamaWindow, ollamaWindow/2
 	case TypeCLI:
 		if _, ok := p.cfg.Commands[name]; !ok {
-			return nil, &sandbox.Error{
-				Code: CodeUnknown, Op: "find model", Message: fmt.Sprintf("no command line is configured as %s/%s", p.name, name),
+			return nil, &v1.Error{
+				Code: v1.CodeModelUnknown, Op: "find model", Message: fmt.Sprintf("no command line is configured as %s/%s", p.name, name),
 				Remedy: fmt.Sprintf("add it to providers.%s.commands", p.name),
 			}
 		}
@@ -117,8 +117,8 @@ func (p *provider) keyed() error {
 	if p.cfg.BaseURL != builtin[p.name].BaseURL && builtin[p.name].KeyEnv == p.cfg.KeyEnv {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: CodeKeyMissing, Op: "find model", Message: "no key for " + p.name,
+	return &v1.Error{
+		Code: v1.CodeModelKeyMissing, Op: "find model", Message: "no key for " + p.name,
 		Remedy: fmt.Sprintf("set %s, or providers.%s.key in the configuration", p.cfg.KeyEnv, p.name),
 	}
 }
@@ -251,7 +251,7 @@ func (a *attempt) explain(ctx, limited context.Context, m *asked, err error) {
 		a.err = cancelled(ctx, m.info.Name)
 		return
 	}
-	late := &sandbox.Error{Code: CodeTimeout, Op: "ask " + m.info.Name, Retry: true}
+	late := &v1.Error{Code: v1.CodeModelTimeout, Op: "ask " + m.info.Name, Retry: true}
 	switch cause := context.Cause(limited); {
 	case errors.Is(cause, errTotal):
 		late.Message, late.Remedy = "no whole reply within "+m.provider.cfg.Timeout.String(), "raise the provider's timeout, or ask for less"
@@ -262,7 +262,7 @@ func (a *attempt) explain(ctx, limited context.Context, m *asked, err error) {
 		a.err, a.most = late, 2
 		return
 	}
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
 		a.err = e
 		return
 	}

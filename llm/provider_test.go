@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestRepliesAreWhole(t *testing.T) {
@@ -91,22 +91,22 @@ func TestFailuresAreNamed(t *testing.T) {
 		status  int
 		kind    string
 		message string
-		code    sandbox.Code
+		code    v1.Code
 		hits    int
 		remedy  string
 	}{
-		{"wrong key", 401, "authentication_error", "Incorrect API key provided: " + secret, CodeKeyRefused, 1, "key"},
-		{"forbidden", 403, "permission_error", "your key " + secret + " may not", CodeKeyRefused, 1, "rights"},
-		{"no money", 402, "billing_error", "pay first", CodeQuota, 1, "credit"},
-		{"quota used up", 429, "insufficient_quota", "You exceeded your current quota", CodeQuota, 1, "credit"},
-		{"no such model", 404, "not_found_error", "model: m not found", CodeUnknown, 1, "m"},
-		{"prompt too long", 400, "invalid_request_error", long, CodeContextExceeded, 1, "smaller"},
-		{"too large", 413, "request_too_large", "too big", CodeContextExceeded, 1, "smaller"},
-		{"nonsense asked", 400, "invalid_request_error", "temperature must be at most 1", CodeRefused, 1, ""},
-		{"too often", 429, "rate_limit_error", "slow down", CodeRateLimited, 3, "concurrency"},
-		{"overloaded", 529, "overloaded_error", "Overloaded", CodeOverloaded, 3, "later"},
-		{"broken", 500, "api_error", "oops", CodeOverloaded, 3, "later"},
-		{"bad gateway", 502, "", "<html>\nbad\ngateway</html>", CodeOverloaded, 3, "later"},
+		{"wrong key", 401, "authentication_error", "Incorrect API key provided: " + secret, v1.CodeModelKeyRefused, 1, "key"},
+		{"forbidden", 403, "permission_error", "your key " + secret + " may not", v1.CodeModelKeyRefused, 1, "rights"},
+		{"no money", 402, "billing_error", "pay first", v1.CodeModelQuota, 1, "credit"},
+		{"quota used up", 429, "insufficient_quota", "You exceeded your current quota", v1.CodeModelQuota, 1, "credit"},
+		{"no such model", 404, "not_found_error", "model: m not found", v1.CodeModelUnknown, 1, "m"},
+		{"prompt too long", 400, "invalid_request_error", long, v1.CodeModelContextExceeded, 1, "smaller"},
+		{"too large", 413, "request_too_large", "too big", v1.CodeModelContextExceeded, 1, "smaller"},
+		{"nonsense asked", 400, "invalid_request_error", "temperature must be at most 1", v1.CodeModelRefused, 1, ""},
+		{"too often", 429, "rate_limit_error", "slow down", v1.CodeModelRateLimited, 3, "concurrency"},
+		{"overloaded", 529, "overloaded_error", "Overloaded", v1.CodeModelOverloaded, 3, "later"},
+		{"broken", 500, "api_error", "oops", v1.CodeModelOverloaded, 3, "later"},
+		{"bad gateway", 502, "", "<html>\nbad\ngateway</html>", v1.CodeModelOverloaded, 3, "later"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			eachWire(t, func(t *testing.T, w wire) {
@@ -190,7 +190,7 @@ func TestALongWaitIsNotWaitedFor(t *testing.T) {
 			io.WriteString(rw, w.fail("rate_limit_error", "tomorrow"))
 		})
 		_, err := m.Complete(t.Context(), ask("hi"))
-		if e := wantCode(t, err, CodeRateLimited); !strings.Contains(e.Message, "1h0m0s") || h.count() != 1 {
+		if e := wantCode(t, err, v1.CodeModelRateLimited); !strings.Contains(e.Message, "1h0m0s") || h.count() != 1 {
 			t.Errorf("asked %d times: %v", h.count(), err)
 		}
 	})
@@ -207,7 +207,7 @@ func TestWhatWasHeardIsKept(t *testing.T) {
 			req := ask("hi")
 			req.Delta = func(s string) bool { heard += s; return true }
 			r, err := m.Complete(t.Context(), req)
-			e := wantCode(t, err, CodeUnreachable)
+			e := wantCode(t, err, v1.CodeModelUnreachable)
 			if heard != "half a reply" || r == nil || r.Text != heard || r.Finish != FinishCut || !r.Usage.Estimated || r.Usage.Output == 0 || !e.Retry {
 				t.Errorf("%s: heard %q, %+v, %v", name, heard, r, err)
 			}
@@ -227,7 +227,7 @@ func TestErrorsInTheMiddleOfAStream(t *testing.T) {
 		}
 		m, _ := serve(t, w, say(w.cut("some")+failing[w.typ]))
 		r, err := m.Complete(t.Context(), ask("hi"))
-		if e := wantCode(t, err, CodeOverloaded); !strings.Contains(e.Message, "gpu on fire") || !e.Retry {
+		if e := wantCode(t, err, v1.CodeModelOverloaded); !strings.Contains(e.Message, "gpu on fire") || !e.Retry {
 			t.Errorf("%v", err)
 		}
 		if r == nil || r.Text != "some" {
@@ -245,7 +245,7 @@ func TestStrangeReplies(t *testing.T) {
 			eachWire(t, func(t *testing.T, w wire) {
 				m, _ := serve(t, w, say(text))
 				_, err := m.Complete(t.Context(), ask("hi"))
-				wantCode(t, err, CodeReplyBroken)
+				wantCode(t, err, v1.CodeModelReplyBroken)
 			})
 		})
 	}
@@ -256,7 +256,7 @@ func TestStrangeReplies(t *testing.T) {
 				io.WriteString(rw, "<html><title>log in</title></html>")
 			})
 			_, err := m.Complete(t.Context(), ask("hi"))
-			if e := wantCode(t, err, CodeReplyBroken); !strings.Contains(e.Message, "web page") || h.count() != 1 {
+			if e := wantCode(t, err, v1.CodeModelReplyBroken); !strings.Contains(e.Message, "web page") || h.count() != 1 {
 				t.Errorf("asked %d times: %v", h.count(), err)
 			}
 		})
@@ -367,7 +367,7 @@ func TestCallsAreGivenUpAtOnce(t *testing.T) {
 				})
 				r, err := m.Complete(ctx, req)
 				wg.Wait()
-				wantCode(t, err, sandbox.CodeCancelled)
+				wantCode(t, err, v1.CodeCancelled)
 				if !errors.Is(err, context.Canceled) {
 					t.Errorf("%v does not hold the context's error", err)
 				}
@@ -389,7 +389,7 @@ func TestTimeLimits(t *testing.T) {
 			}
 			m, h := serveInside(t, w, silent, func(_ *Config, p *Provider) { p.Idle = 20 * time.Second })
 			r, err := m.Complete(t.Context(), ask("hi"))
-			if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "silent for 20s") || r == nil || r.Text != "half" || h.count() != 2 {
+			if e := wantCode(t, err, v1.CodeModelTimeout); !strings.Contains(e.Message, "silent for 20s") || r == nil || r.Text != "half" || h.count() != 2 {
 				t.Errorf("%d times, %+v, %v", h.count(), r, err)
 			}
 			m, h = serveInside(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
@@ -400,7 +400,7 @@ func TestTimeLimits(t *testing.T) {
 				}
 			}, func(_ *Config, p *Provider) { p.Idle, p.Timeout = 20*time.Second, 50*time.Second })
 			_, err = m.Complete(t.Context(), ask("hi"))
-			if e := wantCode(t, err, CodeTimeout); !strings.Contains(e.Message, "50s") || h.count() != 1 {
+			if e := wantCode(t, err, v1.CodeModelTimeout); !strings.Contains(e.Message, "50s") || h.count() != 1 {
 				t.Errorf("%d times, %v", h.count(), err)
 			}
 		})
@@ -443,7 +443,7 @@ func TestRatesAreKept(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := m.Complete(ctx, ask("hi"))
-	wantCode(t, err, sandbox.CodeCancelled)
+	wantCode(t, err, v1.CodeCancelled)
 	if !errors.Is(err, context.DeadlineExceeded) || h.count() != 1 {
 		t.Errorf("asked %d times: %v", h.count(), err)
 	}
@@ -452,7 +452,7 @@ func TestRatesAreKept(t *testing.T) {
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err = m.Complete(ctx, ask("hi"))
-	wantCode(t, err, sandbox.CodeCancelled)
+	wantCode(t, err, v1.CodeCancelled)
 	if h.count() != 1 {
 		t.Errorf("asked %d times", h.count())
 	}
@@ -464,7 +464,7 @@ func TestNobodyThere(t *testing.T) {
 		srv.Close()
 		m, _ := serve(t, w, nil, func(_ *Config, p *Provider) { p.BaseURL = srv.URL })
 		_, err := m.Complete(t.Context(), ask("hi"))
-		if e := wantCode(t, err, CodeUnreachable); !strings.Contains(e.Remedy, "here") || !e.Retry {
+		if e := wantCode(t, err, v1.CodeModelUnreachable); !strings.Contains(e.Remedy, "here") || !e.Retry {
 			t.Errorf("%v", err)
 		}
 	})
@@ -478,6 +478,6 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 			http.Redirect(rw, r, elsewhere.URL, http.StatusTemporaryRedirect)
 		})
 		_, err := m.Complete(t.Context(), ask("hi"))
-		wantCode(t, err, CodeUnreachable)
+		wantCode(t, err, v1.CodeModelUnreachable)
 	})
 }

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // sent is a request as the server got it.
@@ -35,7 +37,7 @@ func same(t *testing.T, what string, got, want any) {
 func TestWhatIsSent(t *testing.T) {
 	warm := 0.25
 	req := Request{
-		Messages:  []Message{{System, "be brief"}, {User, "hi"}, {Assistant, "hello"}, {User, "more"}},
+		Messages:  []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}, {Role: Assistant, Content: "hello"}, {Role: User, Content: "more"}},
 		MaxTokens: 50, Temperature: &warm, Stop: []string{"END"}, Schema: []byte(`{"type":"object"}`), Tags: map[string]string{"run": "secret-run"},
 	}
 	eachWire(t, func(t *testing.T, w wire) {
@@ -44,7 +46,7 @@ func TestWhatIsSent(t *testing.T) {
 		got := sent(t, h)
 		same(t, "model", got["model"], "m")
 		same(t, "stream", got["stream"], true)
-		all := []Message{{System, "be brief"}, {User, "hi"}, {Assistant, "hello"}, {User, "more"}}
+		all := []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}, {Role: Assistant, Content: "hello"}, {Role: User, Content: "more"}}
 		switch w.typ {
 		case TypeOpenAI:
 			same(t, "messages", got["messages"], all)
@@ -109,7 +111,7 @@ func TestServersThatCannotStream(t *testing.T) {
 		io.WriteString(rw, `{"choices": [{"message": {"content": "whole"}}]}`)
 	})
 	_, err := m.Complete(t.Context(), ask("hi"))
-	if e := wantCode(t, err, CodeReplyBroken); !strings.Contains(e.Remedy, "no_stream") {
+	if e := wantCode(t, err, v1.CodeModelReplyBroken); !strings.Contains(e.Remedy, "no_stream") {
 		t.Errorf("%v", err)
 	}
 	m, _ = serve(t, wires[2], say(jsonText(object{"message": object{"content": "whole"}, "done": true, "eval_count": 2, "prompt_eval_count": 3})), func(_ *Config, p *Provider) { p.NoStream = true })
@@ -161,11 +163,11 @@ func serveBodies(t *testing.T, w wire, answer func(o object, rw http.ResponseWri
 
 func TestEmptyMessagesForAnthropic(t *testing.T) {
 	m, h := serve(t, wires[1], say(wires[1].stream("x")))
-	mustSay(t, m, Request{Messages: []Message{{User, "hi"}, {Assistant, ""}, {User, "again"}, {Assistant, "begin: \n"}}}, "x")
+	mustSay(t, m, Request{Messages: []Message{{Role: User, Content: "hi"}, {Role: Assistant, Content: ""}, {Role: User, Content: "again"}, {Role: Assistant, Content: "begin: \n"}}}, "x")
 	if n := len(sent(t, h)["messages"].([]any)); n != 3 || strings.Contains(string(h.last), `begin: `) {
 		t.Errorf("%s", h.last)
 	}
-	mustSay(t, m, Request{Messages: []Message{{System, "only this"}}}, "x")
+	mustSay(t, m, Request{Messages: []Message{{Role: System, Content: "only this"}}}, "x")
 	if n := len(sent(t, h)["messages"].([]any)); n != 1 {
 		t.Errorf("%s", h.last)
 	}
@@ -174,7 +176,7 @@ func TestEmptyMessagesForAnthropic(t *testing.T) {
 func TestOllamaIsNotAskedWhatItWouldCut(t *testing.T) {
 	m, h := serve(t, wires[2], say(wires[2].stream("x")), func(c *Config, _ *Provider) { c.Models = map[string]ModelConfig{"here/m": {Window: 100}} })
 	_, err := m.Complete(t.Context(), ask(strings.Repeat("word ", 200)))
-	if e := wantCode(t, err, CodeContextExceeded); !strings.Contains(e.Message, "100") || h.count() != 0 {
+	if e := wantCode(t, err, v1.CodeModelContextExceeded); !strings.Contains(e.Message, "100") || h.count() != 0 {
 		t.Errorf("asked %d times: %v", h.count(), err)
 	}
 }

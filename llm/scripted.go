@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Rule says what a scripted model answers, and to what. The first rule of a script that fits a call answers it.
@@ -85,7 +85,7 @@ func newScripted(info Info, rules []Rule) (*Scripted, error) {
 	for i, r := range rules {
 		made, err := makeRule(r)
 		if err != nil {
-			return nil, &sandbox.Error{Code: CodeScript, Op: "read script " + info.Name, Message: fmt.Sprintf("rule %d", i+1), Err: err}
+			return nil, &v1.Error{Code: v1.CodeModelScript, Op: "read script " + info.Name, Message: fmt.Sprintf("rule %d", i+1), Err: err}
 		}
 		s.rules = append(s.rules, made)
 	}
@@ -149,8 +149,8 @@ func (s *Scripted) Complete(ctx context.Context, req Request) (*Reply, error) {
 	r, fill := s.choose(req)
 	if r == nil {
 		last := req.Messages[len(req.Messages)-1]
-		return nil, &sandbox.Error{
-			Code: CodeScript, Op: "ask " + s.info.Name, Message: fmt.Sprintf("no rule fits; the last message is %q", brief(last.Content, 200)),
+		return nil, &v1.Error{
+			Code: v1.CodeModelScript, Op: "ask " + s.info.Name, Message: fmt.Sprintf("no rule fits; the last message is %q", brief(last.Content, 200)),
 			Remedy: "add a rule to the script; one without conditions fits everything",
 		}
 	}
@@ -332,8 +332,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 
 // tooLong is the error of a prompt that does not fit.
 func tooLong(info Info, input int64) error {
-	return &sandbox.Error{
-		Code: CodeContextExceeded, Op: "ask " + info.Name,
+	return &v1.Error{
+		Code: v1.CodeModelContextExceeded, Op: "ask " + info.Name,
 		Message: fmt.Sprintf("the prompt is about %d tokens and the model's window is %d", input, info.Window),
 		Remedy:  "ask about a smaller piece, or set the model's window if it is really larger",
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // ask makes a request of one user message.
@@ -28,12 +28,12 @@ func mustSay(t *testing.T, m Model, req Request, want string) *Reply {
 	return r
 }
 
-func wantCode(t *testing.T, err error, code sandbox.Code) *sandbox.Error {
+func wantCode(t *testing.T, err error, code v1.Code) *v1.Error {
 	t.Helper()
-	if sandbox.CodeOf(err) != code {
-		t.Fatalf("the error is %q (%v), not %q", sandbox.CodeOf(err), err, code)
+	if v1.CodeOf(err) != code {
+		t.Fatalf("the error is %q (%v), not %q", v1.CodeOf(err), err, code)
 	}
-	e, ok := errors.AsType[*sandbox.Error](err)
+	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
 		t.Fatalf("%v is not typed", err)
 	}
@@ -52,7 +52,7 @@ func TestScriptedChoosesRules(t *testing.T) {
 	req := ask("capital of Peru")
 	req.Tags = map[string]string{"depth": "0"}
 	mustSay(t, m, req, `ask Peru or Peru; f"{{x}}" "capital of Peru" at 0`)
-	mustSay(t, m, Request{Messages: []Message{{System, "be brief"}, {User, "hi"}}}, "hi")
+	mustSay(t, m, Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}}}, "hi")
 	req = ask("anything")
 	req.Tags = map[string]string{"depth": "1", "turn": "3"}
 	mustSay(t, m, req, "below")
@@ -60,7 +60,7 @@ func TestScriptedChoosesRules(t *testing.T) {
 		mustSay(t, m, ask("again"), want)
 	}
 	_, err := m.Complete(t.Context(), ask("nobody knows this"))
-	if e := wantCode(t, err, CodeScript); !strings.Contains(e.Message, "nobody knows this") {
+	if e := wantCode(t, err, v1.CodeModelScript); !strings.Contains(e.Message, "nobody knows this") {
 		t.Errorf("the error does not show the message: %v", err)
 	}
 	if m.Calls() != 8 {
@@ -145,14 +145,14 @@ func TestScriptedIsGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := m.Complete(ctx, ask("first"))
-	wantCode(t, err, sandbox.CodeCancelled)
+	wantCode(t, err, v1.CodeCancelled)
 
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	req := ask("second")
 	req.Delta = func(string) bool { cancel(); return true }
 	r, err := m.Complete(ctx, req)
-	wantCode(t, err, sandbox.CodeCancelled)
+	wantCode(t, err, v1.CodeCancelled)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v does not hold the context's error", err)
 	}
@@ -162,7 +162,7 @@ func TestScriptedIsGivenUp(t *testing.T) {
 }
 
 func TestScriptedFailsAndCounts(t *testing.T) {
-	busy := &sandbox.Error{Code: CodeOverloaded, Message: "busy", Retry: true}
+	busy := &v1.Error{Code: v1.CodeModelOverloaded, Message: "busy", Retry: true}
 	m := NewScripted("s",
 		Rule{Match: "fail", Error: busy},
 		Rule{Match: "half", Reply: "half a", Error: busy},
@@ -170,11 +170,11 @@ func TestScriptedFailsAndCounts(t *testing.T) {
 		Rule{Match: "told", Reply: "x", Usage: &Usage{Input: 1_000_000, CachedInput: 500_000, Output: 1_000_000}},
 	).WithInfo(Info{Window: 50, Price: &Price{Input: 2, CachedInput: 1, Output: 10}})
 	_, err := m.Complete(t.Context(), ask("fail"))
-	if e := wantCode(t, err, CodeOverloaded); !e.Retry {
+	if e := wantCode(t, err, v1.CodeModelOverloaded); !e.Retry {
 		t.Error("it cannot be retried")
 	}
 	r, err := m.Complete(t.Context(), ask("half"))
-	wantCode(t, err, CodeOverloaded)
+	wantCode(t, err, v1.CodeModelOverloaded)
 	if r == nil || r.Text != "half a" || r.Usage.Calls != 1 {
 		t.Errorf("the paid half is %+v", r)
 	}
@@ -183,11 +183,11 @@ func TestScriptedFailsAndCounts(t *testing.T) {
 		t.Errorf("usage %+v", r.Usage)
 	}
 	_, err = m.Complete(t.Context(), ask(strings.Repeat("far too long ", 50)))
-	if e := wantCode(t, err, CodeContextExceeded); !strings.Contains(e.Message, "50") {
+	if e := wantCode(t, err, v1.CodeModelContextExceeded); !strings.Contains(e.Message, "50") {
 		t.Errorf("the limit is not named: %v", err)
 	}
 	_, err = m.Complete(t.Context(), Request{})
-	wantCode(t, err, sandbox.CodeInvalidRequest)
+	wantCode(t, err, v1.CodeInvalidRequest)
 }
 
 func TestScriptFiles(t *testing.T) {
@@ -215,7 +215,7 @@ func TestScriptFiles(t *testing.T) {
 			t.Errorf("%s: usage %+v", name, r.Usage)
 		}
 		_, err = m.Complete(t.Context(), ask("else"))
-		wantCode(t, err, CodeOverloaded)
+		wantCode(t, err, v1.CodeModelOverloaded)
 	}
 }
 
@@ -233,9 +233,9 @@ func TestScriptFilesThatAreWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadScript(strings.NewReader(text))
-			wantCode(t, err, CodeScript)
+			wantCode(t, err, v1.CodeModelScript)
 		})
 	}
 	_, err := OpenScript(filepath.Join(t.TempDir(), "missing.yaml"))
-	wantCode(t, err, CodeScript)
+	wantCode(t, err, v1.CodeModelScript)
 }

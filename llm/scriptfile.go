@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // script is the file form of a scripted model, in YAML or JSON:
@@ -51,10 +51,10 @@ type scriptRule struct {
 }
 
 type scriptError struct {
-	Code    sandbox.Code `yaml:"code"`
-	Message string       `yaml:"message"`
-	Remedy  string       `yaml:"remedy"`
-	Retry   bool         `yaml:"retry"`
+	Code    v1.Code `yaml:"code"`
+	Message string  `yaml:"message"`
+	Remedy  string  `yaml:"remedy"`
+	Retry   bool    `yaml:"retry"`
 }
 
 type scriptUsage struct {
@@ -67,7 +67,7 @@ type scriptUsage struct {
 func OpenScript(path string) (*Scripted, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeScript, Op: "read script", Err: err}
+		return nil, &v1.Error{Code: v1.CodeModelScript, Op: "read script", Err: err}
 	}
 	defer f.Close()
 	s, err := ReadScript(f)
@@ -80,7 +80,7 @@ func OpenScript(path string) (*Scripted, error) {
 // ReadScript reads a scripted model, in YAML or JSON. A key that is not known is an error.
 func ReadScript(r io.Reader) (*Scripted, error) {
 	bad := func(err error) error {
-		return &sandbox.Error{Code: CodeScript, Op: "read script", Err: err}
+		return &v1.Error{Code: v1.CodeModelScript, Op: "read script", Err: err}
 	}
 	data, err := io.ReadAll(r)
 	if err != nil {
@@ -127,7 +127,7 @@ func (r scriptRule) rule(name string) (Rule, error) {
 		if r.Error.Code == "" {
 			return Rule{}, errors.New("the error has no code")
 		}
-		made.Error = &sandbox.Error{Code: r.Error.Code, Op: "ask " + name, Message: r.Error.Message, Remedy: r.Error.Remedy, Retry: r.Error.Retry}
+		made.Error = &v1.Error{Code: r.Error.Code, Op: "ask " + name, Message: r.Error.Message, Remedy: r.Error.Remedy, Retry: r.Error.Retry}
 	}
 	return made, nil
 }

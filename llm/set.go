@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // probeTime bounds the question whether Ollama is there. It is on this machine: it answers at once or not at all.
@@ -34,7 +34,7 @@ func Open(cfg Config) (*Set, error) {
 	s := &Set{cfg: cfg, retry: cfg.Retry.filled(), http: newTransport(), providers: map[string]*provider{}, added: map[string]Model{}}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Providers)) {
 		if name == "" || strings.ContainsAny(name, "/, \t\n") {
-			return nil, &sandbox.Error{Code: CodeConfig, Op: "configure providers", Message: fmt.Sprintf("%q is no name for a provider", name), Remedy: "take letters, digits and dashes"}
+			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure providers", Message: fmt.Sprintf("%q is no name for a provider", name), Remedy: "take letters, digits and dashes"}
 		}
 		if _, _, err := cfg.provider(name); err != nil {
 			return nil, err
@@ -42,10 +42,10 @@ func Open(cfg Config) (*Set, error) {
 	}
 	for name, m := range cfg.Models {
 		if !strings.Contains(name, "/") {
-			return nil, &sandbox.Error{Code: CodeConfig, Op: "configure models", Message: fmt.Sprintf("%q has no provider", name), Remedy: "write it as provider/model"}
+			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure models", Message: fmt.Sprintf("%q has no provider", name), Remedy: "write it as provider/model"}
 		}
 		if m.Window < 0 || m.Output < 0 || (m.Price != nil && m.Price.negative()) {
-			return nil, &sandbox.Error{Code: CodeConfig, Op: "configure model " + name, Message: "windows and prices cannot be negative"}
+			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure model " + name, Message: "windows and prices cannot be negative"}
 		}
 	}
 	return s, nil
@@ -147,7 +147,7 @@ func (s *Set) find(name string) (Model, error) {
 		return m, nil
 	}
 	unknown := func(why, remedy string) error {
-		return &sandbox.Error{Code: CodeUnknown, Op: "find model", Message: why, Remedy: remedy}
+		return &v1.Error{Code: v1.CodeModelUnknown, Op: "find model", Message: why, Remedy: remedy}
 	}
 	providerName, model := split(name)
 	if providerName == "" || model == "" {
@@ -219,8 +219,8 @@ func (s *Set) Default(ctx context.Context) (Model, error) {
 	if err == nil && len(found) > 0 {
 		return s.Model("ollama/" + found[0])
 	}
-	return nil, &sandbox.Error{
-		Code: CodeNoModel, Op: "find model", Message: "no model is configured and none was found",
+	return nil, &v1.Error{
+		Code: v1.CodeModelMissing, Op: "find model", Message: "no model is configured and none was found",
 		Remedy: "there are three ways: set ANTHROPIC_API_KEY or OPENAI_API_KEY; " +
 			"or run Ollama and pull a model (ollama pull qwen3:8b), which is then found by itself; " +
 			"or set OPENAI_BASE_URL to any OpenAI-compatible server and name its model as openai/NAME",

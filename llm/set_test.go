@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // env makes an environment.
@@ -85,20 +85,20 @@ func TestModelsAreFoundByName(t *testing.T) {
 func TestModelsThatAreNotThere(t *testing.T) {
 	s := openSet(t, Config{Providers: map[string]Provider{"mine": {Type: TypeOpenAI, BaseURL: "http://mine", KeyEnv: "MINE_KEY"}, "cli": {Type: TypeCLI, Commands: map[string][]string{"claude": nil}}}})
 	for name, want := range map[string]struct {
-		code   sandbox.Code
+		code   v1.Code
 		remedy string
 	}{
-		"anthropic/claude-haiku-4-5": {CodeKeyMissing, "set ANTHROPIC_API_KEY"},
-		"openai/gpt-5":               {CodeKeyMissing, "set OPENAI_API_KEY"},
-		"openrouter/x/y":             {CodeKeyMissing, "set OPENROUTER_API_KEY"},
-		"mine/x":                     {CodeKeyMissing, "set MINE_KEY"},
-		"nowhere/x":                  {CodeUnknown, "anthropic"},
-		"llama":                      {CodeUnknown, "provider/model"},
-		"":                           {CodeUnknown, "provider/model"},
-		"openai/":                    {CodeUnknown, "provider/model"},
-		"/x":                         {CodeUnknown, "provider/model"},
-		"cli/codex":                  {CodeUnknown, "commands"},
-		"ollama/a,nowhere/b":         {CodeUnknown, "known are"},
+		"anthropic/claude-haiku-4-5": {v1.CodeModelKeyMissing, "set ANTHROPIC_API_KEY"},
+		"openai/gpt-5":               {v1.CodeModelKeyMissing, "set OPENAI_API_KEY"},
+		"openrouter/x/y":             {v1.CodeModelKeyMissing, "set OPENROUTER_API_KEY"},
+		"mine/x":                     {v1.CodeModelKeyMissing, "set MINE_KEY"},
+		"nowhere/x":                  {v1.CodeModelUnknown, "anthropic"},
+		"llama":                      {v1.CodeModelUnknown, "provider/model"},
+		"":                           {v1.CodeModelUnknown, "provider/model"},
+		"openai/":                    {v1.CodeModelUnknown, "provider/model"},
+		"/x":                         {v1.CodeModelUnknown, "provider/model"},
+		"cli/codex":                  {v1.CodeModelUnknown, "commands"},
+		"ollama/a,nowhere/b":         {v1.CodeModelUnknown, "known are"},
 	} {
 		_, err := s.Model(name)
 		if e := wantCode(t, err, want.code); !strings.Contains(e.Remedy, want.remedy) {
@@ -141,7 +141,7 @@ func TestTheDefaultModel(t *testing.T) {
 		t.Run("none: "+name, func(t *testing.T) {
 			tags = `{"models": []}`
 			_, err := openSet(t, Config{Env: env("OLLAMA_HOST", host)}).Default(t.Context())
-			e := wantCode(t, err, CodeNoModel)
+			e := wantCode(t, err, v1.CodeModelMissing)
 			for _, way := range []string{"ANTHROPIC_API_KEY", "ollama pull", "OPENAI_BASE_URL"} {
 				if !strings.Contains(e.Remedy, way) {
 					t.Errorf("%q does not name %s", e.Remedy, way)
@@ -181,7 +181,7 @@ func TestRoutes(t *testing.T) {
 	}
 	for _, bad := range []Route{{Root: "nowhere/x"}, {Root: "ollama/a", Sub: []string{"nowhere/x"}}} {
 		_, err := s.Route(t.Context(), bad)
-		wantCode(t, err, CodeUnknown)
+		wantCode(t, err, v1.CodeModelUnknown)
 	}
 }
 
@@ -202,7 +202,7 @@ func TestConfigFiles(t *testing.T) {
 	}
 	for name, text := range map[string]string{"unknown key": "modles: {}\n", "not yaml": "{{{", "bad duration": "retry: {backoff: soon}\n"} {
 		_, err := ReadConfig(strings.NewReader(text))
-		if wantCode(t, err, CodeConfig); err == nil {
+		if wantCode(t, err, v1.CodeModelConfig); err == nil {
 			t.Error(name)
 		}
 	}
@@ -224,7 +224,7 @@ func TestConfigurationsThatAreWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Open(cfg)
-			if e := wantCode(t, err, CodeConfig); strings.Contains(e.Error(), secret) {
+			if e := wantCode(t, err, v1.CodeModelConfig); strings.Contains(e.Error(), secret) {
 				t.Errorf("the password is in the error: %v", err)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -145,7 +146,7 @@ func TestAContextThatMayNotBeReadIsRefused(t *testing.T) {
 	}
 	for _, path := range []string{filepath.Join(at, "secret.txt"), closed} {
 		_, err := try(filepath.Base(path), File(path))
-		same(t, "code", sandbox.CodeOf(err), CodeContextUnread)
+		same(t, "code", v1.CodeOf(err), v1.CodeContextUnread)
 		if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -37,7 +37,7 @@ type modelCall struct {
 // key names what is asked, whichever model answers. Turns are named by their place: their conversation holds output that may differ
 // in a replay.
 func (c *modelCall) key() string {
-	if c.call != CallSub {
+	if c.call != v1.CallSub {
 		return c.call
 	}
 	h := sha256.New()
@@ -58,7 +58,7 @@ func (c *modelCall) place(key string) string {
 func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	key := c.key()
 	r := n.run
-	if c.call != CallSub || r.tape.strict() { // the tape also has what a cache answered, which may have been shared with others
+	if c.call != v1.CallSub || r.tape.strict() { // the tape also has what a cache answered, which may have been shared with others
 		return n.pay(ctx, &c, key)
 	}
 	place := c.place(key)
@@ -72,7 +72,7 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 	}
 	if kept != nil {
 		r.cached.Add(1)
-		r.emit(n, c.turn, KindCallEnded, CallEnded{ID: n.callID(), Call: c.call, Key: key, Model: kept.Model, Text: kept.Text, Finish: kept.Finish, Cached: true})
+		r.emit(n, c.turn, v1.KindCallEnded, v1.CallEnded{ID: n.callID(), Call: c.call, Key: key, Model: kept.Model, Text: kept.Text, Finish: kept.Finish, Cached: true})
 		return kept, nil
 	}
 	reply, err := n.pay(ctx, &c, key)
@@ -90,7 +90,7 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 }
 
 // heard gives what a sub-call was told before a run was resumed.
-func (n *node) heard(c *modelCall, rec *CallEnded, place string) (*llm.Reply, error) {
+func (n *node) heard(c *modelCall, rec *v1.CallEnded, place string) (*llm.Reply, error) {
 	reply, err := n.played(c, rec, 0)
 	if err == nil && reply.Finish != llm.FinishLength {
 		n.run.cache.learn(place, reply)
@@ -113,8 +113,8 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 		}
 	}
 	if info.Window > 0 && c.input+leastReply > info.Window {
-		return nil, &sandbox.Error{
-			Code: CodeWindow, Op: "ask " + info.Name, Message: fmt.Sprintf("the prompt has about %d tokens (%d bytes), and the model's window is %d tokens", c.input, chars, info.Window),
+		return nil, &v1.Error{
+			Code: v1.CodeWindow, Op: "ask " + info.Name, Message: fmt.Sprintf("the prompt has about %d tokens (%d bytes), and the model's window is %d tokens", c.input, chars, info.Window),
 			Remedy: "cut it into smaller pieces",
 		}
 	}
@@ -122,7 +122,7 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 		return n.played(c, rec, chars)
 	}
 	if r.tape.strict() {
-		return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("%s of turn %d asks what was not asked before", c.call, c.turn)}
+		return nil, &v1.Error{Code: v1.CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("%s of turn %d asks what was not asked before", c.call, c.turn)}
 	}
 	select {
 	case r.slots <- struct{}{}:
@@ -138,12 +138,12 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 		return nil, err
 	}
 	id := n.callID()
-	r.emit(n, c.turn, KindCallStarted, CallStarted{
+	r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{
 		ID: id, Call: c.call, Model: info.Name, Key: key, Chars: chars, Tokens: c.input, Preview: preview(c.messages),
 	})
 	begun := time.Now()
 	reply, err := n.complete(ctx, c, res.reply)
-	end := CallEnded{ID: id, Call: c.call, Key: key, Model: info.Name, Wall: time.Since(begun)}
+	end := v1.CallEnded{ID: id, Call: c.call, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
 		reply.Usage = n.usage(c, reply)
 		end.Text, end.Finish, end.Usage, end.Model = reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
@@ -153,7 +153,7 @@ func (n *node) pay(ctx context.Context, c *modelCall, key string) (*llm.Reply, e
 		err = modelError(ctx, info.Name, err)
 		end.Error = note(err)
 	}
-	r.emit(n, c.turn, KindCallEnded, end)
+	r.emit(n, c.turn, v1.KindCallEnded, end)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		Messages: c.messages, MaxTokens: maxTokens, Schema: c.schema,
 		Tags: map[string]string{"run": n.run.id, "node": n.id, "call": c.call, "depth": strconv.Itoa(c.depth), "turn": strconv.Itoa(c.turn)},
 	}
-	if c.call != CallSub {
+	if c.call != v1.CallSub {
 		req.Delta = func(s string) bool {
 			from := max(0, text.Len()-2)
 			text.WriteString(s)
@@ -223,23 +223,23 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 }
 
 // played gives what an earlier program was told.
-func (n *node) played(c *modelCall, rec *CallEnded, chars int64) (*llm.Reply, error) {
+func (n *node) played(c *modelCall, rec *v1.CallEnded, chars int64) (*llm.Reply, error) {
 	r := n.run
 	if r.tape.fresh && rec.Cached {
 		end := *rec
 		end.ID = n.callID()
 		r.cached.Add(1)
-		r.emit(n, c.turn, KindCallEnded, end)
+		r.emit(n, c.turn, v1.KindCallEnded, end)
 	} else if r.tape.fresh {
 		id := n.callID()
-		r.emit(n, c.turn, KindCallStarted, CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
+		r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
 		end := *rec
 		end.ID = id
-		r.emit(n, c.turn, KindCallEnded, end)
+		r.emit(n, c.turn, v1.KindCallEnded, end)
 		r.budget.credit(rec.Model, c.depth, rec.Usage)
 	}
 	if rec.Error != nil {
-		return nil, &sandbox.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
+		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
 	}
 	return &llm.Reply{Text: rec.Text, Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
 }
@@ -251,17 +251,17 @@ func modelError(ctx context.Context, model string, err error) error {
 			return c
 		}
 	}
-	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+	if _, ok := errors.AsType[*v1.Error](err); ok {
 		return err // package llm says best what it was
 	}
-	return &sandbox.Error{Code: CodeModelFailed, Op: "ask " + model, Err: err}
+	return &v1.Error{Code: v1.CodeModelFailed, Op: "ask " + model, Err: err}
 }
 
-func note(err error) *ErrorNote {
+func note(err error) *v1.EventError {
 	if err == nil {
 		return nil
 	}
-	return &ErrorNote{Code: sandbox.CodeOf(err), Message: err.Error()}
+	return &v1.EventError{Code: v1.CodeOf(err), Message: err.Error()}
 }
 
 // preview is the beginning of what was asked last.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -54,23 +55,23 @@ type queryRequest struct {
 }
 
 type queryReply struct {
-	Text  string     `json:"text"`
-	Cut   bool       `json:"cut,omitempty"` // it goes on, but was too long
-	Error *ErrorNote `json:"error,omitempty"`
+	Text  string         `json:"text"`
+	Cut   bool           `json:"cut,omitempty"` // it goes on, but was too long
+	Error *v1.EventError `json:"error,omitempty"`
 }
 
 // afterNote is what a cell has left behind.
 type afterNote struct {
-	Answer   *Answer  `json:"answer"`
-	Draft    *Answer  `json:"draft"`
-	Restored []string `json:"restored"`
-	Vars     [][3]any `json:"vars"`
+	Answer   *v1.RunAnswer `json:"answer"`
+	Draft    *v1.RunAnswer `json:"draft"`
+	Restored []string      `json:"restored"`
+	Vars     [][3]any      `json:"vars"`
 }
 
 // loadedNote is what became of the contexts.
 type loadedNote struct {
-	Contexts []ContextNote `json:"contexts"`
-	Error    *ErrorNote    `json:"error"`
+	Contexts []v1.ContextNote `json:"contexts"`
+	Error    *v1.EventError   `json:"error"`
 }
 
 // serve answers the code's calls to the host. ctx ends with the cell, n's own with the run; whichever comes first ends the call.
@@ -114,7 +115,7 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			n.mu.Unlock()
 			return nil, nil
 		}
-		return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no function " + call.Name}
+		return nil, &v1.Error{Code: v1.CodeHostCallUndefined, Message: "there is no function " + call.Name}
 	}
 }
 
@@ -134,7 +135,7 @@ func (n *node) left(turn int) Left {
 
 // offered takes an answer that code hands in. With answer["ready"] the cell goes on, and may still change it.
 func (n *node) offered(final bool, payload []byte) ([]byte, error) {
-	a := &Answer{}
+	a := &v1.RunAnswer{}
 	if err := json.Unmarshal(payload, a); err != nil {
 		return nil, err
 	}
@@ -151,7 +152,7 @@ func (n *node) offered(final bool, payload []byte) ([]byte, error) {
 func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte) ([]byte, error) {
 	var req queryRequest
 	if err := json.Unmarshal(payload, &req); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read call", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "read call", Err: err}
 	}
 	return json.Marshal(map[string]any{"replies": n.resolveAll(ctx, child, turn, req.Prompts, req.Model)})
 }
@@ -192,8 +193,8 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 	}
 	depth, limit := n.depth+1, *n.run.limits.Depth
 	if limit >= 0 && depth > limit {
-		return "", true, &sandbox.Error{
-			Code: CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
+		return "", true, &v1.Error{
+			Code: v1.CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
 		}
 	}
 	m, err := n.run.modelFor(depth, model)
@@ -207,7 +208,7 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 		text, err := n.spawn(ctx, turn, messages, m, model)
 		return text, true, err
 	}
-	reply, err := n.ask(ctx, modelCall{call: CallSub, turn: turn, depth: depth, model: m, messages: messages, want: model})
+	reply, err := n.ask(ctx, modelCall{call: v1.CallSub, turn: turn, depth: depth, model: m, messages: messages, want: model})
 	if err != nil {
 		return "", true, err
 	}
@@ -221,7 +222,7 @@ func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
 	}
 	var messages []llm.Message
 	if err := json.Unmarshal(raw, &messages); err != nil || len(messages) == 0 {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read prompt", Message: "a prompt is a text or a list of messages", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "read prompt", Message: "a prompt is a text or a list of messages", Err: err}
 	}
 	return messages, nil
 }
@@ -241,7 +242,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		text = b.String()
 	}
 	if text == "" {
-		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty"}
+		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty"}
 	}
 	sum := sha256.Sum256([]byte(want + "\x00" + text))
 	key := hex.EncodeToString(sum[:6])
@@ -261,7 +262,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 	}
 	if rec := r.tape.child(c.id); rec != nil && !r.tape.fresh {
 		if rec.Error != nil {
-			return "", &sandbox.Error{Code: rec.Error.Code, Op: "child run", Message: rec.Error.Message}
+			return "", &v1.Error{Code: rec.Error.Code, Op: "child run", Message: rec.Error.Message}
 		}
 		return rec.Answer, nil
 	}
@@ -273,9 +274,9 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		return "", context.Cause(ctx)
 	}
 	r.kids.Add(1)
-	r.emit(n, turn, KindChildStarted, ChildStarted{Node: c.id, Model: m.Info().Name, Key: key, Chars: int64(len(text)), Preview: firstRunes(text, previewChars)})
+	r.emit(n, turn, v1.KindChildStarted, v1.ChildStarted{Node: c.id, Model: m.Info().Name, Key: key, Chars: int64(len(text)), Preview: firstRunes(text, previewChars)})
 	err := c.answerText(ctx, text)
-	end := ChildEnded{Node: c.id, Key: key, Reason: ReasonAnswered}
+	end := v1.ChildEnded{Node: c.id, Key: key, Reason: v1.ReasonAnswered}
 	switch a := c.taken(); {
 	case a != nil:
 		end.Answer, err = a.Content, nil
@@ -287,7 +288,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		}
 		end.Error = note(err)
 	}
-	r.emit(n, turn, KindChildEnded, end)
+	r.emit(n, turn, v1.KindChildEnded, end)
 	return end.Answer, err
 }
 

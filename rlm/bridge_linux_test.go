@@ -47,7 +47,7 @@ func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
 	var mu sync.Mutex
 	nodes := map[string]bool{}
 	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
-		if req.Tags["call"] != CallSub {
+		if req.Tags["call"] != v1.CallSub {
 			return block("FINAL(' '.join(llm_query_batched([context + ' a', context + ' b'])))"), nil
 		}
 		mu.Lock()
@@ -236,7 +236,7 @@ except QueryError as e:
     got.append(e.code)
 FINAL(got)`))
 	other := &fake{name: "fake/other", answer: func(_ context.Context, _ int, req llm.Request) (string, error) {
-		if req.Tags["call"] == CallTurn {
+		if req.Tags["call"] == v1.CallTurn {
 			return block("FINAL('a run of the other on ' + context)"), nil
 		}
 		return "other: " + req.Messages[0].Content, nil
@@ -249,7 +249,7 @@ FINAL(got)`))
 		return usual(depth, name)
 	}
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
-	same(t, "answer", res.Answer, `["read: a", "other: a", "other: b", "other: c", "a run of the other on d", "`+string(CodeNoModel)+`"]`)
+	same(t, "answer", res.Answer, `["read: a", "other: a", "other: b", "other: c", "a run of the other on d", "`+string(v1.CodeModelMissing)+`"]`)
 	var by []string
 	for _, s := range res.By {
 		by = append(by, fmt.Sprintf("%d %s %d", s.Depth, s.Model, s.Calls))
@@ -307,8 +307,8 @@ func TestACellThatIsOverTakesItsCallsAlong(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				var end CallEnded
-				if e.Kind != KindCallEnded || e.Decode(&end) != nil || end.Call != CallSub {
+				var end v1.CallEnded
+				if e.Kind != v1.KindCallEnded || e.Decode(&end) != nil || end.Call != v1.CallSub {
 					continue
 				}
 				same(t, "the turn of "+end.Text, e.Turn, map[bool]int{true: 2, false: 1}[end.Text == "fast reply"])
@@ -343,7 +343,7 @@ func TestChildrenHaveMachinesOfTheirOwn(t *testing.T) {
 		block("secret = 1\nr = rlm_query_batched(['first ' + context[:10], 'second'])\nprint(r)"),
 		block("FINAL(r)"))
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
-		if req.Tags["call"] == CallSub {
+		if req.Tags["call"] == v1.CallSub {
 			return "plain:" + req.Messages[0].Content, nil
 		}
 		// A child run: it looks, asks its own sub-model by rlm_query, which at this depth is a plain call, and answers.

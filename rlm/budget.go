@@ -10,7 +10,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // DefaultLimits returns the limits of a run that sets none. Every field is set.
@@ -60,13 +59,6 @@ type usageKey struct {
 	depth int
 }
 
-// Spent is what one model took at one depth.
-type Spent struct {
-	Model string `json:"model"`
-	Depth int    `json:"depth"`
-	llm.Usage
-}
-
 func newBudget(l v1.RunLimits) *budget {
 	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, settled: make(chan struct{})}
 }
@@ -94,8 +86,8 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 	}
 	least := min(wanted, leastReply)
 	if *b.limits.Cost >= 0 && info.Price == nil && !info.Local {
-		return nil, &sandbox.Error{
-			Code: CodePriceUnknown, Op: "ask " + info.Name, Message: "money is limited, and the price of this model is not known",
+		return nil, &v1.Error{
+			Code: v1.CodePriceUnknown, Op: "ask " + info.Name, Message: "money is limited, and the price of this model is not known",
 			Remedy: "give its price in the configuration, or set no limit of money",
 		}
 	}
@@ -117,14 +109,14 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if reached(v1.Duration(time.Since(b.begun)), b.limits.Time) {
-		return nil, nil, exhausted(ReasonTime, "%s are over", b.limits.Time.Std())
+		return nil, nil, exhausted(v1.ReasonTime, "%s are over", b.limits.Time.Std())
 	}
 	if reached(b.spent.Calls+b.inFlight, b.limits.Calls) {
 		// A call that fails without having reached the provider gives its place back.
 		if b.inFlight > 0 && b.spent.Calls < *b.limits.Calls {
 			return nil, b.settled, nil
 		}
-		return nil, nil, exhausted(ReasonCalls, "%d of %d calls are made", b.spent.Calls, *b.limits.Calls)
+		return nil, nil, exhausted(v1.ReasonCalls, "%d of %d calls are made", b.spent.Calls, *b.limits.Calls)
 	}
 	reply, short := wanted, Reason("")
 	if *b.limits.Tokens >= 0 {
@@ -134,7 +126,7 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 			reply = max(least, left/2)
 		}
 		if left < least {
-			short = ReasonTokens
+			short = v1.ReasonTokens
 		}
 	}
 	price := info.Price
@@ -146,18 +138,18 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 		if afford := int64(left / max(price.Output, 1e-12) * 1e6); afford < reply {
 			reply = max(least, afford/2)
 			if afford < least {
-				short = ReasonCost
+				short = v1.ReasonCost
 			}
 		}
 	}
 	if *b.limits.Cost == 0 && !info.Local {
-		short = ReasonCost
+		short = v1.ReasonCost
 	}
 	if short != "" {
 		if b.inFlight > 0 {
 			return nil, b.settled, nil
 		}
-		if short == ReasonCost {
+		if short == v1.ReasonCost {
 			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call takes more than the rest", b.spent.Cost, *b.limits.Cost)
 		}
 		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call takes at least %d", b.spent.Tokens(), *b.limits.Tokens, input+least)
@@ -214,7 +206,7 @@ func (b *budget) useCPU(d time.Duration) error {
 	defer b.mu.Unlock()
 	b.cpu += d
 	if limit := b.limits.CPU.Std(); limit >= 0 && b.cpu > limit {
-		return exhausted(ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), limit)
+		return exhausted(v1.ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), limit)
 	}
 	return nil
 }

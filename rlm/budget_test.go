@@ -162,7 +162,7 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 		t.Errorf("given up while waiting: %v", err)
 	}
 	hold.settle("m", 0, llm.Usage{})
-	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != ReasonTokens {
+	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != v1.ReasonTokens {
 		t.Errorf("what can never be had: %v", err)
 	}
 }

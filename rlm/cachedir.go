@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // CacheDir is the usual name of a directory with replies, beside that of the runs.
@@ -22,7 +22,7 @@ const CacheDir = "replies"
 // many bytes: when it is full, those go that nobody has asked for longest. Several programs may use it at once.
 func OpenCache(dir string, bytes int64) (*Cache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "open cache", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open cache", Err: err}
 	}
 	c := NewCache(min(bytes, DefaultCacheBytes))
 	c.disk = &cacheDir{dir: dir, limit: bytes}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -55,22 +56,22 @@ func (n *node) takeRefusal() string {
 }
 
 // admit says whether a model's code may run: what has an end already may not. quiet means that it ran before, and nothing is told of it again.
-func (n *node) admit(ctx context.Context, c CellStarted, r gate.Request) (quiet bool, end *CellEnded, err error) {
+func (n *node) admit(ctx context.Context, c v1.CellStarted, r gate.Request) (quiet bool, end *v1.CellEnded, err error) {
 	if n.turn <= n.silentTo {
 		return true, n.notRunThen(c), nil
 	}
-	n.run.emit(n, n.turn, KindCellStarted, c)
+	n.run.emit(n, n.turn, v1.KindCellStarted, c)
 	end, err = n.judge(ctx, r)
 	return false, end, err
 }
 
 // runCell runs code and what must happen behind it. Nobody is told of our own, and nobody judges it.
-func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, error) {
+func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnded, error) {
 	quiet := own
 	if !own {
-		var end *CellEnded
+		var end *v1.CellEnded
 		var err error
-		if quiet, end, err = n.admit(ctx, CellStarted{Lang: string(gate.Python), Code: code}, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
+		if quiet, end, err = n.admit(ctx, v1.CellStarted{Lang: string(gate.Python), Code: code}, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
 			return end, err
 		}
 	}
@@ -82,11 +83,11 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 	if quiet {
 		cellCtx = gate.Bypass(cellCtx) // it is our own, or has passed when it ran first
 	}
-	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, InlineBytes: inlineBytes(o.OutputChars)}})
+	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inlineBytes(o.OutputChars)}})
 	stop()
 	if end := refusedCode(err); end != nil {
 		if !quiet {
-			n.run.emit(n, n.turn, KindCellEnded, end)
+			n.run.emit(n, n.turn, v1.KindCellEnded, end)
 		}
 		return end, nil
 	}
@@ -100,7 +101,7 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 		return nil, err
 	}
 	if !quiet {
-		n.run.emit(n, n.turn, KindCellEnded, end)
+		n.run.emit(n, n.turn, v1.KindCellEnded, end)
 	}
 	if ctx.Err() != nil && n.taken() == nil {
 		return nil, context.Cause(ctx)
@@ -109,7 +110,7 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*CellEnded, 
 }
 
 // behind puts the bridge's names back and learns what the cell has left. A lost interpreter gets bridge and context again.
-func (n *node) behind(ctx context.Context, end *CellEnded) error {
+func (n *node) behind(ctx context.Context, end *v1.CellEnded) error {
 	if n.taken() != nil {
 		return nil
 	}
@@ -234,9 +235,9 @@ func (n *node) lost(ctx context.Context, err error) error {
 }
 
 // refusedCode is how code ended that was never run because of what it is. That is the model's to know, and no fault of the machine.
-func refusedCode(err error) *CellEnded {
-	switch sandbox.CodeOf(err) {
-	case sandbox.CodeTooLarge, sandbox.CodeInvalidRequest, sandbox.CodeNoShell, gate.CodeRefused:
+func refusedCode(err error) *v1.CellEnded {
+	switch v1.CodeOf(err) {
+	case v1.CodeTooLarge, v1.CodeInvalidRequest, v1.CodeNoShell, v1.CodeGateRefused:
 		return notRun(err.Error())
 	}
 	return nil
@@ -245,15 +246,15 @@ func refusedCode(err error) *CellEnded {
 func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4)) }
 
 // describe is a verdict as the log and the model see it.
-func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
+func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
 	limit := n.run.engine.o.OutputChars
-	end := &CellEnded{
-		Outcome: Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
+	end := &v1.CellEnded{
+		Outcome: v1.Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
 	}
 	end.Displays = nil   // pictures are not for a log
 	end.StateKept = true // runCell says it for cells
-	if expired && v.Ended == sandbox.EndedCancelled {
-		end.Ended = sandbox.EndedTimeout
+	if expired && v.Ended == v1.EndedCancelled {
+		end.Ended = v1.EndedTimeout
 	}
 	if v.Result != nil {
 		end.Result = cut(v.Result.Text(), limit)
@@ -265,9 +266,9 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *CellEnded {
 }
 
 // runCommand runs a block of bash.
-func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error) {
-	c := sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}}
-	quiet, end, err := n.admit(ctx, CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
+func (n *node) runCommand(ctx context.Context, script string) (*v1.CellEnded, error) {
+	c := sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}}
+	quiet, end, err := n.admit(ctx, v1.CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
@@ -279,7 +280,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	stop()
 	if end := refusedCode(err); end != nil {
 		if !quiet {
-			n.run.emit(n, n.turn, KindCellEnded, end)
+			n.run.emit(n, n.turn, v1.KindCellEnded, end)
 		}
 		return end, nil
 	}
@@ -289,7 +290,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*CellEnded, error
 	n.run.cells.Add(1)
 	end = n.describe(v, expired())
 	if !quiet {
-		n.run.emit(n, n.turn, KindCellEnded, end)
+		n.run.emit(n, n.turn, v1.KindCellEnded, end)
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -369,7 +370,7 @@ func (n *node) rollback(ctx context.Context, name string) (string, bool, error) 
 	old := n.machine
 	n.machine = m
 	m.OnHostCall(n.serve(n.ctx))
-	n.run.emit(n, n.turn, KindSandbox, SandboxReady{ID: m.ID(), Inside: n.inside})
+	n.run.emit(n, n.turn, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.inside})
 	if err := old.Close(); err != nil {
 		n.run.engine.o.Logger.Warn("a sandbox of a run is left behind", "run", n.run.id, "sandbox", old.ID(), "error", err)
 	}
@@ -416,7 +417,7 @@ func (n *node) snapshotBeside(ctx context.Context) func() {
 		}
 		old := n.snapshot
 		n.snapshot = snap.ID
-		n.run.emit(n, n.turn-1, KindSnapshot, SnapshotTaken{ID: snap.ID})
+		n.run.emit(n, n.turn-1, v1.KindSnapshot, v1.SnapshotTaken{ID: snap.ID})
 		if old != "" {
 			if err := n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old); err != nil {
 				n.run.engine.o.Logger.Warn("a snapshot of a run is left behind", "run", n.run.id, "snapshot", old, "error", err)

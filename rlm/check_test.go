@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -26,7 +27,7 @@ func contains(t *testing.T, what, text, part string) {
 
 func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 	v := &sandbox.Verdict{
-		ID: "c1", Ended: sandbox.EndedExit, ExitCode: 1, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1, Survivors: []sandbox.Process{{PID: 7}},
+		ID: "c1", Ended: v1.EndedExit, ExitCode: 1, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1, Survivors: []sandbox.Process{{PID: 7}},
 		SurvivorsTotal: 1, StateLostBefore: true, Error: &sandbox.CellError{Traceback: "E"}, StartError: "no", Displays: []sandbox.Bundle{{}}, DisplaysDropped: 1,
 		Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}}, Metadata: map[string]string{"k": "v"},
 		Stdout: sandbox.Output{Produced: 3, Head: []byte("out")}, Stderr: sandbox.Output{Produced: 3, Head: []byte("err")},
@@ -46,12 +47,12 @@ func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 			t.Errorf("%s: there %v, in %s", name, there, b)
 		}
 	}
-	var back CellEnded
+	var back v1.CellEnded
 	if err := json.Unmarshal(b, &back); err != nil || back.Stdout != "out" || back.Stderr != "err" || back.Result != "42" || back.Error != "E" || back.ExitCode != 1 || back.Wall != time.Second || back.Produced != 6 {
 		t.Errorf("%+v %v", back, err)
 	}
 	// Logs of before the verdict was in them are read as well.
-	if err := json.Unmarshal([]byte(`{"ended":"start","ok":false,"exit_code":0,"error":"no","produced":0,"wall_ns":5,"cpu_ns":0,"state_kept":true}`), &back); err != nil || back.Ended != sandbox.EndedStart || !back.StateKept || back.Wall != 5 {
+	if err := json.Unmarshal([]byte(`{"ended":"start","ok":false,"exit_code":0,"error":"no","produced":0,"wall_ns":5,"cpu_ns":0,"state_kept":true}`), &back); err != nil || back.Ended != v1.EndedStart || !back.StateKept || back.Wall != 5 {
 		t.Errorf("%+v %v", back, err)
 	}
 }

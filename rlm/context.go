@@ -13,8 +13,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Input is one context of a question: a text, JSON, a list of texts, a conversation, a file or a directory. Make one with
@@ -42,7 +42,7 @@ func Reader(name string, r io.Reader) Input {
 func JSON(v any) Input {
 	data, err := json.Marshal(v)
 	if err != nil {
-		err = &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: "the value is no JSON", Err: err}
+		err = &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: "the value is no JSON", Err: err}
 	}
 	return Input{kind: "json", open: func() io.Reader { return bytes.NewReader(data) }, err: err}
 }
@@ -80,7 +80,7 @@ func emptyIf(empty bool) error {
 	if !empty {
 		return nil
 	}
-	return &sandbox.Error{Code: CodeContextEmpty, Op: "put in context", Message: "the context is empty", Remedy: "ask without a context, or give one"}
+	return &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: "the context is empty", Remedy: "ask without a context, or give one"}
 }
 
 // manifestName is the list of what was staged, read by the code that loads it.
@@ -132,7 +132,7 @@ func stage(ctx context.Context, dir string, inputs []Input) (*staged, error) {
 	s := &staged{dir: dir, Contexts: []stagedEntry{}}
 	// The sandbox's user reads here; a private directory is above it.
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
 	}
 	for i, in := range inputs {
 		if err := ctx.Err(); err != nil {
@@ -157,7 +157,7 @@ func (s *staged) write() error {
 		err = os.WriteFile(filepath.Join(s.dir, manifestName), data, 0o644)
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func readStaged(dir string) (*staged, error) {
 		err = json.Unmarshal(data, s)
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeContextMissing, Op: "find the context again", Err: err}
+		return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
 	}
 	for _, e := range s.Contexts {
 		s.bytes += e.Bytes
@@ -181,7 +181,7 @@ func readStaged(dir string) (*staged, error) {
 				err = json.Unmarshal(data, &files)
 			}
 			if err != nil {
-				return nil, &sandbox.Error{Code: CodeContextMissing, Op: "find the context again", Err: err}
+				return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
 			}
 			for _, f := range files {
 				s.noteText(f.Kind, f.Encoding, f.File, f.Bytes)
@@ -190,11 +190,11 @@ func readStaged(dir string) (*staged, error) {
 		}
 		info, err := os.Stat(filepath.Join(dir, e.File))
 		if err != nil {
-			return nil, &sandbox.Error{Code: CodeContextMissing, Op: "find the context again", Err: err}
+			return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
 		}
 		if info.Size() != e.Bytes {
-			return nil, &sandbox.Error{
-				Code: CodeContextChanged, Op: "find the context again", Message: fmt.Sprintf("%s had %d bytes and has %d", e.Name, e.Bytes, info.Size()),
+			return nil, &v1.Error{
+				Code: v1.CodeContextChanged, Op: "find the context again", Message: fmt.Sprintf("%s had %d bytes and has %d", e.Name, e.Bytes, info.Size()),
 				Remedy: "ask again",
 			}
 		}
@@ -207,9 +207,9 @@ func readStaged(dir string) (*staged, error) {
 func (s *staged) noteText(kind, encoding, file string, bytes int64) {
 	switch {
 	case kind == "pdf":
-		s.omitted = omit(s.omitted, OmittedPDF, bytes)
+		s.omitted = omit(s.omitted, v1.OmittedPDF, bytes)
 	case encoding != "" && encoding != "utf-8":
-		s.omitted = omit(s.omitted, OmittedEncoding, bytes)
+		s.omitted = omit(s.omitted, v1.OmittedEncoding, bytes)
 	default:
 		s.plain = append(s.plain, plainFile{file, bytes})
 	}
@@ -229,11 +229,11 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 	}
 	f, err := os.OpenFile(filepath.Join(s.dir, e.File), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
 	}
 	n, err := io.Copy(f, in.open())
 	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: in.Name, Err: err}
+		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: in.Name, Err: err}
 	}
 	if n == 0 && in.kind == "text" {
 		return nil, emptyIf(true)
@@ -252,10 +252,10 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 
 func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*stagedEntry, error) {
 	if !info.Mode().IsRegular() {
-		return nil, &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: path + " is no file", Remedy: "give a file, a directory or a text"}
+		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: path + " is no file", Remedy: "give a file, a directory or a text"}
 	}
 	if info.Size() == 0 {
-		return nil, &sandbox.Error{Code: CodeContextEmpty, Op: "put in context", Message: path + " is empty"}
+		return nil, &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: path + " is empty"}
 	}
 	kind, encoding, err := sniffFile(path)
 	if err != nil {
@@ -265,7 +265,7 @@ func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*staged
 		kind, e.Lenient = "json", true
 	}
 	if err := place(path, filepath.Join(s.dir, e.File), info); err != nil {
-		return nil, &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: path, Err: err}
+		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: path, Err: err}
 	}
 	e.Kind, e.Encoding, e.Bytes = kind, encoding, info.Size()
 	s.noteText(kind, encoding, e.File, info.Size())
@@ -277,7 +277,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 	e.Kind = "dir"
 	base := e.File + ".d"
 	if err := os.Mkdir(filepath.Join(s.dir, base), 0o755); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
 	}
 	files := []stagedFile{}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -327,7 +327,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 		return nil, missing(root, err)
 	}
 	if len(files) == 0 {
-		return nil, &sandbox.Error{Code: CodeContextEmpty, Op: "put in context", Message: fmt.Sprintf("no text in %s (%d files are something else)", root, e.Skipped)}
+		return nil, &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: fmt.Sprintf("no text in %s (%d files are something else)", root, e.Skipped)}
 	}
 	data, err := json.Marshal(files)
 	e.File += ".json"
@@ -335,26 +335,26 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 		err = os.WriteFile(filepath.Join(s.dir, e.File), data, 0o644)
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
 	}
 	e.Files = len(files)
 	return e, nil
 }
 
 func missing(path string, err error) error {
-	code := CodeContextUnread
+	code := v1.CodeContextUnread
 	if errors.Is(err, fs.ErrNotExist) {
-		code = CodeContextMissing
+		code = v1.CodeContextMissing
 	}
-	return &sandbox.Error{Code: code, Op: "put in context", Message: path, Err: err}
+	return &v1.Error{Code: code, Op: "put in context", Message: path, Err: err}
 }
 
 func refuse(name string, err error) error {
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
 		e.Message = strings.TrimPrefix(name+": "+e.Message, ": ")
 		return e
 	}
-	return &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: name, Err: err}
+	return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: name, Err: err}
 }
 
 // place links a file, or copies it where a link cannot be made or would not be readable inside.
@@ -442,8 +442,8 @@ func sniff(head []byte) (kind, encoding string, err error) {
 }
 
 func binary(why string) error {
-	return &sandbox.Error{
-		Code: CodeContextBinary, Op: "put in context", Message: "this is no text: " + why, Remedy: "turn it into text first",
+	return &v1.Error{
+		Code: v1.CodeContextBinary, Op: "put in context", Message: "this is no text: " + why, Remedy: "turn it into text first",
 	}
 }
 

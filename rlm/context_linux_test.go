@@ -12,6 +12,7 @@ import (
 	"testing"
 	"unicode/utf16"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -103,10 +104,10 @@ func TestAPDFIsReadByTheRealProgram(t *testing.T) {
 func TestAPDFThatCannotBeReadIsRefusedWithAReason(t *testing.T) {
 	for _, c := range []struct {
 		name, text, path, says string
-		code                   sandbox.Code
+		code                   v1.Code
 	}{
-		{"no program that reads it", pdf, withoutPDF, "install poppler-utils", CodeContextBinary},
-		{"no PDF behind its beginning", "%PDF-1.4\nnothing of it is true", "", "pdftotext failed", CodeContextUnread},
+		{"no program that reads it", pdf, withoutPDF, "install poppler-utils", v1.CodeContextBinary},
+		{"no PDF behind its beginning", "%PDF-1.4\nnothing of it is true", "", "pdftotext failed", v1.CodeContextUnread},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := os.Stat("/usr/bin/pdftotext"); err != nil && c.path == "" {
@@ -117,8 +118,8 @@ func TestAPDFThatCannotBeReadIsRefusedWithAReason(t *testing.T) {
 				d.opts.Spec.Env = map[string]string{"PATH": c.path}
 			}
 			res, err := d.run(Question{Inputs: []Input{Text(c.text)}})
-			same(t, "code", sandbox.CodeOf(err), c.code)
-			same(t, "reason", res.Reason, ReasonContext)
+			same(t, "code", v1.CodeOf(err), c.code)
+			same(t, "reason", res.Reason, v1.ReasonContext)
 			contains(t, "the error", err.Error(), c.says)
 			same(t, "model calls", d.root.calls, 0)
 		})
@@ -183,12 +184,12 @@ func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
 // insideOf is where a run's context lay in its sandbox.
 func insideOf(t *testing.T, e *Engine, run string) string {
 	t.Helper()
-	var box SandboxReady
+	var box v1.SandboxReady
 	for ev, err := range e.Events(run) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ev.Kind == KindSandbox {
+		if ev.Kind == v1.KindSandbox {
 			if err := ev.Decode(&box); err != nil {
 				t.Fatal(err)
 			}
@@ -262,8 +263,8 @@ func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
 	}
 	d := newDesk(t, "FINAL(1)")
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
-	same(t, "code", sandbox.CodeOf(err), CodeContextUnread)
-	same(t, "reason", res.Reason, ReasonContext)
+	same(t, "code", v1.CodeOf(err), v1.CodeContextUnread)
+	same(t, "reason", res.Reason, v1.ReasonContext)
 	contains(t, "the error", err.Error(), "MiB of memory, and this machine has")
 	same(t, "model calls", d.root.calls, 0)
 }
@@ -295,7 +296,7 @@ func TestAContextThatCannotFitIsToldBeforeAnyModelCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
-	same(t, "reason", res.Reason, ReasonContext)
+	same(t, "reason", res.Reason, v1.ReasonContext)
 	contains(t, "the error", err.Error(), "give the sandbox more memory")
 	same(t, "model calls", d.root.calls, 0)
 }
@@ -337,8 +338,8 @@ func TestAnswersMeetTheirSchema(t *testing.T) {
 		d := newDesk(t, "It is seven.")
 		d.opts.PlainBelow = 0
 		res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
-		same(t, "code", sandbox.CodeOf(err), CodeAnswerRefused)
-		same(t, "reason", res.Reason, ReasonFormat)
+		same(t, "code", v1.CodeOf(err), v1.CodeAnswerRefused)
+		same(t, "reason", res.Reason, v1.ReasonFormat)
 	})
 }
 
@@ -347,7 +348,7 @@ func TestALongConversationIsSummedUp(t *testing.T) {
 	d.root.window = 6000
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		switch {
-		case req.Tags["call"] == CallSummary:
+		case req.Tags["call"] == v1.CallSummary:
 			return "The key is under the mat.", nil
 		case strings.Contains(req.Messages[1].Content, "under the mat"):
 			return block("FINAL([len(history) > 4, 'xxxxx' in history[2]['content']])"), nil
@@ -388,7 +389,7 @@ func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
 	d.root.calls, d.opts.Limits.Turns = 0, new(1)
 	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
 	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
-	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	if res.Answer != "I do not know." {
 		t.Fatalf("partial answer: %q", res.Answer)
 	}

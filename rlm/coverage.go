@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Which spans of the context models have read is found by content: whatever way code cut, filtered or joined it, a piece that reaches a
@@ -42,38 +44,6 @@ const (
 	readByCall                     // passed to a sub-model or child
 )
 
-// Coverage is how much of the context was read by models.
-type Coverage struct {
-	Bytes   int64   `json:"bytes"`   // of the context, without what is in Omitted
-	Read    int64   `json:"read"`    // of it that reached a model
-	Percent float64 `json:"percent"` // of Bytes
-	ByModel int64   `json:"by_model"`
-	ByCalls int64   `json:"by_calls"`
-	// Spans are what was read, in order; at most 1000 are listed.
-	Spans []Span `json:"spans,omitempty"`
-	More  int    `json:"more_spans,omitempty"`
-	// Omitted is what nobody counts: whatever was read of it is in none of the figures above.
-	Omitted []Omitted `json:"omitted,omitempty"`
-}
-
-// Omitted are files of the context that are not counted.
-type Omitted struct {
-	Why   OmittedWhy `json:"why"`
-	Files int        `json:"files"`
-	Bytes int64      `json:"bytes"`
-}
-
-// OmittedWhy says why a file is not counted.
-type OmittedWhy string
-
-// The reasons.
-const (
-	OmittedPDF        OmittedWhy = "PDF"
-	OmittedEncoding   OmittedWhy = "not UTF-8"
-	OmittedBound      OmittedWhy = "too many files or bytes"
-	OmittedUnreadable OmittedWhy = "unreadable"
-)
-
 // omit adds a file to a list of those that are not counted.
 func omit(list []Omitted, why OmittedWhy, bytes int64) []Omitted {
 	i := slices.IndexFunc(list, func(o Omitted) bool { return o.Why == why })
@@ -83,13 +53,6 @@ func omit(list []Omitted, why OmittedWhy, bytes int64) []Omitted {
 	list[i].Files++
 	list[i].Bytes += bytes
 	return list
-}
-
-// Span is a piece of a context file.
-type Span struct {
-	File  string `json:"file"`
-	Start int64  `json:"start"` // in bytes
-	End   int64  `json:"end"`
 }
 
 // coverage finds what was read. A nil one counts nothing.
@@ -133,12 +96,12 @@ func newCoverage(s *staged, files int, bytes int64) *coverage {
 	c := &coverage{stop: make(chan struct{}), built: make(chan struct{}), omitted: slices.Clone(s.omitted)}
 	for _, p := range s.plain {
 		if len(c.files) >= files || c.total+p.bytes > bytes {
-			c.omitted = omit(c.omitted, OmittedBound, p.bytes)
+			c.omitted = omit(c.omitted, v1.OmittedBound, p.bytes)
 			continue
 		}
 		f, err := os.Open(filepath.Join(s.dir, filepath.FromSlash(p.name)))
 		if err != nil {
-			c.omitted = omit(c.omitted, OmittedUnreadable, p.bytes)
+			c.omitted = omit(c.omitted, v1.OmittedUnreadable, p.bytes)
 			continue
 		}
 		c.files = append(c.files, coverFile{p.name, f, c.total, p.bytes})
@@ -426,7 +389,7 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 				out.More++
 				continue
 			}
-			out.Spans = append(out.Spans, Span{f.name, start - f.offset, end - f.offset})
+			out.Spans = append(out.Spans, Span{File: f.name, Start: start - f.offset, End: end - f.offset})
 		}
 	}
 	return out

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // prose is a text in which no passage comes twice.
@@ -88,9 +90,9 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 	pdf, utf16, plain := write("a.pdf", "%PDF-1.4\n"+text[:91]), write("b.txt", wide), write("c.txt", text)
 	more := File(write("d.txt", text[:300]))
 	of := func(why OmittedWhy, files int, bytes int64) string {
-		return fmt.Sprint([]Omitted{{why, files, bytes}})
+		return fmt.Sprint([]Omitted{{Why: why, Files: files, Bytes: bytes}})
 	}
-	ofAll := fmt.Sprint([]Omitted{{OmittedPDF, 1, 100}, {OmittedEncoding, 1, 1002}, {OmittedBound, 1, 300}})
+	ofAll := fmt.Sprint([]Omitted{{Why: v1.OmittedPDF, Files: 1, Bytes: 100}, {Why: v1.OmittedEncoding, Files: 1, Bytes: 1002}, {Why: v1.OmittedBound, Files: 1, Bytes: 300}})
 	for _, c := range []struct {
 		name    string
 		files   int
@@ -100,11 +102,11 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 		omitted string
 	}{
 		{"nothing", maxCoverFiles, maxCoverBytes, []Input{File(plain)}, 1 << 14, "[]"},
-		{"a PDF", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(pdf)}, 1 << 14, of(OmittedPDF, 1, 100)},
-		{"nothing but a PDF", maxCoverFiles, maxCoverBytes, []Input{File(pdf)}, 0, of(OmittedPDF, 1, 100)},
-		{"UTF-16", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(utf16)}, 1 << 14, of(OmittedEncoding, 1, 1002)},
-		{"too many files", 1, maxCoverBytes, []Input{File(plain), more, more}, 1 << 14, of(OmittedBound, 2, 600)},
-		{"too many bytes", maxCoverFiles, 1<<14 + 299, []Input{File(plain), more}, 1 << 14, of(OmittedBound, 1, 300)},
+		{"a PDF", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(pdf)}, 1 << 14, of(v1.OmittedPDF, 1, 100)},
+		{"nothing but a PDF", maxCoverFiles, maxCoverBytes, []Input{File(pdf)}, 0, of(v1.OmittedPDF, 1, 100)},
+		{"UTF-16", maxCoverFiles, maxCoverBytes, []Input{File(plain), File(utf16)}, 1 << 14, of(v1.OmittedEncoding, 1, 1002)},
+		{"too many files", 1, maxCoverBytes, []Input{File(plain), more, more}, 1 << 14, of(v1.OmittedBound, 2, 600)},
+		{"too many bytes", maxCoverFiles, 1<<14 + 299, []Input{File(plain), more}, 1 << 14, of(v1.OmittedBound, 1, 300)},
 		{"a directory with some of all", 1, maxCoverBytes, []Input{File(dir)}, 1 << 14, ofAll},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -104,7 +104,7 @@ some(0)`, calls/turns)), nil
 	var want llm.Usage
 	want = want.Add(d.root.total).Add(d.sub.total)
 	same(t, "tokens, as the models count them", res.Usage.Tokens(), want.Tokens())
-	kinds := map[Kind]int{}
+	kinds := map[v1.RunEventKind]int{}
 	seq := int64(0)
 	for ev, err := range e.Events(res.Run) {
 		if err != nil {
@@ -115,8 +115,8 @@ some(0)`, calls/turns)), nil
 		}
 		kinds[ev.Kind]++
 	}
-	same(t, "beginnings", kinds[KindCallStarted], calls+turns+1)
-	same(t, "ends", kinds[KindCallEnded], calls+turns+1)
+	same(t, "beginnings", kinds[v1.KindCallStarted], calls+turns+1)
+	same(t, "ends", kinds[v1.KindCallEnded], calls+turns+1)
 }
 
 // memory is what is still in use.

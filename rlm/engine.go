@@ -100,14 +100,14 @@ func New(o Options) (*Engine, error) {
 		return nil, NoModel()
 	}
 	if o.Sandboxes == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeNoBackend, Op: "make engine", Message: "no sandboxes to run code in", Remedy: "give Options.Sandboxes, e.g. FromBackend"}
+		return nil, &v1.Error{Code: v1.CodeNoBackend, Op: "make engine", Message: "no sandboxes to run code in", Remedy: "give Options.Sandboxes, e.g. FromBackend"}
 	}
 	o.Limits = o.Limits.Over(DefaultLimits())
 	if o.Blocks == "" {
 		o.Blocks = FirstBlock
 	}
 	if o.Blocks != FirstBlock && o.Blocks != AllBlocks {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("blocks %q: there are %q and %q", o.Blocks, FirstBlock, AllBlocks)}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("blocks %q: there are %q and %q", o.Blocks, FirstBlock, AllBlocks)}
 	}
 	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
 	o.Parallel = or(o.Parallel, DefaultParallel)
@@ -135,7 +135,7 @@ func New(o Options) (*Engine, error) {
 		dir = filepath.Join(data, "runs")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "make engine", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "make engine", Err: err}
 	}
 	return &Engine{o: o, dir: dir}, nil
 }
@@ -147,8 +147,8 @@ func Routed(r *llm.Routing) func(depth int, name string) (llm.Model, error) {
 
 // NoModel is the error of somebody who has configured no model.
 func NoModel() error {
-	return &sandbox.Error{
-		Code: CodeNoModel, Op: "choose model", Message: "no model is configured",
+	return &v1.Error{
+		Code: v1.CodeModelMissing, Op: "choose model", Message: "no model is configured",
 		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this machine, or name a scripted model for a try without any",
 	}
 }
@@ -179,32 +179,6 @@ type Question struct {
 	History []llm.Message
 	// Machine is used instead of a new one, and is not closed. Code finds the variables and contexts of earlier questions in it.
 	Machine Machine
-}
-
-// Result is how a run ended.
-type Result struct {
-	Run     string          `json:"run"`
-	Answer  string          `json:"answer"`
-	Value   json.RawMessage `json:"value,omitempty"` // the answer as JSON, when it was handed in as more than text
-	Reason  Reason          `json:"reason"`
-	Message string          `json:"message,omitempty"` // more about the reason
-	// Partial says that the answer was not handed in: it is the best that there was when the run ended.
-	Partial  bool          `json:"partial,omitempty"`
-	Plain    bool          `json:"plain,omitempty"` // the model was asked directly
-	Turns    int           `json:"turns"`
-	Children int64         `json:"children,omitempty"`
-	Cached   int64         `json:"cached,omitempty"` // sub-calls answered from the cache
-	Cells    int64         `json:"cells"`
-	Usage    llm.Usage     `json:"usage"`
-	By       []Spent       `json:"by,omitempty"`
-	Limits   v1.RunLimits  `json:"limits,omitzero"` // that held at its end
-	Wall     time.Duration `json:"wall_ns"`
-	Coverage *Coverage     `json:"coverage,omitempty"`
-	// StateFrom says that the machine the run was lent had lost its state, and went back to that of this moment.
-	StateFrom *time.Time `json:"state_from,omitempty"`
-	Dir       string     `json:"-"`
-	// Conversation is what a follow-up question goes on from.
-	Conversation []llm.Message `json:"-"`
 }
 
 // Run answers a question. The result is there also beside an error, once the run had begun: with what there was of an answer,
@@ -244,7 +218,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	}
 	dir := filepath.Join(e.dir, id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "begin run", Err: err}
 	}
 	r.dir = dir
 	fail := func(err error) (*Run, error) {
@@ -298,15 +272,15 @@ func (r *Run) modelFor(depth int, name string) (llm.Model, error) {
 	if err == nil {
 		return m, nil
 	}
-	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+	if _, ok := errors.AsType[*v1.Error](err); ok {
 		return nil, err
 	}
-	return nil, &sandbox.Error{Code: CodeNoModel, Op: "choose model", Message: name, Err: err}
+	return nil, &v1.Error{Code: v1.CodeModelMissing, Op: "choose model", Message: name, Err: err}
 }
 
 func compileSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
 	bad := func(err error) error {
-		return &sandbox.Error{Code: CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or older", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or older", Err: err}
 	}
 	doc, err := jsonschema.UnmarshalJSON(bytesReader(raw))
 	if err != nil {

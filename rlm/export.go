@@ -6,9 +6,9 @@ import (
 	"io"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Export writes a kept run in the JSON Lines layout of the official Python library, so that its viewer opens it: one metadata line, then one
@@ -33,7 +33,7 @@ func (e *Engine) Export(id string, w io.Writer) error {
 			err = x.take(&ev)
 		}
 		if err != nil {
-			return &sandbox.Error{Code: sandbox.CodeInternal, Op: "export run", Err: err}
+			return &v1.Error{Code: v1.CodeInternal, Op: "export run", Err: err}
 		}
 	}
 	return nil
@@ -82,52 +82,52 @@ type exportModel struct {
 }
 
 // take writes a line when a turn is complete. Only the run's own turns are iterations; what children did shows in the call that started them.
-func (x *exporter) take(e *Event) error {
+func (x *exporter) take(e *v1.RunEvent) error {
 	if e.Node != "0" {
 		return nil
 	}
 	switch e.Kind {
-	case KindTurnStarted:
+	case v1.KindTurnStarted:
 		x.begun, x.blocks, x.inCell = e.Time, nil, nil
-	case KindCallStarted:
-		var c CallStarted
+	case v1.KindCallStarted:
+		var c v1.CallStarted
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		x.calls[c.ID] = exportCall{Model: c.Model, Prompt: c.Preview}
-	case KindCallEnded:
-		var c CallEnded
+	case v1.KindCallEnded:
+		var c v1.CallEnded
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		call := x.calls[c.ID]
 		delete(x.calls, c.ID)
-		if c.Call != CallSub {
+		if c.Call != v1.CallSub {
 			return nil
 		}
 		call.Model, call.Response, call.Time = c.Model, c.Text, c.Wall.Seconds()
 		call.Usage.Models = map[string]exportModel{c.Model: {c.Usage.Calls, c.Usage.Input, c.Usage.Output}}
 		x.inCell = append(x.inCell, call)
-	case KindChildEnded:
-		var c ChildEnded
+	case v1.KindChildEnded:
+		var c v1.ChildEnded
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		x.inCell = append(x.inCell, exportCall{Model: "rlm", Prompt: c.Node, Response: c.Answer, Usage: exportUsage{map[string]exportModel{}}})
-	case KindCellStarted:
-		var c CellStarted
+	case v1.KindCellStarted:
+		var c v1.CellStarted
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		x.blocks, x.inCell = append(x.blocks, exportBlock{Code: c.Code}), []exportCall{}
-	case KindAnswer:
-		var a Answer
+	case v1.KindAnswer:
+		var a v1.RunAnswer
 		if err := e.Decode(&a); err != nil {
 			return err
 		}
 		x.answer = &a.Content
-	case KindCellEnded:
-		var c CellEnded
+	case v1.KindCellEnded:
+		var c v1.CellEnded
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
@@ -139,14 +139,15 @@ func (x *exporter) take(e *Event) error {
 		if r.Locals == nil {
 			r.Locals = map[string]string{}
 		}
-	case KindTurnEnded:
+	case v1.KindTurnEnded:
 		return x.iteration(e)
+	default: // the other events do not matter here
 	}
 	return nil
 }
 
-func (x *exporter) iteration(e *Event) error {
-	var t TurnEnded
+func (x *exporter) iteration(e *v1.RunEvent) error {
+	var t v1.TurnEnded
 	if err := e.Decode(&t); err != nil {
 		return err
 	}

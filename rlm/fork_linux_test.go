@@ -11,7 +11,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestTheLogOfAForkIsItsOwn(t *testing.T) {
@@ -68,10 +67,10 @@ func TestAForkIsReplayedWithTheModelsOfTheSharedTurns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ev.Kind != KindCallStarted {
+		if ev.Kind != v1.KindCallStarted {
 			continue
 		}
-		var c CallStarted
+		var c v1.CallStarted
 		if err := ev.Decode(&c); err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +125,7 @@ func TestAForkThatCannotBeginLeavesNothing(t *testing.T) {
 	d.opts.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
 	e := d.engine()
 	_, err := e.Fork(t.Context(), first.Run, 0, v1.RunLimits{})
-	same(t, "code", sandbox.CodeOf(err), CodeNoModel)
+	same(t, "code", v1.CodeOf(err), v1.CodeModelMissing)
 	left, err := os.ReadDir(e.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -144,10 +143,10 @@ func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
 	}
 	e := d.engine()
 	_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
-	same(t, "code while another works on it", sandbox.CodeOf(err), sandbox.CodeBusy)
+	same(t, "code while another works on it", v1.CodeOf(err), v1.CodeBusy)
 	unlock()
 	for range 2 { // a refusal gives the lock back
 		_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
-		same(t, "code", sandbox.CodeOf(err), CodeRunEnded)
+		same(t, "code", v1.CodeOf(err), v1.CodeRunEnded)
 	}
 }

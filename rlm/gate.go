@@ -4,8 +4,8 @@ import (
 	"context"
 	"maps"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The labels under which a run remembers how it is judged, for whoever goes on with it.
@@ -36,20 +36,20 @@ func (q *Question) labelGate() error {
 }
 
 // judge asks the gate about what a model wrote. What may not run has ended with that; an error means that there was no judgement.
-func (n *node) judge(ctx context.Context, req gate.Request) (*CellEnded, error) {
+func (n *node) judge(ctx context.Context, req gate.Request) (*v1.CellEnded, error) {
 	if m, ok := n.machine.(Judging); ok && m.Judges() {
 		return nil, nil // once is enough, and it knows its own mode
 	}
 	o, mode := n.run.engine.o, gate.Mode(n.run.q.Labels[gateLabel])
 	req.Tenant, req.Session, req.Role, req.Rules, req.Graph = o.Tenant, n.run.id, n.run.q.Labels[roleLabel], mode, mode
 	d, err := gate.Enforce(ctx, o.Gate, req)
-	if d.Action != "" && (d.Action != gate.Allow || d.ApprovedBy != "") {
-		n.run.emit(n, n.turn, KindGate, Judged{Action: d.Action, Reason: d.Reason, Approval: d.Approval, ApprovedBy: d.ApprovedBy, Escalated: d.Escalated})
+	if d.Action != "" && (d.Action != v1.GateAllow || d.ApprovedBy != "") {
+		n.run.emit(n, n.turn, v1.KindGate, v1.Judged{Action: d.Action, Reason: d.Reason, Approval: d.Approval, ApprovedBy: d.ApprovedBy, Escalated: d.Escalated})
 	}
-	if sandbox.CodeOf(err) != gate.CodeRefused {
+	if v1.CodeOf(err) != v1.CodeGateRefused {
 		return nil, err
 	}
 	end := notRun(d.Reason)
-	n.run.emit(n, n.turn, KindCellEnded, end)
+	n.run.emit(n, n.turn, v1.KindCellEnded, end)
 	return end, nil
 }

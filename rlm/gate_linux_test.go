@@ -10,8 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // doorman refuses whatever has a word in it.
@@ -31,12 +31,12 @@ func (d *doorman) Judge(_ context.Context, req gate.Request) (gate.Decision, err
 		return gate.Decision{}, d.err
 	}
 	if strings.Contains(req.Code, "careful") {
-		return gate.Decision{Action: gate.Warn, Reason: "be careful"}, nil
+		return gate.Decision{Action: v1.GateWarn, Reason: "be careful"}, nil
 	}
 	if strings.Contains(req.Code, d.word) {
-		return gate.Decision{Action: gate.Deny, Reason: "nobody says " + d.word + " here"}, nil
+		return gate.Decision{Action: v1.GateDeny, Reason: "nobody says " + d.word + " here"}, nil
 	}
-	return gate.Decision{Action: gate.Allow}, nil
+	return gate.Decision{Action: v1.GateAllow}, nil
 }
 
 func TestAScriptIsJudgedAsThatOfTheShellThatRunsIt(t *testing.T) {
@@ -94,26 +94,26 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var end CellEnded
-		if ev.Kind == KindGate {
-			var j Judged
+		var end v1.CellEnded
+		if ev.Kind == v1.KindGate {
+			var j v1.Judged
 			if err := ev.Decode(&j); err != nil || j.Reason == "" {
 				t.Fatal(j, err)
 			}
 			said = append(said, j.Action)
 		}
-		if ev.Kind != KindCellEnded {
+		if ev.Kind != v1.KindCellEnded {
 			continue
 		}
 		if err := ev.Decode(&end); err != nil {
 			t.Fatal(err)
 		}
-		if end.Ended == sandbox.EndedStart && !end.OK && strings.Contains(end.Error, "nobody says") {
+		if end.Ended == v1.EndedStart && !end.OK && strings.Contains(end.Error, "nobody says") {
 			refused++
 		}
 	}
 	same(t, "refusals in the log", refused, 3)
-	if want := []gate.Action{gate.Warn, gate.Deny, gate.Deny, gate.Deny}; !slices.Equal(said, want) {
+	if want := []gate.Action{v1.GateWarn, v1.GateDeny, v1.GateDeny, v1.GateDeny}; !slices.Equal(said, want) {
 		t.Errorf("in the log the gate said %v, want %v", said, want)
 	}
 
@@ -146,7 +146,7 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 	d.opts.Limits.Turns = new(5)
 	d.opts.Spec.Env = map[string]string{"LUCK": "bad"}
 	first, err := d.run(Question{Inputs: []Input{Text("x")}})
-	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	same(t, "judged", len(g.judged), 7)
 	more := d.opts.Limits
 	more.Turns = new(6)
@@ -173,7 +173,7 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 
 func TestAGateThatIsNoneIsRefused(t *testing.T) {
 	_, err := newDesk(t).engine().Start(t.Context(), Question{Inputs: []Input{Text("x")}, Gate: "sometimes"})
-	same(t, "code", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+	same(t, "code", v1.CodeOf(err), v1.CodeInvalidRequest)
 	contains(t, "the error", err.Error(), "off, warn or block")
 }
 

@@ -16,7 +16,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
@@ -28,23 +27,23 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 		reason Reason
 		answer string
 	}{
-		{"turns run out", []string{block("print(1)"), block("print(2)"), "It is probably 5."}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, ReasonTurns, "It is probably 5."},
-		{"turns run out with a draft", []string{draft, block("print(2)")}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, ReasonTurns, "so far"},
-		{"tokens run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(3000)) }, ReasonTokens, "so far"},
-		{"no tokens at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(0)) }, ReasonTokens, ""},
+		{"turns run out", []string{block("print(1)"), block("print(2)"), "It is probably 5."}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, v1.ReasonTurns, "It is probably 5."},
+		{"turns run out with a draft", []string{draft, block("print(2)")}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(2) }, v1.ReasonTurns, "so far"},
+		{"tokens run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(3000)) }, v1.ReasonTokens, "so far"},
+		{"no tokens at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(0)) }, v1.ReasonTokens, ""},
 		{"money runs out", []string{draft}, func(d *desk, l *v1.RunLimits) {
 			d.root.price = &llm.Price{Input: 10, Output: 10}
 			l.Cost = new(0.02)
-		}, ReasonCost, "so far"},
+		}, v1.ReasonCost, "so far"},
 		{"no money at all", []string{draft}, func(d *desk, l *v1.RunLimits) {
 			d.root.price = &llm.Price{Input: 10, Output: 10}
 			l.Cost = new(0.0)
-		}, ReasonCost, ""},
-		{"calls run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(2)) }, ReasonCalls, "so far"},
-		{"no calls at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(0)) }, ReasonCalls, ""},
-		{"no turns at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(0) }, ReasonTurns, ""},
-		{"no time at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(0)) }, ReasonTime, ""},
-		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(3 * time.Second)) }, ReasonTime, "so far"},
+		}, v1.ReasonCost, ""},
+		{"calls run out", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(2)) }, v1.ReasonCalls, "so far"},
+		{"no calls at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(0)) }, v1.ReasonCalls, ""},
+		{"no turns at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Turns = new(0) }, v1.ReasonTurns, ""},
+		{"no time at all", []string{draft}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(0)) }, v1.ReasonTime, ""},
+		{"time runs out in a cell", []string{draft, block("import time\nwhile True: time.sleep(0.01)")}, func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(3 * time.Second)) }, v1.ReasonTime, "so far"},
 		{"time runs out in the model", []string{draft}, func(d *desk, l *v1.RunLimits) {
 			l.Time = new(v1.Duration(3 * time.Second))
 			d.root.answer = func(ctx context.Context, n int, _ llm.Request) (string, error) {
@@ -54,12 +53,12 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 				<-ctx.Done()
 				return "", ctx.Err()
 			}
-		}, ReasonTime, "so far"},
-		{"CPU time runs out", []string{draft, block("x = 0\nwhile x < 30000000: x += 1")}, func(_ *desk, l *v1.RunLimits) { l.CPU = new(v1.Duration(100 * time.Millisecond)) }, ReasonCPU, "so far"},
-		{"code that always fails", []string{draft, block("1/0")}, func(_ *desk, l *v1.RunLimits) { l.Errors = new(2) }, ReasonErrors, "so far"},
-		{"empty replies", []string{""}, nil, ReasonFormat, ""},
-		{"replies without code", []string{"I would look at the data."}, nil, ReasonFormat, "I would look at the data."},
-		{"garbage", []string{"\x00\xff```\xfe"}, nil, ReasonFormat, "\x00\xff```\xfe"},
+		}, v1.ReasonTime, "so far"},
+		{"CPU time runs out", []string{draft, block("x = 0\nwhile x < 30000000: x += 1")}, func(_ *desk, l *v1.RunLimits) { l.CPU = new(v1.Duration(100 * time.Millisecond)) }, v1.ReasonCPU, "so far"},
+		{"code that always fails", []string{draft, block("1/0")}, func(_ *desk, l *v1.RunLimits) { l.Errors = new(2) }, v1.ReasonErrors, "so far"},
+		{"empty replies", []string{""}, nil, v1.ReasonFormat, ""},
+		{"replies without code", []string{"I would look at the data."}, nil, v1.ReasonFormat, "I would look at the data."},
+		{"garbage", []string{"\x00\xff```\xfe"}, nil, v1.ReasonFormat, "\x00\xff```\xfe"},
 		{"a model that fails", []string{""}, func(d *desk, _ *v1.RunLimits) {
 			d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
 				if n == 1 {
@@ -67,16 +66,16 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 				}
 				return "", errors.New("503 overloaded")
 			}
-		}, ReasonModel, "so far"},
+		}, v1.ReasonModel, "so far"},
 		{"a child that asks itself for ever", []string{block("print(rlm_query('again'))"), "nobody knows"}, func(d *desk, l *v1.RunLimits) {
 			l.Depth, l.Calls, l.Turns = new(3), new(int64(12)), new(3)
 			d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
-				if req.Tags["call"] == CallSub {
+				if req.Tags["call"] == v1.CallSub {
 					return "the bottom", nil
 				}
 				return block("print(rlm_query(context + '!'))"), nil
 			}
-		}, ReasonCalls, ""},
+		}, v1.ReasonCalls, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var d *desk
@@ -91,7 +90,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 				if res, err = d.run(Question{Query: "?", Inputs: []Input{Text("some text")}}); err == nil || res == nil {
 					t.Fatalf("no error, or no result: %v %+v", err, res)
 				}
-				if c.reason != ReasonTime || res.Answer == c.answer || patience > 4 {
+				if c.reason != v1.ReasonTime || res.Answer == c.answer || patience > 4 {
 					break // otherwise the machine may have been too busy for the first turn
 				}
 			}
@@ -100,7 +99,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 			if c.answer != "" || !strings.Contains(c.name, "child") {
 				same(t, "answer", res.Answer, c.answer)
 			}
-			if _, ok := errors.AsType[*sandbox.Error](err); !ok {
+			if _, ok := errors.AsType[*v1.Error](err); !ok {
 				t.Errorf("an error without a code: %v", err)
 			}
 			if res.Usage.Calls > 0 && len(res.By) == 0 {
@@ -121,7 +120,7 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	if err == nil {
 		t.Fatal("turns were over, and the run was answered")
 	}
-	same(t, "reason", res.Reason, ReasonTurns)
+	same(t, "reason", res.Reason, v1.ReasonTurns)
 	same(t, "partial", res.Partial, true)
 	same(t, "value", string(res.Value), `{"n": 7}`)
 	more := d.opts.Limits
@@ -152,18 +151,18 @@ func TestCancelReachesEverythingAndKeepsWhatThereIs(t *testing.T) {
 	<-asked
 	r.Cancel()
 	res, err := r.Wait()
-	same(t, "reason", res.Reason, ReasonCancelled)
+	same(t, "reason", res.Reason, v1.ReasonCancelled)
 	same(t, "answer", res.Answer, "half")
-	same(t, "code", sandbox.CodeOf(err), sandbox.CodeCancelled)
-	kinds := map[Kind]int{}
+	same(t, "code", v1.CodeOf(err), v1.CodeCancelled)
+	kinds := map[v1.RunEventKind]int{}
 	for e, err := range r.Events(t.Context(), 0) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		kinds[e.Kind]++
 	}
-	same(t, "ends of children", kinds[KindChildEnded], 1)
-	same(t, "ends of the run", kinds[KindRunEnded], 1)
+	same(t, "ends of children", kinds[v1.KindChildEnded], 1)
+	same(t, "ends of the run", kinds[v1.KindRunEnded], 1)
 }
 
 func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
@@ -178,31 +177,31 @@ func TestBadQuestionsAreRefusedAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		q    Question
-		code sandbox.Code
+		code v1.Code
 	}{
-		{"a context that is not there", Question{Inputs: []Input{File(dir + "/nothing")}}, CodeContextMissing},
-		{"an empty file", Question{Inputs: []Input{File(write("empty", nil, 0o644))}}, CodeContextEmpty},
-		{"an empty text", Question{Inputs: []Input{Text("")}}, CodeContextEmpty},
-		{"an empty list", Question{Inputs: []Input{List(nil)}}, CodeContextEmpty},
-		{"an empty directory", Question{Inputs: []Input{File(t.TempDir())}}, CodeContextEmpty},
-		{"a binary file", Question{Inputs: []Input{File(write("bin", []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00"), 0o644))}}, CodeContextBinary},
-		{"a device", Question{Inputs: []Input{File("/dev/null")}}, CodeContextUnread},
-		{"a schema that is none", Question{Schema: json.RawMessage(`{"type": "nonsense"}`)}, CodeInvalidSchema},
-		{"a schema that is no JSON", Question{Schema: json.RawMessage(`{`)}, CodeInvalidSchema},
-		{"a schema that refers elsewhere", Question{Schema: json.RawMessage(`{"$ref": "file:///etc/passwd"}`)}, CodeInvalidSchema},
-		{"a model that does not exist", Question{Model: "nobody"}, CodeNoModel},
+		{"a context that is not there", Question{Inputs: []Input{File(dir + "/nothing")}}, v1.CodeContextMissing},
+		{"an empty file", Question{Inputs: []Input{File(write("empty", nil, 0o644))}}, v1.CodeContextEmpty},
+		{"an empty text", Question{Inputs: []Input{Text("")}}, v1.CodeContextEmpty},
+		{"an empty list", Question{Inputs: []Input{List(nil)}}, v1.CodeContextEmpty},
+		{"an empty directory", Question{Inputs: []Input{File(t.TempDir())}}, v1.CodeContextEmpty},
+		{"a binary file", Question{Inputs: []Input{File(write("bin", []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00"), 0o644))}}, v1.CodeContextBinary},
+		{"a device", Question{Inputs: []Input{File("/dev/null")}}, v1.CodeContextUnread},
+		{"a schema that is none", Question{Schema: json.RawMessage(`{"type": "nonsense"}`)}, v1.CodeInvalidSchema},
+		{"a schema that is no JSON", Question{Schema: json.RawMessage(`{`)}, v1.CodeInvalidSchema},
+		{"a schema that refers elsewhere", Question{Schema: json.RawMessage(`{"$ref": "file:///etc/passwd"}`)}, v1.CodeInvalidSchema},
+		{"a model that does not exist", Question{Model: "nobody"}, v1.CodeModelMissing},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDesk(t, "FINAL(1)")
 			res, err := d.run(c.q)
-			same(t, "code", sandbox.CodeOf(err), c.code)
+			same(t, "code", v1.CodeOf(err), c.code)
 			if res != nil || d.root.calls > 0 {
 				t.Error("the run began")
 			}
 		})
 	}
 	_, err := New(Options{Sandboxes: sandboxes(t)})
-	same(t, "no model", sandbox.CodeOf(err), CodeNoModel)
+	same(t, "no model", v1.CodeOf(err), v1.CodeModelMissing)
 	for _, way := range []string{"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "Ollama"} {
 		contains(t, "the remedy", err.Error(), way)
 	}
@@ -261,8 +260,8 @@ func TestABrokenSandboxEndsTheRunAndInventsNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Kind == KindSandbox {
-			var s SandboxReady
+		if e.Kind == v1.KindSandbox {
+			var s v1.SandboxReady
 			if err := e.Decode(&s); err != nil {
 				t.Fatal(err)
 			}
@@ -273,7 +272,7 @@ func TestABrokenSandboxEndsTheRunAndInventsNothing(t *testing.T) {
 		}
 	}
 	res, err := r.Wait()
-	same(t, "reason", res.Reason, ReasonSandbox)
+	same(t, "reason", res.Reason, v1.ReasonSandbox)
 	same(t, "partial", res.Partial, true)
 	if err == nil {
 		t.Error("no error")
@@ -331,13 +330,13 @@ func TestEveryPromptCanBeReplaced(t *testing.T) {
 		switch {
 		case n == 1:
 			return "no code", nil
-		case req.Tags["call"] == CallTurn:
+		case req.Tags["call"] == v1.CallTurn:
 			return block("print('x' * 4000)"), nil
 		}
 		return "something", nil
 	}
 	res, err := d.run(Question{Query: "why?", Inputs: []Input{Text("some text")}})
-	if err == nil || res.Reason != ReasonTurns {
+	if err == nil || res.Reason != v1.ReasonTurns {
 		t.Fatalf("%+v %v", res, err)
 	}
 	first := d.root.asked[0].Messages
@@ -348,13 +347,13 @@ func TestEveryPromptCanBeReplaced(t *testing.T) {
 	for _, req := range d.root.asked {
 		said[req.Tags["call"]] = req.Messages[len(req.Messages)-1].Content
 	}
-	same(t, "last", said[CallLast], "LAST why?")
-	same(t, "summary", said[CallSummary], "SUMMARY")
+	same(t, "last", said[v1.CallLast], "LAST why?")
+	same(t, "summary", said[v1.CallSummary], "SUMMARY")
 	d.opts.PlainBelow = 0
 	d.answered(Question{Query: "why?", Inputs: []Input{Text("some text")}})
 	same(t, "plain", d.seen(), "PLAIN why?: some text")
 	d.opts.Prompts.Last = "{{.Nonsense"
-	if _, err := New(d.opts); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+	if _, err := New(d.opts); v1.CodeOf(err) != v1.CodeInvalidRequest {
 		t.Errorf("a prompt that is no template: %v", err)
 	}
 }

@@ -5,30 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/trajectory"
-	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
-
-// Info is a run in a list.
-type Info struct {
-	ID      string            `json:"id"`
-	Query   string            `json:"query"`
-	Model   string            `json:"model"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Limits  v1.RunLimits      `json:"limits,omitzero"` // those that hold now; Resume and Fork take them
-	Started time.Time         `json:"started"`
-	Turns   int               `json:"turns"`
-	Usage   llm.Usage         `json:"usage"`
-	Wall    time.Duration     `json:"wall_ns"`
-	// Running says that a program works on it now. A run that neither runs nor has a result was interrupted, and can be resumed.
-	Running bool    `json:"running,omitempty"`
-	Result  *Result `json:"result,omitempty"`
-}
 
 // Runs lists the runs that are kept, the newest first. It reads the ends of their logs only; what an interrupted one has done is counted once and kept
 // beside its log.
@@ -36,12 +17,12 @@ func (e *Engine) Runs() iter.Seq2[*Info, error] {
 	return func(yield func(*Info, error) bool) {
 		entries, err := os.ReadDir(e.dir)
 		if err != nil {
-			yield(nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list runs", Err: err})
+			yield(nil, &v1.Error{Code: v1.CodeInternal, Op: "list runs", Err: err})
 			return
 		}
 		for _, d := range slices.Backward(entries) {
 			info, err := e.glance(d.Name())
-			if sandbox.CodeOf(err) == CodeRunNotFound {
+			if v1.CodeOf(err) == v1.CodeRunNotFound {
 				continue
 			}
 			if !yield(info, err) {
@@ -78,11 +59,11 @@ func (e *Engine) glance(id string) (*Info, error) {
 		return nil, err
 	}
 	first, last, size, err := trajectory.Ends(dir)
-	if err != nil || first.Kind != KindRunStarted {
+	if err != nil || first.Kind != v1.KindRunStarted {
 		return e.Show(id) // it says best what is wrong
 	}
-	if last.Kind == KindRunEnded {
-		var s RunStarted
+	if last.Kind == v1.KindRunEnded {
+		var s v1.RunStarted
 		res := &Result{}
 		if first.Decode(&s) == nil && last.Decode(res) == nil {
 			return &Info{

@@ -18,7 +18,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // listed gives the list by id.
@@ -109,7 +108,7 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 	same(t, "running before anybody has worked on it", running(dir), false)
 	unlock := work()
 	same(t, "running", running(dir), true)
-	if _, err := lockRun(dir); sandbox.CodeOf(err) != sandbox.CodeBusy {
+	if _, err := lockRun(dir); v1.CodeOf(err) != v1.CodeBusy {
 		t.Errorf("a second one who works: %v", err)
 	}
 	unlock()
@@ -139,7 +138,7 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 // BenchmarkListRuns lists 1,000 runs with logs of 256 KiB, a tenth of them interrupted.
 func BenchmarkListRuns(b *testing.B) {
 	dir := b.TempDir()
-	filler, err := json.Marshal(CallEnded{Call: CallSub, Text: strings.Repeat("x", 8<<10)})
+	filler, err := json.Marshal(v1.CallEnded{Call: v1.CallSub, Text: strings.Repeat("x", 8<<10)})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -155,21 +154,21 @@ func BenchmarkListRuns(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		put := func(kind Kind, data any) {
+		put := func(kind v1.RunEventKind, data any) {
 			raw, err := json.Marshal(data)
 			if err == nil {
-				err = l.Append(Event{Node: "0", Kind: kind, Data: raw})
+				err = l.Append(v1.RunEvent{Node: "0", Kind: kind, Data: raw})
 			}
 			if err != nil {
 				b.Fatal(err)
 			}
 		}
-		put(KindRunStarted, RunStarted{Query: "q"})
+		put(v1.KindRunStarted, v1.RunStarted{Query: "q"})
 		for range 32 {
-			put(KindCallEnded, json.RawMessage(filler))
+			put(v1.KindCallEnded, json.RawMessage(filler))
 		}
 		if i%10 != 0 {
-			put(KindRunEnded, &Result{Answer: "a", Wall: time.Second})
+			put(v1.KindRunEnded, &Result{Answer: "a", Wall: time.Second})
 		}
 		if err := l.Close(); err != nil {
 			b.Fatal(err)

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 func lockRun(dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "lock run", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "lock run", Err: err}
 	}
 	for end := time.Now().Add(lookWait); ; time.Sleep(lookPoll) {
 		if err = flock(f, unix.LOCK_EX); err == nil {
@@ -37,7 +37,7 @@ func lockRun(dir string) (unlock func(), err error) {
 		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // or two who wait would wait for each other
 	}
 	release(f)
-	return nil, &sandbox.Error{Code: sandbox.CodeBusy, Op: "lock run", Message: "a program is working on this run", Remedy: "wait for its end, or stop it", Retry: true, Err: err}
+	return nil, &v1.Error{Code: v1.CodeBusy, Op: "lock run", Message: "a program is working on this run", Remedy: "wait for its end, or stop it", Retry: true, Err: err}
 }
 
 // running says that a program works on a run now. Any number may look at once.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -66,7 +66,7 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	below := o.PlainBelow
 	if n.run.tape.strict() {
 		below = -1
-		if n.run.tape.has(n.id, 0, CallPlain) {
+		if n.run.tape.has(n.id, 0, v1.CallPlain) {
 			below = math.MaxInt64 / 6 // it was small enough then, whatever holds now
 		}
 	}
@@ -100,7 +100,7 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	messages = append(messages, llm.Message{Role: llm.User, Content: prompt})
 	n.plain = true
 	n.run.coverage.note(text, readByModel)
-	return true, n.askPlainly(ctx, CallPlain, messages)
+	return true, n.askPlainly(ctx, v1.CallPlain, messages)
 }
 
 // askPlainly takes the reply itself as the answer, and asks again while it does not meet the schema.
@@ -123,11 +123,11 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		n.lastSaid = text
 		n.mu.Unlock()
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
-		a := &Answer{Content: text}
+		a := &v1.RunAnswer{Content: text}
 		switch {
 		case text == "":
 			why = "the reply was empty"
-		case call == CallLast:
+		case call == v1.CallLast:
 			why = n.offer(a) // the best that there is, but nobody handed it in
 		default:
 			why = n.accept(a)
@@ -137,7 +137,7 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		}
 		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
 	}
-	return &sandbox.Error{Code: CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{ReasonFormat, "no reply was an answer"}}
+	return &v1.Error{Code: v1.CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{v1.ReasonFormat, "no reply was an answer"}}
 }
 
 // greet writes the beginning of the conversation.
@@ -197,7 +197,7 @@ func (n *node) loop(ctx context.Context) error {
 		n.turn++
 		n.seen = nil
 		n.mu.Unlock()
-		n.run.emit(n, n.turn, KindTurnStarted, nil)
+		n.run.emit(n, n.turn, v1.KindTurnStarted, nil)
 		if err := n.oneTurn(ctx); err != nil {
 			return err
 		}
@@ -205,10 +205,10 @@ func (n *node) loop(ctx context.Context) error {
 			continue
 		}
 		if most := *limits.Errors; most >= 0 && n.errors > most && n.taken() == nil {
-			return exhausted(ReasonErrors, "code failed in %d turns one after the other", n.errors)
+			return exhausted(v1.ReasonErrors, "code failed in %d turns one after the other", n.errors)
 		}
 		if n.nothing >= maxNothing {
-			return exhausted(ReasonFormat, "%d replies one after the other had nothing to run", n.nothing)
+			return exhausted(v1.ReasonFormat, "%d replies one after the other had nothing to run", n.nothing)
 		}
 	}
 	return nil
@@ -222,7 +222,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	wait := n.snapshotBeside(ctx)
 	begun := time.Now()
 	reply, err := n.ask(ctx, modelCall{
-		call: CallTurn, turn: n.turn, depth: n.depth, model: n.model, messages: n.asked(), input: n.tokens, cut: n.run.engine.o.Blocks == FirstBlock,
+		call: v1.CallTurn, turn: n.turn, depth: n.depth, model: n.model, messages: n.asked(), input: n.tokens, cut: n.run.engine.o.Blocks == FirstBlock,
 	})
 	n.modelTook = time.Since(begun)
 	wait()
@@ -238,7 +238,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.run.emit(n, n.turn, KindTurnEnded, TurnEnded{Reply: reply.Text, Finish: reply.Finish, Observation: seen})
+	n.run.emit(n, n.turn, v1.KindTurnEnded, v1.TurnEnded{Reply: reply.Text, Finish: reply.Finish, Observation: seen})
 	n.say(llm.Assistant, or(reply.Text, "(empty)"))
 	if n.taken() == nil {
 		n.run.coverage.note(seen, readByModel)
@@ -335,7 +335,7 @@ func (n *node) textual(ctx context.Context, f *finalForm) string {
 		return f.bad
 	}
 	if !f.variable {
-		return n.accept(&Answer{Content: f.text})
+		return n.accept(&v1.RunAnswer{Content: f.text})
 	}
 	name, err := json.Marshal(f.text)
 	if err != nil {
@@ -368,7 +368,7 @@ func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
 
 // lastCall asks for the best answer when turns are over. What comes is a partial answer.
 func (n *node) lastCall(ctx context.Context) error {
-	over := exhausted(ReasonTurns, "%d turns are over", *n.run.limits.Turns)
+	over := exhausted(v1.ReasonTurns, "%d turns are over", *n.run.limits.Turns)
 	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
 	if err != nil {
 		return err
@@ -380,7 +380,7 @@ func (n *node) lastCall(ctx context.Context) error {
 		return over
 	}
 	messages := append(n.asked(), llm.Message{Role: llm.User, Content: prompt})
-	if err := n.askPlainly(ctx, CallLast, messages); err != nil && !errors.Is(err, &sandbox.Error{Code: CodeAnswerRefused}) {
+	if err := n.askPlainly(ctx, v1.CallLast, messages); err != nil && !errors.Is(err, &v1.Error{Code: v1.CodeAnswerRefused}) {
 		return errors.Join(over, err)
 	}
 	return over
@@ -389,7 +389,7 @@ func (n *node) lastCall(ctx context.Context) error {
 // compact replaces old turns by a summary when the conversation comes near the model's window. Code still finds all of it as history.
 func (n *node) compact(ctx context.Context) error {
 	if n.run.tape.strict() {
-		if !n.run.tape.has(n.id, n.turn, CallSummary) {
+		if !n.run.tape.has(n.id, n.turn, v1.CallSummary) {
 			return nil
 		}
 	} else if window := n.model.Info().Window; window <= 0 || float64(n.tokens) < compactAt*float64(window-min(wantedReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
@@ -405,11 +405,11 @@ func (n *node) compact(ctx context.Context) error {
 		asked = append(asked, m.Message)
 	}
 	var summary string
-	reply, err := n.ask(ctx, modelCall{call: CallSummary, turn: n.turn, depth: n.depth, model: n.model, messages: append(asked, llm.Message{Role: llm.User, Content: prompt})})
+	reply, err := n.ask(ctx, modelCall{call: v1.CallSummary, turn: n.turn, depth: n.depth, model: n.model, messages: append(asked, llm.Message{Role: llm.User, Content: prompt})})
 	switch {
 	case err == nil:
 		summary = strings.TrimSpace(reply.Text)
-	case sandbox.CodeOf(err) == CodeWindow:
+	case v1.CodeOf(err) == v1.CodeWindow:
 		summary = fmt.Sprintf("(%d older messages are left out.)", len(old))
 	default:
 		return err
@@ -418,7 +418,7 @@ func (n *node) compact(ctx context.Context) error {
 		return err
 	}
 	n.shorten(summary)
-	n.run.emit(n, n.turn, KindCompacted, Compacted{Upto: n.turn - 1 - keepTurns, Summary: summary})
+	n.run.emit(n, n.turn, v1.KindCompacted, v1.Compacted{Upto: n.turn - 1 - keepTurns, Summary: summary})
 	return nil
 }
 
@@ -437,4 +437,9 @@ func (n *node) shorten(summary string) {
 	for _, m := range n.messages {
 		n.tokens += m.tokens
 	}
+}
+
+// notRun is how code ended that did not run, for a reason that the model is told.
+func notRun(why string) *v1.CellEnded {
+	return &v1.CellEnded{Outcome: v1.Outcome{Ended: v1.EndedStart, StateKept: true}, Error: why}
 }

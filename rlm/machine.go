@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -76,7 +77,7 @@ func (s backend) Restore(ctx context.Context, snapshot string) (Machine, error) 
 			return machine(sandbox.Restore(ctx, s.b, snap, sandbox.RestoreOptions{}))
 		}
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "restore", Message: "there is no snapshot " + snapshot}
+	return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "there is no snapshot " + snapshot}
 }
 
 func (s backend) DeleteSnapshot(ctx context.Context, snapshot string) error {

@@ -244,7 +244,7 @@ func (d *desk) answered(q Question) *Result {
 	if err != nil {
 		d.t.Fatalf("%v\n%+v", err, res)
 	}
-	if res.Reason != ReasonAnswered || res.Partial {
+	if res.Reason != v1.ReasonAnswered || res.Partial {
 		d.t.Fatalf("ended by %s: %+v", res.Reason, res)
 	}
 	return res

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -74,7 +75,7 @@ func (n *node) spec(w way) sandbox.Spec {
 		}
 	}
 	if w == streamed && asked.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
-		spec.Limits.Disk = min(n.staged.bytes+(64<<20), spec.Limits.Memory-sandbox.MemoryReserve)
+		spec.Limits.Disk = min(n.staged.bytes+(64<<20), spec.Limits.Memory-v1.MemoryReserve)
 	}
 	if w == mounted {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: n.staged.dir, Path: mountPath})
@@ -104,8 +105,8 @@ func (n *node) affordable(ctx context.Context, w way) error {
 	if total == 0 || need <= total {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context need %d MiB of memory, and this machine has %d", n.staged.bytes, need>>20, total>>20),
+	return &v1.Error{
+		Code: v1.CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context need %d MiB of memory, and this machine has %d", n.staged.bytes, need>>20, total>>20),
 		Remedy: "give a part of it, or say how much memory the sandbox is to have",
 	}
 }
@@ -130,7 +131,7 @@ func (n *node) open(ctx context.Context) error {
 	if err := n.install(ctx); err != nil {
 		return err
 	}
-	n.run.emit(n, 0, KindContext, ContextLoaded{Contexts: n.notes, Bytes: n.staged.bytes})
+	n.run.emit(n, 0, v1.KindContext, v1.ContextLoaded{Contexts: n.notes, Bytes: n.staged.bytes})
 	return nil
 }
 
@@ -149,7 +150,7 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 		return w, err
 	}
 	n.machine, err = boxes.Open(ctx, n.spec(w))
-	if w != mounted || sandbox.CodeOf(err) != sandbox.CodeMountRefused {
+	if w != mounted || v1.CodeOf(err) != v1.CodeMountRefused {
 		return w, err
 	}
 	// The user's data may lie where nothing is ever shown from, e.g. below /root.
@@ -157,7 +158,7 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 		return w, err
 	}
 	n.machine, err = boxes.Open(ctx, n.spec(mounted))
-	if sandbox.CodeOf(err) == sandbox.CodeMountRefused {
+	if v1.CodeOf(err) == v1.CodeMountRefused {
 		w = streamed
 		n.machine, err = boxes.Open(ctx, n.spec(w))
 	}
@@ -186,11 +187,11 @@ func (n *node) carry(ctx context.Context, w way) error {
 // resumes or deletes the run would end it.
 func (n *node) settle(inside string) {
 	n.inside = inside
-	ready := SandboxReady{Inside: inside}
+	ready := v1.SandboxReady{Inside: inside}
 	if !n.borrowed {
 		ready.ID = n.machine.ID()
 	}
-	n.run.emit(n, 0, KindSandbox, ready)
+	n.run.emit(n, 0, v1.KindSandbox, ready)
 }
 
 // place names the context of this node among those that a machine may have: of questions before, and of the node whose copy it is.
@@ -205,7 +206,7 @@ func (n *node) place() string {
 // relocate moves the staged files to the directory for temporary ones, and leaves a link behind.
 func (s *staged) relocate() error {
 	fail := func(err error) error {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "put in context", Message: "the context could not be moved to where it can be mounted from", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "put in context", Message: "the context could not be moved to where it can be mounted from", Err: err}
 	}
 	base, err := os.MkdirTemp("", "recluse-context-")
 	if err != nil {
@@ -265,7 +266,7 @@ func (n *node) stream(ctx context.Context) error {
 	return n.staged.each(func(p, rel string) error {
 		f, err := os.Open(p)
 		if err != nil {
-			return &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Err: err}
+			return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Err: err}
 		}
 		defer f.Close()
 		_, err = files.Write(ctx, path.Join(n.inside, rel), f, sandbox.WriteOptions{Parents: true})
@@ -277,7 +278,7 @@ func (n *node) stream(ctx context.Context) error {
 func (s *staged) each(f func(file, rel string) error) error {
 	dir, err := filepath.EvalSymlinks(s.dir) // it may have been relocated by an earlier program
 	if err != nil {
-		return &sandbox.Error{Code: CodeContextMissing, Op: "put in context", Err: err}
+		return &v1.Error{Code: v1.CodeContextMissing, Op: "put in context", Err: err}
 	}
 	return filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -310,16 +311,16 @@ func (n *node) install(ctx context.Context) error {
 		n.mu.Unlock()
 		switch {
 		case loaded != nil && loaded.Error != nil && loaded.Error.Code == "memory", loaded == nil && errors.Is(err, errOutOfMemory):
-			return &sandbox.Error{
-				Code: CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context do not fit into the sandbox's memory", n.staged.bytes),
+			return &v1.Error{
+				Code: v1.CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context do not fit into the sandbox's memory", n.staged.bytes),
 				Remedy: "give the sandbox more memory", Err: err,
 			}
 		case loaded != nil && loaded.Error != nil:
-			return &sandbox.Error{Code: loaded.Error.Code, Op: "put in context", Message: loaded.Error.Message}
+			return &v1.Error{Code: loaded.Error.Code, Op: "put in context", Message: loaded.Error.Message}
 		case err != nil:
 			return err
 		case loaded == nil:
-			return &sandbox.Error{Code: CodeContextUnread, Op: "put in context", Message: "the interpreter did not tell what it has loaded"}
+			return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: "the interpreter did not tell what it has loaded"}
 		}
 		n.notes = loaded.Contexts
 		for i := range n.notes {
@@ -356,7 +357,7 @@ var errOutOfMemory = errors.New("out of memory")
 
 // own runs a cell of the bridge itself. If that fails, the interpreter is of no use.
 func (n *node) own(ctx context.Context, code string) error {
-	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit}})
+	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit}})
 	if err != nil {
 		return err
 	}
@@ -364,16 +365,16 @@ func (n *node) own(ctx context.Context, code string) error {
 		return nil
 	}
 	why := errors.New(v.String())
-	if v.Ended == sandbox.EndedMemory {
+	if v.Ended == v1.EndedMemory {
 		why = errOutOfMemory
 	}
 	if v.Error != nil {
 		why = errors.New(v.Error.Traceback)
 	}
-	if v.Ended == sandbox.EndedCancelled && ctx.Err() != nil {
+	if v.Ended == v1.EndedCancelled && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "prepare the interpreter", Message: "the interpreter could not be prepared", Err: why}
+	return &v1.Error{Code: v1.CodeSandboxLost, Op: "prepare the interpreter", Message: "the interpreter could not be prepared", Err: why}
 }
 
 // detacher is a machine that can be let go of while it runs.

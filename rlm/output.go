@@ -6,6 +6,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -56,7 +57,7 @@ func stream(o sandbox.Output, limit int) string {
 }
 
 // observe tells the model how a cell or command ended. The parts share the characters that are shown.
-func observe(e *CellEnded, timeout time.Duration, limit int) string {
+func observe(e *v1.CellEnded, timeout time.Duration, limit int) string {
 	var b strings.Builder
 	part := func(title, text string) {
 		if text = strings.TrimRight(text, "\n"); text != "" {
@@ -71,15 +72,15 @@ func observe(e *CellEnded, timeout time.Duration, limit int) string {
 	part("[value]", e.Result)
 	part("", e.Error)
 	switch e.Ended {
-	case sandbox.EndedTimeout:
+	case v1.EndedTimeout:
 		fmt.Fprintf(&b, "[stopped: it worked for more than %s]\n", timeout)
-	case sandbox.EndedMemory:
+	case v1.EndedMemory:
 		b.WriteString("[killed: it took more memory than there is]\n")
-	case sandbox.EndedSignal, sandbox.EndedKilled:
+	case v1.EndedSignal, v1.EndedKilled:
 		b.WriteString("[the process was ended by a signal]\n")
-	case sandbox.EndedExit, sandbox.EndedCancelled, sandbox.EndedStart: // the output says it
+	case v1.EndedExit, v1.EndedCancelled, v1.EndedStart: // the output says it
 	}
-	if e.Ended == sandbox.EndedExit && e.ExitCode != 0 && e.Error == "" {
+	if e.Ended == v1.EndedExit && e.ExitCode != 0 && e.Error == "" {
 		fmt.Fprintf(&b, "[exit status %d]\n", e.ExitCode)
 	}
 	if !e.StateKept {

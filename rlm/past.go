@@ -11,27 +11,27 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // past is what the log of a run says about it.
 type past struct {
 	id, dir  string
 	saved    saved
-	started  RunStarted
+	started  v1.RunStarted
 	begun    time.Time
 	worked   time.Duration // without the time between two programs
-	contexts ContextLoaded
-	turns    []TurnEnded        // of the root, whole ones
+	contexts v1.ContextLoaded
+	turns    []v1.TurnEnded     // of the root, whole ones
 	lastTurn int                // the last that had begun
 	cells    map[int][]pastCell // of the root, by turn
 	summary  map[int]string
-	box      SandboxReady
+	box      v1.SandboxReady
 	snapshot string
 	snapTurn int
 	dirty    bool // code of an unfinished turn had begun
-	answer   *Answer
+	answer   *v1.RunAnswer
 	ended    *Result
 	spent    []Spent
 	models   map[int]string // who answered at which depth
@@ -51,24 +51,24 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 		err = json.Unmarshal(data, &p.saved)
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeRunNotFound, Op: "read run " + id, Message: "the run's directory is not whole", Err: err}
+		return nil, &v1.Error{Code: v1.CodeRunNotFound, Op: "read run " + id, Message: "the run's directory is not whole", Err: err}
 	}
 	var last time.Time
 	for ev, err := range trajectory.Read(dir) {
 		if err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "read run " + id, Err: err}
+			return nil, &v1.Error{Code: v1.CodeInternal, Op: "read run " + id, Err: err}
 		}
 		if p.begun.IsZero() {
 			p.begun, last = ev.Time, ev.Time
 		}
-		if ev.Kind != KindResumed {
+		if ev.Kind != v1.KindResumed {
 			p.worked += ev.Time.Sub(last)
 		}
 		last = ev.Time
 		if err := p.take(&ev); err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "read run " + id, Err: err}
+			return nil, &v1.Error{Code: v1.CodeInternal, Op: "read run " + id, Err: err}
 		}
-		if upto >= 0 && ev.Node == "0" && ev.Kind == KindTurnEnded && ev.Turn == upto {
+		if upto >= 0 && ev.Node == "0" && ev.Kind == v1.KindTurnEnded && ev.Turn == upto {
 			break
 		}
 	}
@@ -81,41 +81,42 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 // disown leaves time and money of the shared turns to the run that a fork was made from.
 func (p *past) disown() { p.spent, p.worked = nil, 0 }
 
-func (p *past) take(e *Event) error {
+func (p *past) take(e *v1.RunEvent) error {
 	if err := p.tape.add(e); err != nil {
 		return err
 	}
 	root := e.Node == "0"
 	switch e.Kind {
-	case KindCallEnded:
-		var c CallEnded
+	case v1.KindCallEnded:
+		var c v1.CallEnded
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		depth := e.Depth
-		if c.Call == CallSub {
+		if c.Call == v1.CallSub {
 			depth++
 		}
-		p.spent = append(p.spent, Spent{c.Model, depth, c.Usage})
+		p.spent = append(p.spent, Spent{Model: c.Model, Depth: depth, Usage: c.Usage})
 		p.models[depth] = c.Model
-	case KindRunStarted:
+	case v1.KindRunStarted:
 		return e.Decode(&p.started)
+	default: // the other events do not matter here
 	}
 	if !root {
 		return nil
 	}
 	switch e.Kind {
-	case KindContext:
+	case v1.KindContext:
 		return e.Decode(&p.contexts)
-	case KindSandbox:
+	case v1.KindSandbox:
 		return e.Decode(&p.box)
-	case KindTurnStarted:
+	case v1.KindTurnStarted:
 		p.lastTurn, p.dirty = e.Turn, false
 		delete(p.cells, e.Turn) // those of a program that died in it
-	case KindCellStarted, KindCellEnded:
+	case v1.KindCellStarted, v1.KindCellEnded:
 		return p.takeCell(e)
-	case KindTurnEnded:
-		var t TurnEnded
+	case v1.KindTurnEnded:
+		var t v1.TurnEnded
 		if err := e.Decode(&t); err != nil {
 			return err
 		}
@@ -123,24 +124,24 @@ func (p *past) take(e *Event) error {
 			return fmt.Errorf("turn %d follows turn %d", e.Turn, len(p.turns))
 		}
 		p.turns, p.dirty = append(p.turns, t), false
-	case KindCompacted:
-		var c Compacted
+	case v1.KindCompacted:
+		var c v1.Compacted
 		if err := e.Decode(&c); err != nil {
 			return err
 		}
 		p.summary[e.Turn] = c.Summary
-	case KindSnapshot:
-		var s SnapshotTaken
+	case v1.KindSnapshot:
+		var s v1.SnapshotTaken
 		if err := e.Decode(&s); err != nil {
 			return err
 		}
 		p.snapshot, p.snapTurn = s.ID, e.Turn
-	case KindAnswer:
-		p.answer = &Answer{}
+	case v1.KindAnswer:
+		p.answer = &v1.RunAnswer{}
 		return e.Decode(p.answer)
-	case KindResumed:
+	case v1.KindResumed:
 		p.ended = nil
-		var again Resumed
+		var again v1.Resumed
 		if err := e.Decode(&again); err != nil {
 			return err
 		}
@@ -152,15 +153,16 @@ func (p *past) take(e *Event) error {
 			p.disown() // here the fork itself begins
 		}
 		p.resumed = true
-	case KindRunEnded:
+	case v1.KindRunEnded:
 		p.ended = &Result{}
 		return e.Decode(p.ended)
+	default: // the other events do not matter here
 	}
 	return nil
 }
 
 func (e *Engine) runDir(id string) (string, error) {
-	notFound := &sandbox.Error{Code: CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", id), Remedy: "list the runs"}
+	notFound := &v1.Error{Code: v1.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", id), Remedy: "list the runs"}
 	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return "", notFound
 	}
@@ -173,11 +175,11 @@ func (e *Engine) runDir(id string) (string, error) {
 }
 
 // Events gives the events of a kept run up to now.
-func (e *Engine) Events(id string) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+func (e *Engine) Events(id string) iter.Seq2[v1.RunEvent, error] {
+	return func(yield func(v1.RunEvent, error) bool) {
 		dir, err := e.runDir(id)
 		if err != nil {
-			yield(Event{}, err)
+			yield(v1.RunEvent{}, err)
 			return
 		}
 		trajectory.Read(dir)(yield)
@@ -209,7 +211,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		temp = errors.Join(temp, os.RemoveAll(filepath.Dir(to))) // see relocate
 	}
 	if err := errors.Join(temp, os.RemoveAll(dir)); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete run", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "delete run", Err: err}
 	}
 	return nil
 }

@@ -1,17 +1,19 @@
 package rlm
 
-import "github.com/recluse-dev/recluse/sandbox"
+import (
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
 
 // pastCell is a block of code of an earlier program's turn, and how it ended.
 type pastCell struct {
-	CellStarted
-	end *CellEnded // nil: nobody told
+	v1.CellStarted
+	end *v1.CellEnded // nil: nobody told
 }
 
 // takeCell records the beginning or the end of a block of the root.
-func (p *past) takeCell(e *Event) error {
+func (p *past) takeCell(e *v1.RunEvent) error {
 	cells := p.cells[e.Turn]
-	if e.Kind == KindCellStarted {
+	if e.Kind == v1.KindCellStarted {
 		var c pastCell
 		if err := e.Decode(&c.CellStarted); err != nil {
 			return err
@@ -22,7 +24,7 @@ func (p *past) takeCell(e *Event) error {
 	if len(cells) == 0 {
 		return nil
 	}
-	end := &CellEnded{}
+	end := &v1.CellEnded{}
 	if err := e.Decode(end); err != nil {
 		return err
 	}
@@ -34,7 +36,7 @@ func (p *past) takeCell(e *Event) error {
 // the gate refused is such a block. It is not judged a second time: what a person allowed was allowed once.
 //
 // A block that is not known from then is one, too: another block failed before it could be judged.
-func (n *node) notRunThen(c CellStarted) *CellEnded {
+func (n *node) notRunThen(c v1.CellStarted) *v1.CellEnded {
 	if len(n.pastCells) == 0 || n.pastCells[0].CellStarted != c {
 		n.pastCells = nil
 		return notRun("it was not run before")
@@ -44,7 +46,7 @@ func (n *node) notRunThen(c CellStarted) *CellEnded {
 	if end == nil {
 		return notRun("nobody knows how it ended")
 	}
-	if end.Ended == sandbox.EndedStart && end.StateKept {
+	if end.Ended == v1.EndedStart && end.StateKept {
 		return end
 	}
 	return nil

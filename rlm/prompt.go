@@ -4,7 +4,7 @@ import (
 	"strings"
 	"text/template"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Prompts are what the model is told. Each is a text/template over PromptData; empty ones take our own.
@@ -22,7 +22,7 @@ type Prompts struct {
 // PromptData is what a prompt may tell.
 type PromptData struct {
 	Query    string
-	Contexts []ContextNote
+	Contexts []v1.ContextNote
 	Bytes    int64
 	Tools    []Tool
 	Schema   string // empty: any text will do
@@ -89,7 +89,7 @@ The answer must be JSON that meets this schema: {{.Schema}}{{end}}`,
 {{end}}{{if .Schema}}Answer with JSON that meets this schema, and nothing else: {{.Schema}}{{else}}Answer with nothing but the answer.{{end}}`,
 }
 
-var promptFuncs = template.FuncMap{"lenLess": func(c []ContextNote) int { return len(c) - 1 }}
+var promptFuncs = template.FuncMap{"lenLess": func(c []v1.ContextNote) int { return len(c) - 1 }}
 
 // parse fills in our own and compiles all of them.
 func (p Prompts) parse() (Prompts, error) {
@@ -109,7 +109,7 @@ func (p Prompts) parse() (Prompts, error) {
 		*t.text = or(*t.text, t.own)
 		parsed, err := template.New(t.name).Funcs(promptFuncs).Parse(*t.text)
 		if err != nil {
-			return p, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make engine", Message: "the prompt " + t.name + " is no template", Err: err}
+			return p, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make engine", Message: "the prompt " + t.name + " is no template", Err: err}
 		}
 		p.parsed[t.name] = parsed
 	}
@@ -120,7 +120,7 @@ func (p Prompts) parse() (Prompts, error) {
 func (p Prompts) text(name string, data PromptData) (string, error) {
 	var b strings.Builder
 	if err := p.parsed[name].Execute(&b, data); err != nil {
-		return "", &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "write prompt", Message: name, Err: err}
+		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "write prompt", Message: name, Err: err}
 	}
 	return b.String(), nil
 }

@@ -8,7 +8,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // resumed goes on with a run.
@@ -57,7 +56,7 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 			return block("FINAL(a + llm_query('two'))"), nil
 		}
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
-		if err == nil || res.Reason != ReasonModel {
+		if err == nil || res.Reason != v1.ReasonModel {
 			t.Fatalf("%+v %v", res, err)
 		}
 		if res, err = d.resumed(res.Run, v1.RunLimits{}); err == nil {
@@ -89,7 +88,7 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		res, _ := r.Wait()
-		same(t, "reason", res.Reason, ReasonCancelled)
+		same(t, "reason", res.Reason, v1.ReasonCancelled)
 		d.sub.answer = ok
 		if res, err = d.resumed(res.Run, v1.RunLimits{}); err != nil {
 			t.Fatal(err)
@@ -108,7 +107,7 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 		d := newDesk(t, block("a = 1"), "I do not know.", block("FINAL(a + 1)"))
 		d.opts.Limits.Turns = new(1)
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
-		same(t, "code", sandbox.CodeOf(err), CodeBudget)
+		same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 		more := d.opts.Limits
 		more.Turns = new(5)
 		if res, err = d.resumed(res.Run, more); err != nil {
@@ -120,7 +119,7 @@ func TestAReplayGoesOnWhereTheRunWasResumed(t *testing.T) {
 		d := newDesk(t, block("1/0"), block("2/0"), block("FINAL('at last')"))
 		d.opts.Limits.Errors = new(1)
 		res, err := d.run(Question{Inputs: []Input{Text("x")}})
-		if err == nil || res.Reason != ReasonErrors {
+		if err == nil || res.Reason != v1.ReasonErrors {
 			t.Fatalf("%+v %v", res, err)
 		}
 		if res, err = d.resumed(res.Run, v1.RunLimits{}); err != nil {
@@ -205,7 +204,7 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 			}
 			<-reached
 			leave(ErrLeft)
-			if res, err := r.Wait(); !errors.Is(err, context.Canceled) || res.Reason != ReasonCancelled {
+			if res, err := r.Wait(); !errors.Is(err, context.Canceled) || res.Reason != v1.ReasonCancelled {
 				t.Fatalf("%+v %v", res, err)
 			}
 			if info, err := e.Show(r.ID()); err != nil || info.Running || info.Result != nil {
@@ -223,8 +222,8 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 				t.Errorf("answer %q", res.Answer)
 			}
 			for ev, err := range e.Events(r.ID()) {
-				var how Resumed
-				if err == nil && ev.Kind == KindResumed {
+				var how v1.Resumed
+				if err == nil && ev.Kind == v1.KindResumed {
 					err = ev.Decode(&how)
 					same(t, "how", how.How, tt.how)
 				}

@@ -15,7 +15,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The ways in which an interrupted run gets its machine back.
@@ -46,8 +45,8 @@ func (e *Engine) Resume(ctx context.Context, id string, limits v1.RunLimits) (*R
 	if err != nil {
 		return fail(err)
 	}
-	if p.ended != nil && p.ended.Reason == ReasonAnswered {
-		return fail(&sandbox.Error{Code: CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"})
+	if p.ended != nil && p.ended.Reason == v1.ReasonAnswered {
+		return fail(&v1.Error{Code: v1.CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"})
 	}
 	r, err := e.continueRun(ctx, p, limits, unlock)
 	if err != nil {
@@ -67,12 +66,12 @@ func (e *Engine) continueRun(ctx context.Context, p *past, limits v1.RunLimits, 
 		return nil, err
 	}
 	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
-	r.tools = toolsOf(p.saved.Tools, r.tools, CodeToolMissing, "give the run its tools again, and resume it")
+	r.tools = toolsOf(p.saved.Tools, r.tools, v1.CodeToolMissing, "give the run its tools again, and resume it")
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
 	}
 	if r.log, err = trajectory.Continue(p.dir); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "resume run", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "resume run", Err: err}
 	}
 	r.budget.begun = time.Now().Add(-p.worked)
 	for _, s := range p.spent {
@@ -91,13 +90,13 @@ func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	}
 	if p.answer != nil {
 		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.emit(n, n.turn, KindResumed, Resumed{How: HowAttached, Turn: n.turn, Limits: r.limits, Tools: r.otherTools(p)})
+		r.emit(n, n.turn, v1.KindResumed, v1.Resumed{How: HowAttached, Turn: n.turn, Limits: r.limits, Tools: r.otherTools(p)})
 		r.dropMachine(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
 	if p.lastTurn == 0 && p.box.ID == "" {
 		// Nothing had happened, or the model was asked directly.
-		r.emit(n, 0, KindResumed, Resumed{How: HowRebuilt, Limits: r.limits, Tools: r.otherTools(p)})
+		r.emit(n, 0, v1.KindResumed, v1.Resumed{How: HowRebuilt, Limits: r.limits, Tools: r.otherTools(p)})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
@@ -126,7 +125,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.emit(n, whole, KindResumed, Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: n.run.limits, Tools: n.run.otherTools(p)})
+	n.run.emit(n, whole, v1.KindResumed, v1.Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: n.run.limits, Tools: n.run.otherTools(p)})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}
@@ -193,7 +192,7 @@ func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, e
 	if p.snapshot != "" && p.snapTurn <= len(p.turns) {
 		if m, err := boxes.Restore(ctx, p.snapshot); err == nil && adopt(m) {
 			n.snapshot = p.snapshot
-			n.run.emit(n, 0, KindSandbox, SandboxReady{ID: m.ID(), Inside: n.inside})
+			n.run.emit(n, 0, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.inside})
 			return HowRestored, p.snapTurn, nil
 		}
 	}
@@ -226,12 +225,12 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimit
 	}
 	p.saved.Labels, p.started.Labels = copied(p.saved.Labels), copied(p.started.Labels)
 	if at < 0 || at > len(p.turns) {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
 	}
 	fork := newRunID()
 	dir := filepath.Join(e.dir, fork)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "fork run", Err: err}
 	}
 	// Before others can find it.
 	unlock, err := lockRun(dir)
@@ -244,7 +243,7 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimit
 		return nil, err
 	}
 	if err := copyRun(p, dir, fork, at); err != nil {
-		return fail(&sandbox.Error{Code: sandbox.CodeInternal, Op: "fork run", Err: err})
+		return fail(&v1.Error{Code: v1.CodeInternal, Op: "fork run", Err: err})
 	}
 	f, err := e.readPast(fork, -1, false)
 	if err != nil {
@@ -290,21 +289,22 @@ func copyRun(p *past, dir, id string, at int) error {
 			return err
 		}
 		// At turn 0 only what came before the first turn is shared, or before the model was asked directly.
-		if at == 0 && (e.Kind == KindTurnStarted || e.Kind == KindCallStarted) {
+		if at == 0 && (e.Kind == v1.KindTurnStarted || e.Kind == v1.KindCallStarted) {
 			break
 		}
 		switch e.Kind {
-		case KindRunStarted:
+		case v1.KindRunStarted:
 			p.started.Forked, p.started.Run = p.id, id
 			if e.Data, err = json.Marshal(p.started); err != nil {
 				return err
 			}
-		case KindSandbox, KindSnapshot, KindRunEnded, KindResumed:
+		case v1.KindSandbox, v1.KindSnapshot, v1.KindRunEnded, v1.KindResumed:
 			continue // machine and snapshots belong to the other run
-		case KindAnswer:
+		case v1.KindAnswer:
 			if e.Node == "0" {
 				continue // it is the other run's
 			}
+		default: // the other events do not matter here
 		}
 		seq++
 		e.Seq = seq
@@ -313,7 +313,7 @@ func copyRun(p *past, dir, id string, at int) error {
 			return err
 		}
 		out.Write(append(line, '\n'))
-		if e.Node == "0" && e.Kind == KindTurnEnded && e.Turn == at {
+		if e.Node == "0" && e.Kind == v1.KindTurnEnded && e.Turn == at {
 			break
 		}
 	}
@@ -337,11 +337,11 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, p.models[depth])}, nil }
 	r.model = paper{p.started.Model}
 	if p.saved.Tools != nil {
-		r.tools = toolsOf(p.saved.Tools, nil, CodeNotRecorded, "") // as they were then
+		r.tools = toolsOf(p.saved.Tools, nil, v1.CodeNotRecorded, "") // as they were then
 	}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {
-		return nil, errors.Join(&sandbox.Error{Code: sandbox.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))
+		return nil, errors.Join(&v1.Error{Code: v1.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))
 	}
 	if err := os.Mkdir(r.dir, 0o700); err != nil {
 		return fail(err)
@@ -377,5 +377,5 @@ func (p paper) Info() llm.Info          { return llm.Info{Name: p.name, Window: 
 func (p paper) Count(text string) int64 { return int64(len(text)+3) / 4 }
 
 func (p paper) Complete(context.Context, llm.Request) (*llm.Reply, error) {
-	return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: "a replay asks no model"}
+	return nil, &v1.Error{Code: v1.CodeNotRecorded, Op: "replay", Message: "a replay asks no model"}
 }

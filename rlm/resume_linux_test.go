@@ -66,7 +66,7 @@ func victimDesk(runs, stop, calls string) Options {
 		return turnsOfVictim[int(turn[0]-'1')], nil
 	}}
 	sub := &fake{name: "fake/sub", answer: func(ctx context.Context, _ int, req llm.Request) (string, error) {
-		if req.Tags["call"] == CallTurn {
+		if req.Tags["call"] == v1.CallTurn {
 			hang(ctx, "child:"+req.Tags["turn"])
 			note("child:" + req.Tags["turn"])
 			if req.Tags["turn"] == "1" {
@@ -230,12 +230,12 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 				}
 			}
 			same(t, "calls that were paid", res.Usage.Calls, int64(len(notes(t, calls))))
-			var how Resumed
+			var how v1.Resumed
 			for ev, err := range e.Events(id) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if ev.Kind == KindResumed {
+				if ev.Kind == v1.KindResumed {
 					if err := ev.Decode(&how); err != nil {
 						t.Fatal(err)
 					}
@@ -243,7 +243,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			}
 			same(t, "how", how.How, c.how)
 			same(t, "turns that were run again", how.Rerun, c.rerun)
-			if _, err := e.Resume(t.Context(), id, v1.RunLimits{}); sandbox.CodeOf(err) != CodeRunEnded {
+			if _, err := e.Resume(t.Context(), id, v1.RunLimits{}); v1.CodeOf(err) != v1.CodeRunEnded {
 				t.Errorf("resumed a second time: %v", err)
 			}
 			sweepBoxes(t)
@@ -273,7 +273,7 @@ func sweepBoxes(t *testing.T) {
 }
 
 // normal is an event without what differs from run to run.
-func normal(t *testing.T, e Event) string {
+func normal(t *testing.T, e v1.RunEvent) string {
 	t.Helper()
 	data := map[string]any{}
 	if len(e.Data) > 0 && string(e.Data) != "null" {
@@ -284,7 +284,7 @@ func normal(t *testing.T, e Event) string {
 	for _, k := range []string{"id", "run", "wall_ns", "cpu_ns", "started", "peak_memory"} {
 		delete(data, k)
 	}
-	if data["call"] == CallTurn {
+	if data["call"] == v1.CallTurn {
 		// The prompt tells how many seconds are left.
 		delete(data, "preview")
 		delete(data, "chars")
@@ -310,7 +310,7 @@ func normalEvents(t *testing.T, e *Engine, id string) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ev.Kind != KindSnapshot {
+		if ev.Kind != v1.KindSnapshot {
 			out = append(out, normal(t, ev))
 		}
 	}
@@ -363,7 +363,7 @@ func TestAReplayWithoutAModelTellsTheSame(t *testing.T) {
 	if err := e.Delete(t.Context(), again.Run); err != nil {
 		t.Error(err)
 	}
-	if _, err := e.Show(again.Run); sandbox.CodeOf(err) != CodeRunNotFound {
+	if _, err := e.Show(again.Run); v1.CodeOf(err) != v1.CodeRunNotFound {
 		t.Errorf("after its deletion: %v", err)
 	}
 }
@@ -394,7 +394,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	if err != nil || again.Result.Answer != "read: first!" {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 9, v1.RunLimits{}); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+	if _, err := e.Fork(t.Context(), first.Run, 9, v1.RunLimits{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
 		t.Errorf("a turn that was not: %v", err)
 	}
 }
@@ -407,7 +407,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	d := newDesk(t, block("x = 1"), "I do not know.", block("FINAL(x)"))
 	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Machine: m})
-	same(t, "code", sandbox.CodeOf(err), CodeBudget)
+	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	// Its owner has left it alone for a while.
 	m.(*sandbox.Sandbox).Detach()
 	more := d.opts.Limits

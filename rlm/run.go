@@ -19,7 +19,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -87,7 +86,7 @@ func (r *Run) writeFile() error {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "begin run", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "begin run", Err: err}
 	}
 	return nil
 }
@@ -111,7 +110,7 @@ func (r *Run) Wait() (*Result, error) {
 }
 
 // Events gives the run's events after number from, those to come included, until its end.
-func (r *Run) Events(ctx context.Context, from int64) iter.Seq2[Event, error] {
+func (r *Run) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
 	return r.log.Follow(ctx, from)
 }
 
@@ -125,7 +124,7 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 	if limit := r.limits.Time.Std(); limit >= 0 {
 		var cancel context.CancelFunc
 		left := max(0, limit-time.Since(r.budget.begun))
-		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(ReasonTime, "%s are over", limit))
+		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(v1.ReasonTime, "%s are over", limit))
 		stop = cancel
 	}
 	go func() {
@@ -134,7 +133,7 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 		defer r.unlock()
 		r.result, r.err = work(ctx)
 		if r.err == nil || !left(ctx) {
-			r.emit(&node{id: "0", run: r}, 0, KindRunEnded, r.result)
+			r.emit(&node{id: "0", run: r}, 0, v1.KindRunEnded, r.result)
 		}
 		r.cancel(nil)
 		if err := errors.Join(r.log.Err(), r.log.Close()); err != nil {
@@ -144,12 +143,12 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 }
 
 // emit writes an event. A failure to write does not end the run; it is told at the end.
-func (r *Run) emit(n *node, turn int, kind Kind, data any) {
+func (r *Run) emit(n *node, turn int, kind v1.RunEventKind, data any) {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		raw, _ = json.Marshal(map[string]string{"unwritable": err.Error()})
 	}
-	_ = r.log.Append(Event{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: raw})
+	_ = r.log.Append(v1.RunEvent{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: raw})
 }
 
 // rootNode is the run's own node.
@@ -160,7 +159,7 @@ func (r *Run) rootNode() *node {
 // fresh is a run from its beginning.
 func (r *Run) fresh(ctx context.Context) (*Result, error) {
 	n := r.rootNode()
-	r.emit(n, 0, KindRunStarted, RunStarted{
+	r.emit(n, 0, v1.KindRunStarted, v1.RunStarted{
 		Run: r.id, Query: r.q.Query, Model: r.model.Info().Name, Schema: r.q.Schema, Limits: r.limits, Labels: r.q.Labels, Forked: r.forked,
 	})
 	if !r.engine.o.NoCoverage {
@@ -175,7 +174,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
-		Run: r.id, Reason: ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir,
+		Run: r.id, Reason: v1.ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir,
 		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
@@ -194,9 +193,9 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	if p := n.best(); p != nil {
 		res.Answer, res.Value = p.Content, p.Value
 	}
-	if sandbox.CodeOf(err) == sandbox.CodeInternal {
-		if _, ok := errors.AsType[*sandbox.Error](err); !ok {
-			err = &sandbox.Error{Code: CodeNoAnswer, Op: "answer", Message: "the run ended without an answer", Err: err}
+	if v1.CodeOf(err) == v1.CodeInternal {
+		if _, ok := errors.AsType[*v1.Error](err); !ok {
+			err = &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run ended without an answer", Err: err}
 		}
 	}
 	return res, err
@@ -206,12 +205,12 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); ctx.Err() != nil && c != nil {
 		if errors.Is(c, errCancelled) || errors.Is(c, ErrLeft) || errors.Is(c, context.Canceled) {
-			return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "answer", Message: "the run was stopped before it had an answer", Err: context.Canceled}
+			return &v1.Error{Code: v1.CodeCancelled, Op: "answer", Message: "the run was stopped before it had an answer", Err: context.Canceled}
 		}
 		return c
 	}
 	if err == nil {
-		return &sandbox.Error{Code: CodeNoAnswer, Op: "answer", Message: "the run ended without an answer"}
+		return &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run ended without an answer"}
 	}
 	return err
 }
@@ -232,7 +231,7 @@ type node struct {
 	inside   string // where the context lies in it
 	borrowed bool   // the machine is not ours to close
 	plain    bool
-	notes    []ContextNote
+	notes    []v1.ContextNote
 
 	turn     int
 	messages []message
@@ -256,9 +255,9 @@ type node struct {
 	inCalls atomic.Int64 // calls of the running cell to models
 
 	mu       sync.Mutex
-	handedIn *Answer        // guarded by mu; the answer
-	ready    *Answer        // guarded by mu; answer["ready"] was set and the cell goes on, or it was asked for when turns were over
-	draft    *Answer        // guarded by mu; answer["content"] so far
+	handedIn *v1.RunAnswer  // guarded by mu; the answer
+	ready    *v1.RunAnswer  // guarded by mu; answer["ready"] was set and the cell goes on, or it was asked for when turns were over
+	draft    *v1.RunAnswer  // guarded by mu; answer["content"] so far
 	lastSaid string         // guarded by mu; the last reply's text
 	afterRun *afterNote     // guarded by mu; what the last cell left
 	loaded   *loadedNote    // guarded by mu
@@ -272,14 +271,14 @@ type message struct {
 	tokens int64
 }
 
-func (n *node) taken() *Answer {
+func (n *node) taken() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.handedIn
 }
 
 // best is what can be given when no answer was handed in.
-func (n *node) best() *Answer {
+func (n *node) best() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -288,13 +287,13 @@ func (n *node) best() *Answer {
 	case n.draft != nil:
 		return n.draft
 	case n.lastSaid != "":
-		return &Answer{Content: n.lastSaid}
+		return &v1.RunAnswer{Content: n.lastSaid}
 	}
 	return nil
 }
 
 // accept takes an answer if it meets the schema; else it says why not.
-func (n *node) accept(a *Answer) string {
+func (n *node) accept(a *v1.RunAnswer) string {
 	if why := n.check(a); why != "" {
 		n.mu.Lock()
 		n.refusal = why
@@ -305,13 +304,13 @@ func (n *node) accept(a *Answer) string {
 	defer n.mu.Unlock()
 	if n.handedIn == nil {
 		n.handedIn = a
-		n.run.emit(n, n.turn, KindAnswer, a)
+		n.run.emit(n, n.turn, v1.KindAnswer, a)
 	}
 	return ""
 }
 
 // offer keeps an answer that is not handed in, if it meets the schema; else it says why not.
-func (n *node) offer(a *Answer) string {
+func (n *node) offer(a *v1.RunAnswer) string {
 	if why := n.check(a); why != "" {
 		return why
 	}
@@ -322,7 +321,7 @@ func (n *node) offer(a *Answer) string {
 }
 
 // check holds an answer against the schema, and fills in its value.
-func (n *node) check(a *Answer) string {
+func (n *node) check(a *v1.RunAnswer) string {
 	if n.schema == nil {
 		return ""
 	}

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // tape is what models said to an earlier program in the same run.
@@ -14,15 +16,15 @@ type tape struct {
 	only  bool // ask no model; what is not on the tape is an error
 
 	mu       sync.Mutex
-	calls    map[string][]*heard    // guarded by mu
-	turns    map[string]int         // guarded by mu; the last turn of each node that had begun
-	children map[string]*ChildEnded // guarded by mu
-	tools    map[string][]*ToolUsed // guarded by mu
+	calls    map[string][]*heard       // guarded by mu
+	turns    map[string]int            // guarded by mu; the last turn of each node that had begun
+	children map[string]*v1.ChildEnded // guarded by mu
+	tools    map[string][]*v1.ToolUsed // guarded by mu
 }
 
 // heard is one reply.
 type heard struct {
-	*CallEnded
+	*v1.CallEnded
 	turn int // of the root
 	// dropped says that the run was resumed behind this failure: it went on as if nobody had asked.
 	dropped bool
@@ -47,12 +49,12 @@ func tapeKey(node string, turn int, call, key string) string {
 }
 
 // add records an event, if it is one of those that matter.
-func (t *tape) add(e *Event) error {
+func (t *tape) add(e *v1.RunEvent) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch e.Kind {
-	case KindCallEnded:
-		c := &CallEnded{}
+	case v1.KindCallEnded:
+		c := &v1.CallEnded{}
 		if err := e.Decode(c); err != nil {
 			return err
 		}
@@ -64,13 +66,13 @@ func (t *tape) add(e *Event) error {
 		}
 		k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
 		t.calls[k] = append(t.calls[k], &heard{CallEnded: c, turn: rootTurn(e.Node, e.Turn)})
-	case KindTurnStarted:
+	case v1.KindTurnStarted:
 		if t.turns == nil {
 			t.turns = map[string]int{}
 		}
 		t.turns[e.Node] = max(t.turns[e.Node], e.Turn)
-	case KindResumed:
-		r := &Resumed{}
+	case v1.KindResumed:
+		r := &v1.Resumed{}
 		if err := e.Decode(r); err != nil {
 			return err
 		}
@@ -79,8 +81,8 @@ func (t *tape) add(e *Event) error {
 				h.dropped = h.dropped || h.Error != nil && h.turn > r.Turn-r.Rerun
 			}
 		}
-	case KindChildEnded:
-		c := &ChildEnded{}
+	case v1.KindChildEnded:
+		c := &v1.ChildEnded{}
 		if err := e.Decode(c); err != nil {
 			return err
 		}
@@ -88,25 +90,26 @@ func (t *tape) add(e *Event) error {
 			return nil
 		}
 		if t.children == nil {
-			t.children = map[string]*ChildEnded{}
+			t.children = map[string]*v1.ChildEnded{}
 		}
 		t.children[c.Node] = c
-	case KindTool:
-		u := &ToolUsed{}
+	case v1.KindTool:
+		u := &v1.ToolUsed{}
 		if err := e.Decode(u); err != nil {
 			return err
 		}
 		if t.tools == nil {
-			t.tools = map[string][]*ToolUsed{}
+			t.tools = map[string][]*v1.ToolUsed{}
 		}
 		k := tapeKey(e.Node, e.Turn, u.Name, string(u.Args))
 		t.tools[k] = append(t.tools[k], u)
+	default: // the other events do not matter here
 	}
 	return nil
 }
 
 // take gives a recorded reply, each once.
-func (t *tape) take(node string, turn int, call, key string) *CallEnded {
+func (t *tape) take(node string, turn int, call, key string) *v1.CallEnded {
 	if t == nil {
 		return nil
 	}
@@ -135,7 +138,7 @@ func (t *tape) beyond(node string, turn int) bool {
 }
 
 // child gives the recorded end of a child run.
-func (t *tape) child(node string) *ChildEnded {
+func (t *tape) child(node string) *v1.ChildEnded {
 	if t == nil {
 		return nil
 	}
@@ -145,7 +148,7 @@ func (t *tape) child(node string) *ChildEnded {
 }
 
 // tool gives the recorded use of a tool, each once.
-func (t *tape) tool(node string, turn int, name, args string) *ToolUsed {
+func (t *tape) tool(node string, turn int, name, args string) *v1.ToolUsed {
 	if t == nil {
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Tool is a function that code of a run can call by its name: a Go function on the host, or Python source that defines it.
@@ -24,12 +24,6 @@ type Tool struct {
 	Call func(ctx context.Context, call ToolCall) (any, error)
 	// Source is Python that defines a function called Name.
 	Source string
-}
-
-// Param is a parameter of a tool. One that must be given can be given by its place, too.
-type Param struct {
-	Name     string `json:"name"`
-	Optional bool   `json:"optional,omitempty"` // one that is left out is not sent
 }
 
 // ToolCall is one call of a tool. With Params every argument is in Kwargs.
@@ -100,7 +94,7 @@ func checkTools(tools []Tool) error {
 	seen := map[string]bool{}
 	for _, t := range tools {
 		bad := func(why string) error {
-			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("tool %q: %s", t.Name, why)}
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("tool %q: %s", t.Name, why)}
 		}
 		switch {
 		case !goodName(t.Name):
@@ -126,26 +120,16 @@ func checkTools(tools []Tool) error {
 
 func goodName(name string) bool { return identifier.MatchString(name) && !pythonWords[name] }
 
-// ToolNote is a tool as the bridge hears of it, and as a run remembers it.
-type ToolNote struct {
-	Name   string  `json:"name"`
-	Doc    string  `json:"doc,omitempty"`
-	Help   string  `json:"help,omitempty"`
-	Params []Param `json:"params,omitzero"` // empty is not none
-	More   bool    `json:"more,omitempty"`
-	Source string  `json:"source,omitempty"`
-}
-
 func bridgeTools(tools []Tool) []ToolNote {
 	var out []ToolNote
 	for _, t := range tools {
-		out = append(out, ToolNote{t.Name, t.Doc, t.Help, t.Params, t.More, t.Source})
+		out = append(out, ToolNote{Name: t.Name, Doc: t.Doc, Help: t.Help, Params: t.Params, More: t.More, Source: t.Source})
 	}
 	return out
 }
 
 // toolsOf gives a run that goes on the tools that it had. Those that are not there any more are still functions: what they gave is recorded.
-func toolsOf(had []ToolNote, have []Tool, code sandbox.Code, remedy string) []Tool {
+func toolsOf(had []ToolNote, have []Tool, code v1.Code, remedy string) []Tool {
 	names := map[string]bool{}
 	for _, t := range have {
 		names[t.Name] = true
@@ -158,7 +142,7 @@ func toolsOf(had []ToolNote, have []Tool, code sandbox.Code, remedy string) []To
 		t := Tool{Name: b.Name, Doc: b.Doc, Help: b.Help, Params: b.Params, More: b.More, Source: b.Source}
 		if t.Source == "" {
 			t.Call = func(context.Context, ToolCall) (any, error) {
-				return nil, &sandbox.Error{Code: code, Message: "the tool " + b.Name + " is not there", Remedy: remedy}
+				return nil, &v1.Error{Code: code, Message: "the tool " + b.Name + " is not there", Remedy: remedy}
 			}
 		}
 		tools = append(tools, t)
@@ -183,18 +167,18 @@ func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, e
 	}
 	if used := n.run.tape.tool(n.id, turn, req.Name, string(args)); used != nil {
 		if n.run.tape.fresh {
-			n.run.emit(n, turn, KindTool, used)
+			n.run.emit(n, turn, v1.KindTool, used)
 		}
-		return used.reply()
+		return toolReply(used)
 	}
 	if n.run.tape.strict() {
-		return nil, &sandbox.Error{Code: CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("turn %d uses the tool %s as it was not used before", turn, req.Name)}
+		return nil, &v1.Error{Code: v1.CodeNotRecorded, Op: "replay", Message: fmt.Sprintf("turn %d uses the tool %s as it was not used before", turn, req.Name)}
 	}
 	for _, t := range n.run.tools {
 		if t.Name != req.Name || t.Call == nil {
 			continue
 		}
-		used := ToolUsed{Name: t.Name, Args: args}
+		used := v1.ToolUsed{Name: t.Name, Args: args}
 		value, err := t.Call(ctx, ToolCall{Args: req.Args, Kwargs: req.Kwargs})
 		if err == nil {
 			used.Value, err = json.Marshal(value)
@@ -204,21 +188,21 @@ func (n *node) useTool(ctx context.Context, turn int, payload []byte) ([]byte, e
 		}
 		if err != nil {
 			used.Error = err.Error()
-			if e, ok := errors.AsType[*sandbox.Error](err); ok {
+			if e, ok := errors.AsType[*v1.Error](err); ok {
 				used.Code, used.Error = e.Code, e.Error()
 			}
 		}
-		n.run.emit(n, turn, KindTool, used)
-		return used.reply()
+		n.run.emit(n, turn, v1.KindTool, used)
+		return toolReply(&used)
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeHostCallUndefined, Message: "there is no tool " + req.Name}
+	return nil, &v1.Error{Code: v1.CodeHostCallUndefined, Message: "there is no tool " + req.Name}
 }
 
-// reply is what the code hears.
-func (u *ToolUsed) reply() ([]byte, error) {
+// toolReply returns what the code that called the tool gets.
+func toolReply(u *v1.ToolUsed) ([]byte, error) {
 	switch {
 	case u.Code != "":
-		return nil, &sandbox.Error{Code: u.Code, Message: u.Error}
+		return nil, &v1.Error{Code: u.Code, Message: u.Error}
 	case u.Error != "":
 		return nil, errors.New(u.Error)
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Isolation is what stands between the code and the host, weakest first, so that
@@ -36,8 +38,8 @@ func (i Isolation) MarshalText() ([]byte, error) { return []byte(i.String()), ni
 func (i *Isolation) UnmarshalText(text []byte) error {
 	n := slices.Index(isolationNames, string(text))
 	if n < 0 {
-		return &Error{
-			Code: CodeInvalidRequest, Op: "read isolation",
+		return &v1.Error{
+			Code: v1.CodeInvalidRequest, Op: "read isolation",
 			Message: fmt.Sprintf("unknown isolation %q", text), Remedy: "use one of " + strings.Join(isolationNames, ", "),
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestIsolationHasOneSpelling(t *testing.T) {
@@ -22,7 +24,7 @@ func TestIsolationHasOneSpelling(t *testing.T) {
 	for _, text := range []string{"", "KERNEL", "user-space kernel", "unknown"} {
 		got := IsolationVM
 		err := got.UnmarshalText([]byte(text))
-		if CodeOf(err) != CodeInvalidRequest || !strings.Contains(err.Error(), "none, container, kernel, vm") || got != IsolationVM {
+		if v1.CodeOf(err) != v1.CodeInvalidRequest || !strings.Contains(err.Error(), "none, container, kernel, vm") || got != IsolationVM {
 			t.Errorf("%q is read as %s, %v", text, got, err)
 		}
 	}

@@ -10,55 +10,10 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/host"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
-
-// Command is one command to run in a sandbox.
-type Command struct {
-	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
-	Args  []string
-	Shell string
-	Dir   string // empty: the sandbox's, or the home directory of User
-
-	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
-	PTY *Size
-	// Resize changes the terminal's size.
-	Resize <-chan Size
-
-	// RunOptions apply as they are described there; the environment has the trace of ctx as TRACEPARENT.
-	RunOptions
-}
-
-// RunOptions are what a Cell and a Command have in common.
-type RunOptions struct {
-	ID  string            // names the operation; empty: chosen for you
-	Env map[string]string // on top of the sandbox's
-	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. The limits are
-	// the same for another user, except that each user may have as many processes as the limit says. Root is CodeInvalidRequest. Where
-	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
-	User string
-
-	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
-	Stdout io.Writer // nil: only what the verdict keeps
-	Stderr io.Writer
-
-	Timeout   time.Duration // 0: DefaultTimeout; NoLimit: none
-	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
-	// KillSurvivors kills processes that are left running at the end.
-	KillSurvivors bool
-	// Detach keeps it running when this program's connection is lost.
-	Detach bool
-
-	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
-	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
-
-	// Metadata is returned in the verdict, with the trace of ctx added.
-	Metadata map[string]string
-}
-
-// Size is a terminal's.
-type Size struct{ Rows, Cols int }
 
 // maxInline keeps a verdict well below one frame, two streams of it together.
 const maxInline = 1 << 20
@@ -69,8 +24,8 @@ const maxRequest = 4 << 20
 // checkRequest rejects a request that would not fit, and an environment that no process can have.
 func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
 	for k, v := range env {
-		if !goodVariable(k, v) {
-			return &Error{Code: CodeInvalidRequest, Op: op, Message: fmt.Sprintf("environment variable %.80q is not one", k), Remedy: "a name has neither = nor NUL, a value no NUL"}
+		if !v1.ValidVariable(k, v) {
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: op, Message: fmt.Sprintf("environment variable %.80q is not one", k), Remedy: "a name has neither = nor NUL, a value no NUL"}
 		}
 	}
 	n := 0
@@ -86,8 +41,8 @@ func checkRequest(op string, args []string, env, metadata map[string]string, oth
 		n += len(o)
 	}
 	if n > maxRequest {
-		return &Error{
-			Code: CodeTooLarge, Op: op, Message: fmt.Sprintf("script, arguments, environment and metadata of %d bytes, the most is 4 MiB", n),
+		return &v1.Error{
+			Code: v1.CodeTooLarge, Op: op, Message: fmt.Sprintf("script, arguments, environment and metadata of %d bytes, the most is 4 MiB", n),
 			Remedy: "write it to a file",
 		}
 	}
@@ -111,10 +66,10 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 // Signal and Operations find it. Stdin is not read.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Stdin != nil || c.PTY != nil {
-		return "", &Error{Code: CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
+		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
 	}
 	if c.Timeout == 0 {
-		c.Timeout = NoLimit
+		c.Timeout = v1.NoLimit
 	}
 	req, err := s.exec(ctx, c)
 	if err != nil {
@@ -126,21 +81,21 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 		return "", s.explain("start command", err)
 	}
 	if v := f.GetVerdict(); v != nil {
-		return "", &Error{Code: CodeStartFailed, Op: "start command", Message: v.StartError}
+		return "", &v1.Error{Code: v1.CodeStartFailed, Op: "start command", Message: v.StartError}
 	}
 	return req.Options.Id, nil
 }
 
 func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if len(c.Args) > 0 == (c.Shell != "") {
-		return nil, &Error{Code: CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
 	c.Env = carried(c.Env, c.Metadata)
 	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
-	opts, err := s.wireOptions(c.RunOptions, "c", DefaultKillGrace)
+	opts, err := s.wireOptions(c.RunOptions, "c", v1.DefaultKillGrace)
 	if err != nil {
 		return nil, err
 	}
@@ -153,32 +108,32 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 
 // wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
 func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
-	if _, err := ParseUser(o.User); err != nil {
-		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
+	if _, err := v1.ParseUser(o.User); err != nil {
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
 	}
 	w := &wire.RunOptions{
 		Id: o.ID, User: o.User, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
 		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
 	}
 	switch {
-	case o.Timeout == NoLimit:
+	case o.Timeout == v1.NoLimit:
 		w.TimeoutNs = 0
 	case o.Timeout == 0:
-		w.TimeoutNs = int64(DefaultTimeout)
+		w.TimeoutNs = int64(v1.DefaultTimeout)
 	case o.Timeout < 0:
-		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("invalid timeout %s", o.Timeout)}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid timeout %s", o.Timeout)}
 	}
 	if o.KillGrace < 0 || o.InlineBytes < 0 || o.InlineBytes > maxInline {
-		return nil, &Error{Code: CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", o.KillGrace, o.InlineBytes)}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", o.KillGrace, o.InlineBytes)}
 	}
 	if o.KillGrace == 0 {
 		w.GraceNs = int64(defaultGrace)
 	}
 	if o.InlineBytes == 0 {
-		w.InlineBytes = DefaultInlineBytes
+		w.InlineBytes = v1.DefaultInlineBytes
 	}
 	if o.SpoolBytes == 0 {
-		w.SpoolBytes = DefaultSpoolBytes
+		w.SpoolBytes = v1.DefaultSpoolBytes
 	}
 	w.SpoolBytes = max(0, w.SpoolBytes)
 	if w.Id == "" {
@@ -213,7 +168,7 @@ type conversation struct {
 // converse sends the request and receives frames until the verdict.
 func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
 	}
 	client := s.guest()
 	kills, counted := s.machine.MemoryKills()
@@ -258,7 +213,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		f, err := host.Receive(st)
 		if err != nil {
 			if ctx.Err() != nil && errors.Is(err, host.ErrDetached) {
-				return nil, &Error{Code: CodeCancelled, Op: c.op, Message: "given up, and the guest did not tell how it ended", Err: ctx.Err()}
+				return nil, &v1.Error{Code: v1.CodeCancelled, Op: c.op, Message: "given up, and the guest did not tell how it ended", Err: ctx.Err()}
 			}
 			return nil, s.explain(c.op, err)
 		}
@@ -284,13 +239,13 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 				st.Release()
 			}
 			v := verdict(b.Verdict)
-			if v.Ended == EndedSignal && v.Signal == syscall.SIGKILL && counted {
+			if v.Ended == v1.EndedSignal && v.Signal == syscall.SIGKILL && counted {
 				if now, ok := s.machine.MemoryKills(); ok && now > kills {
-					v.Ended, v.MemoryKills = EndedMemory, max(1, v.MemoryKills)
+					v.Ended, v.MemoryKills = v1.EndedMemory, max(1, v.MemoryKills)
 				}
 			}
 			if writeErr != nil {
-				return v, &Error{Code: CodeInternal, Op: c.op, Message: "the output could not be handed on", Err: writeErr}
+				return v, &v1.Error{Code: v1.CodeInternal, Op: c.op, Message: "the output could not be handed on", Err: writeErr}
 			}
 			return v, nil
 		}
@@ -367,20 +322,6 @@ func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 	return func() { close(done) }
 }
 
-// Operation is a cell or command that the sandbox remembers.
-type Operation struct {
-	ID      string    `json:"id"`
-	Kind    string    `json:"kind"` // "command" or "cell"
-	Command string    `json:"command"`
-	Context string    `json:"context,omitempty"`
-	Running bool      `json:"running"`
-	PID     int       `json:"pid,omitempty"`
-	Stdout  int64     `json:"stdout"` // bytes produced so far
-	Stderr  int64     `json:"stderr"`
-	Started time.Time `json:"started"`
-	Verdict *Verdict  `json:"verdict,omitempty"` // nil while it runs
-}
-
 // Operations lists what runs and what has ended lately, oldest first.
 func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_ListOps{ListOps: &wire.ListOps{}}})
@@ -399,16 +340,6 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 		out = append(out, op)
 	}
 	return out, nil
-}
-
-// FollowOptions says what to follow.
-type FollowOptions struct {
-	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
-	Stdout, Stderr             io.Writer
-	// NoWait returns what is there now. If the operation still runs there is no verdict: Follow then returns nil and no error.
-	NoWait bool
-	// Skipped is called for bytes that are no longer kept.
-	Skipped func(stream int, bytes int64)
 }
 
 // Follow writes an operation's output from absolute offsets on, and returns its verdict once it has ended. It may be called again and
@@ -444,7 +375,7 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 			if w != nil {
 				if _, err := w.Write(o.Data); err != nil {
 					st.Close()
-					return nil, &Error{Code: CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+					return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
 				}
 			}
 		}
@@ -456,11 +387,6 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 			return nil, nil
 		}
 	}
-}
-
-// SignalOptions says which processes of an operation a signal is sent to.
-type SignalOptions struct {
-	Tree bool // everything the operation started, not only its main process and that one's group
 }
 
 // Signal sends a signal to an operation's main process and its process group.

@@ -1,150 +1,20 @@
 package sandbox
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
-	"io/fs"
-	"strings"
-)
-
-// Code names what went wrong. Codes are stable: programs may switch on them.
-type Code string
-
-// The codes of this package and its backends.
-const (
-	CodeNotSupported      Code = "not_supported"
-	CodeBackendUnknown    Code = "backend_unknown"
-	CodeBackendMissing    Code = "backend_unavailable"
-	CodeNoBackend         Code = "no_backend"
-	CodeConsentMissing    Code = "consent_missing"
-	CodeInvalidSpec       Code = "invalid_spec"
-	CodeInvalidRequest    Code = "invalid_request"
-	CodeMountRefused      Code = "mount_refused"
-	CodeImageNotFound     Code = "image_not_found"
-	CodeImageDenied       Code = "image_denied"
-	CodeImageUnreachable  Code = "image_unreachable"
-	CodeImageCorrupt      Code = "image_corrupt"
-	CodeImageArch         Code = "image_arch"
-	CodeRootFS            Code = "rootfs_unusable"
-	CodeNoPython          Code = "no_python"
-	CodeNoShell           Code = "no_shell"
-	CodeStartFailed       Code = "start_failed"
-	CodeSandboxLost       Code = "sandbox_lost"
-	CodeGuestLost         Code = "guest_lost"
-	CodeNotFound          Code = "not_found"
-	CodeBusy              Code = "busy"
-	CodeCancelled         Code = "cancelled"
-	CodeSnapshotStale     Code = "snapshot_stale"
-	CodeSnapshotCorrupt   Code = "snapshot_corrupt"
-	CodeSnapshotVersion   Code = "snapshot_version"
-	CodeDiskFull          Code = "disk_full"
-	CodeFileNotFound      Code = "file_not_found"
-	CodeFileExists        Code = "file_exists"
-	CodeFilePermission    Code = "file_permission"
-	CodeFileNotRegular    Code = "file_not_regular"
-	CodeFileIsDirectory   Code = "file_is_directory"
-	CodeFileNotDirectory  Code = "file_not_directory"
-	CodeFileNotEmpty      Code = "file_not_empty"
-	CodePathEscapes       Code = "path_escapes"
-	CodePathInvalid       Code = "path_invalid"
-	CodeTooLarge          Code = "too_large"
-	CodeTooMany           Code = "too_many"
-	CodeEngineMissing     Code = "engine_missing"
-	CodeProtocol          Code = "protocol"
-	CodeInternal          Code = "internal"
-	CodeHostCallUndefined Code = "host_call_undefined"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Sentinels for errors.Is: an *Error matches the sentinel of its code.
 var (
-	ErrNotSupported   = &Error{Code: CodeNotSupported}
-	ErrSandboxLost    = &Error{Code: CodeSandboxLost}
-	ErrGuestLost      = &Error{Code: CodeGuestLost}
-	ErrNoBackend      = &Error{Code: CodeNoBackend}
-	ErrSnapshotStale  = &Error{Code: CodeSnapshotStale}
-	ErrNotFound       = &Error{Code: CodeNotFound}
-	ErrMountRefused   = &Error{Code: CodeMountRefused}
-	ErrInvalidSpec    = &Error{Code: CodeInvalidSpec}
-	ErrNoPython       = &Error{Code: CodeNoPython}
-	ErrCancelled      = &Error{Code: CodeCancelled}
-	ErrConsentMissing = &Error{Code: CodeConsentMissing}
+	ErrNotSupported   = &v1.Error{Code: v1.CodeNotSupported}
+	ErrSandboxLost    = &v1.Error{Code: v1.CodeSandboxLost}
+	ErrGuestLost      = &v1.Error{Code: v1.CodeGuestLost}
+	ErrNoBackend      = &v1.Error{Code: v1.CodeNoBackend}
+	ErrSnapshotStale  = &v1.Error{Code: v1.CodeSnapshotStale}
+	ErrNotFound       = &v1.Error{Code: v1.CodeNotFound}
+	ErrMountRefused   = &v1.Error{Code: v1.CodeMountRefused}
+	ErrInvalidSpec    = &v1.Error{Code: v1.CodeInvalidSpec}
+	ErrNoPython       = &v1.Error{Code: v1.CodeNoPython}
+	ErrCancelled      = &v1.Error{Code: v1.CodeCancelled}
+	ErrConsentMissing = &v1.Error{Code: v1.CodeConsentMissing}
 )
-
-// Error says what happened, why, what to do next, and whether trying again can
-// help. Every error that leaves this module's public packages is one, or wraps one.
-type Error struct {
-	Code    Code
-	Op      string // what was being done, e.g. "start sandbox"
-	Message string // what happened
-	Remedy  string // what to do next; may be empty
-	Retry   bool   // the same call may succeed later
-	Err     error  // the cause; may be nil
-}
-
-// Error implements error: one line, the cause included, the remedy last.
-func (e *Error) Error() string {
-	var b strings.Builder
-	if e.Op != "" {
-		b.WriteString(e.Op)
-		b.WriteString(": ")
-	}
-	switch {
-	case e.Message != "" && e.Err != nil:
-		fmt.Fprintf(&b, "%s: %v", e.Message, e.Err)
-	case e.Message != "":
-		b.WriteString(e.Message)
-	case e.Err != nil:
-		b.WriteString(e.Err.Error())
-	default:
-		b.WriteString(string(e.Code))
-	}
-	if e.Remedy != "" {
-		fmt.Fprintf(&b, " (%s)", e.Remedy)
-	}
-	return b.String()
-}
-
-// Unwrap gives the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// Is matches another *Error by code alone, and the errors of package fs that mean the same as a code.
-func (e *Error) Is(target error) bool {
-	if t, ok := target.(*Error); ok {
-		return t.Code == e.Code
-	}
-	switch e.Code {
-	case CodeFileNotFound:
-		return target == fs.ErrNotExist
-	case CodeFileExists:
-		return target == fs.ErrExist
-	case CodeFilePermission:
-		return target == fs.ErrPermission
-	}
-	return false
-}
-
-// CodeOf gives the code of the outermost *Error in err's chain, or CodeInternal;
-// for nil it gives "".
-func CodeOf(err error) Code {
-	if err == nil {
-		return ""
-	}
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Code
-	}
-	return CodeInternal
-}
-
-// SplitRemedy separates err from the remedies of the *Error that it is and of those it directly wraps.
-// It returns the outermost remedy: the others would only repeat it.
-func SplitRemedy(err error) (remedy string, bare error) {
-	e, ok := err.(*Error) //nolint:errorlint // in a wrapped one it is part of the text
-	if !ok {
-		return "", err
-	}
-	c := *e
-	remedy, c.Err = SplitRemedy(e.Err)
-	c.Remedy = ""
-	return cmp.Or(e.Remedy, remedy), &c
-}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/host"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -28,18 +29,6 @@ func (s *Sandbox) Files() FileSystem { return &files{s: s} }
 // Below implements FileSystem.
 func (f *files) Below(dir string) FileSystem {
 	return &files{s: f.s, root: path.Join("/", f.root, dir)}
-}
-
-// FileInfo describes a file.
-type FileInfo struct {
-	Path    string      `json:"path"`
-	Size    int64       `json:"size"`
-	Mode    fs.FileMode `json:"mode"`
-	ModTime time.Time   `json:"mod_time"`
-	UID     int         `json:"uid"`
-	GID     int         `json:"gid"`
-	Link    string      `json:"link,omitempty"` // target of a symbolic link
-	Kind    string      `json:"kind"`           // file, dir, symlink, fifo, socket, device
 }
 
 func fileInfo(w *wire.FileInfo) *FileInfo {
@@ -74,17 +63,9 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size > most {
-		return nil, &Error{Code: CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
+		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
 	}
 	return b.Bytes(), nil
-}
-
-// WriteOptions says how a file is written.
-type WriteOptions struct {
-	Mode      fs.FileMode // permission bits; 0: those of the file before, or 0644
-	Parents   bool        // make missing directories
-	Exclusive bool        // never overwrite
-	Append    bool        // add to the end, not atomically
 }
 
 // Write implements FileSystem.
@@ -113,15 +94,6 @@ func (f *files) Stat(ctx context.Context, name string) (*FileInfo, error) {
 	return fileInfo(end.GetFile()), nil
 }
 
-// ListOptions says what to list.
-type ListOptions struct {
-	Recursive bool
-	Depth     int // with Recursive; 0: all
-	// Unreadable, if not nil, counts up for each entry that could not be looked at and each directory that could not be entered: the
-	// listing lacks them.
-	Unreadable *int64
-}
-
 // List implements FileSystem.
 func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error] {
 	return func(yield func(*FileInfo, error) bool) {
@@ -140,7 +112,7 @@ func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 			if page.Next == "" {
 				return
 			}
-			after = page.Next
+			after = string(page.Next)
 		}
 	}
 }
@@ -148,18 +120,11 @@ func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 // listPage is how many entries List asks for at a time.
 const listPage = 1000
 
-// FilePage is a part of a directory.
-type FilePage struct {
-	Files      []*FileInfo
-	Next       string // names the page after this one; empty: this is the last
-	Unreadable int64  // entries of this page that could not be looked at, and directories that could not be entered
-}
-
 // Page implements FileSystem. With an error the page has what came before it.
 func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error) {
 	var page FilePage
 	if limit < 1 {
-		return page, &Error{Code: CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
+		return page, &v1.Error{Code: v1.CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
 	}
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
 		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(min(limit, listPage)), After: []byte(after),
@@ -182,7 +147,7 @@ func (f *files) Page(ctx context.Context, name string, opts ListOptions, after s
 		}
 		if fr.Last {
 			st.Release()
-			page.Next, page.Unreadable = string(fr.GetListed().GetNext()), fr.GetListed().GetUnreadable()
+			page.Next, page.Unreadable = v1.Text(fr.GetListed().GetNext()), fr.GetListed().GetUnreadable()
 			if opts.Unreadable != nil {
 				*opts.Unreadable += page.Unreadable
 			}
@@ -207,14 +172,6 @@ func (f *files) Move(ctx context.Context, from, to string, opts MoveOptions) err
 func (f *files) Remove(ctx context.Context, name string, opts RemoveOptions) error {
 	_, err := f.call(ctx, "remove", &wire.Request{Call: &wire.Request_FileRemove{FileRemove: &wire.FileRemove{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}}})
 	return err
-}
-
-// FileEvent is a change that Watch has seen. The first is always "ready"; "overflow"
-// says that some were missed.
-type FileEvent struct {
-	Op   string // ready, create, modify, remove, rename, overflow
-	Path string
-	From string // of a rename
 }
 
 // Watch implements FileSystem.
@@ -246,25 +203,6 @@ func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn fu
 	}
 }
 
-// TarStats is what was packed or unpacked.
-type TarStats struct {
-	Entries, Bytes int64
-	Skipped        []TarNote // devices, FIFOs, sockets; at most 1000 are named
-	SkippedCount   int64
-	Changed        []string // files that changed while they were read
-	ChangedCount   int64
-}
-
-// TarNote names an entry that was passed over.
-type TarNote struct{ Path, Reason string }
-
-// TarOptions bounds what is unpacked.
-type TarOptions struct {
-	MaxBytes, MaxEntries int64 // 0: the guest's own limits
-	Parents              bool  // make the directory to unpack into
-	Exclusive            bool  // never replace a file
-}
-
 // Upload implements FileSystem.
 func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error) {
 	end, err := f.upload(ctx, "unpack", &wire.Request{Call: &wire.Request_TarIn{TarIn: &wire.TarIn{
@@ -292,10 +230,10 @@ func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*Ta
 func tarStats(t *wire.TarStats) *TarStats {
 	s := &TarStats{Entries: t.GetEntries(), Bytes: t.GetBytes(), SkippedCount: t.GetSkippedCount(), ChangedCount: t.GetChangedCount()}
 	for _, n := range t.GetSkipped() {
-		s.Skipped = append(s.Skipped, TarNote{Path: string(n.Path), Reason: n.Reason})
+		s.Skipped = append(s.Skipped, TarNote{Path: v1.Text(n.Path), Reason: n.Reason})
 	}
 	for _, c := range t.GetChanged() {
-		s.Changed = append(s.Changed, string(c))
+		s.Changed = append(s.Changed, v1.Text(c))
 	}
 	return s
 }
@@ -326,7 +264,7 @@ func (f *files) download(ctx context.Context, op string, req *wire.Request, w io
 		if d := fr.GetData(); len(d) > 0 {
 			if _, err := w.Write(d); err != nil {
 				st.Close()
-				return nil, &Error{Code: CodeInternal, Op: op, Message: "the data could not be handed on", Err: err}
+				return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the data could not be handed on", Err: err}
 			}
 		}
 		if fr.Last {
@@ -365,7 +303,7 @@ func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	case ctx.Err() != nil:
 		err = f.s.explain(op, ctx.Err())
 	case e != nil:
-		err = &Error{Code: CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
+		err = &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
 	default:
 		err = f.s.explain(op, err)
 	}

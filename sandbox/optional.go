@@ -4,6 +4,8 @@ import (
 	"context"
 	"path"
 	"strings"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Package backend declares the optional interfaces of backends: Pauser, Sharer, Witness and others. It
@@ -45,7 +47,7 @@ func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) 
 	clean := path.Clean(name)
 	if clean != name || path.IsAbs(name) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
 		strings.ContainsRune(name, 0) {
-		return "", &Error{Code: CodePathInvalid, Op: "share a file", Message: "the name inside must be a clean relative path"}
+		return "", &v1.Error{Code: v1.CodePathInvalid, Op: "share a file", Message: "the name inside must be a clean relative path"}
 	}
 	if err := p.Share(ctx, s.ID(), file, name); err != nil {
 		return "", err
@@ -61,7 +63,7 @@ func (s *Sandbox) OnIncident(f func(Incident)) {
 }
 
 func (s *Sandbox) notSupported(op, remedy string) error {
-	return &Error{
-		Code: CodeNotSupported, Op: op, Message: "the " + s.backend.Name() + " backend cannot do this", Remedy: remedy,
+	return &v1.Error{
+		Code: v1.CodeNotSupported, Op: op, Message: "the " + s.backend.Name() + " backend cannot do this", Remedy: remedy,
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/host"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/internal/ids"
@@ -58,7 +59,7 @@ func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 	if err := spec.Check(); err != nil {
 		return nil, err
 	}
-	if err := spec.checkOptions(b.Name()); err != nil {
+	if err := checkOptions(spec, b.Name()); err != nil {
 		return nil, err
 	}
 	m, err := b.Start(ctx, spec)
@@ -89,7 +90,7 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 			}
 		}
 	}
-	if err := checkEnv("restore", env); err != nil {
+	if err := v1.CheckEnv("restore", env); err != nil {
 		return nil, err
 	}
 	m, err := b.Restore(ctx, snap, opts)
@@ -131,12 +132,12 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 		err = errors.Join(err, m.Stream().Close())
 	}
 	if ctx.Err() != nil {
-		return nil, &Error{Code: CodeCancelled, Op: "connect to the guest", Message: "given up before the guest answered", Err: ctx.Err()}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "connect to the guest", Message: "given up before the guest answered", Err: ctx.Err()}
 	}
 	if cause != nil {
 		return nil, cause
 	}
-	return nil, &Error{Code: CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
+	return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
 }
 
 // checkShell makes sure that a new sandbox has the shell that was asked for, so that it is told before anything runs.
@@ -149,7 +150,7 @@ func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 	if err != nil || g.Shell != "" {
 		return err
 	}
-	return &Error{Code: CodeNoShell, Op: "start sandbox", Message: fmt.Sprintf("there is no shell %q inside", shell), Remedy: "name one that the image has, or none: bash is used then, or sh"}
+	return &v1.Error{Code: v1.CodeNoShell, Op: "start sandbox", Message: fmt.Sprintf("there is no shell %q inside", shell), Remedy: "name one that the image has, or none: bash is used then, or sh"}
 }
 
 func identity(m Machine) *wire.Identity {
@@ -189,7 +190,7 @@ func (s *Sandbox) hostHandler() host.Handler {
 	}
 	return func(ctx context.Context, c host.Call) ([]byte, error) {
 		b, err := f(ctx, HostCall{Op: c.Op, Context: c.Context, Name: c.Name, Payload: c.Payload})
-		if e, ok := errors.AsType[*Error](err); ok {
+		if e, ok := errors.AsType[*v1.Error](err); ok {
 			err = &host.Error{Code: string(e.Code), Message: e.Error()}
 		}
 		return b, err
@@ -238,19 +239,6 @@ func (s *Sandbox) stop() *host.Client {
 // Ping makes a round trip through the guest.
 func (s *Sandbox) Ping(ctx context.Context) error {
 	return s.explain("ping", s.guest().Ping(ctx))
-}
-
-// Guest describes the inside of a sandbox.
-type Guest struct {
-	Version string        `json:"version"`
-	Kernel  string        `json:"kernel"`
-	Python  string        `json:"python,omitempty"` // path, empty when there is none
-	Shell   string        `json:"shell,omitempty"`
-	UID     int           `json:"uid"`
-	Home    string        `json:"home"`
-	CPUs    int           `json:"cpus"`
-	Memory  int64         `json:"memory"`
-	Uptime  time.Duration `json:"uptime_ns"`
 }
 
 // Guest asks the guest what it sees.
@@ -305,7 +293,7 @@ func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot
 // others could not; the caller must Close each.
 func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 	if n < 1 {
-		return nil, &Error{Code: CodeInvalidRequest, Op: "fork", Message: fmt.Sprintf("%d copies", n)}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork", Message: fmt.Sprintf("%d copies", n)}
 	}
 	snap, err := s.Snapshot(ctx, SnapshotOptions{Labels: map[string]string{"recluse.fork-of": s.ID()}})
 	if err != nil {
@@ -337,15 +325,15 @@ func (s *Sandbox) explain(op string, err error) error {
 		return guestError(op, e)
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return &Error{Code: CodeCancelled, Op: op, Message: "given up", Err: err}
+		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: err}
 	}
 	if errors.Is(err, host.ErrDetached) {
 		return s.lost(op, err)
 	}
 	if errors.Is(err, wire.ErrTooLarge) {
-		return &Error{Code: CodeTooLarge, Op: op, Message: "the request is too large", Remedy: "write it to a file", Err: err}
+		return &v1.Error{Code: v1.CodeTooLarge, Op: op, Message: "the request is too large", Remedy: "write it to a file", Err: err}
 	}
-	return &Error{Code: CodeProtocol, Op: op, Message: "the conversation with the guest broke", Err: err}
+	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the conversation with the guest broke", Err: err}
 }
 
 // lost says why the guest can no longer be reached.
@@ -354,16 +342,16 @@ func (s *Sandbox) lost(op string, err error) error {
 	stopped := s.stopped
 	s.mu.Unlock()
 	if stopped {
-		return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has been closed"}
+		return &v1.Error{Code: v1.CodeSandboxLost, Op: op, Message: "the sandbox has been closed"}
 	}
 	if !awaitCause(s.machine) {
-		return &Error{Code: CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
+		return &v1.Error{Code: v1.CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
 	}
 	cause := s.machine.Cause()
-	if e, ok := errors.AsType[*Error](cause); ok {
-		return &Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
+	if e, ok := errors.AsType[*v1.Error](cause); ok {
+		return &v1.Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
 	}
-	return &Error{Code: CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot", Err: cause}
+	return &v1.Error{Code: v1.CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot", Err: cause}
 }
 
 // awaitCause reports whether a sandbox whose stream has ended has ended too, and then Cause tells why. The backend may hear of it
@@ -380,29 +368,43 @@ func awaitCause(m Machine) bool {
 }
 
 // fileCodes maps the guest's words for failures of files to ours.
-var fileCodes = map[string]Code{
-	"file_not_found": CodeFileNotFound, "file_exists": CodeFileExists, "file_permission": CodeFilePermission,
-	"file_not_regular": CodeFileNotRegular, "file_is_dir": CodeFileIsDirectory, "file_not_dir": CodeFileNotDirectory,
-	"file_escapes": CodePathEscapes, "file_invalid": CodePathInvalid, "file_too_large": CodeTooLarge, "file_too_many": CodeTooMany,
-	"file_no_space": CodeDiskFull, "file_not_empty": CodeFileNotEmpty, "file_cancelled": CodeCancelled, "file_internal": CodeInternal,
+var fileCodes = map[string]v1.Code{
+	"file_not_found": v1.CodeFileNotFound, "file_exists": v1.CodeFileExists, "file_permission": v1.CodeFilePermission,
+	"file_not_regular": v1.CodeFileNotRegular, "file_is_dir": v1.CodeFileIsDirectory, "file_not_dir": v1.CodeFileNotDirectory,
+	"file_escapes": v1.CodePathEscapes, "file_invalid": v1.CodePathInvalid, "file_too_large": v1.CodeTooLarge, "file_too_many": v1.CodeTooMany,
+	"file_no_space": v1.CodeDiskFull, "file_not_empty": v1.CodeFileNotEmpty, "file_cancelled": v1.CodeCancelled, "file_internal": v1.CodeInternal,
 }
 
 func guestError(op string, e *host.Error) error {
-	code := Code(e.Code)
+	code := v1.Code(e.Code)
 	if c, ok := fileCodes[e.Code]; ok {
 		code = c
 	}
-	out := &Error{Code: code, Op: op, Message: e.Message}
+	out := &v1.Error{Code: code, Op: op, Message: e.Message}
 	if e.Path != "" {
 		out.Message = fmt.Sprintf("%q: %s", e.Path, e.Message)
 	}
 	switch code {
-	case CodeNoPython:
+	case v1.CodeNoPython:
 		out.Remedy = "use an image or root file system with Python 3; commands work without"
-	case CodeNoShell:
+	case v1.CodeNoShell:
 		out.Remedy = "run a program directly, or use an image with a shell"
-	case CodeDiskFull:
+	case v1.CodeDiskFull:
 		out.Remedy = "remove files, or give the sandbox a larger disk limit"
 	}
 	return out
+}
+
+// checkOptions refuses options of another backend than the one that is to make the sandbox.
+func checkOptions(s Spec, backend string) error {
+	for name := range s.Options {
+		if name != backend {
+			return &v1.Error{
+				Code: v1.CodeNotSupported, Op: "check spec",
+				Message: fmt.Sprintf("the spec has options of the %s backend, and the %s backend is to make the sandbox", name, backend),
+				Remedy:  "leave them out, or use the " + name + " backend",
+			}
+		}
+	}
+	return nil
 }

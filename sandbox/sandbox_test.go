@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -95,10 +97,10 @@ func TestACancelledCommandWhoseVerdictNeverComesIsGivenUp(t *testing.T) {
 		defer cancel()
 		begin := time.Now()
 		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
-		if v != nil || CodeOf(err) != CodeCancelled || !strings.Contains(err.Error(), "did not tell") {
+		if v != nil || v1.CodeOf(err) != v1.CodeCancelled || !strings.Contains(err.Error(), "did not tell") {
 			t.Errorf("%v, %v", v, err)
 		}
-		if took, want := time.Since(begin), time.Second+verdictWait+DefaultKillGrace; took != want {
+		if took, want := time.Since(begin), time.Second+verdictWait+v1.DefaultKillGrace; took != want {
 			t.Errorf("it took %s, not %s", took, want)
 		}
 		if cancelled != 1 {
@@ -121,7 +123,7 @@ func TestTheVerdictOfACancelledCommandIsGiven(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
-		if err != nil || v.Ended != EndedCancelled {
+		if err != nil || v.Ended != v1.EndedCancelled {
 			t.Errorf("%v, %v", v, err)
 		}
 	})
@@ -135,7 +137,7 @@ func (b *stillborn) Start(_ context.Context, spec Spec) (Machine, error) {
 	b.machine = toyMachine{stream: ours, spec: spec, gone: make(chan struct{})}
 	_ = theirs.Close()
 	time.AfterFunc(time.Second, func() {
-		b.machine.cause = &Error{Code: CodeGuestLost, Message: "it ended with exit code 3"}
+		b.machine.cause = &v1.Error{Code: v1.CodeGuestLost, Message: "it ended with exit code 3"}
 		close(b.machine.gone)
 	})
 	return &b.machine, nil
@@ -144,7 +146,7 @@ func (b *stillborn) Start(_ context.Context, spec Spec) (Machine, error) {
 func TestTheEndOfAGuestThatNeverAnsweredIsExplained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &stillborn{}
-		if _, err := Open(t.Context(), b, Spec{}); CodeOf(err) != CodeGuestLost || !strings.Contains(err.Error(), "exit code 3") {
+		if _, err := Open(t.Context(), b, Spec{}); v1.CodeOf(err) != v1.CodeGuestLost || !strings.Contains(err.Error(), "exit code 3") {
 			t.Error(err)
 		}
 		if b.stopped != 1 {
@@ -170,7 +172,7 @@ func TestRequestsThatDoNotFitAreTooLarge(t *testing.T) {
 		"metadata of a cell":      cell(Cell{RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
 		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, MkdirOptions{}),
 	} {
-		if CodeOf(err) != CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
+		if v1.CodeOf(err) != v1.CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
 			t.Errorf("%s: %.200v", name, err)
 		}
 	}
@@ -205,9 +207,9 @@ func TestCloseLeavesWhatWasDetached(t *testing.T) {
 }
 
 func TestRestoreChecksTheEnvironment(t *testing.T) {
-	snap := &Snapshot{Spec: Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv/2), "B": "2"}}}
+	snap := &Snapshot{Spec: Spec{Env: map[string]string{"A": strings.Repeat("x", v1.MaxEnv/2), "B": "2"}}}
 	for name, env := range map[string]map[string]string{
-		"too large with the snapshot's": {"C": strings.Repeat("x", MaxEnv/2)},
+		"too large with the snapshot's": {"C": strings.Repeat("x", v1.MaxEnv/2)},
 		"not a name":                    {"A=B": ""},
 		"NUL":                           {"A": "\x00"},
 	} {
@@ -216,7 +218,7 @@ func TestRestoreChecksTheEnvironment(t *testing.T) {
 		}
 	}
 	b := &restorer{}
-	_, _ = Restore(t.Context(), b, snap, RestoreOptions{Env: map[string]string{"A": strings.Repeat("x", MaxEnv/2)}})
+	_, _ = Restore(t.Context(), b, snap, RestoreOptions{Env: map[string]string{"A": strings.Repeat("x", v1.MaxEnv/2)}})
 	if !b.asked {
 		t.Error("one that takes another's place was refused")
 	}
@@ -230,4 +232,15 @@ type restorer struct {
 func (r *restorer) Restore(context.Context, *Snapshot, RestoreOptions) (Machine, error) {
 	r.asked = true
 	return nil, errors.New("that is all")
+}
+
+func TestOptionsOfAnotherBackendAreRefused(t *testing.T) {
+	spec := Spec{Options: map[string]json.RawMessage{"docker": []byte(`{}`)}}
+	if err := checkOptions(spec, "docker"); err != nil {
+		t.Error(err)
+	}
+	_, err := Open(t.Context(), &toy{name: "gvisor"}, spec)
+	if v1.CodeOf(err) != v1.CodeNotSupported || !strings.Contains(err.Error(), "docker") || !strings.Contains(err.Error(), "gvisor") {
+		t.Errorf("%v", err)
+	}
 }

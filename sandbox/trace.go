@@ -6,6 +6,8 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The trace of whoever runs a cell or command goes along as metadata of the operation, under the names that it has as headers. From there the guest puts it
@@ -36,7 +38,7 @@ func carried(env, metadata map[string]string) map[string]string {
 		out = map[string]string{}
 	}
 	for name, from := range traceEnv {
-		if metadata[from] != "" && goodVariable(name, metadata[from]) {
+		if metadata[from] != "" && v1.ValidVariable(name, metadata[from]) {
 			out[name] = metadata[from]
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -20,7 +21,7 @@ const (
 func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
 	for end := time.Now().Add(heldWait); ; {
 		sb, err := sandbox.Attach(ctx, b, id)
-		if sandbox.CodeOf(err) != sandbox.CodeBusy || time.Now().After(end) {
+		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(end) {
 			return sb, err
 		}
 		select {
@@ -81,14 +82,14 @@ func (s *Session) ensureAttached(ctx context.Context) error {
 	s.mu.Unlock()
 	ctx = context.WithoutCancel(ctx) // other calls wait for it, too
 	switch {
-	case sb != nil || !state.Live() || state == Paused || state == Lost:
+	case sb != nil || !state.Live() || state == v1.StatePaused || state == v1.StateLost:
 		return nil // another call was faster, or the state has changed
-	case state == Hibernated:
+	case state == v1.StateHibernated:
 		return s.wake(ctx)
 	case id != "":
 		return s.attach(ctx, id)
 	}
-	return &sandbox.Error{Code: sandbox.CodeInternal, Op: "use session", Message: "the session has no sandbox"}
+	return &v1.Error{Code: v1.CodeInternal, Op: "use session", Message: "the session has no sandbox"}
 }
 
 // attach attaches the sandbox of the record.

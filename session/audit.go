@@ -101,13 +101,6 @@ func (m *Manager) audit(ctx context.Context, e Entry) {
 	m.journal.AddEntry(store.Entry(e))
 }
 
-// AuditOptions chooses entries of the audit log.
-type AuditOptions struct {
-	Tenant, Session, Actor, Action string
-	After                          int64 // entries with a larger id
-	Limit                          int
-}
-
 // Audit iterates over entries of the audit log, oldest first.
 func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, error] {
 	q := store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Limit: o.Limit}

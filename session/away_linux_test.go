@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -44,7 +45,7 @@ func (d *distant) there(ctx context.Context, what string) error {
 	case <-stalled:
 		return nil
 	case <-ctx.Done():
-		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: what, Message: "given up", Err: ctx.Err()}
+		return &v1.Error{Code: v1.CodeCancelled, Op: what, Message: "given up", Err: ctx.Err()}
 	}
 }
 
@@ -190,7 +191,7 @@ func newDistantBenchWith(t *testing.T, o Options) (*bench, *distant) {
 func TestASandboxOutlivesABackendThatIsAwayForAWhile(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		code sandbox.Code
+		code v1.Code
 	}{
 		{"the engine went away", "engine_lost"},
 		{"somebody paused the container", "sandbox_paused"},
@@ -200,10 +201,10 @@ func TestASandboxOutlivesABackendThatIsAwayForAWhile(t *testing.T) {
 			s := k.open("work")
 			py(t, s, "x = 41")
 			id := s.Info().Sandbox
-			d.say(&sandbox.Error{Code: c.code, Message: c.name, Retry: true}, true)
+			d.say(&v1.Error{Code: c.code, Message: c.name, Retry: true}, true)
 			_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 			wantCode(t, "a cell meanwhile", err, c.code)
-			want(t, "state", string(s.Info().State), string(Ready))
+			want(t, "state", string(s.Info().State), string(v1.StateReady))
 			d.say(nil, false)
 			want(t, "x + 1", py(t, s, "x + 1"), "42")
 			want(t, "sandbox", s.Info().Sandbox, id)
@@ -215,11 +216,11 @@ func TestASandboxThatDoesNotAnswerIsKeptWhileItsBackendIsAway(t *testing.T) {
 	k, d := newDistantBench(t)
 	s := k.open("work")
 	py(t, s, "x = 41")
-	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
+	d.say(&v1.Error{Code: v1.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
 	s.checkConnection(d.deafen(s))
-	want(t, "state", string(s.Info().State), string(Ready))
+	want(t, "state", string(s.Info().State), string(v1.StateReady))
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
+	wantCode(t, "a cell meanwhile", err, v1.CodeBackendMissing)
 	d.say(nil, false)
 	want(t, "x + 1", py(t, s, "x + 1"), "42")
 }
@@ -230,18 +231,18 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 	py(t, s, note(41))
 	save(t, s, "one")
 	id := s.Info().Sandbox
-	d.say(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
+	d.say(&v1.Error{Code: v1.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
 	if err := d.Stop(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	d.mu.Lock()
 	for _, m := range d.attached {
-		m.end(&sandbox.Error{Code: sandbox.CodeSandboxLost, Message: "it was removed"})
+		m.end(&v1.Error{Code: v1.CodeSandboxLost, Message: "it was removed"})
 	}
 	d.mu.Unlock()
 	await(t, "callers are told", func() bool {
 		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-		return sandbox.CodeOf(err) == sandbox.CodeBackendMissing
+		return v1.CodeOf(err) == v1.CodeBackendMissing
 	})
 	asked := func() int {
 		d.mu.Lock()
@@ -267,7 +268,7 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 // part has the session let go of its sandbox, and leaves the backend away.
 func (k *bench) part(s *Session, d *distant) {
 	k.t.Helper()
-	d.say(&sandbox.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
+	d.say(&v1.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
 	await(k.t, "it is let go of", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -285,16 +286,16 @@ func TestALostSessionThatWasToSleepStillExpires(t *testing.T) {
 	}
 	d.say(nil, false)
 	if sleeps(k.b) {
-		wantCode(t, "hibernate", s.Hibernate(t.Context()), CodeLost)
+		wantCode(t, "hibernate", s.Hibernate(t.Context()), v1.CodeSessionLost)
 	} else {
 		_, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-		wantCode(t, "a cell", err, CodeLost)
+		wantCode(t, "a cell", err, v1.CodeSessionLost)
 	}
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
 	s.mu.Lock()
-	s.rec.Policy.TTL = time.Millisecond
+	s.rec.Policy.TTL = v1.Duration(time.Millisecond)
 	s.mu.Unlock()
-	k.awaitState(s, Expired)
+	k.awaitState(s, v1.StateExpired)
 }
 
 func TestASessionOfASilentBackend(t *testing.T) {
@@ -307,13 +308,13 @@ func TestASessionOfASilentBackend(t *testing.T) {
 		kept     bool
 		reviving bool
 	}{
-		{"was being made", name, record{State: Creating}, false, false},
-		{"was being made elsewhere", "elsewhere", record{State: Creating}, false, false},
-		{"ran", name, record{State: Ready, Sandbox: "x"}, true, false},
-		{"ran elsewhere", "elsewhere", record{State: Ready, Sandbox: "x"}, true, false},
-		{"was being restored", name, record{State: Lost}, true, true},
-		{"was being restored elsewhere", "elsewhere", record{State: Lost}, true, false},
-		{"was given up", name, record{State: Lost, Hopeless: true}, true, false},
+		{"was being made", name, record{State: v1.StateCreating}, false, false},
+		{"was being made elsewhere", "elsewhere", record{State: v1.StateCreating}, false, false},
+		{"ran", name, record{State: v1.StateReady, Sandbox: "x"}, true, false},
+		{"ran elsewhere", "elsewhere", record{State: v1.StateReady, Sandbox: "x"}, true, false},
+		{"was being restored", name, record{State: v1.StateLost}, true, true},
+		{"was being restored elsewhere", "elsewhere", record{State: v1.StateLost}, true, false},
+		{"was given up", name, record{State: v1.StateLost, Hopeless: true}, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.record.Backend = c.backend
@@ -335,18 +336,18 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock() // as if the manager had been killed before it could tell the store
-	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.rec.Since, s.dirty = Ready, id, nil, time.Time{}, time.Now(), true
+	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.rec.Since, s.dirty = v1.StateReady, id, nil, time.Time{}, time.Now(), true
 	s.mu.Unlock()
 	hush := func(err error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.mute = err
 	}
-	hush(&sandbox.Error{Code: sandbox.CodeBackendMissing, Message: "its disk does not answer", Retry: true})
+	hush(&v1.Error{Code: v1.CodeBackendMissing, Message: "its disk does not answer", Retry: true})
 	k.restart()
 	s = k.get("work")
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendMissing)
+	wantCode(t, "a cell meanwhile", err, v1.CodeBackendMissing)
 	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it
 		t.Fatal(err)
 	}
@@ -373,8 +374,8 @@ func TestASessionOutlivesAManagerWithoutItsBackend(t *testing.T) {
 	k.restart()
 	s := k.get("work")
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell meanwhile", err, sandbox.CodeBackendUnknown)
-	want(t, "state", string(s.Info().State), string(Ready))
+	wantCode(t, "a cell meanwhile", err, v1.CodeBackendUnknown)
+	want(t, "state", string(s.Info().State), string(v1.StateReady))
 	k.opts.Backends = []sandbox.Backend{d}
 	k.restart()
 	want(t, "x + 1", py(t, k.get("work"), "x + 1"), "42")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/pool"
@@ -56,8 +57,8 @@ func (s *Session) backend() (sandbox.Backend, error) {
 	s.mu.Unlock()
 	b := s.m.known(name)
 	if b == nil {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeBackendUnknown, Op: "use session", Message: "the session lives on backend " + name + ", which is not configured",
+		return nil, &v1.Error{
+			Code: v1.CodeBackendUnknown, Op: "use session", Message: "the session lives on backend " + name + ", which is not configured",
 			Remedy: "start with that backend",
 		}
 	}
@@ -127,8 +128,8 @@ func askBackend[T any](ctx context.Context, b sandbox.Backend, wait time.Duratio
 	defer cancel()
 	answer, err := question(bounded)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil { // the caller has not given up
-		err = &sandbox.Error{
-			Code: sandbox.CodeBackendMissing, Op: "ask backend", Message: fmt.Sprintf("the %s backend does not answer: nothing came within %s", b.Name(), wait),
+		err = &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "ask backend", Message: fmt.Sprintf("the %s backend does not answer: nothing came within %s", b.Name(), wait),
 			Remedy: "see whether its service works; until it answers, what it holds is left as it is", Retry: true, Err: err,
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -73,7 +74,7 @@ func (s *Session) follow(sb *sandbox.Sandbox, id string, from origin) {
 		delete(s.background, id)
 	}
 	ended := err == nil && v != nil
-	if !ended && s.attachment.has(sb) && sandbox.CodeOf(err) != sandbox.CodeNotFound { // a missing operation was forgotten by a call; any other may still run
+	if !ended && s.attachment.has(sb) && v1.CodeOf(err) != v1.CodeNotFound { // a missing operation was forgotten by a call; any other may still run
 		s.attachment.markUnverified()
 	}
 	if ended {

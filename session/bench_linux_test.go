@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -59,7 +60,7 @@ func BenchmarkManager(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	v := &sandbox.Verdict{ID: "x1", Ended: sandbox.EndedExit}
+	v := &sandbox.Verdict{ID: "x1", Ended: v1.EndedExit}
 	for b.Loop() {
 		if err := s.beginUse(true, true); err != nil {
 			b.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -16,15 +17,6 @@ const (
 	// repliesKept is how long replies to idempotent requests are kept.
 	repliesKept = 24 * time.Hour
 )
-
-// Collected is what GC removed.
-type Collected struct {
-	Sessions  int   `json:"sessions"`  // records of ended sessions
-	Snapshots int   `json:"snapshots"` // of removed sessions, and images without a name
-	Strays    int   `json:"strays"`    // sandboxes of no session
-	Entries   int   `json:"entries"`   // of the audit log
-	Bytes     int64 `json:"bytes"`     // of images
-}
 
 // lateLooks are the pauses before a new manager collects again what its predecessor left. A backend that is a service
 // of its own finishes what a killed manager asked for, an image or a container, even after the first inventory.
@@ -71,7 +63,7 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 // retention returns the time before which something is removed; ok is false if it is kept for ever.
 func retention(set, otherwise time.Duration) (time.Time, bool) {
 	switch set {
-	case sandbox.NoLimit:
+	case v1.NoLimit:
 		return time.Time{}, false
 	case 0:
 		set = otherwise
@@ -136,7 +128,7 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 				continue
 			}
 			gone, err := m.removeImage(ctx, i)
-			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+			if v1.CodeOf(err) == v1.CodeBackendMissing {
 				errs = append(errs, err) // the next image would time out, too
 				break
 			}
@@ -170,7 +162,7 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			if err == nil {
 				c.Strays++
 			}
-			if sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+			if v1.CodeOf(err) == v1.CodeBackendMissing {
 				errs = append(errs, err)
 				break // the next one would time out, too
 			}

@@ -3,6 +3,7 @@ package session
 import (
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -45,12 +46,12 @@ func TestWhoseASandboxIs(t *testing.T) {
 		{name: "in the pool", maker: "this", pooled: true, belongs: true},
 		{name: "in a pool of before", maker: "earlier", pooled: true},
 		{name: "of a session that has ended", maker: "this"},
-		{name: "the session's own", maker: "earlier", record: &record{State: Ready, Sandbox: "it"}, belongs: true},
-		{name: "another of before", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}},
-		{name: "another of before while the session's changes", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}, busy: true, belongs: true},
-		{name: "another of before while nothing is known", maker: "earlier", record: &record{State: Ready, Sandbox: "another"}, unsure: true, belongs: true},
-		{name: "another of ours", maker: "this", record: &record{State: Ready, Sandbox: "another"}, belongs: true},
-		{name: "of one that sleeps", maker: "earlier", record: &record{State: Hibernated}, belongs: true},
+		{name: "the session's own", maker: "earlier", record: &record{State: v1.StateReady, Sandbox: "it"}, belongs: true},
+		{name: "another of before", maker: "earlier", record: &record{State: v1.StateReady, Sandbox: "another"}},
+		{name: "another of before while the session's changes", maker: "earlier", record: &record{State: v1.StateReady, Sandbox: "another"}, busy: true, belongs: true},
+		{name: "another of before while nothing is known", maker: "earlier", record: &record{State: v1.StateReady, Sandbox: "another"}, unsure: true, belongs: true},
+		{name: "another of ours", maker: "this", record: &record{State: v1.StateReady, Sandbox: "another"}, belongs: true},
+		{name: "of one that sleeps", maker: "earlier", record: &record{State: v1.StateHibernated}, belongs: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			labels := map[string]string{labelMaker: c.maker}

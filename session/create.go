@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -16,7 +17,7 @@ import (
 func newRecord(ctx context.Context, key Key, c creation) record {
 	now := time.Now().UTC()
 	return record{
-		ID: newID(), Key: key, State: Creating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
+		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
 		Created: now, Used: now, Request: request(ctx),
 	}
 }
@@ -94,10 +95,10 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		return err
 	}
 	if c.ownSpec && c.specHash != v.SpecHash {
-		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", c.From, differing(*c.Spec, v.Spec)), Remedy: "ask without a spec"}
+		return &v1.Error{Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", c.From, differing(*c.Spec, v.Spec)), Remedy: "ask without a spec"}
 	}
 	if c.Backend != "" && c.Backend != v.Image.Backend {
-		return &sandbox.Error{Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", c.From, v.Image.Backend, c.Backend)}
+		return &v1.Error{Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", c.From, v.Image.Backend, c.Backend)}
 	}
 	defer s.m.pinImage(v.Image)()
 	s.mu.Lock()
@@ -198,10 +199,10 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 		s.mu.Lock()
 		next := s.rec
 		s.mu.Unlock()
-		if next.State != Creating {
+		if next.State != v1.StateCreating {
 			continue // it was ended meanwhile, and dispose waits for the turn
 		}
-		next.State, next.Reason, next.Since = Ready, "made", now
+		next.State, next.Reason, next.Since = v1.StateReady, "made", now
 		row, err := next.row()
 		if err != nil {
 			return err
@@ -214,7 +215,7 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 	failpoint("create.saved")
 	for _, s := range made {
 		s.mu.Lock()
-		if s.setState(Ready, "made") {
+		if s.setState(v1.StateReady, "made") {
 			s.rec.Since = now
 		}
 		s.mu.Unlock()
@@ -230,7 +231,7 @@ func (s *Session) abortCreation(ctx context.Context, err error) {
 	sb := s.attachment.detach()
 	s.createErr = err
 	ended := !s.rec.State.Live()
-	s.setState(Ended, "it could not be made")
+	s.setState(v1.StateEnded, "it could not be made")
 	s.rec.Ended = time.Now().UTC()
 	s.mu.Unlock()
 	if sb != nil {

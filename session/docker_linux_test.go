@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -126,27 +127,27 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 	k := dockerBench(t, quick())
 	s := k.open("work")
 	py(t, s, "x = 41")
-	wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeNotSupported)
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), v1.CodeNotSupported)
 	want(t, "x + 1 after that", py(t, s, "x + 1"), "42")
 	_, err := s.Fork(t.Context(), 1, nil)
-	wantCode(t, "fork", err, sandbox.CodeNotSupported)
-	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond}}})
+	wantCode(t, "fork", err, v1.CodeNotSupported)
+	idle, _, err := k.m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(50 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleKeep}}})
+	kept, _, err := k.m.Open(t.Context(), Key{Name: "kept"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(50 * time.Millisecond), OnIdle: v1.IdleKeep}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.awaitState(idle, Expired)
+	k.awaitState(idle, v1.StateExpired)
 	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
 		t.Errorf("reason %q", r)
 	}
-	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: 50 * time.Millisecond}}})
+	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(50 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.awaitState(short, Expired)
+	k.awaitState(short, v1.StateExpired)
 	await(t, "their containers are gone", func() bool { return k.sandboxes() == 2 })
 	want(t, "1 + 1 in the one that is kept", py(t, kept, "1 + 1"), "2")
 }
@@ -207,7 +208,7 @@ func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
 	if err := k.b.Stop(t.Context(), id); err != nil { // as somebody with docker rm -f would, with the session's manager looking on
 		t.Fatal(err)
 	}
-	await(t, "it is noticed", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
+	await(t, "it is noticed", func() bool { return s.Info().Sandbox != id || s.Info().State == v1.StateLost })
 	v, err := s.Cell(t.Context(), sandbox.Cell{Code: "open('f').read()"})
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -19,7 +20,7 @@ func (s *Session) End(ctx context.Context, reason string) error {
 	if reason == "" {
 		reason = "by its owner"
 	}
-	_, err := s.finish(ctx, Ended, reason, func() bool { return true })
+	_, err := s.finish(ctx, v1.StateEnded, reason, func() bool { return true })
 	return err
 }
 
@@ -66,13 +67,13 @@ func (s *Session) dispose(before State) {
 	s.events.ring = nil
 	s.mu.Unlock()
 	b := s.m.known(name)
-	if sb == nil && id != "" && b != nil && before != Paused && before != Lost {
+	if sb == nil && id != "" && b != nil && before != v1.StatePaused && before != v1.StateLost {
 		sb = s.attachEnded(b, id)
 	}
 	var err error
 	switch {
 	case sb != nil:
-		if before != Paused { // a frozen process does not handle signals
+		if before != v1.StatePaused { // a frozen process does not handle signals
 			s.terminate(sb)
 		}
 		failpoint("end.terminated")

@@ -65,12 +65,6 @@ func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan stru
 	return list, oldest, s.events.more, !s.rec.State.Live()
 }
 
-// EventsOptions chooses events.
-type EventsOptions struct {
-	After  int64 // events with a larger Seq
-	Follow bool  // continue with later events until ctx or the session ends
-}
-
 // Events iterates over the events of the session. Only the latest operations are remembered; the audit log has all.
 func (s *Session) Events(ctx context.Context, o EventsOptions) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {

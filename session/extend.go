@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // longestExtension is what a policy without a limit allows at once. A few of them do not overflow a duration.
@@ -16,13 +16,13 @@ func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 	s.mu.Lock()
 	p := s.rec.Policy
 	if by == 0 {
-		by = p.Extension
-		if by == sandbox.NoLimit {
+		by = p.Extension.Std()
+		if by == v1.NoLimit {
 			by = DefaultExtension
 		}
 	}
 	err := s.extendable(by)
-	counts := err == nil && p.TTL != sandbox.NoLimit
+	counts := err == nil && p.TTL != v1.NoLimit
 	if counts {
 		s.rec.Extended++
 		s.rec.ExtendedBy += by
@@ -58,15 +58,15 @@ func (s *Session) extendable(by time.Duration) error {
 	if !s.rec.State.Live() {
 		return s.refusal(time.Now())
 	}
-	most := p.Extension
-	if most == sandbox.NoLimit {
+	most := p.Extension.Std()
+	if most == v1.NoLimit {
 		most = longestExtension
 	}
 	if by <= 0 || by > most {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
 	}
-	if p.TTL != sandbox.NoLimit && s.rec.Extended >= max(0, p.Extensions) {
-		return &sandbox.Error{Code: CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
+	if p.TTL != v1.NoLimit && s.rec.Extended >= max(0, p.Extensions) {
+		return &v1.Error{Code: v1.CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -82,9 +83,9 @@ func TestASessionThatIsKeptAwakeDoesNotHibernate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if sleeps(k.b) {
-		wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeBusy)
+		wantCode(t, "hibernate", s.Hibernate(t.Context()), v1.CodeBusy)
 	}
-	want(t, "state", string(s.Info().State), string(Executing))
+	want(t, "state", string(s.Info().State), string(v1.StateExecuting))
 	release()
-	want(t, "state afterwards", string(s.Info().State), string(Ready))
+	want(t, "state afterwards", string(s.Info().State), string(v1.StateReady))
 }

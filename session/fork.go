@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -150,7 +151,7 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 			if len(names) == 0 {
 				continue
 			}
-			return nil, &sandbox.Error{Code: CodeExists, Op: "fork session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "choose another name"}
+			return nil, &v1.Error{Code: v1.CodeSessionExists, Op: "fork session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "choose another name"}
 		}
 		taken[key] = true
 		keys = append(keys, key)
@@ -159,7 +160,7 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	forks := make([]*Session, n)
 	for i, key := range keys {
 		forks[i] = s.m.newSession(record{
-			ID: newID(), Key: key, State: Creating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
+			ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
 			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
 		})
 		forks[i].turn <- struct{}{} // createForks or abandon releases it

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -51,7 +52,7 @@ func (k *bench) fill() {
 	}
 	for i := int64(1); ; i++ {
 		switch err := k.m.store.Append(k.t.Context(), store.Batch{Events: []store.Event{{Session: "filler", Seq: i, Data: []byte("{}")}}}); {
-		case sandbox.CodeOf(err) == sandbox.CodeDiskFull:
+		case v1.CodeOf(err) == v1.CodeDiskFull:
 			return
 		case err != nil:
 			k.t.Fatal(err)
@@ -84,22 +85,22 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 	k.fill()
 
 	_, _, err := k.m.Open(ctx, Key{Name: "new"}, OpenOptions{})
-	wantCode(t, "a new session", err, sandbox.CodeDiskFull)
+	wantCode(t, "a new session", err, v1.CodeDiskFull)
 	_, err = k.m.Get(ctx, Key{Name: "new"})
-	wantCode(t, "what is left of it", err, CodeNotFound)
+	wantCode(t, "what is left of it", err, v1.CodeSessionNotFound)
 	_, err = s.Save(ctx, "two")
-	wantCode(t, "a snapshot", err, sandbox.CodeDiskFull)
+	wantCode(t, "a snapshot", err, v1.CodeDiskFull)
 	_, err = s.Fork(ctx, 2, nil)
 	if sleeps(k.b) {
-		wantCode(t, "forks", err, sandbox.CodeDiskFull)
+		wantCode(t, "forks", err, v1.CodeDiskFull)
 	} else {
-		wantCode(t, "forks", err, sandbox.CodeNotSupported)
+		wantCode(t, "forks", err, v1.CodeNotSupported)
 	}
-	wantCode(t, "a variable", s.SetVar(ctx, "v", "1"), sandbox.CodeDiskFull)
+	wantCode(t, "a variable", s.SetVar(ctx, "v", "1"), v1.CodeDiskFull)
 	_, err = s.Extend(ctx, 0)
-	wantCode(t, "an extension", err, sandbox.CodeDiskFull)
-	wantCode(t, "a restore", s.Restore(ctx, "one"), sandbox.CodeDiskFull)
-	wantCode(t, "a pause", s.Pause(ctx), sandbox.CodeDiskFull)
+	wantCode(t, "an extension", err, v1.CodeDiskFull)
+	wantCode(t, "a restore", s.Restore(ctx, "one"), v1.CodeDiskFull)
+	wantCode(t, "a pause", s.Pause(ctx), v1.CodeDiskFull)
 
 	// What needs no disk goes on, and what was refused has left nothing.
 	v, err := s.Cell(ctx, sandbox.Cell{Code: "x = x + 1; x"})
@@ -112,7 +113,7 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 	if n := k.images(); n != 1 {
 		t.Errorf("%d images", n)
 	}
-	if i := s.Info(); i.State != Ready || i.Extended != before.Extended || !i.Expires.Equal(*before.Expires) || i.Snapshots != 1 || i.Sandbox != before.Sandbox {
+	if i := s.Info(); i.State != v1.StateReady || i.Extended != before.Extended || !i.Expires.Equal(*before.Expires) || i.Snapshots != 1 || i.Sandbox != before.Sandbox {
 		t.Errorf("the session was %+v and is %+v", before, i)
 	}
 
@@ -146,13 +147,13 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			s := k.open("work")
 			py(t, s, "x = 1")
 			k.fill()
-			wantCode(t, "the end", s.End(t.Context(), ""), sandbox.CodeDiskFull)
+			wantCode(t, "the end", s.End(t.Context(), ""), v1.CodeDiskFull)
 			<-s.disposed
 			if n := k.sandboxes(); n != 0 {
 				t.Errorf("%d sandboxes are left", n)
 			}
 			_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
-			wantCode(t, "a new one of its name", err, sandbox.CodeDiskFull)
+			wantCode(t, "a new one of its name", err, v1.CodeDiskFull)
 			k.free()
 			if restart {
 				k.restart()
@@ -177,7 +178,7 @@ func TestADiskThatFillsWhileASessionIsMade(t *testing.T) {
 	full.Store(k)
 	armed.Store(true)
 	_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
-	wantCode(t, "a session", err, sandbox.CodeDiskFull)
+	wantCode(t, "a session", err, v1.CodeDiskFull)
 	if n := k.sandboxes(); n != 0 {
 		t.Errorf("%d sandboxes are left", n)
 	}
@@ -201,7 +202,7 @@ func TestAManagerDoesNotStartOnAFullDisk(t *testing.T) {
 	if err == nil {
 		_ = m.Detach(t.Context())
 	}
-	wantCode(t, "a manager", err, sandbox.CodeDiskFull)
+	wantCode(t, "a manager", err, v1.CodeDiskFull)
 	k.free()
 	k.start()
 	want(t, "x", py(t, k.get("work"), "x"), "1")
@@ -218,7 +219,7 @@ func TestNoCodeRunsThatTheAuditLogCannotHold(t *testing.T) {
 	ran := 0
 	for ; ran < 100; ran++ {
 		if _, err := s.Cell(t.Context(), sandbox.Cell{Code: "n += 1"}); err != nil {
-			wantCode(t, "a cell", err, sandbox.CodeDiskFull)
+			wantCode(t, "a cell", err, v1.CodeDiskFull)
 			break
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -38,10 +39,10 @@ func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 		return judged{action: "error"}, err
 	}
 	j := judged{action: string(d.Action)}
-	if d.Action == gate.Warn {
+	if d.Action == v1.GateWarn {
 		j.warning = d.Reason
 	}
-	if d.Action != gate.Allow || d.ApprovedBy != "" {
+	if d.Action != v1.GateAllow || d.ApprovedBy != "" {
 		s.mu.Lock()
 		s.emit(Event{Kind: "gate", Reason: d.Reason, Attrs: attrs(d)}, true)
 		s.mu.Unlock()
@@ -54,7 +55,7 @@ func attrs(d gate.Decision) map[string]string {
 	out := map[string]string{"action": string(d.Action)}
 	var rules []string
 	for _, f := range d.Findings {
-		if f.Severity != gate.Allow && !slices.Contains(rules, f.Rule) {
+		if f.Severity != v1.GateAllow && !slices.Contains(rules, f.Rule) {
 			rules = append(rules, f.Rule)
 		}
 	}

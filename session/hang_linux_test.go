@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -82,7 +83,7 @@ func TestASandboxThatHangsWithoutASnapshotIsLost(t *testing.T) {
 	k.watch()
 	k.awaitJudged("given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell", err, CodeLost)
+	wantCode(t, "a cell", err, v1.CodeSessionLost)
 	await(t, "what hangs is ended", func() bool { return k.sandboxes() == 0 })
 }
 
@@ -104,7 +105,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 	k.watch()
 	select {
 	case err := <-failed:
-		if code := sandbox.CodeOf(err); code != sandbox.CodeGuestLost && code != sandbox.CodeSandboxLost {
+		if code := v1.CodeOf(err); code != v1.CodeGuestLost && code != v1.CodeSandboxLost {
 			t.Errorf("the cell: %v", err)
 		}
 	case <-time.After(time.Minute):
@@ -126,7 +127,7 @@ func TestABusySandboxIsNotTakenForOneThatHangs(t *testing.T) {
 	if err != nil || v.Stdout.String() != "done\n" {
 		t.Errorf("%v, %v", v, err)
 	}
-	if i := s.Info(); i.Restored != 0 || i.State != Ready {
+	if i := s.Info(); i.Restored != 0 || i.State != v1.StateReady {
 		t.Errorf("%+v", i)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -44,8 +45,8 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 // isGone reports whether an error means that a sandbox no longer exists. Other errors, such as those of a backend
 // that does not answer, say nothing about it.
 func isGone(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case sandbox.CodeNotFound, sandbox.CodeSandboxLost, sandbox.CodeGuestLost:
+	switch v1.CodeOf(err) {
+	case v1.CodeNotFound, v1.CodeSandboxLost, v1.CodeGuestLost:
 		return true
 	}
 	return false
@@ -77,7 +78,7 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	}
 	defer s.releaseTurn()
 	s.mu.Lock()
-	mine := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != Paused
+	mine := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != v1.StatePaused
 	s.mu.Unlock()
 	if !mine {
 		return
@@ -143,7 +144,7 @@ func (m *Manager) checkHealth(every time.Duration) {
 		}
 		for _, s := range m.sessions() {
 			s.mu.Lock()
-			skip := s.rec.State != Ready || s.attachment.state == attReserved
+			skip := s.rec.State != v1.StateReady || s.attachment.state == attReserved
 			s.mu.Unlock()
 			if skip {
 				continue

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -14,8 +15,8 @@ import (
 func (s *Session) Hibernate(ctx context.Context) error {
 	err := s.hibernate(ctx, "by hand", func() error {
 		if s.calls > 0 {
-			return &sandbox.Error{
-				Code: sandbox.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is under way",
+			return &v1.Error{
+				Code: v1.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is under way",
 				Remedy: "wait for it, or cancel it", Retry: true,
 			}
 		}
@@ -63,7 +64,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.rec.enterHibernation(snap, time.Now().UTC())
 	s.rec.Asleep = seen
 	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
-	s.setState(Hibernated, reason)
+	s.setState(v1.StateHibernated, reason)
 	s.mu.Unlock()
 	if err != nil {
 		sb.Detach()
@@ -94,18 +95,18 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 	}
 	s.mu.Lock()
 	state, id := s.rec.State, s.rec.Sandbox
-	if state == Hibernated {
+	if state == v1.StateHibernated {
 		s.mu.Unlock()
 		return nil, nil
 	}
-	if state != Paused {
+	if state != v1.StatePaused {
 		err = s.refusal(time.Now())
 	}
 	if err == nil {
 		err = object()
 	}
-	if err == nil && state != Ready && state != Paused {
-		err = &sandbox.Error{Code: sandbox.CodeBusy, Op: "hibernate session", Message: fmt.Sprintf("the session is %s", state), Retry: true}
+	if err == nil && state != v1.StateReady && state != v1.StatePaused {
+		err = &v1.Error{Code: v1.CodeBusy, Op: "hibernate session", Message: fmt.Sprintf("the session is %s", state), Retry: true}
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -127,12 +128,12 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.State == Hibernated {
+	if s.rec.State == v1.StateHibernated {
 		s.attachment.release()
 		return nil, nil
 	}
 	if sb = s.attachment.sandbox; sb == nil {
-		return nil, &sandbox.Error{Code: CodeLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
+		return nil, &v1.Error{Code: v1.CodeSessionLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
 	}
 	s.attachment.reserve() // again: attaching ended the first reservation
 	return sb, nil
@@ -158,12 +159,12 @@ func (s *Session) wake(ctx context.Context) error {
 	image, labels := s.rec.Hibernation, s.m.labels(&s.rec)
 	s.mu.Unlock()
 	if image == nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "wake session", Message: "the image it slept in is not known"}
+		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "the image it slept in is not known"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
 	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
-	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeSnapshotCorrupt {
+	if code := v1.CodeOf(err); code == v1.CodeNotFound || code == v1.CodeSnapshotCorrupt {
 		s.mu.Lock()
 		s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
 		s.markLost(err)
@@ -176,7 +177,7 @@ func (s *Session) wake(ctx context.Context) error {
 	}
 	failpoint("wake.made")
 	s.adopt(sb, true, func() {
-		if s.setState(Ready, "woken") {
+		if s.setState(v1.StateReady, "woken") {
 			s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
 		}
 	})

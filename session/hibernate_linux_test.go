@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -16,7 +17,7 @@ func TestAHibernatedSessionWakesWithItsState(t *testing.T) {
 	if err := s.Hibernate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want(t, "state", string(s.Info().State), string(Hibernated))
+	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	if n, i := k.sandboxes(), k.images(); n != 0 || i != 1 {
 		t.Errorf("asleep there are %d sandboxes and %d images", n, i)
 	}
@@ -42,20 +43,20 @@ func TestAHibernatedSessionSurvivesARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.restart()
-	want(t, "state", string(k.get("work").Info().State), string(Hibernated))
+	want(t, "state", string(k.get("work").Info().State), string(v1.StateHibernated))
 	want(t, "x + 1", py(t, k.get("work"), "x + 1"), "42")
 }
 
 func TestIdleSessionsHibernate(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 100 * time.Millisecond}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(100 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	py(t, s, "x = 41")
-	k.awaitState(s, Hibernated)
+	k.awaitState(s, v1.StateHibernated)
 	want(t, "x + 1", py(t, s, "x + 1"), "42")
-	k.awaitState(s, Hibernated)
+	k.awaitState(s, v1.StateHibernated)
 }
 
 func TestPauseAndResume(t *testing.T) {
@@ -68,10 +69,10 @@ func TestPauseAndResume(t *testing.T) {
 		}
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell while paused", err, CodePaused)
+	wantCode(t, "a cell while paused", err, v1.CodeSessionPaused)
 	k.restart()
 	s = k.get("work")
-	want(t, "state after a restart", string(s.Info().State), string(Paused))
+	want(t, "state after a restart", string(s.Info().State), string(v1.StatePaused))
 	for range 2 {
 		if err := s.Resume(t.Context()); err != nil {
 			t.Fatal(err)
@@ -105,8 +106,8 @@ func TestABusySessionIsNotHibernated(t *testing.T) {
 		defer close(over)
 		_, _ = s.Run(ctx, sandbox.Command{Shell: "sleep 100"}) // cancelled below
 	}()
-	k.awaitState(s, Executing)
-	wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeBusy)
+	k.awaitState(s, v1.StateExecuting)
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), v1.CodeBusy)
 	cancel()
 	<-over
 	if err := s.Hibernate(t.Context()); err != nil {
@@ -128,7 +129,7 @@ func TestBackgroundCommandsSleepAndWakeWithTheSession(t *testing.T) {
 		if err := s.Resume(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "state", string(s.Info().State), string(Executing))
+		want(t, "state", string(s.Info().State), string(v1.StateExecuting))
 	}
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)
@@ -137,5 +138,5 @@ func TestBackgroundCommandsSleepAndWakeWithTheSession(t *testing.T) {
 	if err != nil || v.Stdout.String() != "whole\n" {
 		t.Errorf("%v, %v", v, err)
 	}
-	k.awaitState(s, Ready)
+	k.awaitState(s, v1.StateReady)
 }

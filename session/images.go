@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -24,7 +25,7 @@ func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Sn
 		s.mu.Lock()
 		sb, asleep := s.attachment.sandbox, s.rec.Hibernation
 		labels := s.m.imageLabels(&s.rec, kind)
-		if s.rec.State != Hibernated {
+		if s.rec.State != v1.StateHibernated {
 			asleep = nil
 		}
 		err := s.refusal(time.Now())

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -37,8 +38,8 @@ func (s *Session) recordIncident(i sandbox.Incident) {
 
 // incidentOf returns the incident for a sandbox that is unreachable, for example because somebody paused it.
 func incidentOf(cause error) sandbox.Incident {
-	i := sandbox.Incident{Code: sandbox.CodeOf(cause), Message: cause.Error(), Time: time.Now().UTC()}
-	if e, ok := errors.AsType[*sandbox.Error](cause); ok && e.Message != "" {
+	i := sandbox.Incident{Code: v1.CodeOf(cause), Message: cause.Error(), Time: time.Now().UTC()}
+	if e, ok := errors.AsType[*v1.Error](cause); ok && e.Message != "" {
 		i.Message = e.Message
 	}
 	return i

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
 // incident gives what a session says about one kind of them, or nil.
-func incident(s *Session, code sandbox.Code) *sandbox.Incident {
+func incident(s *Session, code v1.Code) *sandbox.Incident {
 	for _, i := range s.Info().Incidents {
 		if i.Code == code {
 			return &i
@@ -46,7 +47,7 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 				told++
 			}
 		}
-		if i.State != Ready || i.Sandbox != id || told != 1 {
+		if i.State != v1.StateReady || i.Sandbox != id || told != 1 {
 			t.Errorf("it is %s in %s, and was told %d times", i.State, i.Sandbox, told)
 		}
 		want(t, "x + 1", py(t, s, "x + 1"), "42")

@@ -4,17 +4,14 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxName is the longest name of a session, a tenant or a snapshot.
 const maxName = 128
 
-// String returns tenant and name.
-func (k Key) String() string { return k.Tenant + "/" + k.Name }
-
-// check sets the default tenant and rejects an invalid key.
-func (k Key) check() (Key, error) {
+// checkKey sets the default tenant and rejects an invalid key.
+func checkKey(k Key) (Key, error) {
 	if k.Tenant == "" {
 		k.Tenant = DefaultTenant
 	}
@@ -31,8 +28,8 @@ func checkName(what, name string) error {
 	})
 	// A path of "." or ".." is taken for another place before a server gets to see it.
 	if name == "" || name == "." || name == ".." || len(name) > maxName || bad >= 0 {
-		return &sandbox.Error{
-			Code: CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("%.140q is no name of a %s", name, what),
+		return &v1.Error{
+			Code: v1.CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("%.140q is no name of a %s", name, what),
 			Remedy: fmt.Sprintf("use 1 to %d letters, digits, and - _ . :, not only dots", maxName),
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -235,7 +236,7 @@ func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
 			t.Logf("killed after %s", pause)
 			k := takeOver(t, dir)
 			want(t, "x of the bystander", py(t, k.get(bystander), "x"), "41")
-			if i := k.get(bystander).Info(); i.Restored != 0 || i.State != Ready {
+			if i := k.get(bystander).Info(); i.Restored != 0 || i.State != v1.StateReady {
 				t.Errorf("the bystander is %s, and was restored %d times", i.State, i.Restored)
 			}
 			for i := range k.m.List(t.Context(), ListOptions{}) {
@@ -312,7 +313,7 @@ func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 func TestTwoManagersCannotShareADataDirectory(t *testing.T) {
 	k := newBench(t, quick())
 	_, err := New(t.Context(), k.opts)
-	wantCode(t, "a second manager", err, CodeDataLocked)
+	wantCode(t, "a second manager", err, v1.CodeDataLocked)
 	if err != nil && !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 		t.Errorf("%v does not name the process", err)
 	}

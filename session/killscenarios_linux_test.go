@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -77,7 +78,7 @@ func checkOldOrNew(t *testing.T, k *bench) {
 	t.Helper()
 	s, err := k.m.Get(t.Context(), Key{Name: "work"})
 	if err != nil {
-		wantCode(t, "no session", err, CodeNotFound)
+		wantCode(t, "no session", err, v1.CodeSessionNotFound)
 		return
 	}
 	py(t, s, "1")

@@ -9,13 +9,13 @@ import (
 	"maps"
 	"slices"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Get returns a live session. It is not use.
 func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
-	key, err := key.check()
+	key, err := checkKey(key)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (m *Manager) missing(ctx context.Context, key Key) error {
 	if err != nil {
 		return err
 	}
-	if len(rows) > 0 && rows[0].State == string(Expired) {
+	if len(rows) > 0 && rows[0].State == string(v1.StateExpired) {
 		r, err := decode(rows[0])
 		if err != nil {
 			return err
@@ -48,13 +48,6 @@ func (m *Manager) missing(ctx context.Context, key Key) error {
 		return expired(key, r.Reason)
 	}
 	return notFound(key)
-}
-
-// ListOptions chooses sessions.
-type ListOptions struct {
-	Tenant string  // "*": all; empty: DefaultTenant
-	States []State // empty: all that are live
-	Limit  int     // 0: all
 }
 
 // List iterates over sessions by name, the oldest first among those of one name.
@@ -127,7 +120,8 @@ func (m *Manager) sessions() []*Session {
 func decode(row store.Session) (*record, error) {
 	r := &record{}
 	if err := json.Unmarshal(row.Data, r); err != nil {
-		return nil, &sandbox.Error{Code: CodeStoreCorrupt, Op: "read session", Message: fmt.Sprintf("the record of session %s cannot be read", row.ID), Err: err}
+		return nil, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read session", Message: fmt.Sprintf("the record of session %s cannot be read", row.ID), Err: err}
 	}
+	r.Policy = orPolicy(r.Policy, defaultPolicy) // a record of another version may lack a field
 	return r, nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -42,12 +43,12 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	py(t, s, "x = 41")
-	wantCode(t, "hibernate", s.Hibernate(t.Context()), sandbox.CodeNotSupported)
-	wantCode(t, "pause", s.Pause(t.Context()), sandbox.CodeNotSupported)
+	wantCode(t, "hibernate", s.Hibernate(t.Context()), v1.CodeNotSupported)
+	wantCode(t, "pause", s.Pause(t.Context()), v1.CodeNotSupported)
 	_, err = s.Save(t.Context(), "one")
-	wantCode(t, "snapshot", err, sandbox.CodeNotSupported)
+	wantCode(t, "snapshot", err, v1.CodeNotSupported)
 	_, err = s.Fork(t.Context(), 1, nil)
-	wantCode(t, "fork", err, sandbox.CodeNotSupported)
+	wantCode(t, "fork", err, v1.CodeNotSupported)
 	if err := m.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -58,11 +59,11 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, "x + 1 after a restart", py(t, s, "x + 1"), "42")
-	idle, _, err := m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond}}})
+	idle, _, err := m.Open(t.Context(), Key{Name: "idle"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(50 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "it expires", func() bool { return idle.Info().State == Expired })
+	await(t, "it expires", func() bool { return idle.Info().State == v1.StateExpired })
 	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
 		t.Errorf("reason %q", r)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -25,7 +26,7 @@ func TestLookingIsNotUse(t *testing.T) {
 		"output":       func() error { _, err := s.Follow(t.Context(), v.ID, sandbox.FollowOptions{}); return err },
 		"one of its variables": func() error {
 			_, err := s.Var(t.Context(), "none")
-			if sandbox.CodeOf(err) == CodeVarUnknown {
+			if v1.CodeOf(err) == v1.CodeVarNotFound {
 				return nil
 			}
 			return err
@@ -50,19 +51,19 @@ func TestLookingIsNotUse(t *testing.T) {
 
 func TestLookingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(300 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	used := s.Info().Used
-	asleep := Hibernated
+	asleep := v1.StateHibernated
 	if !sleeps(k.b) {
-		asleep = Expired
+		asleep = v1.StateExpired
 	}
 	await(t, string(asleep)+" while somebody looks", func() bool {
 		for range k.m.List(t.Context(), ListOptions{}) {
 		}
-		if _, err := s.Vars(t.Context()); err != nil && sandbox.CodeOf(err) != CodeExpired {
+		if _, err := s.Vars(t.Context()); err != nil && v1.CodeOf(err) != v1.CodeSessionExpired {
 			t.Fatal(err)
 		}
 		return s.Info().State == asleep
@@ -74,13 +75,13 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 
 func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 300 * time.Millisecond, OnIdle: IdleEnd}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(300 * time.Millisecond), OnIdle: v1.IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	used := s.Info().Used
 	err = s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
-	wantCode(t, "a watcher when the session has ended", err, CodeExpired)
+	wantCode(t, "a watcher when the session has ended", err, v1.CodeSessionExpired)
 	if !s.Info().Used.Equal(used) {
 		t.Error("watching counted as use")
 	}
@@ -111,13 +112,13 @@ func TestAWatcherHearsThatItsSessionWasPutToSleepOrRestored(t *testing.T) {
 		if err := leave(); err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, "a watcher of a session that is "+name, <-heard, CodeMoved)
+		wantCode(t, "a watcher of a session that is "+name, <-heard, v1.CodeSessionMoved)
 	}
 }
 
 func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Minute, OnIdle: IdleEnd}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(time.Minute), OnIdle: v1.IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,13 +157,13 @@ func TestASleeperFindsWhatItDidNotNote(t *testing.T) {
 	if o, err := s.Operation(t.Context(), all[endedKept].ID); err != nil || o.ID != all[endedKept].ID {
 		t.Errorf("the last: %+v, %v", o, err)
 	}
-	want(t, "state", string(s.Info().State), string(Hibernated))
+	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	if o, err := s.Operation(t.Context(), all[0].ID); err != nil || o.ID != all[0].ID {
 		t.Errorf("the first: %+v, %v", o, err)
 	}
-	want(t, "state", string(s.Info().State), string(Ready))
+	want(t, "state", string(s.Info().State), string(v1.StateReady))
 	_, err = s.Operation(t.Context(), "nosuch")
-	wantCode(t, "one that never was", err, sandbox.CodeNotFound)
+	wantCode(t, "one that never was", err, v1.CodeNotFound)
 }
 
 func TestLookingDoesNotWakeASleeper(t *testing.T) {
@@ -183,7 +184,7 @@ func TestLookingDoesNotWakeASleeper(t *testing.T) {
 		if all, err := s.Contexts(t.Context()); err != nil || len(all) != 1 || all[0].Name != defaultContext {
 			t.Errorf("interpreters: %+v, %v", all, err)
 		}
-		if g, err := s.Guest(t.Context()); err != nil || g.Home != sandbox.DefaultHome {
+		if g, err := s.Guest(t.Context()); err != nil || g.Home != v1.DefaultHome {
 			t.Errorf("the inside: %+v, %v", g, err)
 		}
 	}
@@ -192,11 +193,11 @@ func TestLookingDoesNotWakeASleeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	looks(s)
-	want(t, "state", string(s.Info().State), string(Hibernated))
+	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	k.restart()
 	s = k.get("work")
 	looks(s)
-	want(t, "state after a restart", string(s.Info().State), string(Hibernated))
+	want(t, "state after a restart", string(s.Info().State), string(v1.StateHibernated))
 	want(t, "x + 1", py(t, s, "x + 1"), "42")
 	if ops, err := s.Operations(t.Context()); err != nil || len(ops) != 3 {
 		t.Errorf("awake: %+v, %v", ops, err)

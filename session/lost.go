@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/webhook"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -38,7 +39,7 @@ func (s *Session) handleLoss(sb *sandbox.Sandbox, cause error) {
 // Preconditions: s.mu is held.
 func (s *Session) markLost(cause error) {
 	s.attachment.restore()
-	s.setState(Lost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
+	s.setState(v1.StateLost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
 }
 
 // restoreLost restores a lost session from its latest snapshot.
@@ -53,7 +54,7 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 	var last error
 	for {
 		s.mu.Lock()
-		if s.rec.State != Lost || !s.attachment.isRestoring() {
+		if s.rec.State != v1.StateLost || !s.attachment.isRestoring() {
 			s.mu.Unlock()
 			return
 		}
@@ -157,7 +158,7 @@ func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *s
 	s.adopt(sb, true, func() {
 		s.rec.Restored++
 		s.rec.StateFrom = &from
-		if s.setState(Ready, fmt.Sprintf("lost, and restored from snapshot %s of %s", row.Name, from.Format(time.RFC3339))) {
+		if s.setState(v1.StateReady, fmt.Sprintf("lost, and restored from snapshot %s of %s", row.Name, from.Format(time.RFC3339))) {
 			s.emit(Event{Kind: "restored", Reason: "its sandbox was lost", Attrs: map[string]string{"snapshot": row.Name, "state_from": from.Format(time.RFC3339Nano)}}, true)
 		}
 	})
@@ -194,7 +195,7 @@ func (s *Session) abandonRestore(reason string) {
 	s.mu.Lock()
 	s.attachment.detach()
 	s.rec.Hopeless = true
-	lost := s.setState(Lost, reason)
+	lost := s.setState(v1.StateLost, reason)
 	s.mu.Unlock()
 	if !lost {
 		return

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -225,9 +226,9 @@ func want(t *testing.T, what, got, want string) {
 	}
 }
 
-func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
+func wantCode(t *testing.T, what string, err error, code v1.Code) {
 	t.Helper()
-	if sandbox.CodeOf(err) != code {
+	if v1.CodeOf(err) != code {
 		t.Errorf("%s: got %v, want %s", what, err, code)
 	}
 }

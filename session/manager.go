@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/audit"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -115,10 +116,10 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		opts.DataDir = dir
 	}
 	if err := xdg.Private(opts.DataDir); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 	}
-	policy := opts.Policy.or(defaultPolicy)
-	if err := policy.check(); err != nil {
+	policy := orPolicy(opts.Policy, defaultPolicy)
+	if err := checkPolicy(policy); err != nil {
 		return nil, err
 	}
 	st, closeStore := opts.Store, func() error { return nil }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -55,7 +56,7 @@ func TestAManagerUsesTheStoreItIsGiven(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	_, err := New(t.Context(), Options{})
-	wantCode(t, "no backend", err, sandbox.CodeInvalidRequest)
+	wantCode(t, "no backend", err, v1.CodeInvalidRequest)
 	k := newBench(t, quick())
 	for name, o := range map[string]OpenOptions{
 		"a negative time":         {Settings: Settings{Policy: Policy{TTL: -5}}},
@@ -67,16 +68,16 @@ func TestOptionsAreChecked(t *testing.T) {
 		"an unknown gate if new":  {IfNew: Settings{Gate: "maybe"}},
 	} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
-		wantCode(t, name, err, sandbox.CodeInvalidRequest)
+		wantCode(t, name, err, v1.CodeInvalidRequest)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}}})
-	wantCode(t, "a negative memory", err, sandbox.CodeInvalidSpec)
+	wantCode(t, "a negative memory", err, v1.CodeInvalidSpec)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Labels: map[string]string{labelInstance: "x"}}}})
-	wantCode(t, "a label of ours", err, sandbox.CodeInvalidSpec)
+	wantCode(t, "a label of ours", err, v1.CodeInvalidSpec)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "none"}})
-	wantCode(t, "an unknown backend", err, sandbox.CodeBackendUnknown)
+	wantCode(t, "an unknown backend", err, v1.CodeBackendUnknown)
 	_, err = k.m.Get(t.Context(), Key{Name: "work"})
-	wantCode(t, "nothing was made", err, CodeNotFound)
+	wantCode(t, "nothing was made", err, v1.CodeSessionNotFound)
 }
 
 func TestADamagedStoreStopsTheManagerAndStaysAsItIs(t *testing.T) {
@@ -89,7 +90,7 @@ func TestADamagedStoreStopsTheManagerAndStaysAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := New(t.Context(), o)
-	wantCode(t, "a damaged store", err, CodeStoreCorrupt)
+	wantCode(t, "a damaged store", err, v1.CodeStoreCorrupt)
 	if b, err := os.ReadFile(path); err != nil || string(b) != text {
 		t.Errorf("the file was changed: %v", err)
 	}
@@ -121,7 +122,7 @@ func TestManyOpensAndEndsOfOneKey(t *testing.T) {
 					return
 				}
 				_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-				if code := sandbox.CodeOf(err); code != "" && code != CodeEnded {
+				if code := v1.CodeOf(err); code != "" && code != v1.CodeSessionEnded {
 					t.Error(err)
 				}
 				if err := s.End(t.Context(), ""); err != nil {
@@ -160,8 +161,8 @@ func TestAChangedHostFileBehindASleeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "f.read()"})
-	wantCode(t, "a cell", err, sandbox.CodeSnapshotStale)
-	want(t, "state", string(s.Info().State), string(Hibernated))
+	wantCode(t, "a cell", err, v1.CodeSnapshotStale)
+	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	if err := os.Rename(file+".old", file); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +182,7 @@ func TestASleeperWhoseImageHasGoneIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a cell", err, CodeLost)
+	wantCode(t, "a cell", err, v1.CodeSessionLost)
 }
 
 func TestEventsAreFollowedAcrossARestart(t *testing.T) {
@@ -263,20 +264,20 @@ type strict struct{}
 func (strict) Judge(_ context.Context, r gate.Request) (gate.Decision, error) {
 	switch {
 	case strings.Contains(r.Code, "riddle"):
-		return gate.Decision{}, &sandbox.Error{Code: sandbox.CodeInternal, Message: "no judgement"}
+		return gate.Decision{}, &v1.Error{Code: v1.CodeInternal, Message: "no judgement"}
 	case r.Rules == gate.ModeBlock && strings.Contains(r.Code, "evil"):
-		return gate.Decision{Action: gate.Deny, Reason: "that is evil"}, nil
+		return gate.Decision{Action: v1.GateDeny, Reason: "that is evil"}, nil
 	case strings.Contains(r.Code, "evil"):
-		return gate.Decision{Action: gate.Warn, Reason: "that looks evil"}, nil
+		return gate.Decision{Action: v1.GateWarn, Reason: "that looks evil"}, nil
 	}
-	return gate.Decision{Action: gate.Allow}, nil
+	return gate.Decision{Action: v1.GateAllow}, nil
 }
 
 func TestTheGateJudgesBeforeCodeRuns(t *testing.T) {
 	o := quick()
 	o.Gate = strict{}
 	k := newBench(t, o)
-	for mode, want := range map[string]sandbox.Code{"off": "", "warn": "", "block": CodeRefused} {
+	for mode, want := range map[string]v1.Code{"off": "", "warn": "", "block": v1.CodeGateRefused} {
 		s, _, err := k.m.Open(t.Context(), Key{Name: mode}, OpenOptions{Settings: Settings{Gate: mode}})
 		if err != nil {
 			t.Fatal(err)
@@ -293,7 +294,7 @@ func TestTheGateJudgesBeforeCodeRuns(t *testing.T) {
 	}
 	want(t, "what is allowed", py(t, k.get("block"), "'ev' + 'il' in globals()"), "False")
 	for e, err := range k.m.Audit(t.Context(), AuditOptions{Session: "block", Action: "cell", Limit: 1}) {
-		if err != nil || e.Gate != string(gate.Deny) || e.Error != string(CodeRefused) {
+		if err != nil || e.Gate != string(v1.GateDeny) || e.Error != string(v1.CodeGateRefused) {
 			t.Errorf("entry %+v, %v", e, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -13,7 +14,7 @@ import (
 // one for the same request, has created it. Concurrent calls create one sandbox. Once begun, a session is created even if
 // the caller gives up.
 func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, Opened, error) {
-	key, err := key.check()
+	key, err := checkKey(key)
 	if err != nil {
 		return nil, Opened{}, err
 	}
@@ -35,17 +36,17 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 		if created || s.createdBy(ctx) {
 			info := s.Info()
 			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
-			return s, Opened{Info: info, New: true}, nil
+			return s, Opened{Session: info, New: true}, nil
 		}
 		if o.New {
-			return nil, Opened{}, &sandbox.Error{Code: CodeExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
+			return nil, Opened{}, &v1.Error{Code: v1.CodeSessionExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
 		}
 		live, err := s.matches(r)
 		if err != nil {
 			return nil, Opened{}, err
 		}
 		if live {
-			return s, Opened{Info: s.Info()}, nil
+			return s, Opened{Session: s.Info()}, nil
 		}
 		// It is ending, and its key will be free in a moment.
 		select {
@@ -70,10 +71,10 @@ type creation struct {
 
 // openRequest checks what a caller asks for. The settings of a new session are checked even if the session exists.
 func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
-	r := openRequest{OpenOptions: o, create: creation{Settings: o.Settings.or(o.IfNew)}}
+	r := openRequest{OpenOptions: o, create: creation{Settings: orSettings(o.Settings, o.IfNew)}}
 	c := &r.create
-	c.Policy = c.Policy.or(m.policy)
-	if err := c.Policy.check(); err != nil {
+	c.Policy = orPolicy(c.Policy, m.policy)
+	if err := checkPolicy(c.Policy); err != nil {
 		return r, err
 	}
 	if o.New && o.Existing {
@@ -135,8 +136,8 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		return false, nil
 	}
 	conflict := func(format string, args ...any) error {
-		return &sandbox.Error{
-			Code: CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("session %q exists, and ", s.key.Name) + fmt.Sprintf(format, args...),
+		return &v1.Error{
+			Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("session %q exists, and ", s.key.Name) + fmt.Sprintf(format, args...),
 			Remedy: "ask for what it has, end it first, or choose another name",
 		}
 	}
@@ -148,8 +149,8 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		return true, conflict("lives on %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:
 		return true, conflict("was not made from snapshot %s", o.From)
-	case o.Policy.or(r.Policy) != r.Policy:
-		return true, conflict("has another policy: it differs in %s", differing(o.Policy.or(r.Policy), r.Policy))
+	case orPolicy(o.Policy, r.Policy) != r.Policy:
+		return true, conflict("has another policy: it differs in %s", differing(orPolicy(o.Policy, r.Policy), r.Policy))
 	case o.Gate != "" && mode(o.Gate) != mode(r.Gate):
 		return true, conflict("its gate is %s, not %s", cmp.Or(string(mode(r.Gate)), "as the server is configured"), o.Gate)
 	case o.Role != "" && o.Role != r.Role:

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"syscall"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -37,7 +38,7 @@ func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, 
 	if i := slices.IndexFunc(ops, is); i >= 0 {
 		return ops[i], nil
 	}
-	return sandbox.Operation{}, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
+	return sandbox.Operation{}, &v1.Error{Code: v1.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
 }
 
 // Contexts lists the live interpreters. It is not use.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
@@ -20,7 +20,7 @@ func (s *Session) pause(ctx context.Context) error {
 	if err := s.awaitCreated(ctx); err != nil {
 		return err
 	}
-	if s.Info().State == Paused {
+	if s.Info().State == v1.StatePaused {
 		return nil
 	}
 	if _, err := s.awaitSandbox(ctx); err != nil {
@@ -37,13 +37,13 @@ func (s *Session) pause(ctx context.Context) error {
 		return err
 	}
 	if sb == nil {
-		return &sandbox.Error{Code: sandbox.CodeBusy, Op: "pause session", Message: "the session changes at this moment", Retry: true}
+		return &v1.Error{Code: v1.CodeBusy, Op: "pause session", Message: "the session changes at this moment", Retry: true}
 	}
 	if err := sb.Pause(ctx); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.setState(Paused, "by hand")
+	s.setState(v1.StatePaused, "by hand")
 	s.mu.Unlock()
 	ctx = context.WithoutCancel(ctx)
 	if err := s.save(ctx); err != nil { // the next manager would take it for one that hangs
@@ -86,7 +86,7 @@ func (s *Session) unpause(ctx context.Context, reason string) error {
 	s.mu.Lock()
 	state, id := s.rec.State, s.rec.Sandbox
 	s.mu.Unlock()
-	if state != Paused {
+	if state != v1.StatePaused {
 		return nil
 	}
 	b, err := s.backend()
@@ -101,7 +101,7 @@ func (s *Session) unpause(ctx context.Context, reason string) error {
 		return err
 	}
 	s.mu.Lock()
-	s.setState(Ready, reason)
+	s.setState(v1.StateReady, reason)
 	s.mu.Unlock()
 	_ = s.save(ctx) // it is logged and retried, and the session runs already
 	return nil

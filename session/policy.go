@@ -2,13 +2,12 @@ package session
 
 import (
 	"cmp"
-	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// or fills zero fields from another policy.
-func (p Policy) or(d Policy) Policy {
+// orPolicy returns p with its zero fields taken from d.
+func orPolicy(p, d Policy) Policy {
 	p.TTL = cmp.Or(p.TTL, d.TTL)
 	p.Idle = cmp.Or(p.Idle, d.Idle)
 	p.OnIdle = cmp.Or(p.OnIdle, d.OnIdle)
@@ -21,11 +20,11 @@ func (p Policy) or(d Policy) Policy {
 	return p
 }
 
-// or fills zero fields from other settings.
-func (s Settings) or(d Settings) Settings {
+// orSettings returns s with its zero fields taken from d.
+func orSettings(s, d Settings) Settings {
 	s.Spec = cmp.Or(s.Spec, d.Spec)
 	s.Backend = cmp.Or(s.Backend, d.Backend)
-	s.Policy = s.Policy.or(d.Policy)
+	s.Policy = orPolicy(s.Policy, d.Policy)
 	s.From = cmp.Or(s.From, d.From)
 	if s.Vars == nil {
 		s.Vars = d.Vars
@@ -36,19 +35,19 @@ func (s Settings) or(d Settings) Settings {
 }
 
 var defaultPolicy = Policy{
-	TTL: DefaultTTL, Idle: DefaultIdle, OnIdle: IdleHibernate, Extensions: DefaultExtensions, Extension: DefaultExtension,
-	Hibernation: DefaultHibernation, Snapshots: DefaultSnapshots, Commands: DefaultCommands, Output: DefaultOutput,
+	TTL: v1.Duration(DefaultTTL), Idle: v1.Duration(DefaultIdle), OnIdle: v1.IdleHibernate, Extensions: DefaultExtensions, Extension: v1.Duration(DefaultExtension),
+	Hibernation: v1.Duration(DefaultHibernation), Snapshots: DefaultSnapshots, Commands: DefaultCommands, Output: DefaultOutput,
 }
 
-// check rejects an invalid policy. Zero fields must be filled in.
-func (p Policy) check() error {
-	for name, d := range map[string]time.Duration{"ttl": p.TTL, "idle": p.Idle, "extension": p.Extension, "hibernation": p.Hibernation} {
-		if d <= 0 && d != sandbox.NoLimit {
+// checkPolicy rejects an invalid policy. Zero fields must be filled in.
+func checkPolicy(p Policy) error {
+	for name, d := range map[string]v1.Duration{"ttl": p.TTL, "idle": p.Idle, "extension": p.Extension, "hibernation": p.Hibernation} {
+		if d <= 0 && d != v1.NoLimit {
 			return invalid("check policy", "%s of %s", name, d)
 		}
 	}
 	switch p.OnIdle {
-	case IdleHibernate, IdleEnd, IdleKeep:
+	case v1.IdleHibernate, v1.IdleEnd, v1.IdleKeep:
 	default:
 		return invalid("check policy", "%q is none of hibernate, end, keep", p.OnIdle)
 	}

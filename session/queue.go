@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -64,10 +65,10 @@ func (s *Session) beginUse(renew, limited bool) error {
 			return err
 		}
 		if n := s.rec.Policy.Commands; s.calls+len(s.background) >= n {
-			return &sandbox.Error{Code: CodeQueueFull, Op: "use session", Message: fmt.Sprintf("%d cells and commands run or wait already", n), Remedy: "wait for one to end, or cancel one", Retry: true}
+			return &v1.Error{Code: v1.CodeQueueFull, Op: "use session", Message: fmt.Sprintf("%d cells and commands run or wait already", n), Remedy: "wait for one to end, or cancel one", Retry: true}
 		}
 		if s.rec.Output >= s.rec.Policy.Output {
-			return &sandbox.Error{Code: CodeLimit, Op: "use session", Message: fmt.Sprintf("the session has produced its %d bytes of output", s.rec.Policy.Output), Remedy: "open another"}
+			return &v1.Error{Code: v1.CodeSessionLimit, Op: "use session", Message: fmt.Sprintf("the session has produced its %d bytes of output", s.rec.Policy.Output), Remedy: "open another"}
 		}
 	}
 	s.calls++

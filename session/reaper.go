@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 const (
@@ -61,7 +61,7 @@ func (m *Manager) saveDirty() {
 	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // it was logged when it was deferred
 	for _, s := range m.sessions() {
 		s.mu.Lock()
-		dirty := s.dirty && s.rec.State != Creating
+		dirty := s.dirty && s.rec.State != v1.StateCreating
 		s.mu.Unlock()
 		if dirty {
 			_ = s.save(context.WithoutCancel(m.ctx)) // it is logged
@@ -75,13 +75,13 @@ func (s *Session) due(now time.Time) func() {
 	defer s.mu.Unlock()
 	if s.lifetimeOver(now) {
 		return func() {
-			_, _ = s.finish(s.m.ctx, Expired, s.lifetimeReason(), func() bool { return s.lifetimeOver(time.Now()) }) // it is logged
+			_, _ = s.finish(s.m.ctx, v1.StateExpired, s.lifetimeReason(), func() bool { return s.lifetimeOver(time.Now()) }) // it is logged
 		}
 	}
 	if !s.idle(now) || now.Before(s.idleRetryAt) {
 		return nil
 	}
-	if s.rec.Policy.OnIdle == IdleEnd {
+	if s.rec.Policy.OnIdle == v1.IdleEnd {
 		return func() { s.expireIdle("") }
 	}
 	return s.hibernateIdle
@@ -92,16 +92,16 @@ func (s *Session) due(now time.Time) func() {
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
 	t, ok := s.rec.expires()
-	return ok && s.rec.State.Live() && s.rec.State != Creating && !now.Before(t) && s.quiet()
+	return ok && s.rec.State.Live() && s.rec.State != v1.StateCreating && !now.Before(t) && s.quiet()
 }
 
 func (s *Session) lifetimeReason() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.State == Hibernated {
+	if s.rec.State == v1.StateHibernated {
 		return fmt.Sprintf("it was hibernated for %s", s.rec.Policy.Hibernation)
 	}
-	return fmt.Sprintf("its lifetime of %s is over", s.rec.Policy.TTL+s.rec.ExtendedBy)
+	return fmt.Sprintf("its lifetime of %s is over", s.rec.Policy.TTL.Std()+s.rec.ExtendedBy)
 }
 
 // idle reports whether the session was not used for as long as its policy allows.
@@ -120,7 +120,7 @@ func (s *Session) quiet() bool {
 	if s.calls > 0 || len(s.background) > 0 || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
 		return false
 	}
-	return s.rec.State != Ready || !s.attachment.mayRun(s.m.started)
+	return s.rec.State != v1.StateReady || !s.attachment.mayRun(s.m.started)
 }
 
 // expireIdle ends an idle session, unless a call comes first.
@@ -128,7 +128,7 @@ func (s *Session) expireIdle(because string) {
 	s.mu.Lock()
 	reason := fmt.Sprintf("nobody used it for %s", s.rec.Policy.Idle) + because
 	s.mu.Unlock()
-	_, _ = s.finish(s.m.ctx, Expired, reason, func() bool { return s.idle(time.Now()) }) // it is logged
+	_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, func() bool { return s.idle(time.Now()) }) // it is logged
 }
 
 // errNotIdle is the error of a session that is used after all.
@@ -144,7 +144,7 @@ func (s *Session) hibernateIdle() {
 	})
 	switch {
 	case err == nil || errors.Is(err, errNotIdle) || s.m.ctx.Err() != nil:
-	case sandbox.CodeOf(err) == sandbox.CodeNotSupported:
+	case v1.CodeOf(err) == v1.CodeNotSupported:
 		s.expireIdle(", and its backend cannot hibernate it")
 	default:
 		s.m.log.WarnContext(s.m.ctx, "idle session could not be hibernated", "session", s.key.String(), "error", err)

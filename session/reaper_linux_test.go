@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -32,19 +33,19 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 		}
 		return s
 	}
-	brief := Policy{TTL: time.Nanosecond, Extension: time.Hour}
+	brief := Policy{TTL: v1.Duration(time.Nanosecond), Extension: v1.Duration(time.Hour)}
 	s := open("extended", brief)
 	act := overdue(t, s)
 	if _, err := s.Extend(t.Context(), 0); err != nil {
 		t.Errorf("an extension that came first: %v", err)
 	}
 	act()
-	want(t, "state after an extension", string(s.Info().State), string(Ready))
+	want(t, "state after an extension", string(s.Info().State), string(v1.StateReady))
 
 	s = open("expired", brief)
 	overdue(t, s)()
 	_, err := s.Extend(t.Context(), 0)
-	wantCode(t, "an extension that came second", err, CodeExpired)
+	wantCode(t, "an extension that came second", err, v1.CodeSessionExpired)
 
 	s = open("both", brief)
 	act = overdue(t, s)
@@ -52,31 +53,31 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 	wg.Go(act)
 	wg.Go(func() { _, err = s.Extend(t.Context(), 0) })
 	wg.Wait()
-	if state := s.Info().State; (err == nil) != state.Live() || err != nil && sandbox.CodeOf(err) != CodeExpired {
+	if state := s.Info().State; (err == nil) != state.Live() || err != nil && v1.CodeOf(err) != v1.CodeSessionExpired {
 		t.Errorf("told %v, and it is %s", err, state)
 	}
 
-	s = open("used", Policy{Idle: time.Minute, OnIdle: IdleEnd})
+	s = open("used", Policy{Idle: v1.Duration(time.Minute), OnIdle: v1.IdleEnd})
 	idle := func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
-		s.rec.Policy.TTL = sandbox.NoLimit
+		s.rec.Policy.TTL = v1.NoLimit
 	}
 	idle()
 	act = overdue(t, s)
 	py(t, s, "1")
 	act()
-	want(t, "state after a call", string(s.Info().State), string(Ready))
+	want(t, "state after a call", string(s.Info().State), string(v1.StateReady))
 	idle()
 	overdue(t, s)()
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a call that came second", err, CodeExpired)
+	wantCode(t, "a call that came second", err, v1.CodeSessionExpired)
 }
 
 func TestNoneIsForEver(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: sandbox.NoLimit, Idle: sandbox.NoLimit, Hibernation: sandbox.NoLimit}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.NoLimit, Idle: v1.NoLimit, Hibernation: v1.NoLimit}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +102,16 @@ func TestNoneIsForEver(t *testing.T) {
 
 func TestIdleSessionsEndIfTheyShall(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(50 * time.Millisecond), OnIdle: v1.IdleEnd}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.awaitState(s, Expired)
+	k.awaitState(s, v1.StateExpired)
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a cell", err, CodeExpired)
+	wantCode(t, "a cell", err, v1.CodeSessionExpired)
 	<-s.freed
 	_, err = k.m.Get(t.Context(), Key{Name: "work"})
-	wantCode(t, "get", err, CodeExpired)
+	wantCode(t, "get", err, v1.CodeSessionExpired)
 	if again := k.open("work"); again.ID() == s.ID() {
 		t.Error("an expired session was found")
 	}
@@ -131,7 +132,7 @@ func TestASessionThatExpiresWhileItsManagerIsClosedLeavesNothing(t *testing.T) {
 	o, g := quick(), lingering{begun: make(chan struct{}), may: make(chan struct{})}
 	o.Gate = g
 	k := newBench(t, o)
-	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: 50 * time.Millisecond, OnIdle: IdleEnd}}}); err != nil {
+	if _, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(50 * time.Millisecond), OnIdle: v1.IdleEnd}}}); err != nil {
 		t.Fatal(err)
 	}
 	<-g.begun
@@ -157,7 +158,7 @@ func TestAManagerThatIsBeingClosedOpensNothing(t *testing.T) {
 	<-g.begun // the end of the session, which is under way
 	<-s.disposed
 	_, _, err := k.m.Open(t.Context(), Key{Name: "late"}, OpenOptions{})
-	wantCode(t, "a session", err, sandbox.CodeOf(errClosing))
+	wantCode(t, "a session", err, v1.CodeOf(errClosing))
 	close(g.may)
 	if err := <-closed; err != nil {
 		t.Error(err)
@@ -175,17 +176,17 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock() // only now, because on a busy machine the command takes a while to start
-	s.rec.Policy.Idle, s.rec.Policy.TTL, s.dirty = time.Millisecond, time.Millisecond, true
+	s.rec.Policy.Idle, s.rec.Policy.TTL, s.dirty = v1.Duration(time.Millisecond), v1.Duration(time.Millisecond), true
 	s.mu.Unlock()
 	await(t, "its lifetime passes", func() bool { return time.Now().After(*s.Info().Expires) })
 	k.restart() // the new manager finds the command
 	s = k.get("work")
 	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a cell after the lifetime", err, CodeExpired)
+	wantCode(t, "a cell after the lifetime", err, v1.CodeSessionExpired)
 	for range 10 { // looks of the reaper
 		time.Sleep(20 * time.Millisecond)
-		want(t, "state", string(s.Info().State), string(Executing))
+		want(t, "state", string(s.Info().State), string(v1.StateExecuting))
 	}
 	s.mu.Lock()
 	sb := s.attachment.sandbox
@@ -196,7 +197,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 	if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err == nil && v.Stdout.String() != "over\n" {
 		t.Errorf("its output is %q", v.Stdout.String())
 	}
-	k.awaitState(s, Expired)
+	k.awaitState(s, v1.StateExpired)
 	<-s.disposed
 }
 
@@ -207,7 +208,7 @@ func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
-	s.rec.Policy.TTL = time.Millisecond
+	s.rec.Policy.TTL = v1.Duration(time.Millisecond)
 	s.mu.Unlock()
 	k.m.cancel() // as Detach does first
 	await(t, "it no longer hears of the command", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.background) == 0 })
@@ -218,20 +219,20 @@ func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 
 func TestExtensions(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: time.Minute}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Extensions: 2, Extension: v1.Duration(time.Minute)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := *s.Info().Expires
 	_, err = s.Extend(t.Context(), time.Hour)
-	wantCode(t, "too much at once", err, sandbox.CodeInvalidRequest)
+	wantCode(t, "too much at once", err, v1.CodeInvalidRequest)
 	for range 2 {
 		if _, err := s.Extend(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_, err = s.Extend(t.Context(), time.Second)
-	wantCode(t, "a third", err, CodeNoExtension)
+	wantCode(t, "a third", err, v1.CodeNoExtension)
 	k.restart()
 	i := k.get("work").Info()
 	if i.Extended != 2 || i.Expires.Sub(before) != 2*time.Minute {
@@ -241,14 +242,14 @@ func TestExtensions(t *testing.T) {
 
 func TestExtensionsWithoutABound(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Extensions: 2, Extension: sandbox.NoLimit}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Extensions: 2, Extension: v1.NoLimit}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := *s.Info().Expires
 	for _, by := range []time.Duration{-time.Second, math.MaxInt64} {
 		_, err := s.Extend(t.Context(), by)
-		wantCode(t, by.String(), err, sandbox.CodeInvalidRequest)
+		wantCode(t, by.String(), err, v1.CodeInvalidRequest)
 		if strings.Contains(err.Error(), "-1ns") {
 			t.Error(err)
 		}
@@ -266,14 +267,14 @@ func TestExtensionsWithoutABound(t *testing.T) {
 // Calls and an eager reaper race each other: every call must be answered with the state it left.
 func TestCallsRaceTheReaper(t *testing.T) {
 	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Millisecond}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	py(t, s, "n = 0")
 	for range 6 {
 		py(t, s, "n += 1")
-		k.awaitState(s, Hibernated)
+		k.awaitState(s, v1.StateHibernated)
 	}
 	for range 50 {
 		py(t, s, "n += 1")

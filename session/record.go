@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -102,25 +103,25 @@ func (r *record) enterHibernation(image *sandbox.Snapshot, now time.Time) {
 
 // expires returns when the session expires; ok is false for never.
 func (r *record) expires() (t time.Time, ok bool) {
-	if r.State == Hibernated {
-		return r.Slept.Add(r.Policy.Hibernation), r.Policy.Hibernation != sandbox.NoLimit
+	if r.State == v1.StateHibernated {
+		return r.Slept.Add(r.Policy.Hibernation.Std()), r.Policy.Hibernation != v1.NoLimit
 	}
-	if r.Policy.TTL == sandbox.NoLimit || r.Since.IsZero() {
+	if r.Policy.TTL == v1.NoLimit || r.Since.IsZero() {
 		return time.Time{}, false
 	}
-	return r.Since.Add(r.Policy.TTL + r.ExtendedBy - r.Lived), true
+	return r.Since.Add(r.Policy.TTL.Std() + r.ExtendedBy - r.Lived), true
 }
 
 // idleAt returns when the idle policy acts; ok is false for never.
 func (r *record) idleAt() (t time.Time, ok bool) {
-	if r.Policy.Idle == sandbox.NoLimit || r.Policy.OnIdle == IdleKeep || r.State == Hibernated || r.State == Lost || r.State == Creating || !r.State.Live() {
+	if r.Policy.Idle == v1.NoLimit || r.Policy.OnIdle == v1.IdleKeep || r.State == v1.StateHibernated || r.State == v1.StateLost || r.State == v1.StateCreating || !r.State.Live() {
 		return time.Time{}, false
 	}
 	from := r.Used
 	if r.Since.After(from) { // woken by a call that is not use
 		from = r.Since
 	}
-	return from.Add(r.Policy.Idle), true
+	return from.Add(r.Policy.Idle.Std()), true
 }
 
 // labels returns the labels of a session's sandbox.
@@ -141,7 +142,7 @@ func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	spec = spec.WithDefaults()
 	for k := range spec.Labels {
 		if strings.HasPrefix(k, "recluse.") {
-			return spec, "", &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("label %q: names that begin with recluse. are ours", k)}
+			return spec, "", &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("label %q: names that begin with recluse. are ours", k)}
 		}
 	}
 	if len(spec.Labels) == 0 {
@@ -159,7 +160,7 @@ func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	}
 	b, err := json.Marshal(spec)
 	if err != nil {
-		return spec, "", &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check spec", Err: err}
+		return spec, "", &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Err: err}
 	}
 	sum := sha256.Sum256(b)
 	return spec, hex.EncodeToString(sum[:8]), nil

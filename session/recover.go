@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -148,19 +149,19 @@ func (m *Manager) recover(ctx context.Context) error {
 // never created.
 func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	r := &s.rec
-	if r.State == Creating && r.Copy > 0 { // Fork did not return it, and other copies may be missing
+	if r.State == v1.StateCreating && r.Copy > 0 { // Fork did not return it, and other copies may be missing
 		f.strays = append(f.strays, running...)
 		return false
 	}
 	known := s.m.known(r.Backend) != nil
 	if f.silent[r.Backend] || !known {
 		// Nothing is known, so nothing is decided, except that Open did not return a session that was being created.
-		if known && r.State == Lost && !r.Hopeless {
+		if known && r.State == v1.StateLost && !r.Hopeless {
 			s.attachment.restore()
 		} else {
 			s.attachment.markUnknown()
 		}
-		return r.State != Creating
+		return r.State != v1.StateCreating
 	}
 	chosen := -1
 	for i, x := range running {
@@ -179,26 +180,26 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 		s.dirty = r.Sandbox != running[chosen].ID
 		r.Sandbox = running[chosen].ID
 		switch r.State {
-		case Creating, Hibernated, Lost:
+		case v1.StateCreating, v1.StateHibernated, v1.StateLost:
 			s.dirty = true
 			if r.Since.IsZero() {
 				r.Since = now
 			}
-			r.State, r.Reason, r.Hibernation, r.Slept = Ready, "found running after a restart", nil, time.Time{}
-		case Ready, Executing, Paused, Ended, Expired:
+			r.State, r.Reason, r.Hibernation, r.Slept = v1.StateReady, "found running after a restart", nil, time.Time{}
+		case v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateEnded, v1.StateExpired:
 		}
-	case r.State == Creating:
+	case r.State == v1.StateCreating:
 		return false
-	case r.State == Hibernated:
+	case r.State == v1.StateHibernated:
 	default:
 		s.dirty = true
 		if image := hibernationImage(r, f.images[r.ID]); image != nil {
-			r.State, r.Reason = Hibernated, "found asleep after a restart"
+			r.State, r.Reason = v1.StateHibernated, "found asleep after a restart"
 			r.enterHibernation(image, now)
 			return true
 		}
-		if r.State != Lost || !r.Hopeless {
-			r.State, r.Reason = Lost, "its sandbox was gone after a restart"
+		if r.State != v1.StateLost || !r.Hopeless {
+			r.State, r.Reason = v1.StateLost, "its sandbox was gone after a restart"
 			s.attachment.restore()
 		}
 	}
@@ -233,7 +234,7 @@ func (s *Session) findHibernation(ctx context.Context, b sandbox.Backend) (bool,
 	s.mu.Lock()
 	s.attachment.markKnown()
 	image := hibernationImage(&s.rec, images)
-	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.setState(Hibernated, "found asleep after a restart") {
+	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.setState(v1.StateHibernated, "found asleep after a restart") {
 		s.mu.Unlock()
 		return false, nil
 	}
@@ -268,7 +269,7 @@ func (s *Session) resumeAfterRestart() {
 		if b, err := s.backend(); err == nil {
 			s.restoreLost(b, id)
 		}
-	case state == Ready:
+	case state == v1.StateReady:
 		if err := s.ensureAttached(ctx); err != nil && ctx.Err() == nil {
 			s.m.log.WarnContext(ctx, "session could not be attached after a restart", "session", s.key.String(), "sandbox", id, "error", err)
 		}
@@ -280,7 +281,7 @@ func (m *Manager) clean(f *inventory) {
 	silent := map[string]bool{} // backends that stall; collectLate tries again
 	for _, i := range f.strays {
 		if !silent[i.Backend] {
-			silent[i.Backend] = sandbox.CodeOf(m.endStray(m.ctx, i)) == sandbox.CodeBackendMissing
+			silent[i.Backend] = v1.CodeOf(m.endStray(m.ctx, i)) == v1.CodeBackendMissing
 		}
 	}
 	for _, image := range f.all {
@@ -289,7 +290,7 @@ func (m *Manager) clean(f *inventory) {
 		}
 		if !m.imageInUse(image) && !silent[image.Backend] {
 			_, err := m.removeImage(m.ctx, image)
-			silent[image.Backend] = sandbox.CodeOf(err) == sandbox.CodeBackendMissing
+			silent[image.Backend] = v1.CodeOf(err) == v1.CodeBackendMissing
 		}
 	}
 }
@@ -298,7 +299,7 @@ func (m *Manager) clean(f *inventory) {
 func (m *Manager) endStray(ctx context.Context, i sandbox.Info) error {
 	b := m.known(i.Backend)
 	if b == nil {
-		return &sandbox.Error{Code: sandbox.CodeNoBackend, Op: "end stray sandbox", Message: fmt.Sprintf("there is no backend %q", i.Backend)}
+		return &v1.Error{Code: v1.CodeNoBackend, Op: "end stray sandbox", Message: fmt.Sprintf("there is no backend %q", i.Backend)}
 	}
 	if ctx.Err() != nil {
 		return cancelled("end stray sandbox", ctx.Err())

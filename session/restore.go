@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -35,7 +36,7 @@ func (s *Session) restore(ctx context.Context, ref string) error {
 	defer s.m.pinImage(v.Image)()
 	b := s.m.known(v.Image.Backend)
 	if b == nil {
-		return &sandbox.Error{Code: sandbox.CodeBackendUnknown, Op: "restore snapshot", Message: "it is of backend " + v.Image.Backend + ", which is not configured"}
+		return &v1.Error{Code: v1.CodeBackendUnknown, Op: "restore snapshot", Message: "it is of backend " + v.Image.Backend + ", which is not configured"}
 	}
 	if err := s.acquireTurn(ctx); err != nil {
 		return err
@@ -59,8 +60,8 @@ func (s *Session) reserve() error {
 		return s.refusal(time.Now())
 	}
 	if s.calls > 0 {
-		return &sandbox.Error{
-			Code: sandbox.CodeBusy, Op: "restore snapshot", Message: "a cell, a command or a transfer is under way", Remedy: "wait for it, or cancel it", Retry: true,
+		return &v1.Error{
+			Code: v1.CodeBusy, Op: "restore snapshot", Message: "a cell, a command or a transfer is under way", Remedy: "wait for it, or cancel it", Retry: true,
 		}
 	}
 	s.attachment.reserve()
@@ -92,7 +93,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	s.mu.Unlock()
 	s.adopt(sb, true, func() {
 		r := &s.rec
-		if !s.setState(Ready, "restored from snapshot "+row.Session+"@"+row.Name) {
+		if !s.setState(v1.StateReady, "restored from snapshot "+row.Session+"@"+row.Name) {
 			return // it has ended meanwhile, and dispose waits for the turn
 		}
 		if r.Since.IsZero() {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -125,15 +126,15 @@ func TestACollectionDoesNotWaitForABackendThatStalls(t *testing.T) {
 	for _, what := range []string{"list", "snapshots"} {
 		b.set(what)
 		err := soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
-		e, ok := errors.AsType[*sandbox.Error](err)
-		if !ok || e.Code != sandbox.CodeBackendMissing || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, b.Name()) {
+		e, ok := errors.AsType[*v1.Error](err)
+		if !ok || e.Code != v1.CodeBackendMissing || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, b.Name()) {
 			t.Errorf("%s stalls: %v", what, err)
 		}
 	}
 	b.set("list")
 	given, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := k.m.GC(given); sandbox.CodeOf(err) == sandbox.CodeBackendMissing {
+	if _, err := k.m.GC(given); v1.CodeOf(err) == v1.CodeBackendMissing {
 		t.Errorf("who gives up himself hears that the backend does not answer: %v", err)
 	}
 	b.set()
@@ -179,7 +180,7 @@ func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
 	}
 	sb.Detach()
 	err = soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
-	wantCode(t, "a collection", err, sandbox.CodeBackendMissing)
+	wantCode(t, "a collection", err, v1.CodeBackendMissing)
 	if !strings.Contains(log.String(), "stray sandbox could not be ended") {
 		t.Errorf("nothing was told: %s", log)
 	}
@@ -212,7 +213,7 @@ func TestABackendThatStallsIsAskedForTheRemovalOfOneImage(t *testing.T) {
 	}
 	b.set("delete")
 	c, err := collect()
-	wantCode(t, "a collection", err, sandbox.CodeBackendMissing)
+	wantCode(t, "a collection", err, v1.CodeBackendMissing)
 	b.mu.Lock()
 	if c.Snapshots != 0 || b.waiting != 1 {
 		t.Errorf("%d images were collected, and %d requests stalled", c.Snapshots, b.waiting)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -66,8 +67,8 @@ func (s *Session) Info() Info {
 	i.Running = s.calls + len(s.background)
 	i.Snapshots = s.snapshotCount
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
-	if i.State == Ready && i.Running > 0 {
-		i.State, i.Reason = Executing, "a command runs in the background"
+	if i.State == v1.StateReady && i.Running > 0 {
+		i.State, i.Reason = v1.StateExecuting, "a command runs in the background"
 		if s.calls > 0 {
 			i.Reason = "a cell, a command or a transfer is under way"
 		}
@@ -99,14 +100,14 @@ func (r *record) info() Info {
 //
 // Preconditions: s.mu is held.
 func (s *Session) setState(next State, reason string) bool {
-	if s.rec.State != next && !s.rec.State.To(next) {
+	if s.rec.State != next && !mayBecome(s.rec.State, next) {
 		return false
 	}
 	if s.rec.State != next {
 		s.m.counts.add(next)
 	}
 	s.rec.State, s.rec.Reason = next, reason
-	if next != Hibernated {
+	if next != v1.StateHibernated {
 		s.rec.Asleep = nil
 	}
 	s.dirty = true
@@ -119,24 +120,24 @@ func (s *Session) setState(next State, reason string) bool {
 //
 // Preconditions: s.mu is held.
 func (s *Session) refusal(now time.Time) error {
-	fail := func(code sandbox.Code, text, remedy string) error {
-		return &sandbox.Error{Code: code, Op: "use session", Message: "session \"" + s.key.Name + "\" " + text, Remedy: remedy}
+	fail := func(code v1.Code, text, remedy string) error {
+		return &v1.Error{Code: code, Op: "use session", Message: "session \"" + s.key.Name + "\" " + text, Remedy: remedy}
 	}
 	switch s.rec.State {
-	case Ended:
-		return fail(CodeEnded, "has ended: "+s.rec.Reason, "open it anew")
-	case Expired:
+	case v1.StateEnded:
+		return fail(v1.CodeSessionEnded, "has ended: "+s.rec.Reason, "open it anew")
+	case v1.StateExpired:
 		return expired(s.key, s.rec.Reason)
-	case Paused:
-		return fail(CodePaused, "is paused", "resume it")
-	case Lost:
+	case v1.StatePaused:
+		return fail(v1.CodeSessionPaused, "is paused", "resume it")
+	case v1.StateLost:
 		if !s.attachment.isRestoring() {
-			return fail(CodeLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
+			return fail(v1.CodeSessionLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
 		}
 		if err := s.attachment.stalledBy(); err != nil {
 			return err
 		}
-	case Creating, Ready, Executing, Hibernated: // usable
+	case v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StateHibernated: // usable
 	}
 	// The lifetime is over, and only what still runs keeps the session alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
@@ -183,22 +184,22 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	if err == nil {
 		return nil
 	}
-	code := sandbox.CodeOf(err)
-	if code != sandbox.CodeSandboxLost && code != sandbox.CodeGuestLost {
+	code := v1.CodeOf(err)
+	if code != v1.CodeSandboxLost && code != v1.CodeGuestLost {
 		return err
 	}
 	if s.m.ctx.Err() != nil {
 		return errClosing
 	}
 	s.mu.Lock()
-	refused := s.rec.State == Ended || s.rec.State == Expired
+	refused := s.rec.State == v1.StateEnded || s.rec.State == v1.StateExpired
 	switch {
 	case refused:
 		err = s.refusal(time.Now())
 	case s.attachment.movedFrom == sb.ID():
-		err = &sandbox.Error{Code: CodeMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was hibernated, or restored", Remedy: "ask again", Retry: true}
+		err = &v1.Error{Code: v1.CodeSessionMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was hibernated, or restored", Remedy: "ask again", Retry: true}
 	}
-	look := !refused && code == sandbox.CodeGuestLost && s.attachment.has(sb)
+	look := !refused && code == v1.CodeGuestLost && s.attachment.has(sb)
 	if look { // what the call had started may still run
 		s.attachment.markUnverified()
 	}
@@ -209,4 +210,4 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	return err
 }
 
-func errorCode(err error) string { return string(sandbox.CodeOf(err)) }
+func errorCode(err error) string { return string(v1.CodeOf(err)) }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -66,14 +67,14 @@ func TestSettingsIfNewAreForANewSessionAlone(t *testing.T) {
 	k := newBench(t, quick())
 	memory := func(n int64) *sandbox.Spec { return &sandbox.Spec{Limits: sandbox.Limits{Memory: n << 20}} }
 	o := OpenOptions{
-		Settings: Settings{Policy: Policy{TTL: time.Hour}},
-		IfNew:    Settings{Spec: memory(256), Policy: Policy{TTL: time.Minute, Commands: 3}, Vars: map[string]string{"a": "1"}, Role: "nurse"},
+		Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour)}},
+		IfNew:    Settings{Spec: memory(256), Policy: Policy{TTL: v1.Duration(time.Minute), Commands: 3}, Vars: map[string]string{"a": "1"}, Role: "nurse"},
 	}
 	s, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
 	if err != nil || !opened.New {
 		t.Fatal(opened, err)
 	}
-	if opened.Spec.Limits.Memory != 256<<20 || opened.Policy.TTL != time.Hour || opened.Policy.Commands != 3 || opened.Role != "nurse" {
+	if opened.Spec.Limits.Memory != 256<<20 || opened.Policy.TTL.Std() != time.Hour || opened.Policy.Commands != 3 || opened.Role != "nurse" {
 		t.Errorf("a new session is %+v", opened)
 	}
 	if v, err := s.Var(t.Context(), "a"); err != nil || v != "1" {
@@ -86,7 +87,7 @@ func TestSettingsIfNewAreForANewSessionAlone(t *testing.T) {
 	}
 	o.Spec = memory(128)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, o)
-	wantCode(t, "a spec that is asked for in any case", err, CodeSpecConflict)
+	wantCode(t, "a spec that is asked for in any case", err, v1.CodeSpecConflict)
 }
 
 func TestAnotherSpecIsAConflict(t *testing.T) {
@@ -96,14 +97,14 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}}})
-	wantCode(t, "other limits", err, CodeSpecConflict)
+	wantCode(t, "other limits", err, v1.CodeSpecConflict)
 	if err != nil && !strings.Contains(err.Error(), "limits") {
 		t.Errorf("%v does not name what differs", err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "local"}})
-	wantCode(t, "other backend", err, CodeSpecConflict)
+	wantCode(t, "other backend", err, v1.CodeSpecConflict)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{New: true})
-	wantCode(t, "new", err, CodeExists)
+	wantCode(t, "new", err, v1.CodeSessionExists)
 	for name, c := range map[string]struct {
 		o    OpenOptions
 		says string
@@ -113,11 +114,11 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		"another user":             {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{User: "2000"}}}, "user"},
 		"other options":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}}, "options"},
 		"another role":             {OpenOptions{Settings: Settings{Role: "nurse"}}, "role"},
-		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{TTL: time.Hour, Idle: DefaultIdle}}}, "differs in ttl"},
+		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Idle: v1.Duration(DefaultIdle)}}}, "differs in ttl"},
 		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands"},
 		"another snapshot":         {OpenOptions{Settings: Settings{From: "other@one"}}, "other@one"},
 		"other first variables":    {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "2", "b": "2"}}}, ""},
-		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: DefaultTTL, OnIdle: IdleHibernate}}}, ""},
+		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: v1.Duration(DefaultTTL), OnIdle: v1.IdleHibernate}}}, ""},
 		"what it has, by its name": {OpenOptions{Settings: Settings{Backend: k.b.Name()}}, ""},
 	} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, c.o)
@@ -125,7 +126,7 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 			wantCode(t, name, err, "")
 			continue
 		}
-		wantCode(t, name, err, CodeSpecConflict)
+		wantCode(t, name, err, v1.CodeSpecConflict)
 		if err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v does not say %s", err, c.says)
 		}
@@ -138,20 +139,20 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		t.Errorf("the same spec: created %v, %v", opened.New, err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "other"}, OpenOptions{Existing: true})
-	wantCode(t, "existing", err, CodeNotFound)
+	wantCode(t, "existing", err, v1.CodeSessionNotFound)
 }
 
 func TestKeys(t *testing.T) {
 	k := newBench(t, quick())
 	for _, name := range []string{"", "a b", "a/b", "a@b", "ü", "a\x00", strings.Repeat("a", 129), "../a"} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
-		wantCode(t, "name "+name, err, CodeInvalidKey)
+		wantCode(t, "name "+name, err, v1.CodeInvalidKey)
 		_, err = k.m.Get(t.Context(), Key{Name: name})
-		wantCode(t, "name "+name, err, CodeInvalidKey)
+		wantCode(t, "name "+name, err, v1.CodeInvalidKey)
 	}
 	k.open(strings.Repeat("a", 120) + ":-_.Z0")
 	_, _, err := k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
-	wantCode(t, "tenant", err, CodeInvalidKey)
+	wantCode(t, "tenant", err, v1.CodeInvalidKey)
 }
 
 func TestTenantsDoNotSeeEachOther(t *testing.T) {
@@ -164,18 +165,18 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = k.m.Get(t.Context(), Key{Tenant: "b", Name: "work"})
-	wantCode(t, "get", err, CodeNotFound)
+	wantCode(t, "get", err, v1.CodeSessionNotFound)
 	for i, err := range k.m.List(t.Context(), ListOptions{Tenant: "b"}) {
 		t.Errorf("listed %v, %v", i, err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Tenant: "b", Name: "mine"}, OpenOptions{Settings: Settings{From: "work@snap"}})
-	wantCode(t, "from", err, CodeSnapshotName)
-	wantCode(t, "delete", k.m.DeleteSnapshot(t.Context(), Key{Tenant: "b", Name: "work"}, "snap"), CodeSnapshotName)
+	wantCode(t, "from", err, v1.CodeSnapshotNotFound)
+	wantCode(t, "delete", k.m.DeleteSnapshot(t.Context(), Key{Tenant: "b", Name: "work"}, "snap"), v1.CodeSnapshotNotFound)
 	if all, err := k.m.Snapshots(t.Context(), Key{Tenant: "b"}); err != nil || len(all) != 0 {
 		t.Errorf("snapshots %v, %v", all, err)
 	}
 	_, err = k.m.Get(t.Context(), Key{Tenant: "b", Name: "mine"})
-	wantCode(t, "the session that could not be made", err, CodeNotFound)
+	wantCode(t, "the session that could not be made", err, v1.CodeSessionNotFound)
 }
 
 // trapping is a shell script that notes in a mounted directory that it heard SIGTERM, a moment later, and ends. It is ready once its own file is there.
@@ -246,16 +247,16 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 		}
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a cell of an ended session", err, CodeEnded)
+	wantCode(t, "a cell of an ended session", err, v1.CodeSessionEnded)
 	_, err = k.m.Get(t.Context(), Key{Name: "work"})
-	wantCode(t, "get", err, CodeNotFound)
+	wantCode(t, "get", err, v1.CodeSessionNotFound)
 	again := k.open("work")
 	if again.ID() == s.ID() {
 		t.Error("the new session has the old one's id")
 	}
 	want(t, "x in the new session", py(t, again, "'x' in globals()"), "False")
 	var states []State
-	for i, err := range k.m.List(t.Context(), ListOptions{States: []State{Ended, Ready}}) {
+	for i, err := range k.m.List(t.Context(), ListOptions{States: []State{v1.StateEnded, v1.StateReady}}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,7 +291,7 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 	}
 	for what, ctx := range map[string]context.Context{"another request": two, "no request": t.Context(), "an empty one": WithRequest(t.Context(), "")} {
 		_, _, err := open(ctx, OpenOptions{New: true})
-		wantCode(t, what, err, CodeExists)
+		wantCode(t, what, err, v1.CodeSessionExists)
 		if found, created, err := open(ctx, OpenOptions{}); found != id || created || err != nil {
 			t.Errorf("%s: %s, %v, %v", what, found, created, err)
 		}
@@ -305,7 +306,7 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	_, err = s.Save(two, "a")
-	wantCode(t, "a snapshot of another request's", err, CodeSnapshotExists)
+	wantCode(t, "a snapshot of another request's", err, v1.CodeSnapshotExists)
 
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)
@@ -331,7 +332,7 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 	k.restart()
 	want(t, "the copies", forks(fork), made)
 	_, err = k.get("work").Fork(two, 2, []string{"b", "a"})
-	wantCode(t, "copies of another request's", err, CodeExists)
+	wantCode(t, "copies of another request's", err, v1.CodeSessionExists)
 	if err := k.get("b").End(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}

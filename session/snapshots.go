@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -26,7 +27,7 @@ func imageOf(row store.Snapshot) (*sandbox.Snapshot, error) {
 
 func decodeSnapshot(row store.Snapshot) (v snapshotRecord, err error) {
 	if err := json.Unmarshal(row.Data, &v); err != nil || v.Image == nil {
-		return v, &sandbox.Error{Code: CodeStoreCorrupt, Op: "read snapshot", Message: fmt.Sprintf("the record of snapshot %s cannot be read", row.ID), Err: err}
+		return v, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read snapshot", Message: fmt.Sprintf("the record of snapshot %s cannot be read", row.ID), Err: err}
 	}
 	return v, nil
 }
@@ -45,7 +46,7 @@ func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
 		key.Tenant = DefaultTenant
 	}
 	if key.Name != "" {
-		if _, err := key.check(); err != nil {
+		if _, err := checkKey(key); err != nil {
 			return nil, err
 		}
 	}
@@ -68,7 +69,7 @@ func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
 func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string) (store.Snapshot, error) {
 	rows, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: tenant, Session: session, Name: name})
 	if err == nil && len(rows) == 0 {
-		err = &sandbox.Error{Code: CodeSnapshotName, Op: "find snapshot", Message: fmt.Sprintf("no snapshot %s@%s", session, name), Remedy: "list snapshots"}
+		err = &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "find snapshot", Message: fmt.Sprintf("no snapshot %s@%s", session, name), Remedy: "list snapshots"}
 	}
 	if err != nil {
 		return store.Snapshot{}, err
@@ -78,7 +79,7 @@ func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string
 
 // DeleteSnapshot removes a snapshot, and its image once nothing needs it; "*" removes all of the session.
 func (m *Manager) DeleteSnapshot(ctx context.Context, key Key, name string) error {
-	key, err := key.check()
+	key, err := checkKey(key)
 	if err != nil {
 		return err
 	}
@@ -234,7 +235,7 @@ func (s *Session) nameImage(ctx context.Context, row store.Snapshot) error {
 }
 
 func snapshotExists(name string) error {
-	return &sandbox.Error{Code: CodeSnapshotExists, Op: "save snapshot", Message: fmt.Sprintf("there is a snapshot %q already", name), Remedy: "delete it first, or choose another name"}
+	return &v1.Error{Code: v1.CodeSnapshotExists, Op: "save snapshot", Message: fmt.Sprintf("there is a snapshot %q already", name), Remedy: "delete it first, or choose another name"}
 }
 
 // checkSnapshotName returns why the session cannot have a snapshot of this name, or nil.
@@ -252,7 +253,7 @@ func (s *Session) checkSnapshotName(ctx context.Context, name string) error {
 	limit := s.rec.Policy.Snapshots
 	s.mu.Unlock()
 	if len(rows) >= limit {
-		return &sandbox.Error{Code: CodeLimit, Op: "save snapshot", Message: fmt.Sprintf("the session has its %d snapshots already", limit), Remedy: "delete one"}
+		return &v1.Error{Code: v1.CodeSessionLimit, Op: "save snapshot", Message: fmt.Sprintf("the session has its %d snapshots already", limit), Remedy: "delete one"}
 	}
 	return nil
 }

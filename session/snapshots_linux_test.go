@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func save(t *testing.T, s *Session, name string) Snapshot {
@@ -47,9 +47,9 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	want(t, "x in a new session", py(t, other, noted(k.b)), "1")
 	py(t, other, note(10))
 	want(t, "x in the old one", py(t, s, noted(k.b)), "2")
-	wantCode(t, "no such snapshot", s.Restore(t.Context(), "none"), CodeSnapshotName)
+	wantCode(t, "no such snapshot", s.Restore(t.Context(), "none"), v1.CodeSnapshotNotFound)
 	_, err = s.Save(t.Context(), "one")
-	wantCode(t, "the same name again", err, CodeSnapshotExists)
+	wantCode(t, "the same name again", err, v1.CodeSnapshotExists)
 	k.restart()
 	s = k.get("work")
 	if all, err := k.m.Snapshots(t.Context(), Key{Name: "work"}); err != nil || len(all) != 3 || s.Info().Snapshots != 3 {
@@ -69,7 +69,7 @@ func TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne(t *testing.T) {
 	if n := k.images(); n != 0 {
 		t.Errorf("%d images are left", n)
 	}
-	wantCode(t, "delete what is not there", k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"), CodeSnapshotName)
+	wantCode(t, "delete what is not there", k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "one"), v1.CodeSnapshotNotFound)
 }
 
 func TestAnImageStaysWhileSomethingNeedsIt(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAnImageStaysWhileSomethingNeedsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	save(t, s, "asleep") // of a sleeping session: the image gets a name
-	want(t, "state", string(s.Info().State), string(Hibernated))
+	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	if n := k.images(); n != 1 {
 		t.Errorf("%d images", n)
 	}
@@ -112,7 +112,7 @@ func TestSnapshotLimit(t *testing.T) {
 	save(t, s, "a")
 	save(t, s, "b")
 	_, err = s.Save(t.Context(), "c")
-	wantCode(t, "a third", err, CodeLimit)
+	wantCode(t, "a third", err, v1.CodeSessionLimit)
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "a"); err != nil {
 		t.Fatal(err)
 	}
@@ -169,11 +169,11 @@ func TestForksAreLiveCopies(t *testing.T) {
 		t.Errorf("%d images are left", n)
 	}
 	_, err = s.Fork(t.Context(), 2, []string{"new", "work-1"})
-	wantCode(t, "a name that is taken", err, CodeExists)
+	wantCode(t, "a name that is taken", err, v1.CodeSessionExists)
 	_, err = k.m.Get(t.Context(), Key{Name: "new"})
-	wantCode(t, "the other name", err, CodeNotFound)
+	wantCode(t, "the other name", err, v1.CodeSessionNotFound)
 	_, err = s.Fork(t.Context(), 2, []string{"same", "same"})
-	wantCode(t, "one name twice", err, CodeExists)
+	wantCode(t, "one name twice", err, v1.CodeSessionExists)
 	_, err = s.Fork(t.Context(), -1, nil)
-	wantCode(t, "-1 copies", err, sandbox.CodeInvalidRequest)
+	wantCode(t, "-1 copies", err, v1.CodeInvalidRequest)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // stall keeps everybody waiting who asks the backend, until resume is called.
@@ -39,7 +41,7 @@ func TestAnEngineThatStallsIsNotTakenForASandboxThatHangs(t *testing.T) {
 	resume := d.stall()
 	t.Cleanup(resume)
 	s.checkConnection(d.deafen(s))
-	if i := s.Info(); i.State != Ready || i.Sandbox != id {
+	if i := s.Info(); i.State != v1.StateReady || i.Sandbox != id {
 		t.Fatalf("%+v", i)
 	}
 	before := d.waiting("attach")

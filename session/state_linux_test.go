@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -63,36 +64,36 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 		}
 	}
 	s := k.open("work")
-	seen("work", Ready, "made")
+	seen("work", v1.StateReady, "made")
 	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
 	do(err)
-	seen("work", Executing, "a command runs in the background")
+	seen("work", v1.StateExecuting, "a command runs in the background")
 	do(s.Cancel(t.Context(), id))
-	k.awaitState(s, Ready)
+	k.awaitState(s, v1.StateReady)
 	do(s.Pause(t.Context()))
-	seen("work", Paused, "by hand")
+	seen("work", v1.StatePaused, "by hand")
 	do(s.Resume(t.Context()))
-	seen("work", Ready, "resumed")
+	seen("work", v1.StateReady, "resumed")
 	if sleeps(k.b) {
 		do(s.Hibernate(t.Context()))
-		seen("work", Hibernated, "by hand")
+		seen("work", v1.StateHibernated, "by hand")
 		do(s.Resume(t.Context()))
-		seen("work", Ready, "woken")
+		seen("work", v1.StateReady, "woken")
 	}
 	k.murder(s)
 	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.Hopeless })
-	seen("work", Lost, s.Info().Reason)
+	seen("work", v1.StateLost, s.Info().Reason)
 	if s.Info().Reason == "" {
 		t.Error("it is lost without a reason")
 	}
 	do(s.End(t.Context(), "done with it"))
-	seen("work", Ended, "done with it")
+	seen("work", v1.StateEnded, "done with it")
 
-	brief, _, err := k.m.Open(t.Context(), Key{Name: "brief"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: time.Millisecond, OnIdle: IdleEnd}}})
+	brief, _, err := k.m.Open(t.Context(), Key{Name: "brief"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(time.Millisecond), OnIdle: v1.IdleEnd}}})
 	do(err)
-	k.awaitState(brief, Expired)
+	k.awaitState(brief, v1.StateExpired)
 	<-brief.freed
-	seen("brief", Expired, "nobody used it for 1ms")
+	seen("brief", v1.StateExpired, "nobody used it for 1ms")
 
 	may := make(chan struct{})
 	k.gate(func(context.Context) error { <-may; return nil })
@@ -102,8 +103,12 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	await(t, "it has begun", func() bool { k.m.mu.Lock(); defer k.m.mu.Unlock(); return k.m.live[Key{DefaultTenant, "slow"}] != nil })
-	seen("slow", Creating, "its sandbox is being made")
+	await(t, "it has begun", func() bool {
+		k.m.mu.Lock()
+		defer k.m.mu.Unlock()
+		return k.m.live[Key{Tenant: DefaultTenant, Name: "slow"}] != nil
+	})
+	seen("slow", v1.StateCreating, "its sandbox is being made")
 	close(may)
 	wg.Wait()
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // readTable returns the states of a document, and what they may become. A line belongs to the table if it begins with a
@@ -65,7 +67,7 @@ func TestTheTableInTheDocumentIsTheOneInTheCode(t *testing.T) {
 		}
 		return strings.Trim(cells[1], " `"), cells[3], true
 	})
-	for _, last := range []State{Ended, Expired} {
+	for _, last := range []State{v1.StateEnded, v1.StateExpired} {
 		if last.Live() || len(transitions[last]) != 0 {
 			t.Errorf("%s is not the end", last)
 		}

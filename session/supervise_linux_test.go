@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -21,7 +22,7 @@ func (k *bench) murder(s *Session) {
 	k.t.Helper()
 	id := s.Info().Sandbox
 	k.signal(s, syscall.SIGKILL)
-	await(k.t, "the sandbox is gone", func() bool { return s.Info().Sandbox != id || s.Info().State == Lost })
+	await(k.t, "the sandbox is gone", func() bool { return s.Info().Sandbox != id || s.Info().State == v1.StateLost })
 }
 
 func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
@@ -44,7 +45,7 @@ func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 	if err != nil || len(v.Metadata) != 0 {
 		t.Errorf("told twice: %v, %v", v, err)
 	}
-	if i := s.Info(); i.Restored != 1 || i.State != Ready {
+	if i := s.Info(); i.Restored != 1 || i.State != v1.StateReady {
 		t.Errorf("info %+v", i)
 	}
 	kinds := map[string]int{}
@@ -91,14 +92,14 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	k.murder(s)
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "times within") })
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell", err, CodeLost)
+	wantCode(t, "a cell", err, v1.CodeSessionLost)
 	a := <-heard
-	if a.Event != "session.lost" || a.Session.Key.Name != "work" || a.Session.State != Lost {
+	if a.Event != "session.lost" || a.Session.Key.Name != "work" || a.Session.State != v1.StateLost {
 		t.Errorf("the webhook heard %+v", a)
 	}
 	k.restart()
 	s = k.get("work")
-	want(t, "state after a restart", string(s.Info().State), string(Lost))
+	want(t, "state after a restart", string(s.Info().State), string(v1.StateLost))
 	if err := s.Restore(t.Context(), "one"); err != nil { // by hand it may be tried again
 		t.Fatal(err)
 	}
@@ -153,7 +154,7 @@ func TestASessionWithoutASnapshotIsLostAtOnce(t *testing.T) {
 	k.murder(s)
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
-	wantCode(t, "a cell", err, CodeLost)
+	wantCode(t, "a cell", err, v1.CodeSessionLost)
 	if n := k.sandboxes(); n != 0 {
 		t.Errorf("%d sandboxes are left", n)
 	}
@@ -236,11 +237,11 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 		all, cancels = append(all, gone), append(cancels, cancel)
 	}
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a fourth", err, CodeQueueFull)
+	wantCode(t, "a fourth", err, v1.CodeQueueFull)
 	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"})
-	wantCode(t, "a command", err, CodeQueueFull)
+	wantCode(t, "a command", err, v1.CodeQueueFull)
 	cancels[1]() // while the first one runs: it leaves at once, and makes room
-	wantCode(t, "the one that was cancelled", <-all[1], sandbox.CodeCancelled)
+	wantCode(t, "the one that was cancelled", <-all[1], v1.CodeCancelled)
 	late, cancel := add(3, 3)
 	defer cancel()
 	if err := s.Files().WriteAll(t.Context(), "/tmp/go", nil, sandbox.WriteOptions{}); err != nil {
@@ -262,7 +263,7 @@ func TestOutputIsLimited(t *testing.T) {
 	}
 	py(t, s, "print('x' * 2000)")
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
-	wantCode(t, "a cell", err, CodeLimit)
+	wantCode(t, "a cell", err, v1.CodeSessionLimit)
 }
 
 func TestVarsAndAuditLog(t *testing.T) {
@@ -275,8 +276,8 @@ func TestVarsAndAuditLog(t *testing.T) {
 	if err := s.SetVar(ctx, "b", "2"); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, "a bad name", s.SetVar(ctx, "", "2"), sandbox.CodeInvalidRequest)
-	wantCode(t, "too long", s.SetVar(ctx, "c", strings.Repeat("x", MaxVarLength+1)), sandbox.CodeTooLarge)
+	wantCode(t, "a bad name", s.SetVar(ctx, "", "2"), v1.CodeInvalidRequest)
+	wantCode(t, "too long", s.SetVar(ctx, "c", strings.Repeat("x", MaxVarLength+1)), v1.CodeTooLarge)
 	k.restart()
 	s = k.get("work")
 	vars, err := s.Vars(ctx)
@@ -287,7 +288,7 @@ func TestVarsAndAuditLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Var(ctx, "a")
-	wantCode(t, "a deleted one", err, CodeVarUnknown)
+	wantCode(t, "a deleted one", err, v1.CodeVarNotFound)
 	if _, err := s.Cell(ctx, sandbox.Cell{Code: "print('hi')"}); err != nil {
 		t.Fatal(err)
 	}
@@ -300,18 +301,18 @@ func TestVarsAndAuditLog(t *testing.T) {
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)
 	}
-	k.awaitState(s, Ready)
-	await(t, "its end is noted", func() bool { return k.m.Ended()[Ends{actionBackground, sandbox.EndedExit}] == 1 })
+	k.awaitState(s, v1.StateReady)
+	await(t, "its end is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 1 })
 	if _, err := s.Start(ctx, sandbox.Command{Args: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of another is noted", func() bool { return k.m.Ended()[Ends{actionBackground, sandbox.EndedExit}] == 2 })
-	k.awaitState(s, Ready)
+	await(t, "the end of another is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 2 })
+	k.awaitState(s, v1.StateReady)
 	if err := s.End(ctx, "done with it"); err != nil {
 		t.Fatal(err)
 	}
 	_, err = s.Var(ctx, "b")
-	wantCode(t, "a variable of an ended session", err, CodeEnded)
+	wantCode(t, "a variable of an ended session", err, v1.CodeSessionEnded)
 	var got []string
 	for e, err := range k.m.Audit(ctx, AuditOptions{Tenant: DefaultTenant, Session: "work", Actor: "ann"}) {
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -22,7 +23,7 @@ func elderly(t *testing.T) (*bench, *distant) {
 func outlive(s *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rec.Policy.TTL, s.dirty = time.Nanosecond, true
+	s.rec.Policy.TTL, s.dirty = v1.Duration(time.Nanosecond), true
 }
 
 // spared wants the reaper to leave a session alone.
@@ -61,7 +62,7 @@ func TestWhatRunsIsNotReapedWhileTheWayToItIsBroken(t *testing.T) {
 		"it is idle": func(s *Session) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.rec.Policy.Idle, s.rec.Policy.OnIdle, s.dirty = time.Nanosecond, IdleEnd, true
+			s.rec.Policy.Idle, s.rec.Policy.OnIdle, s.dirty = v1.Duration(time.Nanosecond), v1.IdleEnd, true
 		},
 	}
 	for name, age := range policies {
@@ -90,7 +91,7 @@ func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
 	s := k.open("work")
 	failed := make(chan error, 1)
 	go func() {
-		_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 600", RunOptions: sandbox.RunOptions{Timeout: sandbox.NoLimit, Detach: true}})
+		_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 600", RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit, Detach: true}})
 		failed <- err
 	}()
 	await(t, "it runs", func() bool {
@@ -102,7 +103,7 @@ func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.deafen(s)
-	wantCode(t, "the call", <-failed, sandbox.CodeGuestLost)
+	wantCode(t, "the call", <-failed, v1.CodeGuestLost)
 	inactive(t, s)
 	spared(t, s, "after the call has failed")
 	s.releaseTurn()
@@ -117,7 +118,7 @@ func TestWhatRunsIsNotReapedWhileItsBackendGoesAway(t *testing.T) {
 	if err := s.acquireTurn(t.Context()); err != nil { // so that its watcher sees it late
 		t.Fatal(err)
 	}
-	d.say(&sandbox.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
+	d.say(&v1.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
 	inactive(t, s)
 	spared(t, s, "before its watcher has seen it")
 	s.releaseTurn()
@@ -175,6 +176,6 @@ func TestASessionWhoseSandboxDiesWithWhatRanInItExpires(t *testing.T) {
 	background(t, s)
 	outlive(s)
 	k.murder(s)
-	k.awaitState(s, Expired)
+	k.awaitState(s, v1.StateExpired)
 	<-s.disposed
 }

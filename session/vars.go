@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Limits of a session's variables.
@@ -19,7 +19,7 @@ func checkVar(name, value string) error {
 		return invalid("set variable", "%.140q is no name of a variable", name)
 	}
 	if len(value) > MaxVarLength {
-		return &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "set variable", Message: fmt.Sprintf("%d bytes, the most is %d", len(value), MaxVarLength), Remedy: "write it to a file in the session"}
+		return &v1.Error{Code: v1.CodeTooLarge, Op: "set variable", Message: fmt.Sprintf("%d bytes, the most is %d", len(value), MaxVarLength), Remedy: "write it to a file in the session"}
 	}
 	return nil
 }
@@ -55,7 +55,7 @@ func (s *Session) SetVar(ctx context.Context, name, value string) error {
 		return err
 	}
 	if _, known := vars[name]; !known && len(vars) >= MaxVars {
-		return &sandbox.Error{Code: CodeLimit, Op: "set variable", Message: fmt.Sprintf("the session has %d variables already", MaxVars), Remedy: "delete some"}
+		return &v1.Error{Code: v1.CodeSessionLimit, Op: "set variable", Message: fmt.Sprintf("the session has %d variables already", MaxVars), Remedy: "delete some"}
 	}
 	if err := s.m.store.SetVars(ctx, s.id, map[string]string{name: value}); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (s *Session) DeleteVar(ctx context.Context, name string) error {
 }
 
 func unknownVar(name string) error {
-	return &sandbox.Error{Code: CodeVarUnknown, Op: "read variable", Message: fmt.Sprintf("no variable %.140q", name)}
+	return &v1.Error{Code: v1.CodeVarNotFound, Op: "read variable", Message: fmt.Sprintf("no variable %.140q", name)}
 }
 
 func (s *Session) varChanged(name, what string) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -55,7 +56,7 @@ func recentOperations(ops []sandbox.Operation) []sandbox.Operation {
 func (s *Session) hibernatedView() *sandboxView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.State != Hibernated || s.refusal(time.Now()) != nil {
+	if s.rec.State != v1.StateHibernated || s.refusal(time.Now()) != nil {
 		return nil
 	}
 	return s.rec.Asleep

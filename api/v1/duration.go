@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// NoLimit switches a limit off. As text it is "none".
+// NoLimit switches a limit off: a timeout, a lifetime, a retention, a budget. As text it is "none". Zero asks for the default
+// instead. It is untyped, so that it fits durations, counts and amounts of money alike.
 const NoLimit = -1
 
 const none = "none"

@@ -21,7 +21,6 @@ import (
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -242,7 +241,7 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 // contextOf names a file for the user's own server; another one is sent its text. The caller must call remove once the run has begun.
 func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
 	fail := func(err error) (client.RunContext, func(), error) {
-		return x, nil, &sandbox.Error{Code: rlm.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
+		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
 	}
 	remove = func() {}
 	here := a.cfg.Client.URL == ""
@@ -306,7 +305,7 @@ func readSchema(path string) (json.RawMessage, error) {
 		err = errors.New("it is not JSON")
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: rlm.CodeInvalidSchema, Op: "read the schema", Message: "the schema for answers is not valid", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidSchema, Op: "read the schema", Message: "the schema for answers is not valid", Err: err}
 	}
 	return b, nil
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
@@ -139,7 +140,7 @@ func TestAsk(t *testing.T) {
 		a.write("schema.json", `{"type": "object", "required": ["word"]}`)
 		got := a.run("", "ask", "As an object?", "--context", a.big, "--schema", filepath.Join(a.dir, "schema.json"), "--json")
 		lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
-		var last rlm.Event
+		var last v1.RunEvent
 		decodeJSON(t, lines[len(lines)-1], &last)
 		var res rlm.Result
 		if err := last.Decode(&res); err != nil {
@@ -206,7 +207,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 	cassette := filepath.Join(a.dir, "calls.jsonl")
 	scripts := "RECLUSE_MODELS_SCRIPTS=" + filepath.Join(a.dir, "chief.yaml") + "," + filepath.Join(a.dir, "second.yaml")
 	env := a.env
-	ask := func(more []string, args ...string) (started rlm.RunStarted, res rlm.Result) {
+	ask := func(more []string, args ...string) (started v1.RunStarted, res rlm.Result) {
 		t.Helper()
 		a.env = append(append([]string{}, env...), more...)
 		got := a.run("", append([]string{
@@ -217,14 +218,15 @@ func TestAskHeedsItsFlags(t *testing.T) {
 			t.Fatalf("%+v", got)
 		}
 		for line := range strings.Lines(got.stdout) {
-			var e rlm.Event
+			var e v1.RunEvent
 			decodeJSON(t, line, &e)
 			var err error
 			switch e.Kind {
-			case rlm.KindRunStarted:
+			case v1.KindRunStarted:
 				err = e.Decode(&started)
-			case rlm.KindRunEnded:
+			case v1.KindRunEnded:
 				err = e.Decode(&res)
+			default: // the other events do not matter here
 			}
 			if err != nil {
 				t.Fatal(err)

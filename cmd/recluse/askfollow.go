@@ -7,13 +7,14 @@ import (
 
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
 // following is a run that can be watched: one of our own, or one of a server.
 type following interface {
-	Events(ctx context.Context, from int64) iter.Seq2[rlm.Event, error]
+	Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error]
 	Cancel()
 	Wait() (*rlm.Result, error)
 }
@@ -28,7 +29,7 @@ func started(r *rlm.Run, err error) (following, error) {
 
 // view shows a run.
 type view interface {
-	Event(e rlm.Event)
+	Event(e v1.RunEvent)
 	Close()
 }
 
@@ -96,7 +97,7 @@ type events struct {
 }
 
 // Event prints one.
-func (v events) Event(e rlm.Event) {
+func (v events) Event(e v1.RunEvent) {
 	if writeLine(v.a.stdout, e) != nil {
 		v.w.cancel(errPipe)
 	}
@@ -109,7 +110,7 @@ func (events) Close() {}
 type silence struct{}
 
 // Event does nothing.
-func (silence) Event(rlm.Event) {}
+func (silence) Event(v1.RunEvent) {}
 
 // Close does nothing.
 func (silence) Close() {}

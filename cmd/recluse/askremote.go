@@ -6,9 +6,9 @@ import (
 	"iter"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -47,15 +47,15 @@ type remote struct {
 }
 
 // Events implements following. When the server dies, the next one goes on with the run, and its events with it.
-func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[rlm.Event, error] {
-	return func(yield func(rlm.Event, error) bool) {
+func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+	return func(yield func(v1.RunEvent, error) bool) {
 		for {
 			ended := false
 			for e, err := range r.c.RunEvents(ctx, r.id, from) {
 				if !yield(e, err) || err != nil {
 					return
 				}
-				from, ended = e.Seq, e.Kind == rlm.KindRunEnded
+				from, ended = e.Seq, e.Kind == v1.KindRunEnded
 			}
 			if ended || !r.goesOn(ctx) {
 				return
@@ -94,10 +94,10 @@ func (r *remote) Wait() (*rlm.Result, error) {
 		return nil, err
 	}
 	if info.Result == nil {
-		return nil, &sandbox.Error{Code: rlm.CodeNoAnswer, Op: "answer", Message: "the run was interrupted", Remedy: "recluse runs resume " + r.id}
+		return nil, &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run was interrupted", Remedy: "recluse runs resume " + r.id}
 	}
-	if info.Result.Reason != rlm.ReasonAnswered {
-		return info.Result, &sandbox.Error{Code: rlm.CodeNoAnswer, Op: "answer", Message: "the run ended: " + string(info.Result.Reason), Err: errors.New(info.Result.Message)}
+	if info.Result.Reason != v1.ReasonAnswered {
+		return info.Result, &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run ended: " + string(info.Result.Reason), Err: errors.New(info.Result.Message)}
 	}
 	return info.Result, nil
 }

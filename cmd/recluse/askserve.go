@@ -4,8 +4,8 @@ import (
 	"context"
 	"log/slog"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/llm"
@@ -34,7 +34,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},
-		Choose: func(ctx context.Context, h api.RunHost) (sandbox.Backend, error) {
+		Choose: func(ctx context.Context, h v1.RunHost) (sandbox.Backend, error) {
 			req, err := requirementsOf(req, h)
 			if err != nil {
 				return nil, err
@@ -51,7 +51,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 }
 
 // requirementsOf lays what a run asks for over what the server is configured with.
-func requirementsOf(req backend.Requirements, h api.RunHost) (backend.Requirements, error) {
+func requirementsOf(req backend.Requirements, h v1.RunHost) (backend.Requirements, error) {
 	req.Soon = true
 	if len(h.Backends) > 0 {
 		req.Order = h.Backends
@@ -66,7 +66,7 @@ func requirementsOf(req backend.Requirements, h api.RunHost) (backend.Requiremen
 		return req, nil
 	}
 	if err := req.MinIsolation.UnmarshalText([]byte(h.MinIsolation)); err != nil {
-		return req, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "select backend", Message: err.Error()}
+		return req, &v1.Error{Code: v1.CodeInvalidRequest, Op: "select backend", Message: err.Error()}
 	}
 	return req, nil
 }

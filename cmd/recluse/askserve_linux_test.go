@@ -11,6 +11,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -132,13 +133,13 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 			if c, err = client.New(client.Options{Socket: a.server().Socket}); err != nil {
 				t.Fatal(err)
 			}
-			kinds := map[rlm.Kind]int{}
-			var how rlm.Resumed
+			kinds := map[v1.RunEventKind]int{}
+			var how v1.Resumed
 			for e, err := range c.RunEvents(t.Context(), id, 0) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if kinds[e.Kind]++; e.Kind == rlm.KindResumed && e.Decode(&how) != nil {
+				if kinds[e.Kind]++; e.Kind == v1.KindResumed && e.Decode(&how) != nil {
 					t.Error("an event cannot be read")
 				}
 			}
@@ -146,7 +147,7 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 				t.Fatalf("%+v %v", info, err)
 			}
 			// Three turns and a sub-call, and the one that was under way.
-			if how.How != rlm.HowAttached || kinds[rlm.KindResumed] != 1 || kinds[rlm.KindCellStarted] != 3 || kinds[rlm.KindCallStarted] != 5 || info.Result.Usage.Calls != 4 {
+			if how.How != rlm.HowAttached || kinds[v1.KindResumed] != 1 || kinds[v1.KindCellStarted] != 3 || kinds[v1.KindCallStarted] != 5 || info.Result.Usage.Calls != 4 {
 				t.Errorf("%+v %v %+v", how, kinds, info.Result.Usage)
 			}
 			a.await("its tries are no longer counted", func() bool {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
@@ -213,8 +214,8 @@ func (a *app) sessionNames(ctx context.Context, prefix string) (names []string) 
 
 // gone reports the error of a session that is not there.
 func gone(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case session.CodeNotFound, session.CodeExpired, session.CodeEnded:
+	switch v1.CodeOf(err) {
+	case v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded:
 		return true
 	}
 	return false

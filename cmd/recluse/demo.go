@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -172,7 +173,7 @@ func (d *demo) cell(ctx context.Context, s *sandbox.Sandbox, code string) (strin
 }
 
 func unexpected(format string, args ...any) error {
-	return &sandbox.Error{Code: sandbox.CodeInternal, Message: "not what was expected: " + fmt.Sprintf(format, args...)}
+	return &v1.Error{Code: v1.CodeInternal, Message: "not what was expected: " + fmt.Sprintf(format, args...)}
 }
 
 func (d *demo) boot(ctx context.Context, tell func(string, ...any)) error {
@@ -276,7 +277,7 @@ func (d *demo) limit(ctx context.Context, tell func(string, ...any)) error {
 	if err != nil {
 		return err
 	}
-	if v.Ended != sandbox.EndedTimeout {
+	if v.Ended != v1.EndedTimeout {
 		return unexpected("a command without end gave %s", v)
 	}
 	tell("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; everything it started has ended too", v, strings.TrimSpace(v.Stdout.String()))
@@ -284,7 +285,7 @@ func (d *demo) limit(ctx context.Context, tell func(string, ...any)) error {
 	if err != nil {
 		return err
 	}
-	if v.Ended != sandbox.EndedTimeout || !v.StateKept {
+	if v.Ended != v1.EndedTimeout || !v.StateKept {
 		return unexpected("a loop without end gave %s, state kept: %t", v, v.StateKept)
 	}
 	got, err := d.cell(ctx, d.s, "x")

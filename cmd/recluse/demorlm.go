@@ -172,8 +172,8 @@ func demoSub() *llm.Scripted {
 		return strings.Join(found, "\n"), nil
 	}
 	return llm.NewScripted("demo-reader",
-		llm.Rule{Tags: map[string]string{"call": rlm.CallSub}, Respond: read, Delay: demoPause},
-		llm.Rule{Tags: map[string]string{"call": rlm.CallTurn, "turn": "1"}, Delay: 5 * demoPause, Reply: "```repl\nlines = sorted(l for l in context.splitlines() if l.startswith('On day'))\nprint(lines[-1])\n```"},
+		llm.Rule{Tags: map[string]string{"call": v1.CallSub}, Respond: read, Delay: demoPause},
+		llm.Rule{Tags: map[string]string{"call": v1.CallTurn, "turn": "1"}, Delay: 5 * demoPause, Reply: "```repl\nlines = sorted(l for l in context.splitlines() if l.startswith('On day'))\nprint(lines[-1])\n```"},
 		llm.Rule{Delay: 5 * demoPause, Reply: "```repl\nFINAL('the ' + lines[-1].rstrip('.').split(' at the ')[1])\n```"},
 	).WithInfo(llm.Info{Window: 128_000, Output: 8_000, Price: &llm.Price{Input: 0.1, CachedInput: 0.01, Output: 0.4}})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -144,7 +145,7 @@ func (a *app) try(ctx context.Context, w *watch, b sandbox.Backend) *trial {
 		}
 		t.First = time.Since(start)
 		if !v.OK() {
-			return &sandbox.Error{Code: sandbox.CodeInternal, Op: "try a cell", Message: v.String()}
+			return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: v.String()}
 		}
 		t.Python = strings.Trim(v.Result.Text(), "'")
 		start = time.Now()
@@ -153,7 +154,7 @@ func (a *app) try(ctx context.Context, w *watch, b sandbox.Backend) *trial {
 		}
 		t.Warm = time.Since(start)
 		if got := v.Result.Text(); got != "2" {
-			return &sandbox.Error{Code: sandbox.CodeInternal, Op: "try a cell", Message: fmt.Sprintf("1+1 gave %q", got)}
+			return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: fmt.Sprintf("1+1 gave %q", got)}
 		}
 		return nil
 	}()
@@ -221,7 +222,7 @@ func (a *app) printDiagnosis(d *diagnosis) {
 	switch t := d.Trial; {
 	case t == nil:
 		fmt.Fprintf(a.stdout, "%s nothing would be chosen\n", p.bad)
-		if d.Error != nil && d.Error.Remedy != "" && d.Error.Code != sandbox.CodeNoBackend {
+		if d.Error != nil && d.Error.Remedy != "" && d.Error.Code != v1.CodeNoBackend {
 			fmt.Fprintf(a.stdout, "  %s; remedy: %s\n", d.Error.Message, d.Error.Remedy)
 		}
 	case !t.OK:

@@ -112,14 +112,14 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	if cell && code == "-" {
 		b, err := io.ReadAll(a.stdin)
 		if err != nil {
-			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the code", Message: "the input cannot be read", Err: err}
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the code", Message: "the input cannot be read", Err: err}
 		}
 		code, stdin = string(b), nil
 	}
 	var script []byte
 	if o.pythonFile != "" {
 		if script, err = os.ReadFile(o.pythonFile); err != nil {
-			return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the script", Message: "it cannot be read", Err: err}
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "it cannot be read", Err: err}
 		}
 	}
 
@@ -223,7 +223,7 @@ func upload(ctx context.Context, t target, name string, script []byte, args []st
 		return nil, err
 	}
 	if g.Python == "" {
-		return nil, &sandbox.Error{Code: sandbox.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
+		return nil, &v1.Error{Code: v1.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
 	}
 	file := path.Join(g.Home, ".recluse-script", filepath.Base(name))
 	if err := t.put(ctx, file, script); err != nil {
@@ -255,7 +255,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		return err
 	}
 	status := v.Status()
-	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == sandbox.EndedCancelled {
+	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == v1.EndedCancelled {
 		if !a.json {
 			a.say("cancelled %v", i)
 		}
@@ -287,18 +287,18 @@ func (a *app) sayWentBack(from time.Time) {
 func epitaph(o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
-	case sandbox.EndedExit:
+	case v1.EndedExit:
 		if v.MemoryKills > 0 {
 			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), formatSize(t.memory())))
 		}
-	case sandbox.EndedTimeout:
+	case v1.EndedTimeout:
 		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))
-	case sandbox.EndedMemory:
+	case v1.EndedMemory:
 		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, formatSize(t.memory())))
 	default:
 		parts = append(parts, v.String())
 	}
-	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == sandbox.EndedExit {
+	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == v1.EndedExit {
 		what := plural(n, "process was", "processes were") + " still running and ended with the sandbox"
 		if o.session != "" {
 			what = plural(n, "process goes", "processes go") + " on in the session"
@@ -348,7 +348,7 @@ func (o *output) Write(p []byte) (int, error) {
 		if errors.Is(err, syscall.EPIPE) {
 			o.cancel(errPipe)
 		} else {
-			o.cancel(&sandbox.Error{Code: sandbox.CodeInternal, Op: "write the output", Message: "it cannot be written", Err: err})
+			o.cancel(&v1.Error{Code: v1.CodeInternal, Op: "write the output", Message: "it cannot be written", Err: err})
 		}
 	}
 	return n, err

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
@@ -23,8 +23,8 @@ func (a *app) report(err error) {
 
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
-	remedy, err := sandbox.SplitRemedy(err)
-	e, ok := err.(*sandbox.Error) //nolint:errorlint // a wrapped one is told by what wraps it
+	remedy, err := v1.SplitRemedy(err)
+	e, ok := err.(*v1.Error) //nolint:errorlint // a wrapped one is told by what wraps it
 	if !ok {
 		a.say("%v", err)
 		return
@@ -65,21 +65,21 @@ func (a *app) say(format string, args ...any) {
 
 // failure is an error as JSON.
 type failure struct {
-	Code    sandbox.Code `json:"code"`
-	Op      string       `json:"op,omitempty"`
-	Message string       `json:"message"`
-	Remedy  string       `json:"remedy,omitempty"`
-	Retry   bool         `json:"retry"`
-	Cause   string       `json:"cause,omitempty"`
+	Code    v1.Code `json:"code"`
+	Op      string  `json:"op,omitempty"`
+	Message string  `json:"message"`
+	Remedy  string  `json:"remedy,omitempty"`
+	Retry   bool    `json:"retry"`
+	Cause   string  `json:"cause,omitempty"`
 }
 
 func failureOf(err error) failure {
-	e, ok := errors.AsType[*sandbox.Error](err)
+	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
-		return failure{Code: sandbox.CodeOf(err), Message: err.Error()}
+		return failure{Code: v1.CodeOf(err), Message: err.Error()}
 	}
 	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
-	remedy, cause := sandbox.SplitRemedy(e.Err)
+	remedy, cause := v1.SplitRemedy(e.Err)
 	f.Remedy = cmp.Or(e.Remedy, remedy)
 	if cause != nil {
 		f.Cause = cause.Error()

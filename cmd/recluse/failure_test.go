@@ -8,14 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // missing is an error with two remedies, as of a backend whose engine is not there.
-var missing = &sandbox.Error{
-	Code: sandbox.CodeEngineMissing, Op: "find engine and guest", Remedy: "run make build",
-	Err: &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find recluse-engine", Message: "it is nowhere", Remedy: "run make build, or go install", Err: errors.New("no such file")},
+var missing = &v1.Error{
+	Code: v1.CodeEngineMissing, Op: "find engine and guest", Remedy: "run make build",
+	Err: &v1.Error{Code: v1.CodeEngineMissing, Op: "find recluse-engine", Message: "it is nowhere", Remedy: "run make build, or go install", Err: errors.New("no such file")},
 }
 
 func TestOneRemedyIsTold(t *testing.T) {
@@ -30,7 +31,7 @@ func TestOneRemedyIsTold(t *testing.T) {
 	}
 	// The remedy of a cause is better than none.
 	errs.Reset()
-	a.report(&sandbox.Error{Code: sandbox.CodeInternal, Message: "outside", Err: missing})
+	a.report(&v1.Error{Code: v1.CodeInternal, Message: "outside", Err: missing})
 	if n := strings.Count(errs.String(), "run make"); n != 1 || !strings.Contains(errs.String(), "\n  remedy: run make build\n") {
 		t.Errorf("got %q", errs.String())
 	}
@@ -44,7 +45,7 @@ func TestAFailureIsOneJSONValue(t *testing.T) {
 	a := &app{stdout: &out, stderr: &errs, json: true}
 	a.report(missing)
 	var got struct{ Error failure }
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Error.Code != sandbox.CodeEngineMissing || got.Error.Remedy != "run make build" || strings.Contains(got.Error.Cause, "run make") {
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Error.Code != v1.CodeEngineMissing || got.Error.Remedy != "run make build" || strings.Contains(got.Error.Cause, "run make") {
 		t.Errorf("%+v %v", got, err)
 	}
 	if errs.Len() != 0 {

@@ -87,7 +87,7 @@ func (m *machine) register(f *pflag.FlagSet) {
 	f.StringVar(&m.dir, "dir", "", "working `directory` inside")
 	f.StringVar(&m.hostname, "hostname", "", "`name` of the machine inside (default the sandbox's id)")
 	f.StringVar(&m.shell, "shell", "", "`program` that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)")
-	f.StringVar(&m.user, "user", "", "`user` that code runs as: a number, user:group, or a name of the image; docker only (default "+strconv.Itoa(sandbox.DefaultUID)+")")
+	f.StringVar(&m.user, "user", "", "`user` that code runs as: a number, user:group, or a name of the image; docker only (default "+strconv.Itoa(v1.DefaultUID)+")")
 	f.IntVar(&m.oomScore, "oom-score-adj", 0, "how soon the kernel ends code when memory is short, a `number` from 0 to 1000; docker with runc only (default 500)")
 	f.BoolVar(&m.cold, "cold", false, "boot the sandbox instead of restoring a warm template")
 }
@@ -249,7 +249,7 @@ func (c *count) Set(v string) error {
 // timeout returns the time of a command; zero is a flag that was left out.
 func timeout(d v1.Duration) time.Duration {
 	if d == 0 {
-		return sandbox.NoLimit
+		return v1.NoLimit
 	}
 	return d.Std()
 }

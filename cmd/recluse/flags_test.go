@@ -47,7 +47,7 @@ func TestTimeout(t *testing.T) {
 			t.Errorf("%q was taken as %s", in, timeout(d))
 		}
 	}
-	if got := timeout(0); got != sandbox.NoLimit {
+	if got := timeout(0); got != v1.NoLimit {
 		t.Errorf("unset: got %s, want none", got)
 	}
 }

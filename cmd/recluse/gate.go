@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
@@ -138,7 +139,7 @@ func (a *app) codeOf(file, language string) (gate.Request, error) {
 		return gate.Request{}, noCode(err)
 	}
 	if len(b) > maxChecked {
-		return gate.Request{}, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: "judge " + file, Message: "it is larger than any code that would be run"}
+		return gate.Request{}, &v1.Error{Code: v1.CodeTooLarge, Op: "judge " + file, Message: "it is larger than any code that would be run"}
 	}
 	req := gate.Request{Language: gate.Language(language), Code: string(b)}
 	if language == "" {
@@ -151,7 +152,7 @@ func (a *app) codeOf(file, language string) (gate.Request, error) {
 }
 
 func noCode(err error) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "judge code", Message: "it cannot be read", Err: err}
+	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "judge code", Message: "it cannot be read", Err: err}
 }
 
 // languageOf tells the language by name or first line, or gives "".
@@ -179,14 +180,14 @@ func languageOf(file, code string) gate.Language {
 func printDecision(w io.Writer, file string, d *gate.Decision) {
 	for _, f := range d.Findings {
 		word := string(f.Severity)
-		if f.Severity == gate.Allow {
+		if f.Severity == v1.GateAllow {
 			word = "note"
 		}
 		if f.Undecidable {
 			word += ", undecidable"
 		}
 		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, oneLine(f.Message), f.Rule)
-		if f.Fix != "" && f.Severity != gate.Allow {
+		if f.Fix != "" && f.Severity != v1.GateAllow {
 			fmt.Fprintf(w, "  instead: %s\n", oneLine(f.Fix))
 		}
 	}
@@ -197,7 +198,7 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 		fmt.Fprintf(w, "  concepts: %s\n", strings.Join(d.ConceptsMatched, ", "))
 	}
 	why := ""
-	if d.Action == gate.Warn && slices.ContainsFunc(d.Findings, func(f gate.Finding) bool { return f.Severity == gate.Deny || f.Severity == gate.Ask }) {
+	if d.Action == v1.GateWarn && slices.ContainsFunc(d.Findings, func(f gate.Finding) bool { return f.Severity == v1.GateDeny || f.Severity == v1.GateAsk }) {
 		why = ": it would run, because the gate only warns (--mode block judges as one that refuses)"
 	}
 	fmt.Fprintf(w, "%s: %s%s\n", file, d.Action, why)
@@ -253,7 +254,7 @@ func (a *app) gateList(ctx context.Context, all bool) error {
 		return err
 	}
 	defer done()
-	state := gate.Pending
+	state := v1.ApprovalPending
 	if all {
 		state = ""
 	}
@@ -330,7 +331,7 @@ func (a *app) judge(ctx context.Context, req gate.Request) (*judging, error) {
 		req.Attempt = 1
 		d, err := gate.Enforce(ctx, checker, req)
 		j.err = err
-		if d.Action == gate.Warn {
+		if d.Action == v1.GateWarn {
 			j.warning = d.Reason
 		}
 	}()

@@ -15,11 +15,11 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/config"
-	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -52,7 +52,7 @@ func through(r runner) door {
 		} else {
 			v, err = r.Run(t.Context(), sandbox.Command{Shell: req.Code})
 		}
-		if sandbox.CodeOf(err) == session.CodeRefused {
+		if v1.CodeOf(err) == v1.CodeGateRefused {
 			return said{Reason: failureOf(err).Message}
 		}
 		if err != nil {
@@ -120,26 +120,27 @@ func (p *parity) runDoor(c *client.Client, mode gate.Mode) door {
 			p.t.Fatal(err)
 		}
 		var (
-			begun rlm.CellStarted
-			told  rlm.Judged
-			ended rlm.CellEnded
+			begun v1.CellStarted
+			told  v1.Judged
+			ended v1.CellEnded
 		)
 		switch e.Kind {
-		case rlm.KindCellStarted:
+		case v1.KindCellStarted:
 			err = e.Decode(&begun)
 			code = strings.TrimSpace(begun.Code)
 			heard[code] = said{Runs: true}
-		case rlm.KindGate:
+		case v1.KindGate:
 			err = e.Decode(&told)
 			heard[code] = said{Runs: true, Reason: told.Reason}
-		case rlm.KindCellEnded:
+		case v1.KindCellEnded:
 			err = e.Decode(&ended)
-			if ended.Ended == sandbox.EndedStart {
+			if ended.Ended == v1.EndedStart {
 				heard[code] = said{Reason: heard[code].Reason}
 			}
-			if ended.Ended == sandbox.EndedStart && ended.Error != heard[code].Reason {
+			if ended.Ended == v1.EndedStart && ended.Error != heard[code].Reason {
 				p.t.Errorf("the model hears %q, the log %q", ended.Error, heard[code].Reason)
 			}
+		default: // the other events do not matter here
 		}
 		if err != nil {
 			p.t.Fatal(err)
@@ -169,7 +170,7 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatal(err)
 		}
-		if e.Gate == string(gate.Deny) && e.Error == string(session.CodeRefused) && e.Digest != "" {
+		if e.Gate == string(v1.GateDeny) && e.Error == string(v1.CodeGateRefused) && e.Digest != "" {
 			denied++
 		}
 	}
@@ -268,7 +269,7 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 			var list []gate.Decision
 			decodeJSON(t, got.stdout, &list)
 			s := said{Runs: list[0].Action.Runs(), Reason: list[0].Reason}
-			if list[0].Action == gate.Allow {
+			if list[0].Action == v1.GateAllow {
 				s.Reason = "" // notes are told to nobody when code runs
 			}
 			if s.Runs != (got.status == 0) {
@@ -293,7 +294,7 @@ func (p *parity) compare(mode, holds gate.Mode) {
 				t.Fatal(err)
 			}
 			want := said{Runs: d.Action.Runs(), Reason: d.Reason}
-			if d.Action == gate.Allow {
+			if d.Action == v1.GateAllow {
 				want.Reason = ""
 			}
 			if runs := tt.runs || holds != gate.ModeBlock; want.Runs != runs || !tt.runs && (want.Reason == "") != (holds == gate.ModeOff) {
@@ -388,7 +389,7 @@ func toolDoor(s *sdk.ClientSession, name string) door {
 			return said{Runs: true, Reason: warning}
 		}
 		text := res.Content[0].(*sdk.TextContent).Text
-		refusal, ok := strings.CutPrefix(text, string(session.CodeRefused)+": judge code: ")
+		refusal, ok := strings.CutPrefix(text, string(v1.CodeGateRefused)+": judge code: ")
 		if !ok {
 			t.Fatal(text)
 		}
@@ -418,7 +419,7 @@ func (w *world) execDoor(req gate.Request, args ...string) said {
 	}
 	var f failure
 	decodeJSON(w.t, string(v.Error), &f)
-	if f.Code != session.CodeRefused {
+	if f.Code != v1.CodeGateRefused {
 		w.t.Fatalf("%+v", got)
 	}
 	return said{Reason: f.Message}

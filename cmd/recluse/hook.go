@@ -111,7 +111,7 @@ func (a *app) hookRunFile(ctx context.Context, o *hookRunOptions) error {
 	}
 	code, err := os.ReadFile(o.file)
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read the command", Message: "it is no longer there", Remedy: "send it again", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the command", Message: "it is no longer there", Remedy: "send it again", Err: err}
 	}
 	_ = os.Remove(o.file) // else it goes with the old ones
 	return a.hookRun(ctx, o, string(code))
@@ -181,5 +181,5 @@ func (a *app) longScript(ctx context.Context, t inSession, code string) (short, 
 func (a *app) projectSession(ctx context.Context, c *client.Client, name, project string) (*client.Session, session.Info, error) {
 	spec := sandbox.Spec{Limits: limitsOf(a.cfg), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
 	s, opened, err := c.Open(ctx, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
-	return s, opened.Info, err
+	return s, opened.Session, err
 }

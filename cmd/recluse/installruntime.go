@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockersetup"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 type runtimeOptions struct {
@@ -113,12 +113,12 @@ func (a *app) consent(given bool, what string) error {
 		return nil
 	}
 	if a.json || !term.IsTerminal(int(a.stdin.Fd())) {
-		return &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: what, Message: "nobody has consented, and nobody can be asked", Remedy: "give --yes"}
+		return &v1.Error{Code: v1.CodeConsentMissing, Op: what, Message: "nobody has consented, and nobody can be asked", Remedy: "give --yes"}
 	}
 	fmt.Fprintf(a.stderr, "%s? [y/N] ", what)
 	line, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is no
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
-		return &sandbox.Error{Code: sandbox.CodeConsentMissing, Op: what, Message: "nothing was done"}
+		return &v1.Error{Code: v1.CodeConsentMissing, Op: what, Message: "nothing was done"}
 	}
 	return nil
 }

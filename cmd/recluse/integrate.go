@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 type integrateOptions struct {
@@ -104,13 +104,13 @@ func (o *integrateOptions) complete(agent string) (err error) {
 		o.Project, err = filepath.EvalSymlinks(o.Project) // what the sandbox shows, and what agents say of it, is the real place
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find the project", Message: "the directory cannot be used", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the project", Message: "the directory cannot be used", Err: err}
 	}
 	if fi, err := os.Stat(o.Project); err != nil || !fi.IsDir() {
 		return usage("%s is no directory", o.Project)
 	}
 	if o.Home, err = os.UserHomeDir(); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find your settings", Message: "there is no home directory", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "find your settings", Message: "there is no home directory", Err: err}
 	}
 	o.Program, err = lastingProgram()
 	return err
@@ -199,7 +199,7 @@ func difference(before, after string) []string {
 func programPath() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return "", &sandbox.Error{Code: sandbox.CodeInternal, Op: "find this program", Err: err}
+		return "", &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
 	return self, nil
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/client"
 )
 
 func (a *app) keyCommand() *cobra.Command {
@@ -29,7 +28,7 @@ own socket a server needs none: there the user is known.`,
 
 func (a *app) keyCreateCommand() *cobra.Command {
 	var (
-		k      client.KeyOptions
+		k      v1.NewAPIKey
 		lasts  v1.Duration
 		tenant string
 	)
@@ -48,7 +47,7 @@ Scopes: read looks; execute runs code, writes files and makes sessions, too; adm
 			defer done()
 			k.Name, k.Tenant = args[0], tenant
 			if time.Duration(lasts) > 0 {
-				k.For = time.Duration(lasts)
+				k.For = lasts
 			}
 			made, err := cl.CreateKey(c.Context(), k)
 			if err != nil {

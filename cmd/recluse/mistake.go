@@ -7,12 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // usage is a mistake in how recluse was called. What to do about it is added by explain, which knows the verb.
 func usage(format string, args ...any) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
+	return &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
 }
 
 // noteRuns has every verb note that it was begun. Cobra tells of mistakes in many ways, but of all of them before that.
@@ -40,8 +40,8 @@ func (a *app) explain(c *cobra.Command, args []string, err error) error {
 		}
 		err = usage("%v", err)
 	}
-	e, ok := err.(*sandbox.Error) //nolint:errorlint // what wraps one tells more than that the call was wrong
-	if !ok || e.Code != sandbox.CodeInvalidRequest || e.Remedy != "" || e.Err != nil {
+	e, ok := err.(*v1.Error) //nolint:errorlint // what wraps one tells more than that the call was wrong
+	if !ok || e.Code != v1.CodeInvalidRequest || e.Remedy != "" || e.Err != nil {
 		return err
 	}
 	told := *e
@@ -60,8 +60,8 @@ func unknownVerb(c *cobra.Command, word string) error {
 	if c.SuggestionsMinimumDistance = 2; len(c.SuggestionsFor(word)) > 0 {
 		remedy = "did you mean " + strings.Join(c.SuggestionsFor(word), " or ") + "? "
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeInvalidRequest, Message: fmt.Sprintf("unknown command %q for %q", word, c.CommandPath()), Remedy: remedy + seeHelp(c),
+	return &v1.Error{
+		Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("unknown command %q for %q", word, c.CommandPath()), Remedy: remedy + seeHelp(c),
 	}
 }
 

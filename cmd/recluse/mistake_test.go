@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // called gives what an invocation in this process did.
@@ -54,7 +54,7 @@ func TestAWrongCallSaysWhatToDo(t *testing.T) {
 			if err := json.Unmarshal([]byte(stdout), &got); err != nil {
 				t.Fatalf("%v: stdout %q, stderr %q", err, stdout, stderr)
 			}
-			if e := got.Error; status != statusFailure || stderr != "" || e.Code != sandbox.CodeInvalidRequest || !strings.Contains(e.Message, tt.message) || !strings.Contains(e.Remedy, tt.remedy) {
+			if e := got.Error; status != statusFailure || stderr != "" || e.Code != v1.CodeInvalidRequest || !strings.Contains(e.Message, tt.message) || !strings.Contains(e.Remedy, tt.remedy) {
 				t.Errorf("status %d, stderr %q, %+v", status, stderr, e)
 			}
 		})

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/session"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -55,7 +55,7 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 			state, t = o.Verdict.String(), o.Verdict.Wall
 		case !o.Running:
 			state = "ended"
-		case info.State == session.Hibernated:
+		case info.State == v1.StateHibernated:
 			state = "asleep"
 		}
 		pid := "-"
@@ -96,11 +96,11 @@ func operation(ctx context.Context, s *client.Session, word string) (sandbox.Ope
 	case len(begin) > 1:
 		return sandbox.Operation{}, usage("%q is the beginning of %d ids", word, len(begin))
 	}
-	if o, err := s.Operation(ctx, word); sandbox.CodeOf(err) != sandbox.CodeNotFound { // of a session that sleeps only some are listed
+	if o, err := s.Operation(ctx, word); v1.CodeOf(err) != v1.CodeNotFound { // of a session that sleeps only some are listed
 		return o, err
 	}
-	return sandbox.Operation{}, &sandbox.Error{
-		Code: sandbox.CodeNotFound, Op: "find " + word, Message: "there is no such cell or command in the session", Remedy: "recluse ps SESSION --all lists them",
+	return sandbox.Operation{}, &v1.Error{
+		Code: v1.CodeNotFound, Op: "find " + word, Message: "there is no such cell or command in the session", Remedy: "recluse ps SESSION --all lists them",
 	}
 }
 
@@ -207,7 +207,7 @@ func (a *app) logs(ctx context.Context, name, word string, follow bool) error {
 	if a.json {
 		return writeJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
 	}
-	if follow && v != nil && v.Ended != sandbox.EndedExit {
+	if follow && v != nil && v.Ended != v1.EndedExit {
 		a.say("%s", v)
 	}
 	return nil

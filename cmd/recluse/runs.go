@@ -12,11 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func (a *app) runsCommand() *cobra.Command {
@@ -45,7 +45,7 @@ resumed: its sandbox is taken over if it is still there, else restored or made a
 // findRun finds the run that somebody means.
 func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, error) {
 	if word != "last" && word != "" {
-		if info, err := c.Run(ctx, word); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+		if info, err := c.Run(ctx, word); v1.CodeOf(err) != v1.CodeRunNotFound {
 			return info, err
 		}
 	}
@@ -67,10 +67,10 @@ func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, err
 		}
 	}
 	if len(found) == 0 {
-		return nil, &sandbox.Error{Code: rlm.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", word), Remedy: "recluse runs list", Err: failed}
+		return nil, &v1.Error{Code: v1.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", word), Remedy: "recluse runs list", Err: failed}
 	}
 	if len(found) > 1 && word != "last" {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
 	}
 	newest := slices.MaxFunc(found, func(a, b *rlm.Info) int { return a.Started.Compare(b.Started) })
 	return c.Run(ctx, newest.ID)
@@ -348,7 +348,7 @@ func (a *app) exportRun(out string, write func(io.Writer) error) error {
 	}
 	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "export run", Message: "the file cannot be made", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "export run", Message: "the file cannot be made", Err: err}
 	}
 	err = write(f)
 	if cerr := f.Close(); err == nil {

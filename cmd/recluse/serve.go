@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
 	"github.com/recluse-dev/recluse/internal/server"
@@ -204,7 +205,7 @@ func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (se
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)
 		if err != nil {
-			return o, &sandbox.Error{Code: config.CodeInvalid, Op: "read the certificate", Message: "it cannot be used", Err: err}
+			return o, &v1.Error{Code: config.CodeInvalid, Op: "read the certificate", Message: "it cannot be used", Err: err}
 		}
 		o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
@@ -260,7 +261,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Host, srv *server.Server, background bool) ([]net.Listener, error) {
 	l, err := host.Socket(ctx)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "listen", Message: "the socket cannot be made", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "listen", Message: "the socket cannot be made", Err: err}
 	}
 	out := []net.Listener{l}
 	addr := cfg.Server.Listen
@@ -275,7 +276,7 @@ func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Ho
 	t, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		l.Close()
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "listen on " + addr, Message: "the address cannot be used", Remedy: "choose another with --listen", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "listen on " + addr, Message: "the address cannot be used", Remedy: "choose another with --listen", Err: err}
 	}
 	scheme := "http"
 	if cfg.Server.TLSCert != "" {
@@ -288,7 +289,7 @@ func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Ho
 // occupied reports whether a session needs somebody who looks after it. One that is hibernated does not: whoever calls it starts a
 // server, and so does whoever calls one that was lost.
 func occupied(ctx context.Context, m *session.Manager) bool {
-	o := session.ListOptions{Tenant: "*", Limit: 1, States: []session.State{session.Creating, session.Ready, session.Executing, session.Paused}}
+	o := session.ListOptions{Tenant: "*", Limit: 1, States: []session.State{v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused}}
 	for range m.List(ctx, o) {
 		return true
 	}

@@ -12,7 +12,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -58,7 +57,7 @@ and what it begins with.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Policy = session.Policy{TTL: time.Duration(ttl), Idle: time.Duration(idle), OnIdle: session.IdleAction(onIdle)}
+			o.Policy = session.Policy{TTL: ttl, Idle: idle, OnIdle: v1.IdleAction(onIdle)}
 			o.Vars = vars.values
 			return a.sessionOpen(c.Context(), args[0], &m, o)
 		},
@@ -84,7 +83,7 @@ func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o sessio
 		return cause(ctx, err)
 	}
 	defer done()
-	return a.printSession(opened.Info)
+	return a.printSession(opened.Session)
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
@@ -104,7 +103,7 @@ func (a *app) sessionListCommand() *cobra.Command {
 
 // everyState chooses sessions that have ended, too.
 var everyState = []session.State{
-	session.Creating, session.Ready, session.Executing, session.Paused, session.Hibernated, session.Lost, session.Ended, session.Expired,
+	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
 }
 
 func (a *app) sessionList(ctx context.Context, all bool) error {
@@ -227,7 +226,7 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == sandbox.NoLimit {
+			if time.Duration(by) == v1.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
 			s, _, done, err := a.session(c.Context(), args[0])

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/daemon"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -87,7 +88,7 @@ func (w *world) murder(name string) {
 	if err := syscall.Kill(r.Sandbox.PID, syscall.SIGKILL); err != nil {
 		w.t.Fatal(err)
 	}
-	w.await("it is noticed", func() bool { now := show(); return now.Sandbox != i.Sandbox || now.State == session.Lost })
+	w.await("it is noticed", func() bool { now := show(); return now.Sandbox != i.Sandbox || now.State == v1.StateLost })
 }
 
 func (w *world) await(what string, ok func() bool) {
@@ -163,7 +164,7 @@ func TestSessionAcrossInvocations(t *testing.T) {
 
 	var list []session.Info
 	decodeJSON(t, w.must("session", "list", "--json"), &list)
-	if len(list) != 1 || list[0].Key.Name != "work" || list[0].State != session.Ready {
+	if len(list) != 1 || list[0].Key.Name != "work" || list[0].State != v1.StateReady {
 		t.Errorf("list: %+v", list)
 	}
 	if got := w.must("session", "show", "work"); !strings.Contains(got, "ready") {
@@ -520,7 +521,7 @@ func TestConfiguration(t *testing.T) {
 	write("session:\n  idle: 2h\n")
 	var i session.Info
 	decodeJSON(t, w.must("session", "open", "work", "--config", file, "--json"), &i)
-	if i.Policy.Idle != 2*time.Hour || i.Spec.Limits.Memory != 300<<20 {
+	if i.Policy.Idle.Std() != 2*time.Hour || i.Spec.Limits.Memory != 300<<20 {
 		t.Errorf("%+v", i)
 	}
 	w.must("exec", "--session", "work", "--", "true") // it keeps what it has

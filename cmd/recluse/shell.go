@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -48,7 +49,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 	in := int(a.stdin.Fd())
 	screen, ok := a.stdout.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
 	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
@@ -63,7 +64,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 			return cause(ctx, err)
 		}
 		if g.Shell == "" {
-			return &sandbox.Error{Code: sandbox.CodeNoShell, Op: "open a shell", Message: "there is none in the sandbox", Remedy: "recluse shell -- PROGRAM runs another program"}
+			return &v1.Error{Code: v1.CodeNoShell, Op: "open a shell", Message: "there is none in the sandbox", Remedy: "recluse shell -- PROGRAM runs another program"}
 		}
 		args = []string{g.Shell}
 	}
@@ -82,10 +83,10 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 			return err
 		}
 	}
-	if why, ok := errors.AsType[interrupted](context.Cause(ctx)); ok && v.Ended == sandbox.EndedCancelled {
+	if why, ok := errors.AsType[interrupted](context.Cause(ctx)); ok && v.Ended == v1.EndedCancelled {
 		return exit(128 + int(why.signal))
 	}
-	if v.Ended != sandbox.EndedExit {
+	if v.Ended != v1.EndedExit {
 		a.say("%s", v)
 	}
 	if status := v.Status(); status != 0 {
@@ -98,7 +99,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, cmd sandbox.Command) (*sandbox.Verdict, error) {
 	before, err := term.MakeRaw(in)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "open a shell", Message: "the terminal cannot be made raw", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open a shell", Message: "the terminal cannot be made raw", Err: err}
 	}
 	defer term.Restore(in, before) //nolint:errcheck // there is nothing else to try
 
@@ -138,6 +139,6 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	}()
 	first := size()
 	cmd.Env, cmd.PTY, cmd.Resize, cmd.Stdin, cmd.Stdout = env, &first, resize, a.stdin, screen
-	cmd.Timeout, cmd.KillGrace = sandbox.NoLimit, hangUp
+	cmd.Timeout, cmd.KillGrace = v1.NoLimit, hangUp
 	return t.Run(ctx, cmd)
 }

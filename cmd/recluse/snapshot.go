@@ -108,7 +108,7 @@ func (a *app) snapshotRestore(ctx context.Context, ref, into string) error {
 	if err != nil {
 		return cause(ctx, err)
 	}
-	return a.printRestored(opened.Info, ref)
+	return a.printRestored(opened.Session, ref)
 }
 
 func (a *app) printRestored(i session.Info, ref string) error {

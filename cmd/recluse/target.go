@@ -32,7 +32,7 @@ func (a *app) target(ctx context.Context, w *watch, name string, m *machine) (t 
 		if err != nil {
 			return nil, nil, cause(ctx, err)
 		}
-		return inSession{s, opened.Info}, done, nil
+		return inSession{s, opened.Session}, done, nil
 	}
 	if err := m.configure(a); err != nil {
 		return nil, nil, err

@@ -12,8 +12,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.37.0"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/config"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // flushWait is how long the last spans have to leave.
@@ -30,7 +30,7 @@ func traces(ctx context.Context, t config.Telemetry, version string) (stop func(
 		return func() {}, nil
 	}
 	fail := func(err error) error {
-		return &sandbox.Error{Code: config.CodeInvalid, Op: "send traces", Message: "the collector's address cannot be used", Remedy: "see telemetry.traces", Err: err}
+		return &v1.Error{Code: config.CodeInvalid, Op: "send traces", Message: "the collector's address cannot be used", Remedy: "see telemetry.traces", Err: err}
 	}
 	exporter, err := otlptracehttp.New(ctx, opts...)
 	if err != nil {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The limits of one analysis. Beyond them the code is reported as too large to judge.
@@ -50,7 +50,7 @@ func (a *Analyzer) Findings(ctx context.Context, code Code) ([]Finding, error) {
 	an := &analysis{ctx: ctx, parser: a.parser, seen: map[uint64]bool{}, files: map[string]string{}}
 	an.code(code)
 	if err := ctx.Err(); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "judge code", Message: "the caller gave up", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "judge code", Message: "the caller gave up", Err: err}
 	}
 	return a.set.findings(an.facts, code.Language), nil
 }

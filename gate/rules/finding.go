@@ -1,19 +1,26 @@
 package rules
 
 import (
-	"fmt"
-	"slices"
 	"strings"
-)
 
-// Language is the language of code.
-type Language string
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
 
 // The supported languages.
 const (
 	Python  Language = "python"
 	Bash    Language = "bash"
 	Command Language = "command" // a program and its arguments
+)
+
+// The types of a finding are declared in package v1, because they are part of the API.
+type (
+	// Language is the language of code.
+	Language = v1.GateLanguage
+	// Action is what may happen to code.
+	Action = v1.GateAction
+	// Finding is one thing that a rule objects to.
+	Finding = v1.Finding
 )
 
 // Code is what an Analyzer reads.
@@ -29,51 +36,4 @@ func (c Code) String() string {
 		return strings.Join(c.Args, " ")
 	}
 	return c.Text
-}
-
-// Action is what may happen to code.
-type Action string
-
-// The actions, from the mildest to the strictest.
-const (
-	Allow Action = "allow"
-	Warn  Action = "warn" // run it and report
-	Ask   Action = "ask"  // run it only if a person agrees
-	Deny  Action = "deny" // do not run it
-)
-
-// rank orders actions by strictness; an unknown action has -1.
-func (a Action) rank() int { return slices.Index([]Action{Allow, Warn, Ask, Deny}, a) }
-
-// Runs reports whether the code may run now.
-func (a Action) Runs() bool { return a == Allow || a == Warn }
-
-// Stricter returns the stricter of two actions.
-func (a Action) Stricter(b Action) Action {
-	if b.rank() > a.rank() {
-		return b
-	}
-	return a
-}
-
-// Finding is one thing that a rule objects to.
-type Finding struct {
-	Rule    string `json:"rule"`
-	Line    int    `json:"line"`   // from 1
-	Column  int    `json:"column"` // from 1; 0: unknown
-	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // what to do instead
-	// Severity is the action that the rule asks for. Allow: a note, which holds nothing up.
-	Severity Action `json:"severity"`
-	// Undecidable means that reading alone cannot determine whether this happens.
-	Undecidable bool `json:"undecidable,omitempty"`
-}
-
-// String returns the finding in one line.
-func (f Finding) String() string {
-	undecidable := ""
-	if f.Undecidable {
-		undecidable = " (undecidable)"
-	}
-	return fmt.Sprintf("line %d: %s: rule %s%s", f.Line, f.Message, f.Rule, undecidable)
 }

@@ -15,7 +15,7 @@ func fuzz(f *testing.F, python string, lang Language, seeds ...string) {
 	a := defaultAnalyzer(f, python)
 	f.Fuzz(func(t *testing.T, code string) {
 		for _, x := range check(t, a, lang, code) {
-			if x.Line < 1 || x.Message == "" || x.Rule == "" || x.Severity.rank() < 0 {
+			if x.Line < 1 || x.Message == "" || x.Rule == "" || x.Severity.Rank() < 0 {
 				t.Errorf("half a finding: %+v", x)
 			}
 			// The parser's own program must not fail on what it reads.

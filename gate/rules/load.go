@@ -12,15 +12,15 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/source"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // CodeInvalid is the code of errors in a file of rules, ErrInvalid the sentinel for errors.Is.
-const CodeInvalid sandbox.Code = "gate_rules_invalid"
+const CodeInvalid v1.Code = "gate_rules_invalid"
 
 // ErrInvalid matches errors in a file of rules.
-var ErrInvalid = &sandbox.Error{Code: CodeInvalid}
+var ErrInvalid = &v1.Error{Code: CodeInvalid}
 
 //go:embed rules.yaml
 var defaultRules []byte
@@ -38,7 +38,7 @@ func DefaultFile() []byte { return bytes.Clone(defaultRules) }
 func Load(file string) (*Set, error) {
 	data, err := source.Read(file, maxFile)
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeInvalid, Op: "load rules", Remedy: "name a file of rules in YAML", Err: err}
+		return nil, &v1.Error{Code: CodeInvalid, Op: "load rules", Remedy: "name a file of rules in YAML", Err: err}
 	}
 	return Parse(file, data)
 }
@@ -48,7 +48,7 @@ func Load(file string) (*Set, error) {
 func Parse(file string, data []byte) (*Set, error) {
 	set, err := parse(file, data)
 	if err != nil {
-		return nil, &sandbox.Error{
+		return nil, &v1.Error{
 			Code:    CodeInvalid,
 			Op:      "load rules",
 			Message: "nothing was loaded",

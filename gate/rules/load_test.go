@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/source"
 )
 
@@ -129,7 +130,7 @@ rules:
 	a := NewAnalyzer(rules, "")
 	defer a.Close()
 	findings := check(t, a, Python, "x = 1\nfrom ctypes import CDLL")
-	if len(findings) == 0 || findings[0].Severity != Deny || !strings.HasPrefix(findings[0].String(), "line 2: imports ctypes") {
+	if len(findings) == 0 || findings[0].Severity != v1.GateDeny || !strings.HasPrefix(findings[0].String(), "line 2: imports ctypes") {
 		t.Errorf("%v", findings)
 	}
 	// The default rules report a module that cannot be determined.

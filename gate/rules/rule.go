@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Set is a list of rules, as loaded from a file. It is immutable and safe for concurrent use.
@@ -64,7 +66,7 @@ func (r *rule) check() error {
 	case len(r.When) == 0:
 		return fmt.Errorf("rule %s needs conditions under when", r.Name)
 	}
-	severities := map[string]Action{"note": Allow, "warn": Warn, "ask": Ask, "deny": Deny}
+	severities := map[string]Action{"note": v1.GateAllow, "warn": v1.GateWarn, "ask": v1.GateAsk, "deny": v1.GateDeny}
 	r.severity, r.undecidable = severities[r.Action], severities[r.Undecidable]
 	return nil
 }
@@ -102,7 +104,7 @@ func (s *Set) findings(facts []*fact, lang Language) []Finding {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Finding) int {
-		return cmp.Or(a.Line-b.Line, b.Severity.rank()-a.Severity.rank())
+		return cmp.Or(a.Line-b.Line, b.Severity.Rank()-a.Severity.Rank())
 	})
 	return out
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // ruleTest is a piece of code beside a rule.
@@ -62,7 +62,7 @@ func (s *Set) RunTests(ctx context.Context) (int, error) {
 		}
 	}
 	if len(failed) > 0 {
-		return count, &sandbox.Error{
+		return count, &v1.Error{
 			Code:    CodeInvalid,
 			Op:      "test rules",
 			Message: fmt.Sprintf("%d of %d tests failed", len(failed), count),

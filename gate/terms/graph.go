@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Strictness is how much a graph demands of a text.
@@ -62,7 +62,7 @@ type Graph struct {
 // NewGraph returns a graph over a thesaurus.
 func NewGraph(t *Thesaurus, opts GraphOptions) (*Graph, error) {
 	fail := func(message, remedy string) (*Graph, error) {
-		return nil, &sandbox.Error{Code: CodeGraphInvalid, Op: "make graph", Message: message, Remedy: remedy}
+		return nil, &v1.Error{Code: CodeGraphInvalid, Op: "make graph", Message: message, Remedy: remedy}
 	}
 	g := &Graph{
 		thesaurus:  t,
@@ -135,10 +135,7 @@ type Objection struct {
 }
 
 // Suggestion names known terms that are spelled like an unknown word.
-type Suggestion struct {
-	Word string   `json:"word"`
-	Near []string `json:"near"`
-}
+type Suggestion = v1.Suggestion
 
 // Review reports the concepts of a text, and whether the text fits the role.
 func (g *Graph) Review(text string) Report {

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/source"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // jsonFile reads a JSON file token by token, so that a mistake is reported where it is.
@@ -179,7 +179,7 @@ func validID(raw json.RawMessage) bool {
 func (t *Thesaurus) LoadEdges(file string) ([][2]string, error) {
 	data, err := source.Read(file, maxFile)
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeGraphInvalid, Op: "load edges", Remedy: "name a list of edges in JSON", Err: err}
+		return nil, &v1.Error{Code: CodeGraphInvalid, Op: "load edges", Remedy: "name a list of edges in JSON", Err: err}
 	}
 	edges, err := t.parseEdges(file, data)
 	if err != nil {

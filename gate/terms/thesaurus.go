@@ -7,20 +7,20 @@ import (
 	"path/filepath"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/source"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The error codes of this package.
 const (
-	CodeThesaurusInvalid sandbox.Code = "gate_thesaurus_invalid"
-	CodeGraphInvalid     sandbox.Code = "gate_graph_invalid"
+	CodeThesaurusInvalid v1.Code = "gate_thesaurus_invalid"
+	CodeGraphInvalid     v1.Code = "gate_graph_invalid"
 )
 
 // Sentinels for errors.Is.
 var (
-	ErrThesaurusInvalid = &sandbox.Error{Code: CodeThesaurusInvalid}
-	ErrGraphInvalid     = &sandbox.Error{Code: CodeGraphInvalid}
+	ErrThesaurusInvalid = &v1.Error{Code: CodeThesaurusInvalid}
+	ErrGraphInvalid     = &v1.Error{Code: CodeGraphInvalid}
 )
 
 const (
@@ -43,7 +43,7 @@ type Thesaurus struct {
 func Load(file string) (*Thesaurus, error) {
 	data, err := source.Read(file, maxFile)
 	if err != nil {
-		return nil, &sandbox.Error{
+		return nil, &v1.Error{
 			Code:   CodeThesaurusInvalid,
 			Op:     "load thesaurus",
 			Remedy: "name a thesaurus in JSON (*.json), or a text file with one term per line",
@@ -75,8 +75,8 @@ func Parse(file string, data []byte) (*Thesaurus, error) {
 }
 
 // invalid wraps a mistake in a file.
-func invalid(code sandbox.Code, op, remedy string, err error) error {
-	return &sandbox.Error{Code: code, Op: op, Message: "nothing was loaded", Remedy: remedy, Err: err}
+func invalid(code v1.Code, op, remedy string, err error) error {
+	return &v1.Error{Code: code, Op: op, Message: "nothing was loaded", Remedy: remedy, Err: err}
 }
 
 func (t *Thesaurus) parseList(file string, data []byte) error {

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Agent is a coding agent that we know.
@@ -33,7 +33,7 @@ func Parse(name string) (Agent, error) {
 		}
 		names = append(names, string(a))
 	}
-	return "", &sandbox.Error{Code: CodeUnknown, Op: "integrate", Message: fmt.Sprintf("%.40q is no agent that is known", name), Remedy: "say one of " + strings.Join(names, ", ")}
+	return "", &v1.Error{Code: CodeUnknown, Op: "integrate", Message: fmt.Sprintf("%.40q is no agent that is known", name), Remedy: "say one of " + strings.Join(names, ", ")}
 }
 
 // SessionName is the session of a project: the same for every agent that works on it.

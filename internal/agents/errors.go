@@ -3,16 +3,16 @@ package agents
 import (
 	"fmt"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The codes of this package.
 const (
-	CodeUnknown    sandbox.Code = "agent_unknown"
-	CodeConfigFile sandbox.Code = "agent_config_unusable"
+	CodeUnknown    v1.Code = "agent_unknown"
+	CodeConfigFile v1.Code = "agent_config_unusable"
 )
 
 // unusable is the error of a file of an agent's that we cannot change without harm.
 func unusable(path, remedy, format string, args ...any) error {
-	return &sandbox.Error{Code: CodeConfigFile, Op: "change " + path, Message: fmt.Sprintf(format, args...) + "; nothing was changed", Remedy: remedy}
+	return &v1.Error{Code: CodeConfigFile, Op: "change " + path, Message: fmt.Sprintf(format, args...) + "; nothing was changed", Remedy: remedy}
 }

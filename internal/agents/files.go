@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxSettings bounds a file of settings. One of Claude Code's holds its history, too.
@@ -61,7 +61,7 @@ func edit(path, what string, change func(path string, data []byte) ([]byte, erro
 }
 
 func failed(path string, err error) error {
-	return &sandbox.Error{Code: CodeConfigFile, Op: "change " + path, Message: "the file cannot be used", Err: err}
+	return &v1.Error{Code: CodeConfigFile, Op: "change " + path, Message: "the file cannot be used", Err: err}
 }
 
 // Apply makes changes, each whole or not at all. What was there before is kept in the directory backups. When one fails, those before it are

@@ -14,8 +14,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/tailscale/hujson"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // bench is a project and a home in directories of the test.
@@ -356,7 +356,7 @@ func TestFilesThatCannotBeChanged(t *testing.T) {
 			i := bench(t, tt.agent)
 			put(t, i, tt.file, tt.text)
 			_, err := i.Plan()
-			if sandbox.CodeOf(err) != CodeConfigFile || !strings.Contains(err.Error(), "nothing was changed") {
+			if v1.CodeOf(err) != CodeConfigFile || !strings.Contains(err.Error(), "nothing was changed") {
 				t.Errorf("%v", err)
 			}
 			if got := string(tree(t, i)); got != "=== "+tt.file+"\n"+tt.text {
@@ -374,7 +374,7 @@ func TestAFileThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, i, ".claude/settings.local.json", `{"model":"x"}`)
-	if err := Apply(changes, filepath.Join(i.Home, "backups")); sandbox.CodeOf(err) != CodeConfigFile {
+	if err := Apply(changes, filepath.Join(i.Home, "backups")); v1.CodeOf(err) != CodeConfigFile {
 		t.Fatalf("%v", err)
 	}
 	if got := string(tree(t, i)); got != "=== .claude/settings.local.json\n{\"model\":\"x\"}" { // .mcp.json was taken back

@@ -6,7 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // HookFlags are what a hook is called with, as they were written.
@@ -16,7 +16,7 @@ type HookFlags struct {
 
 // NewHook makes the hook that the flags describe. It calls this very program again.
 func NewHook(f HookFlags) (*Hook, error) {
-	wrong := func(message string) error { return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: message} }
+	wrong := func(message string) error { return &v1.Error{Code: v1.CodeInvalidRequest, Message: message} }
 	agent, err := Parse(f.Agent)
 	if err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func NewHook(f HookFlags) (*Hook, error) {
 		return nil, wrong("--unexpected: say block or pass")
 	}
 	if h.Program, err = os.Executable(); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "find this program", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
 	return h, nil
 }

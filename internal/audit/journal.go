@@ -12,8 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -68,9 +68,9 @@ func Open(ctx context.Context, o Options) (*Journal, error) {
 	}
 	sp, left, err := openSpool(o.Dir, mark)
 	if err != nil {
-		e := &sandbox.Error{Code: sandbox.CodeInternal, Op: "open audit log", Message: "the spool files cannot be opened", Err: err}
+		e := &v1.Error{Code: v1.CodeInternal, Op: "open audit log", Message: "the spool files cannot be opened", Err: err}
 		if errors.Is(err, syscall.ENOSPC) {
-			e.Code, e.Remedy = sandbox.CodeDiskFull, "free some space"
+			e.Code, e.Remedy = v1.CodeDiskFull, "free some space"
 		}
 		return nil, e
 	}
@@ -178,8 +178,8 @@ func (j *Journal) Blocked() error {
 	if j.failed == nil || len(j.events)+len(j.entries) < j.opts.Room {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeOf(j.failed), Op: "use session", Message: "the audit log cannot be written, and too many of its lines wait already",
+	return &v1.Error{
+		Code: v1.CodeOf(j.failed), Op: "use session", Message: "the audit log cannot be written, and too many of its lines wait already",
 		Remedy: "free some space, or see the server's log", Err: j.failed,
 	}
 }

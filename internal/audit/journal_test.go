@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // memory is a store of lines that can be made to fail.
@@ -178,18 +178,18 @@ func TestAFullJournalBlocksUntilTheStoreCanBeWritten(t *testing.T) {
 	const room = 20
 	var log bytes.Buffer
 	j := open(t, Options{Store: m, Dir: t.TempDir(), Room: room, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	m.fail(&sandbox.Error{Code: sandbox.CodeDiskFull})
+	m.fail(&v1.Error{Code: v1.CodeDiskFull})
 	for i := range 3 * room {
 		if blocked := j.Blocked() != nil; blocked != (i >= room) {
 			t.Fatalf("blocked %t with %d entries", blocked, i)
 		}
 		j.AddEntry(store.Entry{Detail: fmt.Sprint(i)})
 	}
-	if err := j.Blocked(); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+	if err := j.Blocked(); v1.CodeOf(err) != v1.CodeDiskFull {
 		t.Errorf("the error is %v", err)
 	}
 	for _, err := range j.Entries(t.Context(), store.EntryQuery{}) {
-		if sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if v1.CodeOf(err) != v1.CodeDiskFull {
 			t.Errorf("listing: %v", err)
 		}
 	}
@@ -232,7 +232,7 @@ func TestAJournalThatCannotBeOpenedSaysWhy(t *testing.T) {
 	if _, err := Open(t.Context(), Options{Store: &memory{err: broken}, Dir: t.TempDir()}); !errors.Is(err, broken) {
 		t.Errorf("a store that cannot be read: %v", err)
 	}
-	if _, err := Open(t.Context(), Options{Store: &memory{}, Dir: "/nonexistent"}); sandbox.CodeOf(err) != sandbox.CodeInternal {
+	if _, err := Open(t.Context(), Options{Store: &memory{}, Dir: "/nonexistent"}); v1.CodeOf(err) != v1.CodeInternal {
 		t.Errorf("a directory that is missing: %v", err)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -128,7 +128,7 @@ func (t *Trials) begin(try func(ctx context.Context) error) *trial {
 		defer cancel()
 		next.err = try(ctx)
 	}) {
-		next.err = &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "try a sandbox", Message: "the backend was closed"}
+		next.err = &v1.Error{Code: v1.CodeBackendMissing, Op: "try a sandbox", Message: "the backend was closed"}
 		close(next.done)
 	}
 	return next

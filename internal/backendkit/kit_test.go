@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -246,7 +247,7 @@ func TestTheDiskIsSharedOut(t *testing.T) {
 func TestGuestConfig(t *testing.T) {
 	r := NewRecord("x-", sandbox.Spec{}.WithDefaults(), "")
 	r.Spec.Limits.CPUs = 1.5
-	if c := GuestConfig(r, "/state", ImageConfig{}); c.Dir != sandbox.DefaultHome || c.State != "/state" || c.CPUs != 2 || c.UID != -1 || c.Token != r.Token {
+	if c := GuestConfig(r, "/state", ImageConfig{}); c.Dir != v1.DefaultHome || c.State != "/state" || c.CPUs != 2 || c.UID != -1 || c.Token != r.Token {
 		t.Errorf("%+v", c)
 	}
 	img := ImageConfig{Env: []string{"A=1"}, Dir: "/image"}
@@ -260,15 +261,15 @@ func TestGuestConfig(t *testing.T) {
 }
 
 func TestProductionTakesNoConsent(t *testing.T) {
-	for env, code := range map[string]sandbox.Code{"": "", "test": "", "production": sandbox.CodeConsentMissing, "prod": sandbox.CodeInvalidSpec} {
+	for env, code := range map[string]v1.Code{"": "", "test": "", "production": v1.CodeConsentMissing, "prod": v1.CodeInvalidSpec} {
 		t.Setenv("RECLUSE_ENV", env)
-		if err := RefuseInProduction("start", "it", "leave it"); sandbox.CodeOf(err) != code {
+		if err := RefuseInProduction("start", "it", "leave it"); v1.CodeOf(err) != code {
 			t.Errorf("%q: %v", env, err)
 		}
 	}
-	for env, code := range map[string]sandbox.Code{"production": "", "prod": sandbox.CodeInvalidSpec} {
+	for env, code := range map[string]v1.Code{"production": "", "prod": v1.CodeInvalidSpec} {
 		t.Setenv("RECLUSE_ENV", env)
-		if err := RefuseInProduction("start", "", ""); sandbox.CodeOf(err) != code {
+		if err := RefuseInProduction("start", "", ""); v1.CodeOf(err) != code {
 			t.Errorf("nothing to refuse, and %q: %v", env, err)
 		}
 	}
@@ -314,7 +315,7 @@ func TestATrialOutlivesItsCaller(t *testing.T) {
 			t.Errorf("%v, %v, %d made", known, err, made)
 		}
 		closed = true
-		if _, err := trials.Wait(t.Context(), time.Minute, try(nil)); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+		if _, err := trials.Wait(t.Context(), time.Minute, try(nil)); v1.CodeOf(err) != v1.CodeBackendMissing {
 			t.Errorf("of a closed backend: %v", err)
 		}
 		wg.Wait()

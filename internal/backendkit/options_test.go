@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -27,7 +28,7 @@ func TestOptionsAreDecodedStrictly(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", text, err)
 			}
-		} else if sandbox.CodeOf(err) != sandbox.CodeInvalidSpec || !strings.Contains(err.Error(), bad) {
+		} else if v1.CodeOf(err) != v1.CodeInvalidSpec || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%s: %v, want %q", text, err, bad)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/ids"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // SharedFiles is a directory whose files a sandbox shows as sandbox.SharedDir.
@@ -48,8 +48,8 @@ func makeOpen(dir string) error {
 	return os.Chmod(dir, 0o755)
 }
 
-func shareError(code sandbox.Code, text string, err error) error {
-	return &sandbox.Error{Code: code, Op: "share a file", Message: text, Err: err}
+func shareError(code v1.Code, text string, err error) error {
+	return &v1.Error{Code: code, Op: "share a file", Message: text, Err: err}
 }
 
 // Share implements backend.Sharer. A file that only its owner may read is copied: a link would be the same
@@ -57,18 +57,18 @@ func shareError(code sandbox.Code, text string, err error) error {
 func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 	file, err := filepath.EvalSymlinks(file)
 	if err != nil {
-		return shareError(sandbox.CodeFileNotFound, "it cannot be found", err)
+		return shareError(v1.CodeFileNotFound, "it cannot be found", err)
 	}
 	info, err := os.Stat(file)
 	if err != nil {
-		return shareError(sandbox.CodeFileNotFound, "it cannot be found", err)
+		return shareError(v1.CodeFileNotFound, "it cannot be found", err)
 	}
 	if !info.Mode().IsRegular() {
-		return shareError(sandbox.CodeFileNotRegular, file+" is not a regular file", nil)
+		return shareError(v1.CodeFileNotRegular, file+" is not a regular file", nil)
 	}
 	root, err := os.OpenRoot(s.Dir)
 	if err != nil {
-		return shareError(sandbox.CodeNotSupported, "the sandbox was made by a version without shared files", err)
+		return shareError(v1.CodeNotSupported, "the sandbox was made by a version without shared files", err)
 	}
 	defer root.Close()
 	// Everybody inside may enter the directories of the name, whatever our umask is.
@@ -77,7 +77,7 @@ func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 		err = root.Chmod(dir, 0o755)
 	}
 	if err != nil {
-		return shareError(sandbox.CodePathInvalid, "the name inside cannot be used", err)
+		return shareError(v1.CodePathInvalid, "the name inside cannot be used", err)
 	}
 	err = fs.ErrPermission
 	if info.Mode().Perm()&0o004 != 0 {
@@ -90,15 +90,15 @@ func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrExist):
-		return shareError(sandbox.CodeFileExists, name+" is shared already", nil)
+		return shareError(v1.CodeFileExists, name+" is shared already", nil)
 	case errors.Is(err, fs.ErrPermission):
-		return shareError(sandbox.CodeFilePermission, "it cannot be read", err)
+		return shareError(v1.CodeFilePermission, "it cannot be read", err)
 	case ctx.Err() != nil:
-		return shareError(sandbox.CodeCancelled, "given up", ctx.Err())
+		return shareError(v1.CodeCancelled, "given up", ctx.Err())
 	case errors.Is(err, syscall.ENOSPC):
-		return shareError(sandbox.CodeDiskFull, "the disk is full", err)
+		return shareError(v1.CodeDiskFull, "the disk is full", err)
 	}
-	return shareError(sandbox.CodeInternal, "it cannot be copied", err)
+	return shareError(v1.CodeInternal, "it cannot be copied", err)
 }
 
 // copyInto copies a file; the kernel shares the blocks where the file system can. The copy appears when it is

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestSharedFilesAreLinkedOrCopied(t *testing.T) {
@@ -22,7 +22,7 @@ func TestSharedFilesAreLinkedOrCopied(t *testing.T) {
 		if err := first.Share(t.Context(), file, "a/b/"+name); err != nil {
 			t.Fatal(err)
 		}
-		if err := first.Share(t.Context(), file, "a/b/"+name); sandbox.CodeOf(err) != sandbox.CodeFileExists {
+		if err := first.Share(t.Context(), file, "a/b/"+name); v1.CodeOf(err) != v1.CodeFileExists {
 			t.Errorf("shared a second time: %v", err)
 		}
 		got, err := os.Stat(filepath.Join(first.Dir, "a", "b", name))
@@ -44,14 +44,14 @@ func TestSharedFilesAreLinkedOrCopied(t *testing.T) {
 	if err := (SharedFiles{filepath.Join(dir, "third")}).Create(SharedFiles{filepath.Join(dir, "none")}); err != nil {
 		t.Error(err)
 	}
-	for file, code := range map[string]sandbox.Code{
-		dir: sandbox.CodeFileNotRegular, filepath.Join(dir, "none"): sandbox.CodeFileNotFound, "/dev/null": sandbox.CodeFileNotRegular,
+	for file, code := range map[string]v1.Code{
+		dir: v1.CodeFileNotRegular, filepath.Join(dir, "none"): v1.CodeFileNotFound, "/dev/null": v1.CodeFileNotRegular,
 	} {
-		if err := first.Share(t.Context(), file, "x"); sandbox.CodeOf(err) != code {
+		if err := first.Share(t.Context(), file, "x"); v1.CodeOf(err) != code {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
-	if err := first.Share(t.Context(), filepath.Join(dir, "open"), "../x"); sandbox.CodeOf(err) != sandbox.CodePathInvalid {
+	if err := first.Share(t.Context(), filepath.Join(dir, "open"), "../x"); v1.CodeOf(err) != v1.CodePathInvalid {
 		t.Errorf("a name that leaves: %v", err)
 	}
 }

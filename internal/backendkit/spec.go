@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -22,7 +23,7 @@ type ImageConfig struct {
 // sets another one, and the limits that the guest has to enforce.
 func GuestConfig(r Record, state string, img ImageConfig) agent.Config {
 	c := agent.Config{
-		Token: r.Token, UID: -1, GID: -1, Home: sandbox.DefaultHome, Dir: sandbox.DefaultHome, State: state, Env: img.Env,
+		Token: r.Token, UID: -1, GID: -1, Home: v1.DefaultHome, Dir: v1.DefaultHome, State: state, Env: img.Env,
 		OpenFiles: r.Spec.Limits.OpenFiles, CPUs: int(math.Ceil(r.Spec.Limits.CPUs)),
 	}
 	for _, dir := range []string{img.Dir, r.Spec.Dir} {
@@ -48,7 +49,7 @@ func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
 	fs := func(path, mode string, share int64) Tmpfs {
 		return Tmpfs{Tmpfs: agent.Tmpfs{Path: path, Mode: mode, Size: l.Disk / share, Inodes: inodes / share}}
 	}
-	home, tmp, varTmp := fs(sandbox.DefaultHome, "0750", 2), fs("/tmp", "1777", 4), fs("/var/tmp", "1777", 16)
+	home, tmp, varTmp := fs(v1.DefaultHome, "0750", 2), fs("/tmp", "1777", 4), fs("/var/tmp", "1777", 16)
 	home.Exec, tmp.Exec, varTmp.Exec = true, true, true // compiled parts of packages are loaded from there
 	own := fs(state, "0755", 8)
 	own.Guest = true
@@ -75,7 +76,7 @@ func DecodeStrict(text []byte, what string, v any) error {
 		err = errors.New("more than one value")
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: err}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: err}
 	}
 	return nil
 }
@@ -87,7 +88,7 @@ func RefuseInProduction(op, what, remedy string) error {
 	if err != nil || !production || what == "" {
 		return err
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeConsentMissing, Op: op, Message: "RECLUSE_ENV=production forbids " + what, Remedy: remedy,
+	return &v1.Error{
+		Code: v1.CodeConsentMissing, Op: op, Message: "RECLUSE_ENV=production forbids " + what, Remedy: remedy,
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -60,8 +61,8 @@ func (s Store) Load(id string, r any) error {
 
 // NotFound returns the error of a sandbox that does not exist.
 func (s Store) NotFound(id string) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeNotFound, Op: "find sandbox", Message: fmt.Sprintf("no sandbox %q of the %s backend", id, s.Backend),
+	return &v1.Error{
+		Code: v1.CodeNotFound, Op: "find sandbox", Message: fmt.Sprintf("no sandbox %q of the %s backend", id, s.Backend),
 	}
 }
 
@@ -83,7 +84,7 @@ func (s Store) IDs() []string {
 // List describes the sandboxes that have a record, oldest first. It asks look whether one runs, and as which process.
 func (s Store) List(look func(i *sandbox.Info)) ([]sandbox.Info, error) {
 	if _, err := os.ReadDir(s.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list sandboxes", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "list sandboxes", Err: err}
 	}
 	var all []sandbox.Info
 	for _, id := range s.IDs() {
@@ -111,13 +112,13 @@ func (s Store) Attach(id string) (*filelock.Lock, error) {
 		_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o600) // for people
 		return l, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "attach", Message: "the sandbox has gone", Err: err}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "attach", Message: "the sandbox has gone", Err: err}
 	case !errors.Is(err, filelock.ErrHeld):
 		return nil, err
 	}
 	holder, _ := os.ReadFile(path) // a message without it is still one
-	return nil, &sandbox.Error{
-		Code: sandbox.CodeBusy, Op: "attach", Retry: true,
+	return nil, &v1.Error{
+		Code: v1.CodeBusy, Op: "attach", Retry: true,
 		Message: fmt.Sprintf("process %s is attached to the sandbox", strings.TrimSpace(string(holder))),
 		Remedy:  "end that process, or let it do the work",
 	}

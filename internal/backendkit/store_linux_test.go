@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -46,14 +47,14 @@ func TestARecordIsFoundAgain(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, id := range []string{"", "x-none", "..", "../" + want.ID, "X", strings.Repeat("x", 65), "a/b"} {
-		if err := s.Load(id, &got); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		if err := s.Load(id, &got); v1.CodeOf(err) != v1.CodeNotFound {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
 	if err := os.WriteFile(s.Path(want.ID, recordFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Load(want.ID, &got); err == nil || sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	if err := s.Load(want.ID, &got); err == nil || v1.CodeOf(err) == v1.CodeNotFound {
 		t.Errorf("half a record: %v", err)
 	}
 }
@@ -93,7 +94,7 @@ func TestOneProgramIsAttached(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Attach(r.ID)
-	if sandbox.CodeOf(err) != sandbox.CodeBusy || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())+" ") {
+	if v1.CodeOf(err) != v1.CodeBusy || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())+" ") {
 		t.Errorf("a lock that is held: %v", err)
 	}
 	s.Unattached(r.ID, func() { t.Error("somebody is attached") })
@@ -107,7 +108,7 @@ func TestOneProgramIsAttached(t *testing.T) {
 	if !free {
 		t.Error("nobody is attached, and it is not seen")
 	}
-	if _, err := s.Attach("x-none"); sandbox.CodeOf(err) != sandbox.CodeNotFound || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.Attach("x-none"); v1.CodeOf(err) != v1.CodeNotFound || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a sandbox that has gone: %v", err)
 	}
 }

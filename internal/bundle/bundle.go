@@ -29,9 +29,9 @@ import (
 	"sync"
 	"syscall"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The programs' names, as files.
@@ -111,7 +111,7 @@ func Open(cache string) (*Store, error) {
 	}
 	dir := filepath.Join(cache, "bin")
 	if err := xdg.Private(dir); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "open the program cache", Message: "it cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open the program cache", Message: "it cannot be used", Err: err}
 	}
 	s := &Store{dir: dir, embedded: embeddedPrograms, beside: besideProgram, found: map[string]Program{}}
 	stores[cache] = s
@@ -140,7 +140,7 @@ func (s *Store) Choose(ctx context.Context, path, name string) (Program, error) 
 	}
 	p, err := s.adopt(path, name, runtime.GOARCH, "chosen")
 	if err != nil {
-		return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: path + " is no usable program", Remedy: "correct the path, or leave it out", Err: err}
+		return Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + name, Message: path + " is no usable program", Remedy: "correct the path, or leave it out", Err: err}
 	}
 	return p, nil
 }
@@ -148,12 +148,12 @@ func (s *Store) Choose(ctx context.Context, path, name string) (Program, error) 
 // ByHash gives the engine or guest with which an existing sandbox or snapshot was made.
 func (s *Store) ByHash(hash, name string) (Program, error) {
 	if sum, err := hex.DecodeString(hash); err != nil || len(sum) != sha256.Size || variables[name] == "" {
-		return Program{}, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find " + name, Message: fmt.Sprintf("%q is not a program's hash", hash)}
+		return Program{}, &v1.Error{Code: v1.CodeInvalidRequest, Op: "find " + name, Message: fmt.Sprintf("%q is not a program's hash", hash)}
 	}
 	p := s.program(hash, name, "cache")
 	if err := present(p.Path, -1); err != nil {
-		return Program{}, &sandbox.Error{
-			Code: sandbox.CodeEngineMissing, Op: "find " + name, Message: fmt.Sprintf("the one with hash %.12s…, which made this sandbox, is no longer in the cache", hash),
+		return Program{}, &v1.Error{
+			Code: v1.CodeEngineMissing, Op: "find " + name, Message: fmt.Sprintf("the one with hash %.12s…, which made this sandbox, is no longer in the cache", hash),
 			Remedy: "install the version of recluse that made it and start any sandbox once", Err: err,
 		}
 	}
@@ -169,7 +169,7 @@ func (s *Store) find(ctx context.Context, name, arch string) (Program, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return Program{}, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "find " + name, Message: "given up", Err: err}
+		return Program{}, &v1.Error{Code: v1.CodeCancelled, Op: "find " + name, Message: "given up", Err: err}
 	}
 	file := fileName(name, arch)
 	if p, ok := s.found[file]; ok && present(p.Path, -1) == nil {
@@ -177,8 +177,8 @@ func (s *Store) find(ctx context.Context, name, arch string) (Program, error) {
 	}
 	p, err := s.search(name, arch)
 	if err != nil {
-		if _, ok := errors.AsType[*sandbox.Error](err); !ok {
-			err = &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: "found, but it cannot be used", Err: err}
+		if _, ok := errors.AsType[*v1.Error](err); !ok {
+			err = &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + file, Message: "found, but it cannot be used", Err: err}
 		}
 		return Program{}, err
 	}
@@ -199,7 +199,7 @@ func (s *Store) search(name, arch string) (Program, error) {
 	if path := os.Getenv(variable); path != "" {
 		p, err := s.adopt(path, name, arch, variable)
 		if err != nil {
-			return Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: variable + " names no usable program", Remedy: "correct or unset it", Err: err}
+			return Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + file, Message: variable + " names no usable program", Remedy: "correct or unset it", Err: err}
 		}
 		return p, nil
 	}
@@ -225,8 +225,8 @@ func (s *Store) search(name, arch string) (Program, error) {
 	if path, err := exec.LookPath(file); err == nil {
 		return s.adopt(path, name, arch, "PATH")
 	}
-	return Program{}, &sandbox.Error{
-		Code: sandbox.CodeEngineMissing, Op: "find " + file, Message: fmt.Sprintf("neither embedded nor beside this program, on PATH or named by %s", variable), Remedy: remedy(name, arch),
+	return Program{}, &v1.Error{
+		Code: v1.CodeEngineMissing, Op: "find " + file, Message: fmt.Sprintf("neither embedded nor beside this program, on PATH or named by %s", variable), Remedy: remedy(name, arch),
 	}
 }
 
@@ -385,7 +385,7 @@ func copyExactly(w io.Writer, r io.Reader, sum hash.Hash, size int64) error {
 // full names the one cause for which there is something to do.
 func full(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "fill the program cache", Message: "no space is left", Remedy: "make room, or set XDG_CACHE_HOME to another disk", Err: err}
+		return &v1.Error{Code: v1.CodeDiskFull, Op: "fill the program cache", Message: "no space is left", Remedy: "make room, or set XDG_CACHE_HOME to another disk", Err: err}
 	}
 	return err
 }

@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -132,8 +132,8 @@ func TestMissingSaysWhatToDo(t *testing.T) {
 	s, _ := store(t)
 	for name, find := range map[string]func(context.Context) (Program, error){EngineName: s.Engine, GuestName: s.Guest} {
 		_, err := find(t.Context())
-		e, ok := errors.AsType[*sandbox.Error](err)
-		if !ok || e.Code != sandbox.CodeEngineMissing || !strings.Contains(e.Remedy, "cmd/"+name+"@") {
+		e, ok := errors.AsType[*v1.Error](err)
+		if !ok || e.Code != v1.CodeEngineMissing || !strings.Contains(e.Remedy, "cmd/"+name+"@") {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -152,7 +152,7 @@ func TestNamedButUnusableIsAnErrorAndNoFallback(t *testing.T) {
 			write(t, named, content)
 			for _, path := range []string{named, named + "-not-there", filepath.Dir(named)} {
 				t.Setenv("RECLUSE_GUEST", path)
-				if p, err := s.Guest(t.Context()); sandbox.CodeOf(err) != sandbox.CodeEngineMissing {
+				if p, err := s.Guest(t.Context()); v1.CodeOf(err) != v1.CodeEngineMissing {
 					t.Errorf("%s: got %v, %v", path, p, err)
 				}
 			}
@@ -177,7 +177,7 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 			check(t, s, p, GuestName, want)
 		}
 	}
-	if _, err := s.GuestFor(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
+	if _, err := s.GuestFor(t.Context(), other); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
 		t.Errorf("none is there: %v", err)
 	}
 	write(t, filepath.Join(beside, GuestName), program("mine"))
@@ -199,7 +199,7 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 	write(t, named, program("named"))
 	t.Setenv("RECLUSE_GUEST", named)
 	find(mine, program("named"))
-	if p, err := s.GuestFor(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing {
+	if p, err := s.GuestFor(t.Context(), other); v1.CodeOf(err) != v1.CodeEngineMissing {
 		t.Errorf("this machine's was taken for another's: %+v, %v", p, err)
 	}
 }
@@ -317,14 +317,14 @@ func TestByHash(t *testing.T) {
 	s, _ := store(t)
 	for _, tt := range []struct {
 		hash, name string
-		want       sandbox.Code
+		want       v1.Code
 	}{
-		{strings.Repeat("0", 64), EngineName, sandbox.CodeEngineMissing},
-		{"../../../etc", EngineName, sandbox.CodeInvalidRequest},
-		{"", GuestName, sandbox.CodeInvalidRequest},
-		{strings.Repeat("0", 64), "../passwd", sandbox.CodeInvalidRequest},
+		{strings.Repeat("0", 64), EngineName, v1.CodeEngineMissing},
+		{"../../../etc", EngineName, v1.CodeInvalidRequest},
+		{"", GuestName, v1.CodeInvalidRequest},
+		{strings.Repeat("0", 64), "../passwd", v1.CodeInvalidRequest},
 	} {
-		if _, err := s.ByHash(tt.hash, tt.name); sandbox.CodeOf(err) != tt.want {
+		if _, err := s.ByHash(tt.hash, tt.name); v1.CodeOf(err) != tt.want {
 			t.Errorf("%q %q: got %v, want %s", tt.hash, tt.name, err, tt.want)
 		}
 	}

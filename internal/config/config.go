@@ -158,7 +158,7 @@ func Default() *Config {
 			SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
-			TTL: v1.Duration(session.DefaultTTL), Idle: v1.Duration(session.DefaultIdle), OnIdle: string(session.IdleHibernate), Extensions: session.DefaultExtensions,
+			TTL: v1.Duration(session.DefaultTTL), Idle: v1.Duration(session.DefaultIdle), OnIdle: string(v1.IdleHibernate), Extensions: session.DefaultExtensions,
 			Extension: v1.Duration(session.DefaultExtension), Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
 			Commands: session.DefaultCommands, Output: session.DefaultOutput,
 			Remember: v1.Duration(session.DefaultRecordsKept),
@@ -189,8 +189,8 @@ func (s Session) Policy() session.Policy {
 		extensions = -1 // there, zero is the default
 	}
 	return session.Policy{
-		TTL: s.TTL.Std(), Idle: s.Idle.Std(), OnIdle: session.IdleAction(s.OnIdle), Extensions: extensions, Extension: s.Extension.Std(),
-		Hibernation: s.Hibernation.Std(), Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
+		TTL: s.TTL, Idle: s.Idle, OnIdle: v1.IdleAction(s.OnIdle), Extensions: extensions, Extension: s.Extension,
+		Hibernation: s.Hibernation, Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
 	}
 }
 

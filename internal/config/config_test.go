@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -38,7 +37,7 @@ func TestNothingSetIsTheDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL != session.DefaultTTL || p.Extensions != session.DefaultExtensions || c.Server.Listen != "" {
+	if p.TTL.Std() != session.DefaultTTL || p.Extensions != session.DefaultExtensions || c.Server.Listen != "" {
 		t.Errorf("%+v", c)
 	}
 	for _, s := range c.Settings() {
@@ -70,7 +69,7 @@ client:
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL != sandbox.NoLimit || p.Idle != 5*time.Minute || p.Hibernation != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
+	if p.TTL != v1.NoLimit || p.Idle.Std() != 5*time.Minute || p.Hibernation.Std() != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
 		t.Errorf("%+v", p)
 	}
 	if c.Pool.Enabled || strings.Join(c.Backend.Order, " ") != "gvisor local" || c.Limits.Memory != 256<<20 || c.Limits.CPUs != 0.5 || c.Log.Level != "debug" {
@@ -126,7 +125,7 @@ func TestMistakes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := load(t, tt.content, tt.environ)
-			if sandbox.CodeOf(err) != CodeInvalid {
+			if v1.CodeOf(err) != CodeInvalid {
 				t.Fatalf("got %v", err)
 			}
 			for _, want := range tt.want {
@@ -156,7 +155,7 @@ func TestWhichFile(t *testing.T) {
 		}
 	}
 	for name, path := range map[string]string{"missing": file + ".not", "directory": dir} {
-		if _, err := Load(path, nil); sandbox.CodeOf(err) != CodeInvalid {
+		if _, err := Load(path, nil); v1.CodeOf(err) != CodeInvalid {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
@@ -33,7 +33,7 @@ func (d Docker) Options() (docker.Options, error) {
 	for _, text := range d.Volumes {
 		parts := strings.Split(text, ":")
 		if len(parts) < 2 || len(parts) > 3 || len(parts) == 3 && parts[2] != "rw" && parts[2] != "ro" {
-			return o, &sandbox.Error{Code: CodeInvalid, Op: "read docker.volumes", Message: text + " is not name:path, or name:path:rw"}
+			return o, &v1.Error{Code: CodeInvalid, Op: "read docker.volumes", Message: text + " is not name:path, or name:path:rw"}
 		}
 		o.Volumes = append(o.Volumes, docker.Volume{Name: parts[0], Path: parts[1], Writable: len(parts) == 3 && parts[2] == "rw"})
 	}

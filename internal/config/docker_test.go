@@ -4,7 +4,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
@@ -35,7 +35,7 @@ func TestDockerOptions(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, bad := range []string{"data", "data:/x:yes", "a:b:c:d"} {
-		if _, err := (Docker{Volumes: []string{bad}}).Options(); sandbox.CodeOf(err) != CodeInvalid {
+		if _, err := (Docker{Volumes: []string{bad}}).Options(); v1.CodeOf(err) != CodeInvalid {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

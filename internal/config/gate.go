@@ -9,7 +9,6 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
 	"github.com/recluse-dev/recluse/gate/terms"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Gate configures what judges code before it runs.
@@ -133,11 +132,11 @@ func document(file string) (string, error) {
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return "", &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: "gate.documents: a file cannot be read", Err: err}
+		return "", &v1.Error{Code: CodeInvalid, Op: "read the configuration", Message: "gate.documents: a file cannot be read", Err: err}
 	}
 	return string(b), nil
 }
 
 func wrongGate(format string, args ...any) error {
-	return &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: fmt.Sprintf(format, args...)}
+	return &v1.Error{Code: CodeInvalid, Op: "read the configuration", Message: fmt.Sprintf(format, args...)}
 }

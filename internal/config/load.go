@@ -13,11 +13,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // CodeInvalid is the code of a configuration that cannot be used.
-const CodeInvalid sandbox.Code = "invalid_config"
+const CodeInvalid v1.Code = "invalid_config"
 
 // maxFile bounds what is read: one that is larger was not meant.
 const maxFile = 1 << 20
@@ -57,7 +57,7 @@ func Load(path string, environ []string) (*Config, error) {
 		case err == nil:
 			bad = c.readFile(path, b)
 		case needed || !errors.Is(err, fs.ErrNotExist):
-			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the configuration", Message: "the file cannot be used", Err: err}
+			return nil, &v1.Error{Code: CodeInvalid, Op: "read the configuration", Message: "the file cannot be used", Err: err}
 		}
 	}
 	bad = append(bad, c.readEnviron(environ)...)
@@ -65,7 +65,7 @@ func Load(path string, environ []string) (*Config, error) {
 		bad = c.check()
 	}
 	if len(bad) > 0 {
-		return nil, &sandbox.Error{
+		return nil, &v1.Error{
 			Code: CodeInvalid, Op: "read the configuration", Message: "it has a mistake", Remedy: "recluse config show lists every key", Err: errors.Join(bad...),
 		}
 	}

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"os"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Open gives the models that are configured. It asks nobody. Close the set.
@@ -14,10 +14,10 @@ func (m Models) Open() (*llm.Set, error) {
 	if m.Providers != "" {
 		b, err := read(m.Providers)
 		if err != nil {
-			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the providers of models", Message: "the file cannot be used", Err: err}
+			return nil, &v1.Error{Code: CodeInvalid, Op: "read the providers of models", Message: "the file cannot be used", Err: err}
 		}
 		if cfg, err = llm.ReadConfig(bytes.NewReader(b)); err != nil {
-			return nil, &sandbox.Error{Code: CodeInvalid, Op: "read the providers of models", Message: m.Providers, Err: err}
+			return nil, &v1.Error{Code: CodeInvalid, Op: "read the providers of models", Message: m.Providers, Err: err}
 		}
 	}
 	if m.Default != "" {

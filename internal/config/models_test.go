@@ -10,7 +10,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // yamlOf gives the examples of a document.
@@ -79,16 +78,16 @@ func TestModelsThatCannotBeUsed(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		m    Models
-		code sandbox.Code
+		code v1.Code
 	}{
 		"providers that are not there": {Models{Providers: filepath.Join(dir, "not")}, CodeInvalid},
 		"providers with a mistake":     {Models{Providers: bad}, CodeInvalid},
-		"a script with a mistake":      {Models{Scripts: []string{bad}}, llm.CodeScript},
-		"a cassette with a mistake":    {Models{Cassettes: []string{bad}}, llm.CodeCassette},
-		"a cassette that is not there": {Models{Cassettes: []string{filepath.Join(dir, "not")}}, llm.CodeCassette},
-		"a recording to nowhere":       {Models{Record: filepath.Join(dir, "not", "there")}, llm.CodeCassette},
+		"a script with a mistake":      {Models{Scripts: []string{bad}}, v1.CodeModelScript},
+		"a cassette with a mistake":    {Models{Cassettes: []string{bad}}, v1.CodeModelCassette},
+		"a cassette that is not there": {Models{Cassettes: []string{filepath.Join(dir, "not")}}, v1.CodeModelCassette},
+		"a recording to nowhere":       {Models{Record: filepath.Join(dir, "not", "there")}, v1.CodeModelCassette},
 	} {
-		if _, err := tt.m.Open(); sandbox.CodeOf(err) != tt.code {
+		if _, err := tt.m.Open(); v1.CodeOf(err) != tt.code {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -137,7 +136,7 @@ func TestWhatIsRecordedAnswersWithoutItsModel(t *testing.T) {
 	if r, err := ask(again, "hello"); err != nil || r.Text != "you said hello" {
 		t.Error(r, err)
 	}
-	if _, err := ask(again, "something else"); sandbox.CodeOf(err) != llm.CodeCassette {
+	if _, err := ask(again, "something else"); v1.CodeOf(err) != v1.CodeModelCassette {
 		t.Errorf("what was not recorded: %v", err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The test's program is also the server: these say so, and how it behaves.
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 func serve(data string) int {
 	switch {
 	case os.Getenv(failing) != "":
-		_ = Tell(os.Stdout, &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "try", Message: "no room", Remedy: "make some", Err: errors.New("ENOSPC")})
+		_ = Tell(os.Stdout, &v1.Error{Code: v1.CodeDiskFull, Op: "try", Message: "no room", Remedy: "make some", Err: errors.New("ENOSPC")})
 		return 1
 	case os.Getenv(mute) != "":
 		_, _ = os.Stderr.WriteString("panic: something broke\n")
@@ -347,7 +347,7 @@ func TestServerStartedByHandTakesOver(t *testing.T) {
 	}
 	// A second one by hand is refused and told who has the directory.
 	_, err := p.Claim(t.Context(), HostOptions{})
-	if sandbox.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
+	if v1.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -392,7 +392,7 @@ func TestServerStartedByHandStaysWhenItsWordIsHalfWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, err := p.Claim(t.Context(), HostOptions{})
-	if sandbox.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
+	if v1.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v", err)
 	}
 	if h != nil {
@@ -490,8 +490,8 @@ func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
 func TestStartThatFailsSaysWhy(t *testing.T) {
 	p := place(t, failing, "1")
 	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
-	e, ok := errors.AsType[*sandbox.Error](err)
-	if !ok || e.Code != sandbox.CodeDiskFull || e.Remedy != "make some" || !contains(err, "ENOSPC") {
+	e, ok := errors.AsType[*v1.Error](err)
+	if !ok || e.Code != v1.CodeDiskFull || e.Remedy != "make some" || !contains(err, "ENOSPC") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -499,7 +499,7 @@ func TestStartThatFailsSaysWhy(t *testing.T) {
 func TestServerThatEndsWithoutAWordIsToldByItsLog(t *testing.T) {
 	p := place(t, mute, "1")
 	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
-	if sandbox.CodeOf(err) != CodeNotReady || !contains(err, "something broke") {
+	if v1.CodeOf(err) != CodeNotReady || !contains(err, "something broke") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Timing of a caller.
@@ -94,7 +94,7 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 	}
 	l, err := waitLock(ctx, p.startLock())
 	if err != nil {
-		return nil, &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
+		return nil, &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
 	}
 	defer l.release()
 	for attempt := 1; ; attempt++ {
@@ -103,7 +103,7 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 			return c, err
 		}
 		// One that was started by hand in the meantime is as good as ours.
-		if err := start(ctx); err != nil && sandbox.CodeOf(err) != CodeRunning {
+		if err := start(ctx); err != nil && v1.CodeOf(err) != CodeRunning {
 			return nil, err
 		}
 		c, err = p.Find(ctx)
@@ -158,7 +158,7 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		hung := known && s.Phase == Serving && before.Phase == Serving && before.PID == s.PID
 		if hung || limit.Err() != nil {
 			if known && !s.Background {
-				return nil, &sandbox.Error{
+				return nil, &v1.Error{
 					Code: CodeNotReady, Op: "reach the server", Message: fmt.Sprintf("the one with pid %d does not answer", s.PID),
 					Remedy: "it was not started by recluse itself: end it, or see what it does", Retry: true, Err: failed,
 				}
@@ -213,7 +213,7 @@ func (p *Place) force(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	return &sandbox.Error{Code: CodeNotReady, Op: "end the server", Message: "it does not end", Remedy: "see " + p.Log()}
+	return &v1.Error{Code: CodeNotReady, Op: "end the server", Message: "it does not end", Remedy: "see " + p.Log()}
 }
 
 // holder gives what the holder of the server's lock says about itself, or nil once nobody holds it. One that has just taken the lock has not
@@ -231,7 +231,7 @@ func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, &sandbox.Error{
+			return nil, &v1.Error{
 				Code: CodeNotReady, Op: "find the server", Message: "somebody holds " + p.lockFile() + " and does not say who", Remedy: "see " + p.Log(), Retry: true,
 				Err: context.Cause(ctx),
 			}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Timing of a server's own work.
@@ -130,7 +130,7 @@ func (h *Host) Socket(ctx context.Context) (net.Listener, error) {
 // listen makes a socket of this user's own. What lies there was left by a server that was killed: we hold the lock.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket == 0 {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "listen on " + path, Message: "there is a file, and it is no socket", Remedy: "choose another path with server.socket"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "listen on " + path, Message: "there is a file, and it is no socket", Remedy: "choose another path with server.socket"}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 	"os/exec"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 const (
@@ -23,26 +23,26 @@ const (
 
 // news is what a server in the background says on its output, once: it serves, or why not.
 type news struct {
-	Ready   bool         `json:"ready"`
-	Code    sandbox.Code `json:"code,omitempty"`
-	Op      string       `json:"op,omitempty"`
-	Message string       `json:"message,omitempty"`
-	Remedy  string       `json:"remedy,omitempty"`
-	Retry   bool         `json:"retry,omitempty"`
-	Cause   string       `json:"cause,omitempty"`
+	Ready   bool    `json:"ready"`
+	Code    v1.Code `json:"code,omitempty"`
+	Op      string  `json:"op,omitempty"`
+	Message string  `json:"message,omitempty"`
+	Remedy  string  `json:"remedy,omitempty"`
+	Retry   bool    `json:"retry,omitempty"`
+	Cause   string  `json:"cause,omitempty"`
 }
 
 // Tell says to whoever started this server that it serves, or why it does not, and closes the output: from then on
 // nobody listens.
 func Tell(out *os.File, failed error) error {
 	n := news{Ready: failed == nil}
-	if e, ok := errors.AsType[*sandbox.Error](failed); ok {
+	if e, ok := errors.AsType[*v1.Error](failed); ok {
 		n.Code, n.Op, n.Message, n.Remedy, n.Retry = e.Code, e.Op, e.Message, e.Remedy, e.Retry
 		if e.Err != nil {
 			n.Cause = e.Err.Error()
 		}
 	} else if failed != nil {
-		n.Code, n.Message = sandbox.CodeInternal, failed.Error()
+		n.Code, n.Message = v1.CodeInternal, failed.Error()
 	}
 	return errors.Join(json.NewEncoder(out).Encode(n), out.Close())
 }
@@ -52,7 +52,7 @@ func (n news) err() error {
 	if n.Ready {
 		return nil
 	}
-	e := &sandbox.Error{Code: n.Code, Op: n.Op, Message: n.Message, Remedy: n.Remedy, Retry: n.Retry}
+	e := &v1.Error{Code: n.Code, Op: n.Op, Message: n.Message, Remedy: n.Remedy, Retry: n.Retry}
 	if n.Cause != "" {
 		e.Err = errors.New(n.Cause)
 	}
@@ -63,7 +63,7 @@ func (n news) err() error {
 func (p *Place) Background(args ...string) Starter {
 	return func(ctx context.Context) error {
 		fail := func(err error) error {
-			return &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "it could not be started", Err: err}
+			return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "it could not be started", Err: err}
 		}
 		self, err := os.Executable()
 		if err != nil {
@@ -115,9 +115,9 @@ func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
 		return n.err()
 	}
 	if ctx.Err() != nil {
-		return &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: fmt.Sprintf("it is not ready after %s", readyWait), Remedy: "see " + p.Log(), Retry: true, Err: context.Cause(ctx)}
+		return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: fmt.Sprintf("it is not ready after %s", readyWait), Remedy: "see " + p.Log(), Retry: true, Err: context.Cause(ctx)}
 	}
-	e := &sandbox.Error{Code: CodeNotReady, Op: "start the server", Message: "it ended at once", Remedy: "see " + p.Log()}
+	e := &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "it ended at once", Remedy: "see " + p.Log()}
 	if said := p.logSince(begin); said != "" {
 		e.Err = errors.New(said)
 	}

@@ -20,11 +20,11 @@ import (
 	"github.com/docker/cli/cli/context/store"
 	"github.com/moby/moby/client"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // CodeRuntimeMissing says that the engine has no runtime of that name.
-const CodeRuntimeMissing sandbox.Code = "runtime_missing"
+const CodeRuntimeMissing v1.Code = "runtime_missing"
 
 // Options says which engine to use.
 type Options struct {
@@ -60,7 +60,7 @@ func Open(o Options) (*Engine, error) {
 		cli, err = client.New(append(opts, client.WithUserAgent("recluse"))...)
 	}
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeBackendMissing, Op: "find the Docker engine", Message: ep.Host, Err: err}
+		return nil, &v1.Error{Code: v1.CodeBackendMissing, Op: "find the Docker engine", Message: ep.Host, Err: err}
 	}
 	return &Engine{Client: cli, runtime: o.Runtime, labels: o.Labels}, nil
 }
@@ -113,18 +113,18 @@ func Failed(ctx context.Context, op, what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
 		return e
 	}
-	out := &sandbox.Error{Code: sandbox.CodeStartFailed, Op: op, Message: what, Err: err}
+	out := &v1.Error{Code: v1.CodeStartFailed, Op: op, Message: what, Err: err}
 	switch {
 	case ctx.Err() != nil:
-		out.Code, out.Message, out.Err = sandbox.CodeCancelled, "given up", ctx.Err()
+		out.Code, out.Message, out.Err = v1.CodeCancelled, "given up", ctx.Err()
 	case client.IsErrConnectionFailed(err):
-		out.Code, out.Message, out.Retry = sandbox.CodeBackendMissing, "the Docker engine does not answer", true
+		out.Code, out.Message, out.Retry = v1.CodeBackendMissing, "the Docker engine does not answer", true
 		out.Remedy = "start it, or set DOCKER_HOST to the one to use"
 	case errdefs.IsPermissionDenied(err) || strings.Contains(err.Error(), "permission denied"):
-		out.Code, out.Remedy = sandbox.CodeBackendMissing, "use an engine that this user may use"
+		out.Code, out.Remedy = v1.CodeBackendMissing, "use an engine that this user may use"
 	}
 	return out
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -81,8 +82,8 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 	}
 	i := res.Info
 	if i.OSType != "linux" {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeBackendMissing, Op: op, Remedy: "switch it to Linux containers",
+		return nil, &v1.Error{
+			Code: v1.CodeBackendMissing, Op: op, Remedy: "switch it to Linux containers",
 			Message: "it runs " + i.OSType + " containers, and sandboxes are Linux machines",
 		}
 	}
@@ -106,7 +107,7 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 	rt, known := i.Runtimes[f.Runtime]
 	// A runtime with a dot is a shim, which no list names.
 	if !known && e.runtime != "" && len(i.Runtimes) > 0 && !strings.Contains(f.Runtime, ".") {
-		return nil, &sandbox.Error{
+		return nil, &v1.Error{
 			Code: CodeRuntimeMissing, Op: op, Message: fmt.Sprintf("it has no runtime %q", f.Runtime),
 			Remedy: "it has " + strings.Join(f.Runtimes, ", ") + "; recluse install-runtime registers runsc",
 		}
@@ -187,7 +188,7 @@ func podmanRuntime(asked, theirs string) error {
 	if asked == theirs {
 		return nil
 	}
-	return &sandbox.Error{
+	return &v1.Error{
 		Code: CodeRuntimeMissing, Op: "ask the Docker engine",
 		Message: fmt.Sprintf("Podman's service runs every container with %s, whatever runtime is asked for; no runtime %q", theirs, asked),
 		Remedy:  fmt.Sprintf("set runtime = %q in the containers.conf of the service, and start it again", asked),

@@ -15,7 +15,7 @@ import (
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // CheckReference refuses what is not the name of an image, nor an image's id.
@@ -27,8 +27,8 @@ func CheckReference(op, ref string) error {
 }
 
 func invalidReference(op, ref string, err error) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeInvalidSpec, Op: op, Message: fmt.Sprintf("invalid image name %q", ref),
+	return &v1.Error{
+		Code: v1.CodeInvalidSpec, Op: op, Message: fmt.Sprintf("invalid image name %q", ref),
 		Remedy: "write it as registry/name:tag, name:tag or name@sha256:…", Err: err,
 	}
 }
@@ -44,8 +44,8 @@ func (e *Engine) Pull(ctx context.Context, ref string, progress func(what string
 	domain := reference.Domain(named)
 	auth, err := credentials(domain)
 	if err != nil {
-		return &sandbox.Error{
-			Code: sandbox.CodeImageUnreachable, Op: op, Message: "the registry's credentials cannot be read", Err: err,
+		return &v1.Error{
+			Code: v1.CodeImageUnreachable, Op: op, Message: "the registry's credentials cannot be read", Err: err,
 			Remedy: fmt.Sprintf("correct %s, or the program docker-credential-… that it names", filepath.Join(config.Dir(), config.ConfigFileName)),
 		}
 	}
@@ -85,25 +85,25 @@ func pullError(ctx context.Context, op, domain string, err error) error {
 	says := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 	}
-	out := &sandbox.Error{
-		Code: sandbox.CodeImageUnreachable, Op: op, Message: "the registry cannot be reached", Retry: true, Err: err,
+	out := &v1.Error{
+		Code: v1.CodeImageUnreachable, Op: op, Message: "the registry cannot be reached", Retry: true, Err: err,
 		Remedy: "connect to it, load the image with docker load, or build one from this machine with recluse image from-host",
 	}
-	final := func(code sandbox.Code, message, remedy string) {
+	final := func(code v1.Code, message, remedy string) {
 		out.Code, out.Message, out.Remedy, out.Retry = code, message, remedy, false
 	}
 	switch {
 	case says("no matching manifest", "no image found in", "does not match the specified platform"):
-		final(sandbox.CodeImageArch, "there is none for the engine's machine", "use an image for that machine")
+		final(v1.CodeImageArch, "there is none for the engine's machine", "use an image for that machine")
 	case says("no basic auth credentials", "unauthorized", "authentication required", "incorrect username or password",
 		"invalid username/password") || errdefs.IsUnauthorized(err):
-		final(sandbox.CodeImageDenied, "the registry does not know this user, or the password is wrong", "docker login "+domain)
+		final(v1.CodeImageDenied, "the registry does not know this user, or the password is wrong", "docker login "+domain)
 	case says("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known") || errdefs.IsNotFound(err):
-		final(sandbox.CodeImageNotFound, "there is no such image, or it needs a login", "check its name, or docker login "+domain)
+		final(v1.CodeImageNotFound, "there is no such image, or it needs a login", "check its name, or docker login "+domain)
 	case says("denied", "forbidden"):
-		final(sandbox.CodeImageDenied, "the registry refuses", "docker login "+domain+" as a user who may have it")
+		final(v1.CodeImageDenied, "the registry refuses", "docker login "+domain+" as a user who may have it")
 	case says("no space left"):
-		out.Code, out.Message, out.Remedy = sandbox.CodeDiskFull, "the engine's disk is full", "make room there, e.g. with docker image prune"
+		out.Code, out.Message, out.Remedy = v1.CodeDiskFull, "the engine's disk is full", "make room there, e.g. with docker image prune"
 	}
 	return out
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
@@ -69,7 +69,7 @@ func TestARuntimeThatIsSomebodyElsesStays(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "daemon.json")
 	for _, text := range []string{`{"runtimes":{"runsc":{"path":"/usr/bin/runsc"}}}`, `{"runtimes":[]}`, `[]`, `{"a":1`, `{} {}`} {
 		write(t, file, text)
-		if c, err := PlanRuntime(file, "runsc", "/p"); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest {
+		if c, err := PlanRuntime(file, "runsc", "/p"); v1.CodeOf(err) != v1.CodeInvalidRequest {
 			t.Errorf("%s: %+v, %v", text, c, err)
 		}
 	}

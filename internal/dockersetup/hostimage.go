@@ -20,7 +20,7 @@ import (
 	"github.com/moby/moby/client"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
@@ -29,8 +29,8 @@ import (
 func ImportHost(ctx context.Context, cli *client.Client, arch, name string) error {
 	op := "build image " + name
 	if arch != runtime.GOARCH {
-		return &sandbox.Error{
-			Code: sandbox.CodeImageArch, Op: op,
+		return &v1.Error{
+			Code: v1.CodeImageArch, Op: op,
 			Message: "this machine's programs are for " + runtime.GOARCH + ", and the engine's machine is " + arch,
 		}
 	}
@@ -52,7 +52,7 @@ func ImportHost(ctx context.Context, cli *client.Client, arch, name string) erro
 	}
 	_ = r.Close() // an engine that did not read it all leaves the writer waiting
 	if writeErr := <-done; writeErr != nil && ctx.Err() == nil && err == nil {
-		return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: op, Message: "this machine's programs cannot be read", Err: writeErr}
+		return &v1.Error{Code: v1.CodeStartFailed, Op: op, Message: "this machine's programs cannot be read", Err: writeErr}
 	}
 	return err
 }
@@ -86,7 +86,7 @@ var hostTexts = map[string]string{ //nolint:gosec // users without passwords, no
 }
 
 // hostDirs are empty mount points; /.recluse is the docker backend's own.
-var hostDirs = []string{"/proc", "/sys", "/dev", "/run", "/root", "/tmp", "/var/tmp", sandbox.DefaultHome, "/.recluse"}
+var hostDirs = []string{"/proc", "/sys", "/dev", "/run", "/root", "/tmp", "/var/tmp", v1.DefaultHome, "/.recluse"}
 
 // pythonLeftOut are parts of Python's library that need what the image does not have, or that nobody misses.
 var pythonLeftOut = []string{"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "dist-packages", "site-packages"}

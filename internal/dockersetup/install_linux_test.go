@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestTheConfigurationOfAnEngine(t *testing.T) {
@@ -22,7 +22,7 @@ func TestTheConfigurationOfAnEngine(t *testing.T) {
 		}
 	}
 	for host, says := range map[string]string{"tcp://1.2.3.4:5": "not on this machine", "unix:///elsewhere.sock": "--daemon-config"} {
-		if _, err := daemonFile(host); sandbox.CodeOf(err) != sandbox.CodeInvalidRequest || !strings.Contains(err.Error(), says) {
+		if _, err := daemonFile(host); v1.CodeOf(err) != v1.CodeInvalidRequest || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", host, err)
 		}
 	}

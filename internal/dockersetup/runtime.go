@@ -17,9 +17,9 @@ import (
 
 	"github.com/tailscale/hujson"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
@@ -94,8 +94,8 @@ func (r *Runtime) locate() (err error) {
 func (i *Installation) Apply() error {
 	if !i.undo && i.engine != "" {
 		if err := copyProgram(i.engine, InstalledEngine); err != nil {
-			return &sandbox.Error{
-				Code: sandbox.CodeInternal, Op: "install the engine", Message: InstalledEngine + " cannot be written",
+			return &v1.Error{
+				Code: v1.CodeInternal, Op: "install the engine", Message: InstalledEngine + " cannot be written",
 				Remedy: "run this as root, or name a --program", Err: err,
 			}
 		}
@@ -105,7 +105,7 @@ func (i *Installation) Apply() error {
 	}
 	if i.undo && i.Program == InstalledEngine && i.engine != InstalledEngine {
 		if err := os.Remove(InstalledEngine); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return &sandbox.Error{Code: sandbox.CodeInternal, Op: "remove the engine's copy", Message: InstalledEngine, Err: err}
+			return &v1.Error{Code: v1.CodeInternal, Op: "remove the engine's copy", Message: InstalledEngine, Err: err}
 		}
 	}
 	return nil
@@ -113,7 +113,7 @@ func (i *Installation) Apply() error {
 
 // daemonFile returns the configuration file of the engine at an address.
 func daemonFile(host string) (string, error) {
-	unknown := &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "find the engine's configuration"}
+	unknown := &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the engine's configuration"}
 	socket, local := strings.CutPrefix(host, "unix://")
 	switch {
 	case host == "", local && (socket == "/var/run/docker.sock" || socket == "/run/docker.sock"):
@@ -164,8 +164,8 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	c.Program = program
 	if is := all.Find(pointer(name)); is != nil {
 		if p := programOf(is); p != program {
-			return nil, &sandbox.Error{
-				Code: sandbox.CodeInvalidRequest, Op: "register a runtime",
+			return nil, &v1.Error{
+				Code: v1.CodeInvalidRequest, Op: "register a runtime",
 				Message: fmt.Sprintf("%s has a runtime %s already, with the program %s", c.File, name, p),
 				Remedy:  "use that one, or choose another name",
 			}
@@ -199,10 +199,10 @@ func (c *RuntimeChange) Apply() error {
 	const op = "change the engine's configuration"
 	now, err := os.ReadFile(c.File)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "it cannot be read", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "it cannot be read", Err: err}
 	}
 	if !bytes.Equal(now, c.Before) {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: c.File + " was changed meanwhile", Retry: true}
+		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: c.File + " was changed meanwhile", Retry: true}
 	}
 	if !c.Needed() {
 		return nil
@@ -219,8 +219,8 @@ func (c *RuntimeChange) Apply() error {
 		err = atomicfile.Write(c.File, c.After, mode)
 	}
 	if err != nil {
-		return &sandbox.Error{
-			Code: sandbox.CodeInternal, Op: op, Message: "it cannot be written",
+		return &v1.Error{
+			Code: v1.CodeInternal, Op: op, Message: "it cannot be written",
 			Remedy: "run this as the user whose file it is, often root", Err: err,
 		}
 	}
@@ -228,8 +228,8 @@ func (c *RuntimeChange) Apply() error {
 }
 
 func unusable(file string, err error) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeInvalidRequest, Op: "read the engine's configuration", Message: file + " cannot be used", Err: err,
+	return &v1.Error{
+		Code: v1.CodeInvalidRequest, Op: "read the engine's configuration", Message: file + " cannot be used", Err: err,
 	}
 }
 

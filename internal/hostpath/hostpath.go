@@ -30,6 +30,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -68,8 +69,8 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // MountError is what every backend answers when it does not mount path.
 func MountError(path string, err error) error {
-	out := &sandbox.Error{
-		Code: sandbox.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err,
+	out := &v1.Error{
+		Code: v1.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err,
 		Remedy: "mount a directory that holds only what the code needs",
 	}
 	e, ok := errors.AsType[*RefusedError](err)

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -184,14 +184,14 @@ func TestMountErrorSaysEachThingOnce(t *testing.T) {
 	} {
 		_, err := h.policy.Judge(path)
 		err = MountError(path, err)
-		if sandbox.CodeOf(err) != sandbox.CodeMountRefused || err.Error() != "mount "+path+want {
+		if v1.CodeOf(err) != v1.CodeMountRefused || err.Error() != "mount "+path+want {
 			t.Errorf("%v\nwant mount %s%s", err, path, want)
 		}
 	}
 	if err := MountError("/x", fs.ErrNotExist); err.Error() != "mount /x: it does not exist (create it first)" {
 		t.Errorf("what is gone since: %v", err)
 	}
-	var e *sandbox.Error
+	var e *v1.Error
 	if err := MountError("/x", fs.ErrInvalid); !errors.As(err, &e) || e.Message == "" || e.Remedy == "" || !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("what was not judged: %v", err)
 	}

@@ -7,31 +7,31 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // The codes of this package's errors. Every function returns a *sandbox.Error with one of them when it fails, except for
 // a cancelled context, which is returned as it is (wrapped).
 const (
-	NotFound    = sandbox.CodeImageNotFound    // no such image, tag or file
-	Denied      = sandbox.CodeImageDenied      // the registry refuses this user, or does not want to say that it is not there
-	Corrupt     = sandbox.CodeImageCorrupt     // what was read is not what its digest promises, or breaks the rules of the format
-	Arch        = sandbox.CodeImageArch        // made for another architecture or operating system
-	Unreachable = sandbox.CodeImageUnreachable // the registry does not answer, or not now; a retry may help
-	TooLarge    = sandbox.CodeTooLarge         // more bytes or entries than the caps allow
-	Invalid     = sandbox.CodeInvalidSpec      // a reference nobody can understand, or something that is no image
-	NoSpace     = sandbox.CodeDiskFull         // the disk with the cache is full
-	InUse       = sandbox.CodeBusy             // a sandbox holds the image
-	Cache       = sandbox.CodeInternal         // the cache directory cannot be used
+	NotFound    = v1.CodeImageNotFound    // no such image, tag or file
+	Denied      = v1.CodeImageDenied      // the registry refuses this user, or does not want to say that it is not there
+	Corrupt     = v1.CodeImageCorrupt     // what was read is not what its digest promises, or breaks the rules of the format
+	Arch        = v1.CodeImageArch        // made for another architecture or operating system
+	Unreachable = v1.CodeImageUnreachable // the registry does not answer, or not now; a retry may help
+	TooLarge    = v1.CodeTooLarge         // more bytes or entries than the caps allow
+	Invalid     = v1.CodeInvalidSpec      // a reference nobody can understand, or something that is no image
+	NoSpace     = v1.CodeDiskFull         // the disk with the cache is full
+	InUse       = v1.CodeBusy             // a sandbox holds the image
+	Cache       = v1.CodeInternal         // the cache directory cannot be used
 )
 
 // opOf is the operation that an error about an image names.
 func opOf(ref string) string { return "get image " + ref }
 
 // errorf returns an error without an operation; Get fills it in. A cause stands at the end of the format, as ": %w".
-func errorf(code sandbox.Code, remedy, format string, args ...any) *sandbox.Error {
+func errorf(code v1.Code, remedy, format string, args ...any) *v1.Error {
 	err := fmt.Errorf(format, args...)
-	e := &sandbox.Error{Code: code, Message: err.Error(), Remedy: remedy, Retry: code == Unreachable, Err: errors.Unwrap(err)}
+	e := &v1.Error{Code: code, Message: err.Error(), Remedy: remedy, Retry: code == Unreachable, Err: errors.Unwrap(err)}
 	if e.Err != nil {
 		e.Message = strings.TrimSuffix(e.Message, ": "+e.Err.Error())
 	}
@@ -45,7 +45,7 @@ const (
 )
 
 // trouble is what a code means, for causes that know only their own part of it.
-var trouble = map[sandbox.Code]string{
+var trouble = map[v1.Code]string{
 	NotFound: "it cannot be opened",
 	Corrupt:  "it is damaged",
 	Invalid:  "this is not an image's name",
@@ -54,8 +54,8 @@ var trouble = map[sandbox.Code]string{
 }
 
 // asError gives err a code when it has none yet: first by what the system says, else the given one.
-func asError(code sandbox.Code, remedy string, err error) error {
-	var e *sandbox.Error
+func asError(code v1.Code, remedy string, err error) error {
+	var e *v1.Error
 	switch {
 	case err == nil:
 		return nil
@@ -64,12 +64,12 @@ func asError(code sandbox.Code, remedy string, err error) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		code, remedy = NoSpace, remedySpace
 	}
-	return &sandbox.Error{Code: code, Message: trouble[code], Err: err, Remedy: remedy}
+	return &v1.Error{Code: code, Message: trouble[code], Err: err, Remedy: remedy}
 }
 
 // inside says where an error happened, and keeps its code on top.
 func inside(where string, err error) error {
-	var e *sandbox.Error
+	var e *v1.Error
 	if !errors.As(err, &e) {
 		return fmt.Errorf("%s: %w", where, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 var update = flag.Bool("update", false, "write the seed corpus of FuzzExtract anew")
@@ -88,8 +88,8 @@ func (tg target) check(t testing.TB) {
 var hostile = []struct {
 	name   string
 	layers [][]entry
-	kind   sandbox.Code // of the error; empty means that it unpacks
-	tree   string       // then this is what there is
+	kind   v1.Code // of the error; empty means that it unpacks
+	tree   string  // then this is what there is
 }{
 	{"absolute name", [][]entry{{file("/etc/x", "1")}}, "", "etc/\netc/x 1\n"},
 	{"many slashes", [][]entry{{file("///etc//./x", "1")}}, "", "etc/\netc/x 1\n"},
@@ -181,7 +181,7 @@ func TestHostileLayers(t *testing.T) {
 			x.finish()
 			tg.check(t)
 			if tc.kind != "" {
-				if sandbox.CodeOf(err) != tc.kind {
+				if v1.CodeOf(err) != tc.kind {
 					t.Fatalf("error %v, want %s", err, tc.kind)
 				}
 				return
@@ -258,7 +258,7 @@ func TestHostileBytes(t *testing.T) {
 			if strings.HasPrefix(name, "si") && name != "negative size" || strings.HasPrefix(name, "sparse") {
 				want = TooLarge
 			}
-			if sandbox.CodeOf(err) != want {
+			if v1.CodeOf(err) != want {
 				t.Errorf("error %v, want %s", err, want)
 			}
 		})
@@ -336,7 +336,7 @@ func FuzzExtract(f *testing.F) {
 		x := newExtractor(tg.root, 1<<20, 200)
 		for _, raw := range [][]byte{first, second} {
 			if err := x.apply(t.Context(), bytes.NewReader(raw)); err != nil {
-				var e *sandbox.Error
+				var e *v1.Error
 				if !errors.As(err, &e) {
 					t.Errorf("error without a kind: %v", err)
 				}

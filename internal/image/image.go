@@ -42,7 +42,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	api "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Caps on what an image may unpack to, when [Options] do not say otherwise.
@@ -137,7 +137,7 @@ func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, erro
 	if err == nil {
 		return img, nil
 	}
-	var e *sandbox.Error
+	var e *api.Error
 	known := errors.As(err, &e)
 	// What a cancelled read looks like to those above it says nothing. A registry that used up the time is worth telling.
 	if ctxErr := ctx.Err(); ctxErr != nil && !(known && e.Code == Unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
@@ -428,7 +428,7 @@ type verifier struct {
 	hash   hash.Hash
 	n, max int64
 	count  func(int)
-	code   sandbox.Code
+	code   api.Code
 	remedy string
 	what   string
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	api "github.com/recluse-dev/recluse/api/v1"
 )
 
 func otherArch() string {
@@ -31,9 +31,9 @@ func otherArch() string {
 }
 
 // wantKind checks an error's kind and that its words name the reference.
-func wantKind(t *testing.T, err error, kind sandbox.Code, words ...string) {
+func wantKind(t *testing.T, err error, kind api.Code, words ...string) {
 	t.Helper()
-	var e *sandbox.Error
+	var e *api.Error
 	if !errors.As(err, &e) || e.Code != kind {
 		t.Fatalf("error %v, want kind %s", err, kind)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	api "github.com/recluse-dev/recluse/api/v1"
 )
 
 // How long a registry may take. There is no limit for a whole download, only for standing still.
@@ -132,7 +132,7 @@ func (b *remoteBlob) Close() error {
 // explain says what a failed request means.
 func (r *registry) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		var e *sandbox.Error
+		var e *api.Error
 		switch cause := context.Cause(ctx); {
 		case errors.As(cause, &e):
 			return cause

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestPullPolicies(t *testing.T) {
@@ -62,7 +62,7 @@ func TestBadReferences(t *testing.T) {
 	}
 	writeTwo(t, two)
 	for ref, want := range map[string]struct {
-		kind  sandbox.Code
+		kind  v1.Code
 		words string
 	}{
 		"":                   {Invalid, "empty"},
@@ -83,7 +83,7 @@ func TestBadReferences(t *testing.T) {
 		writeLayout(t, hello(t, ""), "v1") + ":v2": {NotFound, "only v1"},
 	} {
 		_, err := s.Get(t.Context(), ref, Options{})
-		var e *sandbox.Error
+		var e *v1.Error
 		if !errors.As(err, &e) || e.Code != want.kind || !strings.Contains(err.Error(), want.words) {
 			t.Errorf("Get(%q): %v; want %s saying %q", ref, err, want.kind, want.words)
 		}
@@ -111,7 +111,7 @@ func TestRegistryErrors(t *testing.T) {
 	_, err = s.Get(t.Context(), nobody+"/hello:v1", Options{})
 	wantKind(t, err, Unreachable, nobody)
 
-	for status, kind := range map[int]sandbox.Code{401: Denied, 403: Denied, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
+	for status, kind := range map[int]v1.Code{401: Denied, 403: Denied, 429: Unreachable, 503: Unreachable, 418: Unreachable} {
 		reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, "/manifests/") {
 				return false
@@ -120,7 +120,7 @@ func TestRegistryErrors(t *testing.T) {
 			return true
 		})
 		_, err := s.Get(t.Context(), ref, Options{})
-		if sandbox.CodeOf(err) != kind {
+		if v1.CodeOf(err) != kind {
 			t.Errorf("status %d: %v, want %s", status, err, kind)
 		}
 		if kind == Denied {
@@ -163,7 +163,7 @@ func TestRegistryErrors(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	_, err = s.Get(ctx, ref, Options{})
-	var e *sandbox.Error
+	var e *v1.Error
 	if !errors.Is(err, context.Canceled) || errors.As(err, &e) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -203,7 +203,7 @@ func TestStalledDownload(t *testing.T) {
 	}
 	r.stall = 50 * time.Millisecond // what answers may take longer on a busy machine
 	_, _, _, err = f.details(t.Context(), runtime.GOARCH)
-	if sandbox.CodeOf(err) != Unreachable || !strings.Contains(err.Error(), "sent nothing") {
+	if v1.CodeOf(err) != Unreachable || !strings.Contains(err.Error(), "sent nothing") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	api "github.com/recluse-dev/recluse/api/v1"
 )
 
 const (
@@ -225,7 +225,7 @@ func (s *Store) sweepAll() {
 func (img *Image) Hold() (*os.File, error) {
 	file := filepath.Join(img.dir, leaseFile)
 	gone := func(err error) error {
-		return &sandbox.Error{Code: NotFound, Op: opOf(img.Ref), Message: "it was removed from the cache", Err: err, Remedy: "get it again"}
+		return &api.Error{Code: NotFound, Op: opOf(img.Ref), Message: "it was removed from the cache", Err: err, Remedy: "get it again"}
 	}
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -341,10 +341,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	hex := strings.TrimPrefix(digest, digestPrefix)
 	if !isHex(hex) {
-		return &sandbox.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
+		return &api.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	if _, err := os.Lstat(s.imageDir(hex)); err != nil {
-		return &sandbox.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
+		return &api.Error{Code: NotFound, Op: opOf(ref), Message: "it is not in the cache", Remedy: "list the cache to see what is"}
 	}
 	return s.remove(ctx, hex, ref)
 }
@@ -356,7 +356,7 @@ func (s *Store) remove(ctx context.Context, hex, ref string) error {
 	}
 	defer l.unlock()
 	if err := s.discard(hex); err != nil {
-		var e *sandbox.Error
+		var e *api.Error
 		if errors.As(err, &e) {
 			e.Op = opOf(ref)
 		}
@@ -392,7 +392,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) ([]Info, error) {
 		}
 		err := s.remove(ctx, strings.TrimPrefix(info.Digest, digestPrefix), info.Digest)
 		switch {
-		case sandbox.CodeOf(err) == InUse:
+		case api.CodeOf(err) == InUse:
 		case err != nil:
 			errs = append(errs, err)
 		default:

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestConcurrentGets(t *testing.T) {
@@ -166,7 +166,7 @@ func TestListHoldRemovePrune(t *testing.T) {
 	}
 	wantKind(t, s.Remove(t.Context(), ref), NotFound)
 	wantKind(t, s.Remove(t.Context(), "sha256:../../x"), NotFound)
-	if _, err := img.Hold(); sandbox.CodeOf(err) != NotFound {
+	if _, err := img.Hold(); v1.CodeOf(err) != NotFound {
 		t.Errorf("holding a removed image: %v", err)
 	}
 	for _, dir := range []string{"images", "refs", "locks", "tmp"} {
@@ -183,7 +183,7 @@ func TestCacheNotUsable(t *testing.T) {
 	}
 	for _, dir := range []string{"", file, file + "/below"} {
 		_, err := (&Store{Dir: dir}).Get(t.Context(), writeLayout(t, hello(t, ""), "v1"), Options{})
-		if sandbox.CodeOf(err) != Cache {
+		if v1.CodeOf(err) != Cache {
 			t.Errorf("cache in %q: %v", dir, err)
 		}
 	}

@@ -8,9 +8,8 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // approval is the key of the question in a call that waits for a person.
@@ -22,16 +21,16 @@ const maxQuestion = 4 << 10
 // question makes a question to the client's user of a refusal that a person may lift: nil if there is nothing to ask, or nobody who could
 // be asked, or whose answer would count. The call is repeated by the client with the answer, in either era of the protocol.
 func (c *call) question(err error) *sdk.CallToolResult {
-	e, ok := errors.AsType[*sandbox.Error](err)
+	e, ok := errors.AsType[*v1.Error](err)
 	can := c.req.ClientCapabilities()
-	if !ok || e.Code != gate.CodeRefused || can == nil || can.Elicitation == nil {
+	if !ok || e.Code != v1.CodeGateRefused || can == nil || can.Elicitation == nil {
 		return nil
 	}
 	srv, err := c.client.Server(c)
 	if err != nil || srv.Scope != "admin" { // only they may grant
 		return nil
 	}
-	pending, err := c.client.Approvals(c, gate.Pending)
+	pending, err := c.client.Approvals(c, v1.ApprovalPending)
 	if err != nil {
 		return nil
 	}
@@ -73,7 +72,7 @@ func (c *call) answer() error {
 		return err
 	}
 	if !grant {
-		return &sandbox.Error{Code: gate.CodeRefused, Op: "judge code", Message: "the user did not allow this code", Remedy: "do it another way, or ask the user what they would allow"}
+		return &v1.Error{Code: v1.CodeGateRefused, Op: "judge code", Message: "the user did not allow this code", Remedy: "do it another way, or ask the user what they would allow"}
 	}
 	return nil
 }

@@ -165,7 +165,7 @@ func (c *call) name(given string) (string, error) {
 		given = c.own
 	}
 	if given == "" {
-		return "", &sandbox.Error{
+		return "", &v1.Error{
 			Code: CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
 			Remedy: "give the argument session, a name of your choice, and the same one each time",
 		}
@@ -188,8 +188,8 @@ func (c *call) open(given string) (*client.Session, session.Opened, error) {
 
 // absent reports the error of a session that is not there.
 func absent(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case session.CodeNotFound, session.CodeExpired, session.CodeEnded:
+	switch v1.CodeOf(err) {
+	case v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded:
 		return true
 	}
 	return false

@@ -11,6 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -76,7 +77,7 @@ func (c *call) files(in filesArgs) (*sdk.CallToolResult, filesResult, error) {
 		if in.Action != "list" {
 			return nil, out, invalid("%s needs a path", in.Action)
 		}
-		out.Path = sandbox.DefaultHome
+		out.Path = v1.DefaultHome
 	}
 	s, _, err := c.open(in.Session)
 	if err != nil {

@@ -10,12 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/problem"
+
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -92,10 +93,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify asks the API whom it takes the caller for, before anything of MCP is done.
-func (h *Handler) identify(r *http.Request) (client.Server, error) {
+func (h *Handler) identify(r *http.Request) (v1.Server, error) {
 	c, err := h.loop.client(r.Header)
 	if err != nil {
-		return client.Server{}, err
+		return v1.Server{}, err
 	}
 	return c.Server(r.Context())
 }
@@ -157,19 +158,19 @@ func sameOrigin(r *http.Request) error {
 	if origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host {
 		return nil
 	}
-	return &sandbox.Error{Code: CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
+	return &v1.Error{Code: CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
 }
 
 // refuse answers as the API does.
 func refuse(w http.ResponseWriter, err error) {
-	p := api.ProblemOf(err)
+	p := problem.Of(err)
 	switch p.Code {
 	case CodeOrigin:
 		p.Status = http.StatusForbidden
-	case api.CodeUnauthorized:
+	case v1.CodeUnauthorized:
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
-	w.Header().Set("Content-Type", api.ProblemType)
+	w.Header().Set("Content-Type", v1.ProblemType)
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // whoever has gone does not hear it
 }

@@ -10,6 +10,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -35,7 +36,7 @@ func TestTheLaterEraNeedsASessionByName(t *testing.T) {
 func TestKeysAndTenantsHoldThroughMCP(t *testing.T) {
 	d := open(t, Options{})
 	key := func(tenant, scope string) string {
-		k, err := d.Trusted.CreateKey(t.Context(), client.KeyOptions{Name: tenant + "-" + scope, Tenant: tenant, Scope: scope})
+		k, err := d.Trusted.CreateKey(t.Context(), v1.NewAPIKey{Name: tenant + "-" + scope, Tenant: tenant, Scope: scope})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +60,7 @@ func TestKeysAndTenantsHoldThroughMCP(t *testing.T) {
 		t.Fatalf("tenant b is in the session of tenant a: %+v", o)
 	}
 	reader := connect(t, as(reads), nil, legacy)
-	if _, res := use[outcome](t, reader, "run_code", args{"code": "1", "session": "shared-name"}); !res.IsError || !strings.Contains(text(res), string(client.CodeForbidden)) {
+	if _, res := use[outcome](t, reader, "run_code", args{"code": "1", "session": "shared-name"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeForbidden)) {
 		t.Fatal(text(res))
 	}
 	if st, _ := use[statusResult](t, reader, "status", args{"session": "shared-name"}); !st.Exists || st.Scope != "read" || st.Tenant != "a" {

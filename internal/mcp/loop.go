@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"sync"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/api"
 )
 
 // Headers by which a request inside this process tells whom it is made for. The door sets them on each request that comes in, so
@@ -19,7 +19,7 @@ const (
 )
 
 // passed are the headers of a caller's request by which the API knows whom it serves.
-var passed = []string{"Authorization", api.HeaderTenant, "Origin", "Sec-Fetch-Site", headerRemote, headerHost}
+var passed = []string{"Authorization", v1.HeaderTenant, "Origin", "Sec-Fetch-Site", headerRemote, headerHost}
 
 // loop is HTTP within this process: requests to a handler over connections that are pipes. They have all that others have (streams,
 // deadlines, upgrades) and none of the trust that a UNIX socket has.

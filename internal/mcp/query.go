@@ -16,7 +16,6 @@ import (
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // cancelWait bounds how long the server has to stop a run and to say what there was.
@@ -85,8 +84,8 @@ func (c *call) query(in queryArgs) (*sdk.CallToolResult, queryResult, error) {
 		return nil, queryResult{}, err
 	}
 	if info.Result == nil {
-		return nil, queryResult{}, &sandbox.Error{
-			Code: sandbox.CodeInternal, Op: "follow run", Message: "run " + info.ID + " was interrupted", Remedy: "recluse runs resume " + info.ID, Retry: true,
+		return nil, queryResult{}, &v1.Error{
+			Code: v1.CodeInternal, Op: "follow run", Message: "run " + info.ID + " was interrupted", Remedy: "recluse runs resume " + info.ID, Retry: true,
 		}
 	}
 	out := queryOf(info.ID, info.Result)
@@ -168,13 +167,13 @@ func queryOf(id string, r *rlm.Result) queryResult {
 // answered shows the answer as it is. A run without one has failed, whatever it can show.
 func answered(o queryResult) *sdk.CallToolResult {
 	text := o.Answer
-	if o.Reason != string(rlm.ReasonAnswered) {
+	if o.Reason != string(v1.ReasonAnswered) {
 		text = strings.TrimSpace(fmt.Sprintf("[the run ended without an answer: %s %s]\n%s", o.Reason, o.Message, o.Answer))
 	}
 	if o.StateFrom != "" {
 		text = wentBack(o.StateFrom) + "\n" + text
 	}
-	res := &sdk.CallToolResult{IsError: o.Reason != string(rlm.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
+	res := &sdk.CallToolResult{IsError: o.Reason != string(v1.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
 	if o.Run != "" {
 		res.Content = append(res.Content, &sdk.ResourceLink{URI: runsPrefix + o.Run, Name: "trajectory of run " + o.Run, MIMEType: trajectoryType})
 	}
@@ -183,8 +182,8 @@ func answered(o queryResult) *sdk.CallToolResult {
 
 // noModelThere reports a server that has no model to ask, whatever it was asked for.
 func noModelThere(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case llm.CodeNoModel, sandbox.CodeNotSupported:
+	switch v1.CodeOf(err) {
+	case v1.CodeModelMissing, v1.CodeNotSupported:
 		return true
 	}
 	return false
@@ -198,7 +197,7 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (*sdk
 		return nil, queryResult{}, errors.Join(err, cause)
 	}
 	if c.f.opts.Engine == nil && c.f.opts.Lent == nil || in.InSession {
-		return nil, queryResult{}, &sandbox.Error{
+		return nil, queryResult{}, &v1.Error{
 			Code: CodeNoModel, Op: "begin run", Message: "the client's own model cannot be asked from there",
 			Remedy: "leave in_session out; or " + noModelRemedy, Err: cause,
 		}

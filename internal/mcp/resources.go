@@ -13,7 +13,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/recluse-dev/recluse/rlm"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -63,12 +63,12 @@ func (f *face) readFile(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk
 	var b bytes.Buffer
 	i, err := l.client.Session(name).Files().ReadRange(ctx, "/"+file, 0, maxResource, &b)
 	switch {
-	case absent(err) || sandbox.CodeOf(err) == sandbox.CodeFileNotFound:
+	case absent(err) || v1.CodeOf(err) == v1.CodeFileNotFound:
 		return nil, sdk.ResourceNotFoundError(uri)
 	case err != nil:
 		return nil, told(err)
 	case i.Size > maxResource:
-		return nil, told(&sandbox.Error{Code: sandbox.CodeTooLarge, Op: "read resource", Message: "the file is too large for a resource", Remedy: "read it in parts with the tool files"})
+		return nil, told(&v1.Error{Code: v1.CodeTooLarge, Op: "read resource", Message: "the file is too large for a resource", Remedy: "read it in parts with the tool files"})
 	}
 	c := &sdk.ResourceContents{URI: uri, MIMEType: mimeOf(file, b.Bytes())}
 	if utf8.Valid(b.Bytes()) {
@@ -101,7 +101,7 @@ func (f *face) readRun(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.
 		return nil, told(err)
 	}
 	info, err := l.client.Run(ctx, id)
-	if sandbox.CodeOf(err) == rlm.CodeRunNotFound {
+	if v1.CodeOf(err) == v1.CodeRunNotFound {
 		return nil, sdk.ResourceNotFoundError(uri)
 	}
 	if err != nil {
@@ -125,7 +125,7 @@ func (f *face) readRun(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.
 			return nil, told(err)
 		}
 		if b.Len() > maxResource {
-			return nil, told(&sandbox.Error{Code: sandbox.CodeTooLarge, Op: "read resource", Message: "the trajectory is too large for a resource", Remedy: "recluse runs export " + id})
+			return nil, told(&v1.Error{Code: v1.CodeTooLarge, Op: "read resource", Message: "the trajectory is too large for a resource", Remedy: "recluse runs export " + id})
 		}
 	}
 	return &sdk.ReadResourceResult{Contents: []*sdk.ResourceContents{{URI: uri, MIMEType: trajectoryType, Text: b.String()}}}, nil
@@ -171,7 +171,7 @@ func (l *link) homeFiles(ctx context.Context) (out []*sdk.Resource) {
 	if _, _, err := l.client.Get(ctx, l.own); err != nil {
 		return nil
 	}
-	for i, err := range l.client.Session(l.own).Files().List(ctx, sandbox.DefaultHome, sandbox.ListOptions{}) {
+	for i, err := range l.client.Session(l.own).Files().List(ctx, v1.DefaultHome, sandbox.ListOptions{}) {
 		if err != nil || len(out) >= maxResources {
 			break
 		}
@@ -180,7 +180,7 @@ func (l *link) homeFiles(ctx context.Context) (out []*sdk.Resource) {
 		}
 		p := i.Path
 		if !path.IsAbs(p) {
-			p = path.Join(sandbox.DefaultHome, p)
+			p = path.Join(v1.DefaultHome, p)
 		}
 		out = append(out, &sdk.Resource{
 			Name: path.Base(p), Size: i.Size, MIMEType: mimeOf(p, nil), URI: filesPrefix + url.PathEscape(l.own) + "/files" + (&url.URL{Path: p}).EscapedPath(),

@@ -10,6 +10,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -64,7 +65,7 @@ func (f *face) addRun() {
 		name: "run_code", title: "Run Python", destructive: true,
 		description: "Run Python in the session's live interpreter. Variables, imports and files stay for the next call. The sandbox has no network unless the user gave it one.",
 		shape: func(in *jsonschema.Schema) {
-			longest(in, "code", sandbox.MaxCode)
+			longest(in, "code", v1.MaxCode)
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runCode) (*sdk.CallToolResult, outcome, error) {
@@ -74,7 +75,7 @@ func (f *face) addRun() {
 		name: "run_bash", title: "Run a shell command", destructive: true,
 		description: "Run a bash script in the session's sandbox. Files stay for the next call, variables of the shell do not. Ends with everything it started when its time is up; processes put into the background go on.",
 		shape: func(in *jsonschema.Schema) {
-			longest(in, "command", sandbox.MaxCode)
+			longest(in, "command", v1.MaxCode)
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (*sdk.CallToolResult, outcome, error) {
@@ -89,7 +90,7 @@ func below(p string) string {
 	if p == "" || path.IsAbs(p) {
 		return p
 	}
-	return path.Join(sandbox.DefaultHome, p)
+	return path.Join(v1.DefaultHome, p)
 }
 
 func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcome, error) {
@@ -137,7 +138,7 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
 	}
 	o.Displays, o.Metadata = nil, nil // pictures are content of their own
-	if v.Ended == sandbox.EndedSignal || v.Ended == sandbox.EndedKilled {
+	if v.Ended == v1.EndedSignal || v.Ended == v1.EndedKilled {
 		o.Signal = v.Signal.String()
 	}
 	if v.StartError != "" && o.Stderr == "" {
@@ -202,7 +203,7 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	case o.OK && b.Len() == 0:
 		b.WriteString("[done, without output]\n")
 	case o.OK || o.Error != nil:
-	case o.Ended == sandbox.EndedExit || o.Ended == sandbox.EndedStart:
+	case o.Ended == v1.EndedExit || o.Ended == v1.EndedStart:
 		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
 	default:
 		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.Wall.Milliseconds())

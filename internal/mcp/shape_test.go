@@ -46,7 +46,7 @@ func mustJSON(t *testing.T, v any) []byte {
 
 func TestAnOutcomeHasTheFieldsOfAVerdict(t *testing.T) {
 	v := &sandbox.Verdict{
-		ID: "c1", Ended: sandbox.EndedSignal, ExitCode: -1, Signal: 15, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1,
+		ID: "c1", Ended: v1.EndedSignal, ExitCode: -1, Signal: 15, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1,
 		Survivors: []sandbox.Process{{PID: 7}}, SurvivorsTotal: 1, StateKept: true, StateLostBefore: true, Error: &sandbox.CellError{Name: "E"}, StartError: "no",
 		Displays: []sandbox.Bundle{{}}, DisplaysDropped: 1, Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}},
 		Metadata: map[string]string{"k": "v"},

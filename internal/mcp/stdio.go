@@ -15,8 +15,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -64,7 +64,7 @@ func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o
 		err = nil
 	}
 	if err != nil {
-		err = &sandbox.Error{Code: sandbox.CodeProtocol, Op: "serve MCP", Message: "the connection broke", Err: err}
+		err = &v1.Error{Code: v1.CodeProtocol, Op: "serve MCP", Message: "the connection broke", Err: err}
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -92,7 +93,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"a number for a text":       {"run_code", args{"code": 1}, "code"},
 		"an unknown action":         {"snapshot", args{"action": "explode"}, "action"},
 		"a time that is below zero": {"run_bash", args{"command": "true", "timeout_seconds": -1}, "timeout_seconds"},
-		"code that is too long":     {"run_code", args{"code": strings.Repeat("x", sandbox.MaxCode+1)}, "code"},
+		"code that is too long":     {"run_code", args{"code": strings.Repeat("x", v1.MaxCode+1)}, "code"},
 		"a name that is none":       {"run_code", args{"code": "1", "session": "a/b"}, ""},
 		"content that is no base64": {"files", args{"action": "write", "path": "a", "content": "!", "encoding": "base64"}, "base64"},
 		"a fork of too many":        {"snapshot", args{"action": "fork", "copies": 1000}, "copies"},

@@ -10,8 +10,8 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -235,7 +235,7 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
 		t.Error("told twice")
 	}
-	if got := text(answered(queryResult{Answer: "42", Reason: string(rlm.ReasonAnswered), StateFrom: "then"})); got != wentBack("then")+"\n42" {
+	if got := text(answered(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"})); got != wentBack("then")+"\n42" {
 		t.Errorf("an answer from a state that went back: %q", got)
 	}
 }
@@ -310,7 +310,7 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 func awaitGone(t *testing.T, c *client.Client, name string) {
 	t.Helper()
 	for e, err := range c.Session(name).Events(t.Context(), session.EventsOptions{Follow: true}) {
-		if absent(err) || err == nil && e.State == session.Ended {
+		if absent(err) || err == nil && e.State == v1.StateEnded {
 			return
 		}
 		if err != nil {

@@ -5,10 +5,9 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // askedFile says that servers go on with a run by themselves, and for whom. It lies beside the run's log and not in it: copies of a run, which
@@ -17,11 +16,11 @@ const askedFile = "asked.json"
 
 // asked is who wanted the run to work, last, and how.
 type asked struct {
-	Away   bool         `json:"away"`             // from elsewhere
-	Nobody bool         `json:"nobody,omitempty"` // it was cancelled while no server worked on it
-	Model  string       `json:"model,omitempty"`
-	Sub    []string     `json:"sub,omitempty"`
-	Host   *api.RunHost `json:"host,omitempty"`
+	Away   bool        `json:"away"`             // from elsewhere
+	Nobody bool        `json:"nobody,omitempty"` // it was cancelled while no server worked on it
+	Model  string      `json:"model,omitempty"`
+	Sub    []string    `json:"sub,omitempty"`
+	Host   *v1.RunHost `json:"host,omitempty"`
 }
 
 // oldAway is what rlm.LabelAsked says of runs that are older than the file and were asked for from elsewhere.
@@ -53,7 +52,7 @@ func askedFor(dir string, labels map[string]string) (*asked, error) {
 // note writes it down.
 func (a *asked) note(dir string) error {
 	if err := atomicfile.WriteJSON(filepath.Join(dir, askedFile), a); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "note run", Message: "who wants it cannot be written down", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "note run", Message: "who wants it cannot be written down", Err: err}
 	}
 	return nil
 }

@@ -7,13 +7,14 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
 func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
-	away := &sandbox.Error{Code: sandbox.CodeNoBackend}
+	away := &v1.Error{Code: v1.CodeNoBackend}
 	for name, tt := range map[string]struct {
 		labels  map[string]string // of a run that is older than the file
 		nobody  bool              // tries to go on with it
@@ -58,12 +59,12 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 			if err != nil || info.Running || (info.Result != nil) != tt.ended {
 				t.Fatalf("%+v %v", info, err)
 			}
-			if tt.ended && info.Result.Reason != rlm.ReasonCancelled {
+			if tt.ended && info.Result.Reason != v1.ReasonCancelled {
 				t.Errorf("%+v", info.Result)
 			}
 			k.wg.Wait() // nobody tries it any more
 			k = next(t, data, true)
-			if info, err = k.Show("acme", id); err != nil || (info.Result != nil) != tt.ended || info.Result != nil && info.Result.Reason == rlm.ReasonAnswered {
+			if info, err = k.Show("acme", id); err != nil || (info.Result != nil) != tt.ended || info.Result != nil && info.Result.Reason == v1.ReasonAnswered {
 				t.Errorf("the next server went on: %+v %v", info, err)
 			}
 			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
@@ -105,7 +106,7 @@ func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
 	}
 	y.boxes[1].ID = "of one that does not"
 	k, _ := keeperIn(t, Options{DataDir: data, Resume: true, Known: []sandbox.Backend{y}, Backend: func(context.Context) (sandbox.Backend, error) {
-		return nil, &sandbox.Error{Code: sandbox.CodeNoBackend}
+		return nil, &v1.Error{Code: v1.CodeNoBackend}
 	}})
 	k.Recover()
 	if id := <-y.ended; id != y.boxes[1].ID {

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
@@ -12,7 +12,7 @@ import (
 )
 
 // backend chooses what makes the sandboxes of a run.
-func (k *Keeper) backend(ctx context.Context, h *api.RunHost) (sandbox.Backend, error) {
+func (k *Keeper) backend(ctx context.Context, h *v1.RunHost) (sandbox.Backend, error) {
 	if h == nil || len(h.Backends) == 0 && h.MinIsolation == "" && h.AllowNoIsolation == nil && h.AllowContainer == nil {
 		return k.o.Backend(ctx)
 	}
@@ -23,11 +23,11 @@ func (k *Keeper) backend(ctx context.Context, h *api.RunHost) (sandbox.Backend, 
 }
 
 func unsupported(message string) error {
-	return &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "begin run", Message: message}
+	return &v1.Error{Code: v1.CodeNotSupported, Op: "begin run", Message: message}
 }
 
 // spec is what the sandboxes of a run are made from.
-func (k *Keeper) spec(h *api.RunHost) sandbox.Spec {
+func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 	if h == nil || h.Spec == nil {
 		return k.o.Spec
 	}
@@ -127,7 +127,7 @@ func (k *Keeper) engine(ctx context.Context, tenant string, who asked, lasts boo
 }
 
 // engineOn makes an engine with what all engines of a tenant have in common.
-func (k *Keeper) engineOn(b sandbox.Backend, tenant string, h *api.RunHost, o rlm.Options) (*rlm.Engine, error) {
+func (k *Keeper) engineOn(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Limits, o.Dir = rlm.FromBackend(b), k.spec(h), k.o.Limits, k.dir(tenant)
 	o.Gate, o.Tenant, o.Logger = k.gate(), tenant, k.o.Logger
 	return rlm.New(o)

@@ -3,8 +3,8 @@ package runs
 import (
 	"context"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -18,9 +18,9 @@ func (k *Keeper) gate() gate.Gate {
 		e := session.Entry{Tenant: req.Tenant, Session: req.Session, Action: "judge", Detail: req.Text(), Gate: string(d.Action)}
 		switch {
 		case err != nil:
-			e.Gate, e.Error = "error", string(sandbox.CodeOf(err))
+			e.Gate, e.Error = "error", string(v1.CodeOf(err))
 		case !d.Action.Runs():
-			e.Error = string(gate.CodeRefused)
+			e.Error = string(v1.CodeGateRefused)
 		}
 		k.o.Note(session.WithActor(ctx, session.Actor{Name: "run " + req.Session, Tenant: req.Tenant}), e)
 	})

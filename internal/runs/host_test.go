@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -15,13 +15,13 @@ import (
 
 func TestARunGoesOnAsItWasAskedFor(t *testing.T) {
 	var chosen []string
-	choose := func(_ context.Context, h api.RunHost) (sandbox.Backend, error) {
+	choose := func(_ context.Context, h v1.RunHost) (sandbox.Backend, error) {
 		chosen = append(chosen, h.Backends...)
 		return local.New(local.Options{}), nil
 	}
 	data := t.TempDir()
 	k, _ := keeperIn(t, Options{DataDir: data, Choose: choose, Resume: true})
-	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: &api.RunHost{Backends: []string{"special"}}})
+	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: &v1.RunHost{Backends: []string{"special"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,12 +47,12 @@ func TestARunGoesOnAsItWasAskedFor(t *testing.T) {
 
 func TestOthersGoOnWithoutWhatTheOwnerAllowed(t *testing.T) {
 	var chosen int
-	k, free := keeperIn(t, Options{DataDir: t.TempDir(), Choose: func(context.Context, api.RunHost) (sandbox.Backend, error) {
+	k, free := keeperIn(t, Options{DataDir: t.TempDir(), Choose: func(context.Context, v1.RunHost) (sandbox.Backend, error) {
 		chosen++
 		return local.New(local.Options{}), nil
 	}})
 	close(free)
-	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: &api.RunHost{Backends: []string{"special"}}})
+	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: &v1.RunHost{Backends: []string{"special"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,12 +77,12 @@ func TestWhatARunMayAskOfTheHost(t *testing.T) {
 	if got := k.spec(nil); !reflect.DeepEqual(got, usual) {
 		t.Errorf("%+v", got)
 	}
-	got := k.spec(&api.RunHost{Spec: &sandbox.Spec{Hostname: "h", Limits: sandbox.Limits{Memory: 2 << 30}}})
+	got := k.spec(&v1.RunHost{Spec: &sandbox.Spec{Hostname: "h", Limits: sandbox.Limits{Memory: 2 << 30}}})
 	if got.Hostname != "h" || got.Limits.Memory != 2<<30 || got.Limits.Processes != 7 {
 		t.Errorf("%+v", got)
 	}
-	for name, h := range map[string]*api.RunHost{"a backend": {Backends: []string{"x"}}, "an MCP server": {MCP: []api.MCPServer{{Name: "x", URL: "http://127.0.0.1:1"}}}} {
-		if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: h}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	for name, h := range map[string]*v1.RunHost{"a backend": {Backends: []string{"x"}}, "an MCP server": {MCP: []v1.MCPServer{{Name: "x", URL: "http://127.0.0.1:1"}}}} {
+		if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}, Host: h}); v1.CodeOf(err) != v1.CodeNotSupported {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
@@ -32,7 +31,7 @@ type Options struct {
 	// Backend chooses what makes sandboxes. It is asked for each run, because it may not work at first.
 	Backend func(ctx context.Context) (sandbox.Backend, error)
 	// Choose is Backend for a run that says itself which backends it wants; nil: none can.
-	Choose func(ctx context.Context, h api.RunHost) (sandbox.Backend, error)
+	Choose func(ctx context.Context, h v1.RunHost) (sandbox.Backend, error)
 	// Known are the backends that may hold sandboxes of earlier runs.
 	Known   []sandbox.Backend
 	Spec    sandbox.Spec
@@ -199,8 +198,8 @@ func (k *Keeper) MayChoose(name string) error {
 	if !k.o.Models.RunsHere(name) {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: api.CodeForbidden, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
+	return &v1.Error{
+		Code: v1.CodeForbidden, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
 	}
 }
 
@@ -233,7 +232,7 @@ func (k *Keeper) Export(tenant, id string, w io.Writer) error {
 
 // Delete removes a run that nobody works on.
 func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
-	var host *api.RunHost
+	var host *v1.RunHost
 	if who, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil {
 		host = who.Host
 	}
@@ -251,17 +250,17 @@ func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
 }
 
 // Events gives the events of a run after a number. With follow those to come as well, of a run that is under way here.
-func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64, follow bool) iter.Seq2[rlm.Event, error] {
+func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64, follow bool) iter.Seq2[v1.RunEvent, error] {
 	k.mu.Lock()
 	r := k.live[key{tenant, id}]
 	k.mu.Unlock()
 	if r != nil && follow {
 		return r.Events(ctx, after)
 	}
-	return func(yield func(rlm.Event, error) bool) {
+	return func(yield func(v1.RunEvent, error) bool) {
 		e, err := k.reader(tenant)
 		if err != nil {
-			yield(rlm.Event{}, err)
+			yield(v1.RunEvent{}, err)
 			return
 		}
 		for ev, err := range e.Events(id) {

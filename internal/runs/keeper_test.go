@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -64,7 +65,7 @@ func TestTenantsAreKeptApart(t *testing.T) {
 		t.Errorf("%+v %v", i, err)
 	}
 	for _, other := range []string{"other", session.DefaultTenant, "..", "acme/../other"} {
-		if _, err := k.Show(other, r.ID()); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+		if _, err := k.Show(other, r.ID()); v1.CodeOf(err) != v1.CodeRunNotFound {
 			t.Errorf("%s: %v", other, err)
 		}
 	}
@@ -87,7 +88,7 @@ func TestOnlySoManyRunsAtOnce(t *testing.T) {
 	if !k.Busy() {
 		t.Error("nothing is under way")
 	}
-	if _, err := k.Start(t.Context(), "acme", q); sandbox.CodeOf(err) != session.CodeQueueFull {
+	if _, err := k.Start(t.Context(), "acme", q); v1.CodeOf(err) != v1.CodeQueueFull {
 		t.Errorf("a third one: %v", err)
 	}
 	other, err := k.Start(t.Context(), "other", q)
@@ -115,10 +116,10 @@ func TestCloseLeavesRunsToTheNextOrStopsThem(t *testing.T) {
 				t.Fatal(err)
 			}
 			k.Close()
-			if res, err := r.Wait(); err == nil || res.Reason != rlm.ReasonCancelled || !errors.Is(err, context.Canceled) {
+			if res, err := r.Wait(); err == nil || res.Reason != v1.ReasonCancelled || !errors.Is(err, context.Canceled) {
 				t.Errorf("%+v %v", res, err)
 			}
-			if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); sandbox.CodeOf(err) != session.CodeClosing {
+			if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); v1.CodeOf(err) != v1.CodeClosing {
 				t.Errorf("a run of a keeper that is closed: %v", err)
 			}
 			if i, err := k.Show("acme", r.ID()); err != nil || i.Running || (i.Result != nil) != tt.ended {

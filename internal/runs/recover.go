@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -168,12 +168,12 @@ func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
 
 // passing says that what failed may work later: somebody is in the way, or what is needed is not there yet.
 func passing(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case sandbox.CodeBusy, sandbox.CodeNoBackend:
+	switch v1.CodeOf(err) {
+	case v1.CodeBusy, v1.CodeNoBackend:
 		return true
 	}
 	for {
-		e, ok := errors.AsType[*sandbox.Error](err)
+		e, ok := errors.AsType[*v1.Error](err)
 		if !ok || e.Retry {
 			return ok
 		}

@@ -72,7 +72,7 @@ func TestTheNextKeeperGoesOn(t *testing.T) {
 				t.Fatalf("%+v %v", info, err)
 			}
 			if !tt.want {
-				if info.Result != nil && info.Result.Reason == rlm.ReasonAnswered {
+				if info.Result != nil && info.Result.Reason == v1.ReasonAnswered {
 					t.Errorf("it went on: %+v", info.Result)
 				}
 				return
@@ -195,10 +195,10 @@ func TestARunThatCannotGoOnYetDoesLater(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"what helps is another try":   {&sandbox.Error{Code: sandbox.CodeDiskFull, Retry: true}, true},
-		"so says the cause":           {&sandbox.Error{Code: sandbox.CodeStartFailed, Err: &sandbox.Error{Code: sandbox.CodeGuestLost, Retry: true}}, true},
-		"no backend works yet":        {&sandbox.Error{Code: sandbox.CodeNoBackend}, true},
-		"nothing helps":               {&sandbox.Error{Code: sandbox.CodeBackendUnknown}, false},
+		"what helps is another try":   {&v1.Error{Code: v1.CodeDiskFull, Retry: true}, true},
+		"so says the cause":           {&v1.Error{Code: v1.CodeStartFailed, Err: &v1.Error{Code: v1.CodeGuestLost, Retry: true}}, true},
+		"no backend works yet":        {&v1.Error{Code: v1.CodeNoBackend}, true},
+		"nothing helps":               {&v1.Error{Code: v1.CodeBackendUnknown}, false},
 		"nothing helps, nobody knows": {errors.New("broken"), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -59,7 +60,7 @@ func (*machine) Judges() bool { return true }
 
 // Snapshot is refused: those of a session are its owner's.
 func (m *machine) Snapshot(context.Context, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
-	return nil, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "take snapshot", Message: "a run takes no snapshots of a session"}
+	return nil, &v1.Error{Code: v1.CodeNotSupported, Op: "take snapshot", Message: "a run takes no snapshots of a session"}
 }
 
 // Close does nothing: the session stays.

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/llm"
@@ -26,7 +27,7 @@ func (l *listener) Judge(_ context.Context, req gate.Request) (gate.Decision, er
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked = append(l.asked, req)
-	return gate.Decision{Action: gate.Allow}, nil
+	return gate.Decision{Action: v1.GateAllow}, nil
 }
 
 func TestWhoGoesOnWithARunOfASessionIsJudgedLikeTheSession(t *testing.T) {

@@ -11,10 +11,8 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -28,7 +26,7 @@ const settleWait = 500 * time.Millisecond
 type Ask struct {
 	rlm.Question
 	Sub     []string         // models of the calls it makes
-	Host    *api.RunHost     // what it wants of this machine; nil: nothing else than the keeper's options
+	Host    *v1.RunHost      // what it wants of this machine; nil: nothing else than the keeper's options
 	Session *session.Session // works there; nil: in a sandbox of its own
 	Away    bool             // asked from elsewhere: models that are programs on this machine cannot be chosen, nor by its code
 	Waited  bool             // of no use without the one who waits for it: no other server goes on with it
@@ -95,7 +93,7 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	r, err := k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
 		release()
 		free()
-		if res == nil || res.Reason != rlm.ReasonAnswered {
+		if res == nil || res.Reason != v1.ReasonAnswered {
 			return
 		}
 		k.mu.Lock()
@@ -132,8 +130,8 @@ func (k *Keeper) take(ctx context.Context, s *session.Session) (*use, error) {
 		r := u.run
 		k.mu.Unlock()
 		if r == nil || !endsSoon(ctx, r) {
-			return nil, &sandbox.Error{
-				Code: sandbox.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
+			return nil, &v1.Error{
+				Code: v1.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
 			}
 		}
 		select {
@@ -162,7 +160,7 @@ type Again struct {
 	Model  string   // for a run that named none
 	Sub    []string // models of the calls it makes
 	Limits v1.RunLimits
-	Host   *api.RunHost
+	Host   *v1.RunHost
 	Away   bool // asked from elsewhere
 }
 
@@ -204,7 +202,7 @@ func (k *Keeper) again(ctx context.Context, tenant, id string, a Again, start fu
 }
 
 // Replay runs a kept run again, with the replies that models gave then. No other server goes on with it.
-func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *api.RunHost) (*rlm.Run, error) {
+func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (*rlm.Run, error) {
 	b, err := k.backend(ctx, h)
 	if err != nil {
 		return nil, err
@@ -286,11 +284,11 @@ func (k *Keeper) admit(tenant string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
-		return &sandbox.Error{Code: session.CodeClosing, Op: "begin run", Message: "the server is being stopped", Retry: true}
+		return &v1.Error{Code: v1.CodeClosing, Op: "begin run", Message: "the server is being stopped", Retry: true}
 	}
 	n := k.count[tenant]
 	if n >= k.o.Most {
-		return &sandbox.Error{Code: session.CodeQueueFull, Op: "begin run", Message: fmt.Sprintf("%d runs are under way", n), Remedy: "wait for one of them, or cancel it", Retry: true}
+		return &v1.Error{Code: v1.CodeQueueFull, Op: "begin run", Message: fmt.Sprintf("%d runs are under way", n), Remedy: "wait for one of them, or cancel it", Retry: true}
 	}
 	k.count[tenant]++
 	k.wg.Add(1)

@@ -7,8 +7,8 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // spanned gives a context below base for a run to work in, with a span of its own below that of whoever asks for it. The code of the run
@@ -23,7 +23,7 @@ func spanned(base, asks context.Context) (ctx context.Context, end func(r *rlm.R
 			span.SetAttributes(attribute.String("recluse.run", r.ID()))
 		}
 		if err != nil {
-			span.SetStatus(codes.Error, string(sandbox.CodeOf(err)))
+			span.SetStatus(codes.Error, string(v1.CodeOf(err)))
 		}
 	}
 }

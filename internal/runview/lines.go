@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/recluse-dev/recluse/rlm"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // lineWidth is how much of a code line or an answer a line shows.
@@ -21,59 +21,59 @@ type Lines struct {
 func NewLines(w io.Writer) *Lines { return &Lines{w: w, tree: newTree()} }
 
 // Event shows what an event tells.
-func (l *Lines) Event(e rlm.Event) {
+func (l *Lines) Event(e v1.RunEvent) {
 	l.tree.take(&e)
 	n := l.tree.node(e.Node)
 	switch e.Kind {
-	case rlm.KindRunStarted:
+	case v1.KindRunStarted:
 		l.print(&e, "run %s with %s: %s", l.tree.run, l.tree.model, clip(oneLine(l.tree.query), lineWidth))
-	case rlm.KindContext:
+	case v1.KindContext:
 		if e.Depth == 0 {
 			for _, c := range l.tree.contexts {
 				l.print(&e, "%s", contextLine(c))
 			}
 		}
-	case rlm.KindCellStarted:
+	case v1.KindCellStarted:
 		if u := n.last(); u != nil && u.cell != nil {
 			line, more := codeLine(u.cell.code)
 			l.print(&e, "turn %d: %s: %s%s", u.n, u.cell.lang, clip(oneLine(line), lineWidth), moreLines(more))
 		}
-	case rlm.KindCellEnded:
+	case v1.KindCellEnded:
 		if u := n.last(); u != nil && u.cell != nil {
 			l.print(&e, "turn %d: %s", u.n, strings.Join(outcome(u), ", "))
 		}
-	case rlm.KindChildStarted:
-		var d rlm.ChildStarted
+	case v1.KindChildStarted:
+		var d v1.ChildStarted
 		if e.Decode(&d) == nil {
 			l.print(&e, "child run %s: %s characters: %s", d.Node, thousands(d.Chars), clip(oneLine(d.Preview), lineWidth))
 		}
-	case rlm.KindChildEnded:
-		var d rlm.ChildEnded
+	case v1.KindChildEnded:
+		var d v1.ChildEnded
 		if e.Decode(&d) == nil {
 			l.print(&e, "child run %s: %s: %s", d.Node, d.Reason, clip(oneLine(d.Answer), lineWidth))
 		}
-	case rlm.KindCallEnded:
-		var d rlm.CallEnded
+	case v1.KindCallEnded:
+		var d v1.CallEnded
 		if e.Decode(&d) == nil && d.Error != nil {
 			l.print(&e, "a call of %s failed: %s", d.Model, clip(oneLine(d.Error.Message), lineWidth))
 		}
-	case rlm.KindTool, rlm.KindGate, rlm.KindCompacted, rlm.KindSnapshot, rlm.KindResumed:
+	case v1.KindTool, v1.KindGate, v1.KindCompacted, v1.KindSnapshot, v1.KindResumed:
 		l.print(&e, "%s", l.tree.note)
-	case rlm.KindRunEnded:
+	case v1.KindRunEnded:
 		if r := l.tree.ended; r != nil {
 			l.print(&e, "ended: %s", r.Reason)
 			for _, s := range Summary(r) {
 				l.print(&e, "%s", s)
 			}
 		}
-	case rlm.KindSandbox, rlm.KindTurnStarted, rlm.KindTurnEnded, rlm.KindCallStarted, rlm.KindAnswer: // told by the lines above
+	case v1.KindSandbox, v1.KindTurnStarted, v1.KindTurnEnded, v1.KindCallStarted, v1.KindAnswer: // told by the lines above
 	}
 }
 
 // Close ends the view.
 func (l *Lines) Close() {}
 
-func (l *Lines) print(e *rlm.Event, format string, args ...any) {
+func (l *Lines) print(e *v1.RunEvent, format string, args ...any) {
 	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n", span(e.Time.Sub(l.tree.began)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
 }
 

@@ -8,7 +8,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"github.com/recluse-dev/recluse/rlm"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // How often the tree is drawn. More would only cost.
@@ -40,7 +40,7 @@ func NewLive(w io.Writer) *Live {
 }
 
 // Event shows what an event tells.
-func (l *Live) Event(e rlm.Event) { l.program.Send(e) }
+func (l *Live) Event(e v1.RunEvent) { l.program.Send(e) }
 
 // Note shows a line below the tree until something else is to be said there.
 func (l *Live) Note(text string) { l.program.Send(note(text)) }
@@ -75,7 +75,7 @@ func again() tea.Cmd { return tea.Tick(pulse, func(t time.Time) tea.Msg { return
 // Update implements tea.Model.
 func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
-	case rlm.Event:
+	case v1.RunEvent:
 		m.tree.take(&msg)
 	case note:
 		m.note = string(msg)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/recluse-dev/recluse/rlm"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Colours. A terminal without them, or a user who wants none, gets none: bubbletea sees to that.
@@ -52,7 +52,7 @@ func (t *tree) footer(now time.Time) []string {
 	}
 	lines := []string{dim + line + off}
 	switch {
-	case t.ended != nil && t.ended.Reason == rlm.ReasonAnswered:
+	case t.ended != nil && t.ended.Reason == v1.ReasonAnswered:
 		lines = append(lines, green+"✓"+off+" answered")
 	case t.ended != nil:
 		lines = append(lines, red+"✗"+off+" ended without an answer: "+string(t.ended.Reason))
@@ -142,7 +142,7 @@ func (t *tree) drawChildren(u *turn, indent string, now time.Time) []string {
 	for _, c := range shown {
 		running := !c.done && t.ended == nil
 		title := fmt.Sprintf("child run  %s", clip(oneLine(c.title), 60))
-		lines = append(lines, dim+indent+off+mark(running, c.reason == rlm.ReasonAnswered, now)+" "+title)
+		lines = append(lines, dim+indent+off+mark(running, c.reason == v1.ReasonAnswered, now)+" "+title)
 		if running {
 			lines = append(lines, t.drawNode(c, indent+"  ", now)...)
 		}

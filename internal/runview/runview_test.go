@@ -10,9 +10,9 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,55 +20,55 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // story makes events, a second apart.
 type story struct {
 	t      *testing.T
-	events []rlm.Event
+	events []v1.RunEvent
 }
 
-func (s *story) add(node string, depth, turn int, kind rlm.Kind, data any) {
+func (s *story) add(node string, depth, turn int, kind v1.RunEventKind, data any) {
 	s.t.Helper()
 	raw, err := json.Marshal(data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	n := len(s.events)
-	s.events = append(s.events, rlm.Event{
+	s.events = append(s.events, v1.RunEvent{
 		Seq: int64(n + 1), Time: time.Date(2026, 9, 1, 12, 0, n, 0, time.UTC), Node: node, Depth: depth, Turn: turn, Kind: kind, Data: raw,
 	})
 }
 
 func (s *story) call(node string, depth, turn int, kind string, u llm.Usage) {
-	s.add(node, depth, turn, rlm.KindCallStarted, rlm.CallStarted{Call: kind, Model: "m"})
-	s.add(node, depth, turn, rlm.KindCallEnded, rlm.CallEnded{Call: kind, Model: "m", Usage: u})
+	s.add(node, depth, turn, v1.KindCallStarted, v1.CallStarted{Call: kind, Model: "m"})
+	s.add(node, depth, turn, v1.KindCallEnded, v1.CallEnded{Call: kind, Model: "m", Usage: u})
 }
 
 // beginning is a run in its second turn, with a child under way.
 func beginning(t *testing.T) *story {
 	t.Helper()
 	s := &story{t: t}
-	s.add("0", 0, 0, rlm.KindRunStarted, rlm.RunStarted{Run: "r1", Query: "Who?\x1b[2J", Model: "scripted/m"})
-	s.add("0", 0, 0, rlm.KindContext, rlm.ContextLoaded{Contexts: []rlm.ContextNote{{Variable: "context_0", Name: "a.txt", Type: "str", Size: 1234567}}})
-	s.add("0", 0, 1, rlm.KindTurnStarted, nil)
-	s.call("0", 0, 1, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
-	s.add("0", 0, 1, rlm.KindCellStarted, rlm.CellStarted{Lang: "python", Code: "import re\n\nprint(len(context))\nx = 1"})
-	s.call("0", 0, 1, rlm.CallSub, llm.Usage{Calls: 1, Input: 1000, Output: 5, Cost: 0.02})
-	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Value: json.RawMessage("7")})
-	s.add("0", 0, 1, rlm.KindTool, rlm.ToolUsed{Name: "price", Error: "no such\x1b[2J shop"})
-	s.add("0", 0, 1, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit, Wall: 2 * time.Second}, OK: true, Produced: 8})
-	s.add("0", 0, 1, rlm.KindTurnEnded, rlm.TurnEnded{})
-	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
-	s.call("0", 0, 2, rlm.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
-	s.add("0", 0, 2, rlm.KindCellStarted, rlm.CellStarted{Lang: "python", Code: "rlm_query(context)"})
-	s.add("0", 0, 2, rlm.KindChildStarted, rlm.ChildStarted{Node: "0/1", Preview: "Count them", Chars: 99})
-	s.add("0/1", 1, 1, rlm.KindTurnStarted, nil)
-	s.add("0/1", 1, 1, rlm.KindCallStarted, rlm.CallStarted{Call: rlm.CallTurn, Model: "m"})
+	s.add("0", 0, 0, v1.KindRunStarted, v1.RunStarted{Run: "r1", Query: "Who?\x1b[2J", Model: "scripted/m"})
+	s.add("0", 0, 0, v1.KindContext, v1.ContextLoaded{Contexts: []v1.ContextNote{{Variable: "context_0", Name: "a.txt", Type: "str", Size: 1234567}}})
+	s.add("0", 0, 1, v1.KindTurnStarted, nil)
+	s.call("0", 0, 1, v1.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
+	s.add("0", 0, 1, v1.KindCellStarted, v1.CellStarted{Lang: "python", Code: "import re\n\nprint(len(context))\nx = 1"})
+	s.call("0", 0, 1, v1.CallSub, llm.Usage{Calls: 1, Input: 1000, Output: 5, Cost: 0.02})
+	s.add("0", 0, 1, v1.KindTool, v1.ToolUsed{Name: "price", Value: json.RawMessage("7")})
+	s.add("0", 0, 1, v1.KindTool, v1.ToolUsed{Name: "price", Error: "no such\x1b[2J shop"})
+	s.add("0", 0, 1, v1.KindCellEnded, v1.CellEnded{Outcome: v1.Outcome{Ended: v1.EndedExit, Wall: 2 * time.Second}, OK: true, Produced: 8})
+	s.add("0", 0, 1, v1.KindTurnEnded, v1.TurnEnded{})
+	s.add("0", 0, 2, v1.KindTurnStarted, nil)
+	s.call("0", 0, 2, v1.CallTurn, llm.Usage{Calls: 1, Input: 100, Output: 20, Cost: 0.01})
+	s.add("0", 0, 2, v1.KindCellStarted, v1.CellStarted{Lang: "python", Code: "rlm_query(context)"})
+	s.add("0", 0, 2, v1.KindChildStarted, v1.ChildStarted{Node: "0/1", Preview: "Count them", Chars: 99})
+	s.add("0/1", 1, 1, v1.KindTurnStarted, nil)
+	s.add("0/1", 1, 1, v1.KindCallStarted, v1.CallStarted{Call: v1.CallTurn, Model: "m"})
 	return s
 }
 
 func (s *story) finish() {
-	s.add("0/1", 1, 1, rlm.KindCallEnded, rlm.CallEnded{Call: rlm.CallTurn, Usage: llm.Usage{Calls: 1, Input: 10, Output: 1}})
-	s.add("0", 0, 2, rlm.KindChildEnded, rlm.ChildEnded{Node: "0/1", Reason: rlm.ReasonAnswered, Answer: "7"})
-	s.add("0", 0, 2, rlm.KindCellEnded, rlm.CellEnded{Outcome: rlm.Outcome{Ended: sandbox.EndedExit}, Error: "Traceback\nValueError: \x1b[31mno"})
-	s.add("0", 0, 2, rlm.KindTurnEnded, rlm.TurnEnded{})
-	s.add("0", 0, 0, rlm.KindRunEnded, rlm.Result{Reason: rlm.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
+	s.add("0/1", 1, 1, v1.KindCallEnded, v1.CallEnded{Call: v1.CallTurn, Usage: llm.Usage{Calls: 1, Input: 10, Output: 1}})
+	s.add("0", 0, 2, v1.KindChildEnded, v1.ChildEnded{Node: "0/1", Reason: v1.ReasonAnswered, Answer: "7"})
+	s.add("0", 0, 2, v1.KindCellEnded, v1.CellEnded{Outcome: v1.Outcome{Ended: v1.EndedExit}, Error: "Traceback\nValueError: \x1b[31mno"})
+	s.add("0", 0, 2, v1.KindTurnEnded, v1.TurnEnded{})
+	s.add("0", 0, 0, v1.KindRunEnded, rlm.Result{Reason: v1.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
 }
 
 // screen is what a terminal of a size shows.
@@ -112,8 +112,8 @@ func TestTree(t *testing.T) {
 func TestASmallScreen(t *testing.T) {
 	s := beginning(t)
 	for n := 3; n < 40; n++ {
-		s.add("0", 0, n, rlm.KindTurnStarted, nil)
-		s.add("0", 0, n, rlm.KindTurnEnded, rlm.TurnEnded{})
+		s.add("0", 0, n, v1.KindTurnStarted, nil)
+		s.add("0", 0, n, v1.KindTurnEnded, v1.TurnEnded{})
 	}
 	wants(t, screen(t, s, 30, 10), "lines above", "turn 39")
 }
@@ -137,8 +137,8 @@ func TestLines(t *testing.T) {
 
 func TestAResumedRun(t *testing.T) {
 	s := beginning(t)
-	s.add("0", 0, 1, rlm.KindResumed, rlm.Resumed{How: rlm.HowRebuilt, Turn: 1, Rerun: 1})
-	s.add("0", 0, 2, rlm.KindTurnStarted, nil)
+	s.add("0", 0, 1, v1.KindResumed, v1.Resumed{How: rlm.HowRebuilt, Turn: 1, Rerun: 1})
+	s.add("0", 0, 2, v1.KindTurnStarted, nil)
 	got := screen(t, s, 100, 24)
 	wants(t, got, "resumed behind turn 1: its sandbox was made anew, and 1 turn was run again")
 	if strings.Count(got, "turn 2 ") != 1 {
@@ -161,7 +161,7 @@ func TestWords(t *testing.T) {
 
 func TestASummaryNamesWhatIsNotCounted(t *testing.T) {
 	r := &rlm.Result{Coverage: &rlm.Coverage{
-		Bytes: 2000, Read: 2000, Percent: 100, Omitted: []rlm.Omitted{{Why: rlm.OmittedPDF, Files: 1, Bytes: 3000}, {Why: rlm.OmittedBound, Files: 2, Bytes: 50}},
+		Bytes: 2000, Read: 2000, Percent: 100, Omitted: []rlm.Omitted{{Why: v1.OmittedPDF, Files: 1, Bytes: 3000}, {Why: v1.OmittedBound, Files: 2, Bytes: 50}},
 	}}
 	got := strings.Join(Summary(r)[1:], "\n")
 	want := "models have read 100.0 % of the context (2,000 of 2,000 bytes)\n" +

@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -83,7 +84,7 @@ func spent(u llm.Usage, took time.Duration) string {
 }
 
 // contextLine describes what a question is about.
-func contextLine(c rlm.ContextNote) string {
+func contextLine(c v1.ContextNote) string {
 	s := c.Variable
 	if c.Name != "" {
 		s += " (" + c.Name + ")"

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -16,13 +17,13 @@ const maxChildren = 4
 type tree struct {
 	run, query, model string
 	began             time.Time
-	contexts          []rlm.ContextNote
+	contexts          []v1.ContextNote
 	bytes             int64
 	usage             llm.Usage
 	open              int // model calls under way
 	nodes             map[string]*node
 	note              string // the last thing of interest that is no turn
-	answer            *rlm.Answer
+	answer            *v1.RunAnswer
 	ended             *rlm.Result
 	last              time.Time
 }
@@ -70,35 +71,35 @@ type call struct {
 func newTree() *tree { return &tree{nodes: map[string]*node{}} }
 
 // take learns from one event. An event that cannot be read is of a newer program, and is passed over.
-func (t *tree) take(e *rlm.Event) {
+func (t *tree) take(e *v1.RunEvent) {
 	t.last = e.Time
 	if t.began.IsZero() {
 		t.began = e.Time
 	}
 	n := t.node(e.Node)
 	switch e.Kind {
-	case rlm.KindRunStarted:
-		var d rlm.RunStarted
+	case v1.KindRunStarted:
+		var d v1.RunStarted
 		if e.Decode(&d) == nil {
 			t.run, t.query, t.model = d.Run, d.Query, d.Model
 		}
-	case rlm.KindContext:
-		var d rlm.ContextLoaded
+	case v1.KindContext:
+		var d v1.ContextLoaded
 		if e.Decode(&d) == nil && e.Depth == 0 {
 			t.contexts, t.bytes = d.Contexts, d.Bytes
 		}
-	case rlm.KindTurnStarted:
+	case v1.KindTurnStarted:
 		n.turns = append(n.turns, &turn{n: e.Turn, began: e.Time})
-	case rlm.KindTurnEnded:
+	case v1.KindTurnEnded:
 		if u := n.last(); u != nil {
 			u.ended, u.thinking = e.Time, false
 		}
-	case rlm.KindCellStarted, rlm.KindCellEnded:
+	case v1.KindCellStarted, v1.KindCellEnded:
 		n.takeCell(e)
-	case rlm.KindCallStarted, rlm.KindCallEnded:
+	case v1.KindCallStarted, v1.KindCallEnded:
 		t.takeCall(n, e)
-	case rlm.KindChildStarted:
-		var d rlm.ChildStarted
+	case v1.KindChildStarted:
+		var d v1.ChildStarted
 		if e.Decode(&d) == nil {
 			c := t.node(d.Node)
 			c.title = d.Preview
@@ -106,31 +107,31 @@ func (t *tree) take(e *rlm.Event) {
 				u.children = append(u.children, c)
 			}
 		}
-	case rlm.KindChildEnded:
-		var d rlm.ChildEnded
+	case v1.KindChildEnded:
+		var d v1.ChildEnded
 		if e.Decode(&d) == nil {
 			c := t.node(d.Node)
 			c.done, c.reason = true, d.Reason
 		}
-	case rlm.KindTool:
-		var d rlm.ToolUsed
+	case v1.KindTool:
+		var d v1.ToolUsed
 		if e.Decode(&d) == nil {
 			t.note = toolUsed(d)
 			if u := n.last(); u != nil {
 				u.tools++
 			}
 		}
-	case rlm.KindGate:
-		var d rlm.Judged
+	case v1.KindGate:
+		var d v1.Judged
 		if e.Decode(&d) == nil {
 			t.note = judged(d)
 		}
-	case rlm.KindCompacted:
+	case v1.KindCompacted:
 		t.note = "the conversation was shortened to a summary"
-	case rlm.KindSnapshot:
+	case v1.KindSnapshot:
 		t.note = "a snapshot was taken"
-	case rlm.KindResumed:
-		var d rlm.Resumed
+	case v1.KindResumed:
+		var d v1.Resumed
 		if e.Decode(&d) == nil {
 			t.note = resumed(d)
 			t.ended, t.open = nil, 0
@@ -138,22 +139,22 @@ func (t *tree) take(e *rlm.Event) {
 				n.turns = n.turns[:len(n.turns)-1]
 			}
 		}
-	case rlm.KindAnswer:
-		var d rlm.Answer
+	case v1.KindAnswer:
+		var d v1.RunAnswer
 		if e.Decode(&d) == nil && e.Depth == 0 {
 			t.answer = &d
 		}
-	case rlm.KindRunEnded:
+	case v1.KindRunEnded:
 		var d rlm.Result
 		if e.Decode(&d) == nil {
 			t.ended, t.usage = &d, d.Usage
 		}
-	case rlm.KindSandbox: // not shown
+	case v1.KindSandbox: // not shown
 	}
 }
 
 // toolUsed describes a tool call in one line.
-func toolUsed(d rlm.ToolUsed) string {
+func toolUsed(d v1.ToolUsed) string {
 	if d.Error != "" {
 		return clip(oneLine(fmt.Sprintf("tool %s failed: %s", d.Name, d.Error)), lineWidth)
 	}
@@ -161,7 +162,7 @@ func toolUsed(d rlm.ToolUsed) string {
 }
 
 // judged tells what the gate said: its first finding, for the first line says only whether the code was run.
-func judged(d rlm.Judged) string {
+func judged(d v1.Judged) string {
 	if d.ApprovedBy != "" {
 		return "the gate: " + oneLine(d.ApprovedBy) + " approved this code"
 	}
@@ -178,7 +179,7 @@ func judged(d rlm.Judged) string {
 	return "the gate: " + string(d.Action) + what
 }
 
-func resumed(d rlm.Resumed) string {
+func resumed(d v1.Resumed) string {
 	what := map[string]string{
 		rlm.HowAttached: "its sandbox was still there", rlm.HowRestored: "its sandbox was restored from a snapshot", rlm.HowRebuilt: "its sandbox was made anew",
 	}[d.How]
@@ -205,55 +206,55 @@ func (n *node) last() *turn {
 	return n.turns[len(n.turns)-1]
 }
 
-func (n *node) takeCell(e *rlm.Event) {
+func (n *node) takeCell(e *v1.RunEvent) {
 	u := n.last()
 	if u == nil {
 		return
 	}
-	if e.Kind == rlm.KindCellStarted {
-		var d rlm.CellStarted
+	if e.Kind == v1.KindCellStarted {
+		var d v1.CellStarted
 		if e.Decode(&d) == nil {
 			u.cell, u.cells = &cell{lang: d.Lang, code: d.Code, running: true}, u.cells+1
 		}
 		return
 	}
-	var d rlm.CellEnded
+	var d v1.CellEnded
 	if e.Decode(&d) == nil && u.cell != nil {
 		u.cell.running, u.cell.ok, u.cell.ended, u.cell.err = false, d.OK, string(d.Ended), d.Error
 		u.cell.output, u.cell.wall = d.Produced, d.Wall
 	}
 }
 
-func (t *tree) takeCall(n *node, e *rlm.Event) {
+func (t *tree) takeCall(n *node, e *v1.RunEvent) {
 	u := n.last()
-	if e.Kind == rlm.KindCallStarted {
-		var d rlm.CallStarted
+	if e.Kind == v1.KindCallStarted {
+		var d v1.CallStarted
 		if e.Decode(&d) != nil {
 			return
 		}
 		t.open++
 		switch {
-		case d.Call == rlm.CallPlain:
+		case d.Call == v1.CallPlain:
 			n.plain = &call{model: d.Model}
 		case u == nil:
-		case d.Call == rlm.CallSub:
+		case d.Call == v1.CallSub:
 			u.asked++
 		default:
 			u.thinking = true
 		}
 		return
 	}
-	var d rlm.CallEnded
+	var d v1.CallEnded
 	if e.Decode(&d) != nil {
 		return
 	}
 	t.open = max(0, t.open-1)
 	t.usage = t.usage.Add(d.Usage)
 	switch {
-	case d.Call == rlm.CallPlain && n.plain != nil:
+	case d.Call == v1.CallPlain && n.plain != nil:
 		n.plain.done = true
 	case u == nil:
-	case d.Call == rlm.CallSub:
+	case d.Call == v1.CallSub:
 		u.heard++
 		u.asked = max(u.asked, u.heard) // one from the cache never began
 		u.tokens += d.Usage.Tokens()

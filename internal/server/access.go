@@ -13,9 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -214,12 +213,12 @@ func (s *Server) authenticate(r *http.Request) (principal, error) {
 	if err != nil {
 		return principal{}, err
 	}
-	tenant := r.Header.Get(api.HeaderTenant)
+	tenant := r.Header.Get(v1.HeaderTenant)
 	if tenant == "" || tenant == who.tenant {
 		return who, nil
 	}
 	if !who.operator {
-		return principal{}, &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "only an operator's key may name a tenant"}
+		return principal{}, &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "only an operator's key may name a tenant"}
 	}
 	if !validName(tenant) {
 		return principal{}, invalid("%q is no name of a tenant", tenant)
@@ -236,19 +235,19 @@ func (s *Server) identify(r *http.Request) (principal, error) {
 				return who, nil
 			}
 		}
-		return principal{}, &sandbox.Error{Code: api.CodeUnauthorized, Op: "check access", Message: "the key is not known, has expired or was revoked"}
+		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the key is not known, has expired or was revoked"}
 	}
 	if p := peerOf(r.Context()); p.unix {
 		if p.known && p.uid == os.Geteuid() {
 			return principal{actor: "user " + userName(p.uid), tenant: session.DefaultTenant, scope: scopeAdmin, operator: true, host: true}, nil
 		}
-		return principal{}, &sandbox.Error{Code: api.CodeUnauthorized, Op: "check access", Message: "the socket belongs to another user", Remedy: "give a key"}
+		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the socket belongs to another user", Remedy: "give a key"}
 	}
 	if !s.access.ever() && local(r) {
 		return principal{actor: "anonymous", tenant: session.DefaultTenant, scope: scopeExecute, rate: "anonymous"}, nil
 	}
-	return principal{}, &sandbox.Error{
-		Code: api.CodeUnauthorized, Op: "check access", Message: "a key is needed", Remedy: "send it as Authorization: Bearer KEY",
+	return principal{}, &v1.Error{
+		Code: v1.CodeUnauthorized, Op: "check access", Message: "a key is needed", Remedy: "send it as Authorization: Bearer KEY",
 	}
 }
 
@@ -284,12 +283,12 @@ func loopback(host string) bool {
 // allow refuses what the caller's scope does not include.
 func (c *call) allow() error {
 	if c.who.scope < c.route.scope {
-		return &sandbox.Error{
-			Code: api.CodeForbidden, Op: "check access", Message: "this needs the scope " + c.route.scope.String() + "; the key has " + c.who.scope.String(),
+		return &v1.Error{
+			Code: v1.CodeForbidden, Op: "check access", Message: "this needs the scope " + c.route.scope.String() + "; the key has " + c.who.scope.String(),
 		}
 	}
 	if c.route.operator && !c.who.operator {
-		return &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "this needs an operator's key"}
+		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "this needs an operator's key"}
 	}
 	if c.who.session == "" {
 		return nil
@@ -298,7 +297,7 @@ func (c *call) allow() error {
 		if c.route.everybody {
 			return nil
 		}
-		return &sandbox.Error{Code: api.CodeForbidden, Op: "check access", Message: "a session's token is good for its session only"}
+		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "a session's token is good for its session only"}
 	}
 	if c.r.PathValue("session") != c.who.session {
 		return c.unknownSession()

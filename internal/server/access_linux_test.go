@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
@@ -69,7 +69,7 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 				}
 				continue
 			}
-			if a.status != http.StatusUnauthorized || a.problem(t).Code != api.CodeUnauthorized || a.header.Get("WWW-Authenticate") == "" {
+			if a.status != http.StatusUnauthorized || a.problem(t).Code != v1.CodeUnauthorized || a.header.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s %s with key %q: %d %s", r.Method, r.Path, key, a.status, a.body)
 			}
 		}
@@ -86,7 +86,7 @@ func TestScopesOfEveryRoute(t *testing.T) {
 		}
 		for name, key := range keys {
 			a := try(t, k, key, r, "nowhere")
-			refused := a.status == http.StatusForbidden && a.problem(t).Code == api.CodeForbidden
+			refused := a.status == http.StatusForbidden && a.problem(t).Code == v1.CodeForbidden
 			if want := rank[name] < rank[r.Scope] || r.Operator; refused != want {
 				t.Errorf("%s %s with scope %s: %d, refused %v, want %v", r.Method, r.Path, name, a.status, refused, want)
 			}
@@ -168,7 +168,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 		}
 	}
 	// Naming the tenant does not help either.
-	a := ask(t, k, foreign, "GET", "/v1/sessions/alpha", "", api.HeaderTenant, "a")
+	a := ask(t, k, foreign, "GET", "/v1/sessions/alpha", "", v1.HeaderTenant, "a")
 	if a.status != http.StatusForbidden {
 		t.Errorf("a tenant was let in as another: %d %s", a.status, a.body)
 	}
@@ -192,7 +192,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
 		t.Errorf("its run: %+v %v", i, err)
 	}
-	if q, err := owner.Approval(t.Context(), question, client.ApprovalOptions{}); err != nil || q.State != gate.Pending {
+	if q, err := owner.Approval(t.Context(), question, client.ApprovalOptions{}); err != nil || q.State != v1.ApprovalPending {
 		t.Errorf("its question: %+v %v", q, err)
 	}
 	v, err := mine.Run(t.Context(), sandbox.Command{Shell: "cat /tmp/x"})
@@ -206,7 +206,7 @@ func TestTokenOfASession(t *testing.T) {
 	key := k.Key("a", "execute")
 	open(t, k, "a", "one")
 	open(t, k, "a", "two")
-	var tok api.Token
+	var tok v1.Token
 	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{}`).decode(t, &tok)
 	check := func(what string, a answer, status int) {
 		t.Helper()
@@ -221,10 +221,10 @@ func TestTokenOfASession(t *testing.T) {
 	check("all sessions", ask(t, k, tok.Token, "GET", "/v1/sessions", ""), http.StatusForbidden)
 	check("keys", ask(t, k, tok.Token, "GET", "/v1/keys", ""), http.StatusForbidden)
 	check("an admin's token", ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"admin"}`), http.StatusBadRequest)
-	var look api.Token
+	var look v1.Token
 	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"scope":"read"}`).decode(t, &look)
 	check("running with a token that may only look", ask(t, k, look.Token, "POST", "/v1/sessions/one/cells", `{"code":"1"}`), http.StatusForbidden)
-	var brief api.Token
+	var brief v1.Token
 	ask(t, k, key, "POST", "/v1/sessions/one/tokens", `{"for":"1ns"}`).decode(t, &brief)
 	if brief.Expires == nil {
 		t.Errorf("got %+v", brief)
@@ -252,7 +252,7 @@ func TestTokenOfASession(t *testing.T) {
 func TestKeysOverTheirLife(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	admin := k.Key("a", "admin")
-	var made api.Key
+	var made v1.APIKey
 	ask(t, k, admin, "POST", "/v1/keys", `{"name":"short","scope":"read","for":"1h"}`).decode(t, &made)
 	if made.Secret == "" || made.Expires == nil {
 		t.Fatalf("got %+v", made)
@@ -279,7 +279,7 @@ func TestKeysOverTheirLife(t *testing.T) {
 		t.Errorf("a revoked key: %d %s", a.status, a.body)
 	}
 	other := k.Key("b", "admin")
-	if a := ask(t, k, other, "DELETE", "/v1/keys/"+made.ID, ""); a.problem(t).Code != api.CodeKeyUnknown {
+	if a := ask(t, k, other, "DELETE", "/v1/keys/"+made.ID, ""); a.problem(t).Code != v1.CodeKeyUnknown {
 		t.Errorf("another tenant's key: %d %s", a.status, a.body)
 	}
 }
@@ -288,9 +288,9 @@ func TestKeysAndTokensAreInTheAuditLog(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	admin := k.Key("a", "admin")
 	open(t, k, "a", "work")
-	var key api.Key
+	var key v1.APIKey
 	ask(t, k, admin, "POST", "/v1/keys", `{"name":"ci","scope":"read"}`).decode(t, &key)
-	var token api.Token
+	var token v1.Token
 	ask(t, k, admin, "POST", "/v1/sessions/work/tokens", `{"scope":"read"}`).decode(t, &token)
 	ask(t, k, admin, "DELETE", "/v1/keys/"+key.ID, "")
 	everywhere := k.Key("*", "read")
@@ -334,7 +334,7 @@ func TestOperatorActsForATenant(t *testing.T) {
 	op := k.Key("*", "admin")
 	mine := open(t, k, "a", "alpha")
 	var i session.Info
-	ask(t, k, op, "GET", "/v1/sessions/alpha", "", api.HeaderTenant, "a").decode(t, &i)
+	ask(t, k, op, "GET", "/v1/sessions/alpha", "", v1.HeaderTenant, "a").decode(t, &i)
 	if i.ID != mine.Info().ID {
 		t.Errorf("got %+v", i)
 	}
@@ -380,8 +380,8 @@ func TestWhoeverNeedsNoKey(t *testing.T) {
 
 func TestNobodyComesBackWhenTheLastKeyGoes(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	for name, o := range map[string]client.KeyOptions{
-		"revoked": {Name: "r", Tenant: "a", Scope: "admin"}, "expired": {Name: "e", Tenant: "a", Scope: "admin", For: time.Nanosecond},
+	for name, o := range map[string]v1.NewAPIKey{
+		"revoked": {Name: "r", Tenant: "a", Scope: "admin"}, "expired": {Name: "e", Tenant: "a", Scope: "admin", For: v1.Duration(time.Nanosecond)},
 	} {
 		made, err := k.Trusted.CreateKey(t.Context(), o)
 		if err != nil {
@@ -392,7 +392,7 @@ func TestNobodyComesBackWhenTheLastKeyGoes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusUnauthorized || a.problem(t).Code != api.CodeUnauthorized {
+		if a := ask(t, k, made.Secret, "GET", "/v1/sessions", ""); a.status != http.StatusUnauthorized || a.problem(t).Code != v1.CodeUnauthorized {
 			t.Errorf("a key that was %s: %d %s", name, a.status, a.body)
 		}
 	}
@@ -410,12 +410,12 @@ func TestNobodyComesBackWhenTheLastKeyGoes(t *testing.T) {
 
 func TestTokensOfAKeyThatIsRevoked(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	made, err := k.Trusted.CreateKey(t.Context(), client.KeyOptions{Name: "k", Tenant: "a", Scope: "execute"})
+	made, err := k.Trusted.CreateKey(t.Context(), v1.NewAPIKey{Name: "k", Tenant: "a", Scope: "execute"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	open(t, k, "a", "one")
-	var tok api.Token
+	var tok v1.Token
 	ask(t, k, made.Secret, "POST", "/v1/sessions/one/tokens", `{"for":"1h"}`).decode(t, &tok)
 	if a := ask(t, k, tok.Token, "POST", "/v1/sessions/one/tokens", `{}`); a.status != http.StatusForbidden {
 		t.Errorf("a token made a token: %d %s", a.status, a.body)

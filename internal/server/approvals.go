@@ -7,10 +7,9 @@ import (
 	"fmt"
 	"slices"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -32,7 +31,7 @@ type questions struct{ store store.Approvals }
 func (q questions) Save(ctx context.Context, k gate.StoredApproval) error {
 	data, err := json.Marshal(k)
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "keep approval", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "keep approval", Err: err}
 	}
 	return q.store.SaveApproval(ctx, store.Approval{ID: k.ID, Expires: k.Expires, Data: data})
 }
@@ -51,20 +50,20 @@ func (q questions) Load(ctx context.Context) ([]gate.StoredApproval, error) {
 	out := make([]gate.StoredApproval, len(rows))
 	for i, row := range rows {
 		if err := json.Unmarshal(row.Data, &out[i]); err != nil {
-			return nil, &sandbox.Error{Code: store.CodeCorrupt, Op: "read approvals", Message: "approval " + row.ID + " cannot be read", Err: err}
+			return nil, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read approvals", Message: "approval " + row.ID + " cannot be read", Err: err}
 		}
 	}
 	return out, nil
 }
 
 // listApprovals gives the tenant's questions, oldest first.
-func listApprovals(c *call, _ none) (api.Approvals, error) {
-	var out api.Approvals
+func listApprovals(c *call, _ none) (v1.ApprovalPage, error) {
+	var out v1.ApprovalPage
 	state := gate.ApprovalState(c.query.Get("state"))
 	switch state {
-	case "", gate.Pending, gate.Granted, gate.Refused, gate.Expired:
+	case "", v1.ApprovalPending, v1.ApprovalGranted, v1.ApprovalRefused, v1.ApprovalExpired:
 	default:
-		return out, &sandbox.Error{Code: api.CodeInvalidQuery, Op: "list approvals", Message: fmt.Sprintf("%.20q is no state of a question", state), Remedy: "say pending, granted, refused or expired"}
+		return out, &v1.Error{Code: v1.CodeInvalidQuery, Op: "list approvals", Message: fmt.Sprintf("%.20q is no state of a question", state), Remedy: "say pending, granted, refused or expired"}
 	}
 	var list []gate.Approval
 	if c.s.opts.Approvals != nil {
@@ -79,8 +78,8 @@ func listApprovals(c *call, _ none) (api.Approvals, error) {
 // approval finds the question that the path names. One of another tenant is not there.
 func (c *call) approval() (gate.Approval, error) {
 	id := c.r.PathValue("approval")
-	unknown := &sandbox.Error{
-		Code: gate.CodeApprovalUnknown, Op: "find approval", Message: fmt.Sprintf("there is no approval %.60q", id), Remedy: "it may have expired; run the code again to ask anew",
+	unknown := &v1.Error{
+		Code: v1.CodeApprovalUnknown, Op: "find approval", Message: fmt.Sprintf("there is no approval %.60q", id), Remedy: "it may have expired; run the code again to ask anew",
 	}
 	if c.s.opts.Approvals == nil {
 		return gate.Approval{}, unknown
@@ -98,14 +97,14 @@ func showApproval(c *call, _ none) (gate.Approval, error) {
 		return q, err
 	}
 	wait, err := c.flag("wait", false)
-	if err != nil || !wait || q.State != gate.Pending {
+	if err != nil || !wait || q.State != v1.ApprovalPending {
 		return q, err
 	}
 	return c.s.opts.Approvals.Wait(c.ctx(), q.ID)
 }
 
 // resolveApproval takes a person's answer. It needs more than a key to run code with: a model must not grant its own.
-func resolveApproval(c *call, in api.Resolve) (gate.Approval, error) {
+func resolveApproval(c *call, in v1.ResolveRequest) (gate.Approval, error) {
 	if in.Grant == nil {
 		return gate.Approval{}, invalid("grant must be true or false")
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
@@ -57,7 +58,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 		t.Fatal("nobody was asked")
 	}
 
-	list, err := model.Approvals(t.Context(), gate.Pending)
+	list, err := model.Approvals(t.Context(), v1.ApprovalPending)
 	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Request.Code != "rm -rf /" {
 		t.Errorf("%+v %v", list, err)
 	}
@@ -67,13 +68,13 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 	for name, tt := range map[string]struct {
 		by   *client.Client
 		id   string
-		want sandbox.Code
+		want v1.Code
 	}{
-		"a model grants its own": {model, id, client.CodeForbidden},
-		"another tenant":         {b, id, gate.CodeApprovalUnknown},
-		"an id that is none":     {a, "x/../" + strings.Repeat("y", 200), gate.CodeApprovalUnknown},
+		"a model grants its own": {model, id, v1.CodeForbidden},
+		"another tenant":         {b, id, v1.CodeApprovalUnknown},
+		"an id that is none":     {a, "x/../" + strings.Repeat("y", 200), v1.CodeApprovalUnknown},
 	} {
-		if _, err := tt.by.Resolve(t.Context(), tt.id, client.Answer{Grant: true}); sandbox.CodeOf(err) != tt.want {
+		if _, err := tt.by.Resolve(t.Context(), tt.id, client.Answer{Grant: true}); v1.CodeOf(err) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -94,16 +95,16 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 		}
 		answered <- q
 	}()
-	if q, err := a.Resolve(t.Context(), id, client.Answer{Grant: true, Note: "go on"}); err != nil || q.State != gate.Granted || q.By == "" {
+	if q, err := a.Resolve(t.Context(), id, client.Answer{Grant: true, Note: "go on"}); err != nil || q.State != v1.ApprovalGranted || q.By == "" {
 		t.Errorf("%+v %v", q, err)
 	}
-	if q := <-answered; q.State != gate.Granted || q.Note != "go on" {
+	if q := <-answered; q.State != v1.ApprovalGranted || q.Note != "go on" {
 		t.Errorf("%+v", q)
 	}
-	if d := judge("a", "rm -rf /"); d.Action != gate.Allow || d.ApprovedBy == "" {
+	if d := judge("a", "rm -rf /"); d.Action != v1.GateAllow || d.ApprovedBy == "" {
 		t.Errorf("%+v", d)
 	}
-	if _, err := a.Resolve(t.Context(), id, client.Answer{}); sandbox.CodeOf(err) != gate.CodeApprovalResolved {
+	if _, err := a.Resolve(t.Context(), id, client.Answer{}); v1.CodeOf(err) != v1.CodeApprovalResolved {
 		t.Errorf("%v", err)
 	}
 	var noted []session.Entry
@@ -113,7 +114,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 		}
 		noted = append(noted, e)
 	}
-	if len(noted) != 1 || noted[0].Gate != string(gate.Granted) || noted[0].Session != "work" || noted[0].Actor == "" {
+	if len(noted) != 1 || noted[0].Gate != string(v1.ApprovalGranted) || noted[0].Session != "work" || noted[0].Actor == "" {
 		t.Errorf("%+v", noted)
 	}
 }
@@ -131,7 +132,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 	model := llm.NewScripted("root",
 		llm.Rule{Tags: map[string]string{"turn": "1"}, Reply: code},
 		llm.Rule{Tags: map[string]string{"turn": "2"}, Respond: func(ctx context.Context, _ llm.Request) (string, error) {
-			list, err := boss.Approvals(ctx, gate.Pending)
+			list, err := boss.Approvals(ctx, v1.ApprovalPending)
 			if err != nil {
 				return "", err
 			}
@@ -177,7 +178,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 			if err != nil || i.Result == nil || i.Result.Answer != "256" { // what shred says of a file that is not there
 				t.Fatalf("%+v %v %v", i.Result, err, kinds)
 			}
-			for _, want := range []session.Entry{{Gate: "ask", Error: string(gate.CodeRefused)}, {Gate: "allow"}} {
+			for _, want := range []session.Entry{{Gate: "ask", Error: string(v1.CodeGateRefused)}, {Gate: "allow"}} {
 				if e := <-noted; e.Gate != want.Gate || e.Error != want.Error || e.Tenant != "acme" || e.Session != id || !strings.Contains(e.Detail, "shred") {
 					t.Errorf("%+v, want %+v", e, want)
 				}
@@ -191,7 +192,7 @@ func TestAServerWithoutQuestionsHasNone(t *testing.T) {
 	if list, err := k.Trusted.Approvals(t.Context(), ""); err != nil || len(list) != 0 {
 		t.Errorf("%+v %v", list, err)
 	}
-	if _, err := k.Trusted.Resolve(t.Context(), "x", client.Answer{Grant: true}); sandbox.CodeOf(err) != gate.CodeApprovalUnknown {
+	if _, err := k.Trusted.Resolve(t.Context(), "x", client.Answer{Grant: true}); v1.CodeOf(err) != v1.CodeApprovalUnknown {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,7 +11,9 @@ import (
 	"path"
 	"sync"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/problem"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -40,9 +42,9 @@ func downloadTar(c *call) error {
 	if err != nil {
 		return err
 	}
-	out := api.TarStatsOf(stats)
+	out := *stats
 	out.Skipped, out.Changed = out.Skipped[:min(len(out.Skipped), maxTrailer)], out.Changed[:min(len(out.Changed), maxTrailer)]
-	d.end(api.TrailerTar, out)
+	d.end(v1.TrailerTar, out)
 	return nil
 }
 
@@ -76,7 +78,7 @@ func uploadTar(c *call) error {
 		return c.unwritten(dir, err)
 	}
 	c.changedFile("write", sized(dir, stats.Bytes), nil)
-	return c.reply(api.TarStatsOf(stats))
+	return c.reply(*stats)
 }
 
 // uploadBatch writes several files. One that fails does not keep the others from being written; the answer says which.
@@ -104,17 +106,17 @@ func uploadBatch(c *call) error {
 	}
 	defer release()
 	parts := multipart.NewReader(c.upload(), params["boundary"])
-	out := api.Batch{Files: []api.Uploaded{}}
+	out := v1.Uploads{Files: []v1.Uploaded{}}
 	for {
 		part, err := parts.NextRawPart()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return uploadError(&sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
+			return uploadError(&v1.Error{Code: v1.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
 		}
 		if len(out.Files) == maxBatch {
-			return &sandbox.Error{Code: sandbox.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"}
+			return &v1.Error{Code: v1.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"}
 		}
 		up, err := c.uploadPart(f, dir, part, opts)
 		if err != nil {
@@ -135,12 +137,12 @@ func uploadBatch(c *call) error {
 }
 
 // uploadPart writes one file. Its name may hold directories; whatever it holds, it stays below dir.
-func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part, opts sandbox.WriteOptions) (api.Uploaded, error) {
+func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part, opts sandbox.WriteOptions) (v1.Uploaded, error) {
 	name := partName(part)
-	up := api.Uploaded{Name: api.Text(name), Path: api.Text(path.Join(dir, path.Join("/", name)))}
+	up := v1.Uploaded{Name: v1.Text(name), Path: v1.Text(path.Join(dir, path.Join("/", name)))}
 	body := &inTurn{r: part} // a write that has failed may still be in its last Read
-	fail := func(err error) (api.Uploaded, error) {
-		p := api.ProblemOf(err)
+	fail := func(err error) (v1.Uploaded, error) {
+		p := problem.Of(err)
 		up.Problem = &p
 		_, err = io.Copy(io.Discard, body) // the next part is behind it
 		return up, uploadError(err)

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/problem"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -66,8 +66,8 @@ func (c *call) key() session.Key {
 
 // unknownSession is what the manager says of a name it does not know, for sessions that the caller may not know of.
 func (c *call) unknownSession() error {
-	return &sandbox.Error{
-		Code: session.CodeNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", c.r.PathValue("session")), Remedy: "list sessions, or open it",
+	return &v1.Error{
+		Code: v1.CodeSessionNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", c.r.PathValue("session")), Remedy: "list sessions, or open it",
 	}
 }
 
@@ -116,29 +116,29 @@ func unmarshal(raw []byte, v any) error {
 		return jsonError(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("there is more behind the JSON object, at byte %d", d.InputOffset())}
+		return &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("there is more behind the JSON object, at byte %d", d.InputOffset())}
 	}
 	return nil
 }
 
 func bodyError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return &sandbox.Error{
-			Code: sandbox.CodeTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
+		return &v1.Error{
+			Code: v1.CodeTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
 			Remedy: "upload large things as files",
 		}
 	}
-	return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
+	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
 }
 
 func jsonError(err error) error {
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
 		return e // a value that said itself what is wrong with it
 	}
 	if errors.Is(err, v1.ErrNegative) {
-		return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read request", Message: err.Error()}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: err.Error()}
 	}
-	out := &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
+	out := &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		out.Message = fmt.Sprintf("the body is not JSON, at byte %d", e.Offset)
 	}
@@ -146,7 +146,7 @@ func jsonError(err error) error {
 		out.Message, out.Err = fmt.Sprintf("field %q cannot be a %s", e.Field, e.Value), nil
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		out.Code, out.Message, out.Err = api.CodeUnknownField, "there is no field "+name+" here", nil
+		out.Code, out.Message, out.Err = v1.CodeUnknownField, "there is no field "+name+" here", nil
 		out.Remedy = "/v1/openapi.json lists the fields"
 	}
 	return out
@@ -176,7 +176,7 @@ func (c *call) reply(v any) error {
 
 // problem tells an error, unless the answer has begun: then the connection is cut, so that nobody takes half for the whole.
 func (c *call) problem(err error) {
-	p := api.ProblemOf(err)
+	p := problem.Of(err)
 	c.w.problem = p
 	if p.Status >= http.StatusInternalServerError {
 		c.log.Warn("request failed", "code", p.Code, "error", err)
@@ -188,12 +188,12 @@ func (c *call) problem(err error) {
 	writeProblem(c.w, p)
 }
 
-func writeProblem(w http.ResponseWriter, p api.Problem) {
+func writeProblem(w http.ResponseWriter, p v1.Problem) {
 	b, err := json.Marshal(p)
 	if err != nil { // texts only
 		b = []byte(`{"code":"internal"}`)
 	}
-	w.Header().Set("Content-Type", api.ProblemType)
+	w.Header().Set("Content-Type", v1.ProblemType)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Del("Content-Length")
 	if p.Status == http.StatusUnauthorized {
@@ -205,11 +205,11 @@ func writeProblem(w http.ResponseWriter, p api.Problem) {
 
 // invalid is the error of a value that cannot be.
 func invalid(format string, args ...any) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
+	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
 }
 
 func badQuery(name, want string) error {
-	return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
+	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
 }
 
 // flag reads a yes or no of the query.
@@ -258,7 +258,7 @@ type recorder struct {
 	http.ResponseWriter
 	status  int
 	bytes   int64
-	problem api.Problem
+	problem v1.Problem
 }
 
 // WriteHeader implements http.ResponseWriter.

@@ -9,11 +9,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/problem"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // chatLongText is how many characters a text of a message has that is context. It is documented: change docs/RLM.md with it.
@@ -133,7 +134,7 @@ func chat(c *call) error {
 		if c.w.status != 0 {
 			return err
 		}
-		p := api.ProblemOf(err)
+		p := problem.Of(err)
 		c.w.problem, c.status = p, p.Status
 		text := p.Detail
 		for _, more := range []string{p.Cause, p.Remedy} {
@@ -161,7 +162,7 @@ func (c *call) chat() error {
 	}
 	var in chatRequest
 	if err := json.Unmarshal(raw, &in); err != nil {
-		if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		if e, ok := errors.AsType[*v1.Error](err); ok {
 			return e
 		}
 		return jsonError(err)
@@ -283,10 +284,11 @@ func (c *call) chatBegin(k *runs.Keeper, in *chatRequest) (r *rlm.Run, kept int6
 }
 
 // progressOf is a line about an event that is worth one.
-func progressOf(e *rlm.Event) string {
+func progressOf(e *v1.RunEvent) string {
 	switch e.Kind {
-	case rlm.KindTurnStarted, rlm.KindCellStarted, rlm.KindCellEnded, rlm.KindChildStarted, rlm.KindChildEnded, rlm.KindAnswer, rlm.KindRunEnded:
+	case v1.KindTurnStarted, v1.KindCellStarted, v1.KindCellEnded, v1.KindChildStarted, v1.KindChildEnded, v1.KindAnswer, v1.KindRunEnded:
 		return fmt.Sprintf("%s node %s turn %d", e.Kind, e.Node, e.Turn)
+	default: // the other events do not matter here
 	}
 	return ""
 }
@@ -412,7 +414,7 @@ func (o *chatOut) fail(err error) error {
 	if o.st == nil {
 		return err
 	}
-	p := api.ProblemOf(err)
+	p := problem.Of(err)
 	o.c.w.problem = p
 	_ = o.data(map[string]any{"error": map[string]any{"message": p.Detail, "type": p.Title, "code": p.Code}}) // a caller who has gone misses it
 	return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/shared"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/rlm"
 )
 
 // TestOpenAIsClient speaks to the server with the official client.
@@ -173,11 +173,11 @@ func TestOpenAIsClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if e.Kind == rlm.KindTurnEnded && e.Turn == 2 {
+			if e.Kind == v1.KindTurnEnded && e.Turn == 2 {
 				_ = s.Close()
 			}
 		}
-		if i, err := acme.Run(ctx, id); err != nil || i.Result == nil || i.Result.Reason != rlm.ReasonCancelled {
+		if i, err := acme.Run(ctx, id); err != nil || i.Result == nil || i.Result.Reason != v1.ReasonCancelled {
 			t.Errorf("%+v %v", i, err)
 		}
 	})

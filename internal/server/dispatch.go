@@ -16,8 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/internal/problem"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -32,20 +33,20 @@ func (s *Server) makeMux() *http.ServeMux {
 	}
 	for path, have := range methods {
 		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
-		r := noRoute(path, api.CodeMethod, "this method is not possible here: "+allow+" is", "")
+		r := noRoute(path, v1.CodeMethod, "this method is not possible here: "+allow+" is", "")
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Allow", allow)
 			s.dispatch(w, req, r)
 		})
 	}
-	nowhere := noRoute("unknown", api.CodeNoRoute, "there is nothing here", "/v1/openapi.json lists what there is")
+	nowhere := noRoute("unknown", v1.CodeNoRoute, "there is nothing here", "/v1/openapi.json lists what there is")
 	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, nowhere) })
 	return mux
 }
 
 // noRoute is what a request goes to that has no route. Log and figures name it by words of ours: callers could think of any number.
-func noRoute(path string, code sandbox.Code, message, remedy string) *route {
-	return &route{method: "other", path: path, missing: &sandbox.Error{Code: code, Op: "find route", Message: message, Remedy: remedy}}
+func noRoute(path string, code v1.Code, message, remedy string) *route {
+	return &route{method: "other", path: path, missing: &v1.Error{Code: code, Op: "find route", Message: message, Remedy: remedy}}
 }
 
 // serve is the way into everything.
@@ -59,7 +60,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	began := time.Now()
 	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: requestID()}
-	c.w.Header().Set(api.HeaderRequest, c.id)
+	c.w.Header().Set(v1.HeaderRequest, c.id)
 	c.w.Header().Set("X-Content-Type-Options", "nosniff")
 	span := s.startSpan(c)
 	c.log = s.log.With("request", c.id)
@@ -69,7 +70,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
 			c.log.Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
-				writeProblem(c.w, api.ProblemOf(errors.New("panic")))
+				writeProblem(c.w, problem.Of(errors.New("panic")))
 				aborted = nil
 			}
 		}
@@ -114,7 +115,7 @@ func (c *call) answer() error {
 		err = c.route.handle(c)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), errTooLong) {
-		return &sandbox.Error{Code: api.CodeRequestTime, Op: "answer", Message: "it took longer than " + c.s.opts.Limits.Time.String(), Retry: true, Err: err}
+		return &v1.Error{Code: v1.CodeRequestTime, Op: "answer", Message: "it took longer than " + c.s.opts.Limits.Time.String(), Retry: true, Err: err}
 	}
 	return err
 }
@@ -146,11 +147,11 @@ func (c *call) readQuery() error {
 	}
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
-		return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.ContainsFunc(c.route.query, func(p param) bool { return p.name == name }) {
-			return &sandbox.Error{Code: api.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("there is no parameter %q here", name), Remedy: "/v1/openapi.json lists them"}
+			return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("there is no parameter %q here", name), Remedy: "/v1/openapi.json lists them"}
 		}
 	}
 	c.query = q

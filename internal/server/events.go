@@ -9,8 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/internal/problem"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -27,7 +28,7 @@ type stream struct {
 // startStream begins an event stream. From here on problems are events.
 func startStream(c *call) *stream {
 	h := c.w.Header()
-	h.Set("Content-Type", api.EventStream)
+	h.Set("Content-Type", v1.EventStream)
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no") // of a proxy that would wait for more
 	c.w.WriteHeader(http.StatusOK)
@@ -95,15 +96,15 @@ func (s *stream) write(b []byte) error {
 
 // problem is the last event of a stream that failed.
 func (s *stream) problem(err error) {
-	p := api.ProblemOf(err)
+	p := problem.Of(err)
 	p.Instance = s.c.id
 	s.c.w.problem = p
-	_ = s.send("", api.EventProblem, p) // a caller who has gone misses it
+	_ = s.send("", v1.EventProblem, p) // a caller who has gone misses it
 }
 
 // wantsEvents reports whether the caller asked for a stream.
 func (c *call) wantsEvents() bool {
-	return strings.Contains(c.r.Header.Get("Accept"), api.EventStream)
+	return strings.Contains(c.r.Header.Get("Accept"), v1.EventStream)
 }
 
 // untilDrain is the request's context, which also ends when the server begins to stop: for what would never end by itself.
@@ -123,9 +124,9 @@ func sessionEvents(c *call) error {
 	if err != nil {
 		return err
 	}
-	if last := c.r.Header.Get(api.HeaderLastEvent); last != "" {
+	if last := c.r.Header.Get(v1.HeaderLastEvent); last != "" {
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
-			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
+			return invalid("%s is not one that this server gave", v1.HeaderLastEvent)
 		}
 	}
 	follow, err := c.flag("follow", true)
@@ -144,7 +145,7 @@ func sessionEvents(c *call) error {
 			st.problem(err)
 			return nil
 		}
-		if st.send(strconv.FormatInt(e.Seq, 10), api.EventSession, e) != nil {
+		if st.send(strconv.FormatInt(e.Seq, 10), v1.EventSession, e) != nil {
 			return nil
 		}
 	}
@@ -152,11 +153,11 @@ func sessionEvents(c *call) error {
 		st.problem(closingError())
 		return nil
 	}
-	_ = st.send("", api.EventEnd, none{})
+	_ = st.send("", v1.EventEnd, none{})
 	return nil
 }
 
 // closingError tells callers of streams why they end.
 func closingError() error {
-	return &sandbox.Error{Code: api.CodeUnavailable, Op: "stream", Message: "the server is being stopped", Remedy: "connect again; what runs goes on", Retry: true}
+	return &v1.Error{Code: v1.CodeUnavailable, Op: "stream", Message: "the server is being stopped", Remedy: "connect again; what runs goes on", Retry: true}
 }

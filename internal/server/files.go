@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -36,7 +36,7 @@ func (c *call) files() (sandbox.FileSystem, error) {
 // changedFile notes in the audit log who changed what inside. The sandbox's own programs change files as well; those are told by what was run.
 func (c *call) changedFile(action, detail string, err error) {
 	c.s.manager.Note(c.ctx(), session.Entry{
-		Tenant: c.who.tenant, Session: c.r.PathValue("session"), Action: "file." + action, Detail: detail, Error: string(sandbox.CodeOf(err)),
+		Tenant: c.who.tenant, Session: c.r.PathValue("session"), Action: "file." + action, Detail: detail, Error: string(v1.CodeOf(err)),
 	})
 }
 
@@ -57,7 +57,7 @@ func (c *call) absolute(p string) string {
 	if path.IsAbs(p) || c.query.Get("root") != "" {
 		return p
 	}
-	return sandbox.DefaultHome + "/" + p
+	return v1.DefaultHome + "/" + p
 }
 
 // slow reads a body that must keep moving.
@@ -158,7 +158,7 @@ func readFile(c *call) error {
 	if err != nil {
 		return err
 	}
-	d.end(api.TrailerFile, api.FileInfoOf(info))
+	d.end(v1.TrailerFile, *info)
 	return nil
 }
 
@@ -180,7 +180,7 @@ func writeFile(c *call) error {
 		return c.unwritten(name, err)
 	}
 	c.changedFile("write", sized(info.Path, info.Size), nil)
-	return c.reply(api.FileInfoOf(info))
+	return c.reply(*info)
 }
 
 func (c *call) writeOptions() (sandbox.WriteOptions, error) {
@@ -224,55 +224,54 @@ func removeFile(c *call, _ none) (none, error) {
 	return none{}, err
 }
 
-func statFile(c *call, _ none) (api.FileInfo, error) {
+func statFile(c *call, _ none) (v1.FileInfo, error) {
 	name, err := c.path("path")
 	if err != nil {
-		return api.FileInfo{}, err
+		return v1.FileInfo{}, err
 	}
 	f, err := c.files()
 	if err != nil {
-		return api.FileInfo{}, err
+		return v1.FileInfo{}, err
 	}
 	info, err := f.Stat(c.ctx(), name)
 	if err != nil {
-		return api.FileInfo{}, err
+		return v1.FileInfo{}, err
 	}
-	return api.FileInfoOf(info), nil
+	return *info, nil
 }
 
-func listFiles(c *call, _ none) (api.FileList, error) {
+func listFiles(c *call, _ none) (v1.FilePage, error) {
 	name, err := c.path("path")
 	if err != nil {
-		return api.FileList{}, err
+		return v1.FilePage{}, err
 	}
 	limit, err := c.page()
 	if err != nil {
-		return api.FileList{}, err
+		return v1.FilePage{}, err
 	}
 	depth, err := c.number("depth", 0)
 	if err != nil || depth > 1<<20 {
-		return api.FileList{}, badQuery("depth", "a number of levels")
+		return v1.FilePage{}, badQuery("depth", "a number of levels")
 	}
 	o := sandbox.ListOptions{Depth: int(depth)}
 	if o.Recursive, err = c.flag("recursive", false); err != nil {
-		return api.FileList{}, err
+		return v1.FilePage{}, err
 	}
 	f, err := c.files()
 	if err != nil {
-		return api.FileList{}, err
+		return v1.FilePage{}, err
 	}
 	page, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
 	if err != nil {
-		return api.FileList{}, err
+		return v1.FilePage{}, err
 	}
-	out := api.FileList{Files: make([]api.FileInfo, 0, len(page.Files)), Next: api.Text(page.Next), Unreadable: page.Unreadable}
-	for _, i := range page.Files {
-		out.Files = append(out.Files, api.FileInfoOf(i))
+	if page.Files == nil {
+		page.Files = []*v1.FileInfo{} // an empty list, not null
 	}
-	return out, nil
+	return page, nil
 }
 
-func makeDirectory(c *call, in api.Mkdir) (none, error) {
+func makeDirectory(c *call, in v1.MkdirRequest) (none, error) {
 	if in.Path == "" {
 		return none{}, invalid("a path is missing")
 	}
@@ -286,7 +285,7 @@ func makeDirectory(c *call, in api.Mkdir) (none, error) {
 	return none{}, err
 }
 
-func moveFile(c *call, in api.Move) (none, error) {
+func moveFile(c *call, in v1.MoveRequest) (none, error) {
 	if in.From == "" || in.To == "" {
 		return none{}, invalid("from and to are needed")
 	}
@@ -321,7 +320,7 @@ func watchFiles(c *call) error {
 		if st == nil {
 			st = startStream(c)
 		}
-		return st.send("", api.EventChange, api.FileEvent{Op: e.Op, Path: api.Text(e.Path), From: api.Text(e.From)})
+		return st.send("", v1.EventChange, e)
 	})
 	if st == nil {
 		return err
@@ -334,6 +333,6 @@ func watchFiles(c *call) error {
 		st.problem(err)
 		return nil
 	}
-	_ = st.send("", api.EventEnd, none{})
+	_ = st.send("", v1.EventEnd, none{})
 	return nil
 }

@@ -6,7 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	"github.com/recluse-dev/recluse/internal/problem"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
@@ -37,13 +39,13 @@ func (h *health) check(ctx context.Context, ask func(context.Context) error) err
 }
 
 // healthz says that the program answers. It asks nobody else: whoever restarts on its failure must not do so because a disk is full.
-func healthz(*call, none) (api.Health, error) { return api.Health{Status: "ok"}, nil }
+func healthz(*call, none) (v1.Readiness, error) { return v1.Readiness{Status: "ok"}, nil }
 
 // readyz says whether to send requests here.
-func readyz(c *call, _ none) (api.Health, error) {
+func readyz(c *call, _ none) (v1.Readiness, error) {
 	if c.s.draining() {
 		c.status = http.StatusServiceUnavailable
-		return api.Health{Status: "draining"}, nil
+		return v1.Readiness{Status: "draining"}, nil
 	}
 	_, err := c.s.opts.Store.FindSessions(c.ctx(), store.SessionQuery{Limit: 1})
 	if err == nil {
@@ -51,7 +53,7 @@ func readyz(c *call, _ none) (api.Health, error) {
 	}
 	if err != nil {
 		c.status = http.StatusServiceUnavailable
-		return api.Health{Status: "unavailable", Reason: api.ProblemOf(err).Detail}, nil
+		return v1.Readiness{Status: "unavailable", Reason: problem.Of(err).Detail}, nil
 	}
-	return api.Health{Status: "ok"}, nil
+	return v1.Readiness{Status: "ok"}, nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -21,10 +21,10 @@ type answer struct {
 	body   string
 }
 
-func (a answer) problem(t *testing.T) api.Problem {
+func (a answer) problem(t *testing.T) v1.Problem {
 	t.Helper()
-	var p api.Problem
-	if a.header.Get("Content-Type") != api.ProblemType || json.Unmarshal([]byte(a.body), &p) != nil {
+	var p v1.Problem
+	if a.header.Get("Content-Type") != v1.ProblemType || json.Unmarshal([]byte(a.body), &p) != nil {
 		t.Fatalf("%d %s is no problem: %s", a.status, a.header.Get("Content-Type"), a.body)
 	}
 	return p

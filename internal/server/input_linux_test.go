@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -33,75 +33,75 @@ func TestBadInput(t *testing.T) {
 	for _, c := range []struct {
 		name, method, path, body string
 		status                   int
-		code                     sandbox.Code
+		code                     v1.Code
 	}{
-		{"an unknown session", "GET", "/v1/sessions/nope", "", 404, session.CodeNotFound},
-		{"a name with a slash", "GET", "/v1/sessions/a%2Fb", "", 400, session.CodeInvalidKey},
-		{"a name with a snapshot's mark", "PUT", "/v1/sessions/a@b", "{}", 400, session.CodeInvalidKey},
-		{"a name that is too long", "PUT", "/v1/sessions/" + strings.Repeat("x", 129), "{}", 400, session.CodeInvalidKey},
-		{"a name that climbs", "GET", "/v1/sessions/..%2f..%2fetc", "", 400, session.CodeInvalidKey},
-		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, sandbox.CodeTooLarge},
-		{"JSON that breaks off", "POST", cells, `{"code":`, 400, api.CodeInvalidJSON},
-		{"no JSON at all", "POST", cells, `print(1)`, 400, api.CodeInvalidJSON},
-		{"an array", "POST", cells, `[]`, 400, api.CodeInvalidJSON},
-		{"two objects", "POST", cells, `{"code":"1"}{"code":"2"}`, 400, api.CodeInvalidJSON},
-		{"a field of another kind", "POST", cells, `{"code":1}`, 400, api.CodeInvalidJSON},
-		{"an unknown field", "POST", cells, `{"code":"1","cod":2}`, 400, api.CodeUnknownField},
-		{"an unknown field further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memry":1}}}`, 400, api.CodeUnknownField},
-		{"a field twice", "POST", cells, `{"code":"1","code":"2"}`, 400, api.CodeInvalidJSON},
-		{"a field twice, once escaped", "POST", cells, `{"code":"1","c\u006fde":"2"}`, 400, api.CodeInvalidJSON},
-		{"a field twice further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1, "cpus":1, "memory":2}}}`, 400, api.CodeInvalidJSON},
-		{"a variable twice", "POST", cells, `{"code":"1","env":{"A":"1","A":"2"}}`, 400, api.CodeInvalidJSON},
-		{"a field of another case", "POST", cells, `{"CODE":"3"}`, 400, api.CodeUnknownField},
-		{"a field of another case, by an odd letter", "PUT", "/v1/sessions/x", `{"ſpec":{}}`, 400, api.CodeUnknownField},
-		{"a field of another case further down", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"Host":"/"}]}}`, 400, api.CodeUnknownField},
-		{"deep JSON", "POST", cells, `{"code":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, 400, api.CodeInvalidJSON},
-		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, sandbox.CodeInvalidSpec},
-		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, sandbox.CodeInvalidSpec},
-		{"too little memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1}}}`, 400, sandbox.CodeInvalidSpec},
-		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, sandbox.CodeInvalidRequest},
-		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, api.CodeInvalidJSON},
-		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, sandbox.CodeInvalidRequest},
-		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, session.CodeSpecConflict},
-		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, session.CodeSpecConflict},
-		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, session.CodeSpecConflict},
-		{"another spec beside one for a new session", "PUT", ses, `{"spec":{"shell":"dash"},"if_new":{"spec":{"limits":{"memory":268435456}}}}`, 409, session.CodeSpecConflict},
-		{"negative memory of a new session", "PUT", ses, `{"if_new":{"spec":{"limits":{"memory":-1}}}}`, 400, sandbox.CodeInvalidSpec},
-		{"an unknown field of a new session", "PUT", ses, `{"if_new":{"sepc":{}}}`, 400, api.CodeUnknownField},
+		{"an unknown session", "GET", "/v1/sessions/nope", "", 404, v1.CodeSessionNotFound},
+		{"a name with a slash", "GET", "/v1/sessions/a%2Fb", "", 400, v1.CodeInvalidKey},
+		{"a name with a snapshot's mark", "PUT", "/v1/sessions/a@b", "{}", 400, v1.CodeInvalidKey},
+		{"a name that is too long", "PUT", "/v1/sessions/" + strings.Repeat("x", 129), "{}", 400, v1.CodeInvalidKey},
+		{"a name that climbs", "GET", "/v1/sessions/..%2f..%2fetc", "", 400, v1.CodeInvalidKey},
+		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, v1.CodeTooLarge},
+		{"JSON that breaks off", "POST", cells, `{"code":`, 400, v1.CodeInvalidJSON},
+		{"no JSON at all", "POST", cells, `print(1)`, 400, v1.CodeInvalidJSON},
+		{"an array", "POST", cells, `[]`, 400, v1.CodeInvalidJSON},
+		{"two objects", "POST", cells, `{"code":"1"}{"code":"2"}`, 400, v1.CodeInvalidJSON},
+		{"a field of another kind", "POST", cells, `{"code":1}`, 400, v1.CodeInvalidJSON},
+		{"an unknown field", "POST", cells, `{"code":"1","cod":2}`, 400, v1.CodeUnknownField},
+		{"an unknown field further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memry":1}}}`, 400, v1.CodeUnknownField},
+		{"a field twice", "POST", cells, `{"code":"1","code":"2"}`, 400, v1.CodeInvalidJSON},
+		{"a field twice, once escaped", "POST", cells, `{"code":"1","c\u006fde":"2"}`, 400, v1.CodeInvalidJSON},
+		{"a field twice further down", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1, "cpus":1, "memory":2}}}`, 400, v1.CodeInvalidJSON},
+		{"a variable twice", "POST", cells, `{"code":"1","env":{"A":"1","A":"2"}}`, 400, v1.CodeInvalidJSON},
+		{"a field of another case", "POST", cells, `{"CODE":"3"}`, 400, v1.CodeUnknownField},
+		{"a field of another case, by an odd letter", "PUT", "/v1/sessions/x", `{"ſpec":{}}`, 400, v1.CodeUnknownField},
+		{"a field of another case further down", "PUT", "/v1/sessions/x", `{"spec":{"mounts":[{"Host":"/"}]}}`, 400, v1.CodeUnknownField},
+		{"deep JSON", "POST", cells, `{"code":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, 400, v1.CodeInvalidJSON},
+		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, v1.CodeInvalidSpec},
+		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, v1.CodeInvalidSpec},
+		{"too little memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1}}}`, 400, v1.CodeInvalidSpec},
+		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, v1.CodeInvalidRequest},
+		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, v1.CodeInvalidJSON},
+		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, v1.CodeInvalidRequest},
+		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, v1.CodeSpecConflict},
+		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, v1.CodeSpecConflict},
+		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, v1.CodeSpecConflict},
+		{"another spec beside one for a new session", "PUT", ses, `{"spec":{"shell":"dash"},"if_new":{"spec":{"limits":{"memory":268435456}}}}`, 409, v1.CodeSpecConflict},
+		{"negative memory of a new session", "PUT", ses, `{"if_new":{"spec":{"limits":{"memory":-1}}}}`, 400, v1.CodeInvalidSpec},
+		{"an unknown field of a new session", "PUT", ses, `{"if_new":{"sepc":{}}}`, 400, v1.CodeUnknownField},
 		{"a backend nobody knows", "PUT", "/v1/sessions/x", `{"backend":"abacus"}`, 0, ""},
-		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, session.CodeExists},
-		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, sandbox.CodeInvalidRequest},
-		{"a timeout as a number", "POST", cells, `{"code":"1","timeout":30}`, 400, api.CodeInvalidJSON},
-		{"negative inline bytes", "POST", cells, `{"code":"1","inline_bytes":-1}`, 400, sandbox.CodeInvalidRequest},
-		{"a fate that is none", "POST", cells, `{"code":"1","on_disconnect":"explode"}`, 400, sandbox.CodeInvalidRequest},
-		{"neither args nor shell", "POST", ses + "/commands", `{}`, 400, sandbox.CodeInvalidRequest},
-		{"a terminal without a socket", "POST", ses + "/commands", `{"args":["sh"],"pty":{"rows":1,"cols":1}}`, 400, sandbox.CodeInvalidRequest},
+		{"a new session that is there", "POST", "/v1/sessions", `{"name":"work"}`, 409, v1.CodeSessionExists},
+		{"a negative timeout", "POST", cells, `{"code":"1","timeout":"-1s"}`, 400, v1.CodeInvalidRequest},
+		{"a timeout as a number", "POST", cells, `{"code":"1","timeout":30}`, 400, v1.CodeInvalidJSON},
+		{"negative inline bytes", "POST", cells, `{"code":"1","inline_bytes":-1}`, 400, v1.CodeInvalidRequest},
+		{"a fate that is none", "POST", cells, `{"code":"1","on_disconnect":"explode"}`, 400, v1.CodeInvalidRequest},
+		{"neither args nor shell", "POST", ses + "/commands", `{}`, 400, v1.CodeInvalidRequest},
+		{"a terminal without a socket", "POST", ses + "/commands", `{"args":["sh"],"pty":{"rows":1,"cols":1}}`, 400, v1.CodeInvalidRequest},
 		{"no WebSocket", "GET", ses + "/stream", "", 426, ""},
-		{"an operation nobody knows", "GET", ses + "/operations/nope", "", 404, sandbox.CodeNotFound},
-		{"output of an operation nobody knows", "GET", ses + "/operations/nope/output", "", 404, sandbox.CodeNotFound},
-		{"a signal that is none", "POST", ses + "/operations/nope/signal", `{"signal":"SIGNOPE"}`, 400, sandbox.CodeInvalidRequest},
-		{"a mark of somebody else's", "GET", ses + "/operations/nope/output?stdout=-1", "", 400, api.CodeInvalidQuery},
-		{"a page of none", "GET", "/v1/sessions?limit=0", "", 400, api.CodeInvalidQuery},
-		{"a page of too many", "GET", "/v1/sessions?limit=100000", "", 400, api.CodeInvalidQuery},
-		{"a negative page", "GET", "/v1/sessions?limit=-1", "", 400, api.CodeInvalidQuery},
-		{"a state that is none", "GET", "/v1/sessions?state=asleep", "", 400, api.CodeInvalidQuery},
-		{"a parameter nobody reads", "GET", "/v1/sessions?page=2", "", 400, api.CodeInvalidQuery},
-		{"no path", "GET", ses + "/files", "", 400, api.CodeInvalidQuery},
-		{"a download of a directory", "GET", ses + "/files?path=/tmp/d", "", 409, sandbox.CodeFileIsDirectory},
-		{"a download of a FIFO", "GET", ses + "/files?path=/tmp/fifo", "", 409, sandbox.CodeFileNotRegular},
-		{"a download through a link to a FIFO", "GET", ses + "/files?path=/tmp/link", "", 409, sandbox.CodeFileNotRegular},
-		{"a download of nothing", "GET", ses + "/files?path=/tmp/none", "", 404, sandbox.CodeFileNotFound},
+		{"an operation nobody knows", "GET", ses + "/operations/nope", "", 404, v1.CodeNotFound},
+		{"output of an operation nobody knows", "GET", ses + "/operations/nope/output", "", 404, v1.CodeNotFound},
+		{"a signal that is none", "POST", ses + "/operations/nope/signal", `{"signal":"SIGNOPE"}`, 400, v1.CodeInvalidRequest},
+		{"a mark of somebody else's", "GET", ses + "/operations/nope/output?stdout=-1", "", 400, v1.CodeInvalidQuery},
+		{"a page of none", "GET", "/v1/sessions?limit=0", "", 400, v1.CodeInvalidQuery},
+		{"a page of too many", "GET", "/v1/sessions?limit=100000", "", 400, v1.CodeInvalidQuery},
+		{"a negative page", "GET", "/v1/sessions?limit=-1", "", 400, v1.CodeInvalidQuery},
+		{"a state that is none", "GET", "/v1/sessions?state=asleep", "", 400, v1.CodeInvalidQuery},
+		{"a parameter nobody reads", "GET", "/v1/sessions?page=2", "", 400, v1.CodeInvalidQuery},
+		{"no path", "GET", ses + "/files", "", 400, v1.CodeInvalidQuery},
+		{"a download of a directory", "GET", ses + "/files?path=/tmp/d", "", 409, v1.CodeFileIsDirectory},
+		{"a download of a FIFO", "GET", ses + "/files?path=/tmp/fifo", "", 409, v1.CodeFileNotRegular},
+		{"a download through a link to a FIFO", "GET", ses + "/files?path=/tmp/link", "", 409, v1.CodeFileNotRegular},
+		{"a download of nothing", "GET", ses + "/files?path=/tmp/none", "", 404, v1.CodeFileNotFound},
 		{"a way out of the root", "GET", ses + "/files?root=/tmp/d&path=../../etc/passwd", "", 0, ""},
-		{"a negative offset", "GET", ses + "/files?path=/etc/hosts&offset=-1", "", 400, api.CodeInvalidQuery},
-		{"rights that are none", "PUT", ses + "/files?path=/tmp/m&mode=999", "x", 400, api.CodeInvalidQuery},
-		{"a batch that is none", "POST", ses + "/files/batch", "x", 400, sandbox.CodeInvalidRequest},
-		{"a variable nobody set", "GET", ses + "/vars/none", "", 404, session.CodeVarUnknown},
-		{"a snapshot nobody took", "POST", ses + "/restore", `{"ref":"none"}`, 404, session.CodeSnapshotName},
-		{"forks without number", "POST", ses + "/forks", `{"count":-1}`, 400, sandbox.CodeInvalidRequest},
-		{"more forks than anybody needs", "POST", ses + "/forks", `{"count":100000}`, 400, sandbox.CodeInvalidRequest},
-		{"more names than forks", "POST", ses + "/forks", `{"count":1,"names":["a","b"]}`, 400, sandbox.CodeInvalidRequest},
-		{"a route that is none", "GET", "/v1/nothing", "", 404, api.CodeNoRoute},
-		{"a method that is none", "PATCH", ses, "", 405, api.CodeMethod},
+		{"a negative offset", "GET", ses + "/files?path=/etc/hosts&offset=-1", "", 400, v1.CodeInvalidQuery},
+		{"rights that are none", "PUT", ses + "/files?path=/tmp/m&mode=999", "x", 400, v1.CodeInvalidQuery},
+		{"a batch that is none", "POST", ses + "/files/batch", "x", 400, v1.CodeInvalidRequest},
+		{"a variable nobody set", "GET", ses + "/vars/none", "", 404, v1.CodeVarNotFound},
+		{"a snapshot nobody took", "POST", ses + "/restore", `{"ref":"none"}`, 404, v1.CodeSnapshotNotFound},
+		{"forks without number", "POST", ses + "/forks", `{"count":-1}`, 400, v1.CodeInvalidRequest},
+		{"more forks than anybody needs", "POST", ses + "/forks", `{"count":100000}`, 400, v1.CodeInvalidRequest},
+		{"more names than forks", "POST", ses + "/forks", `{"count":1,"names":["a","b"]}`, 400, v1.CodeInvalidRequest},
+		{"a route that is none", "GET", "/v1/nothing", "", 404, v1.CodeNoRoute},
+		{"a method that is none", "PATCH", ses, "", 405, v1.CodeMethod},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := ask(t, k, "", c.method, c.path, c.body)
@@ -118,7 +118,7 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 	deep := `{"spec":{"env":` + strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat("}", 100) + `}}`
-	if p := ask(t, k, "", "PUT", "/v1/sessions/x", deep).problem(t); p.Code != api.CodeInvalidJSON || !strings.Contains(p.Detail, "nested deeper than 64") {
+	if p := ask(t, k, "", "PUT", "/v1/sessions/x", deep).problem(t); p.Code != v1.CodeInvalidJSON || !strings.Contains(p.Detail, "nested deeper than 64") {
 		t.Errorf("deep JSON: %+v", p)
 	}
 	if p := ask(t, k, "", "POST", ses+"/forks", `{"count":101}`).problem(t); !strings.Contains(p.Detail, fmt.Sprintf("1 to %d copies", session.MaxForks)) {
@@ -142,7 +142,7 @@ func TestFilesOfTheHostAreNotForCallersOverTheNetwork(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	key := k.Key("default", "execute")
 	for _, body := range []string{`{"spec":{"mounts":[{"host":"/etc","path":"/host"}]}}`, `{"if_new":{"spec":{"mounts":[{"host":"/etc","path":"/host"}]}}}`} {
-		if p := ask(t, k, key, "PUT", "/v1/sessions/work", body).problem(t); p.Code != sandbox.CodeMountRefused {
+		if p := ask(t, k, key, "PUT", "/v1/sessions/work", body).problem(t); p.Code != v1.CodeMountRefused {
 			t.Errorf("%s: %+v", body, p)
 		}
 	}
@@ -158,10 +158,10 @@ func TestExpiredSessionSaysSo(t *testing.T) {
 		a = ask(t, k, "", "GET", "/v1/sessions/brief", "")
 		return a.status != http.StatusOK
 	})
-	if a.status != http.StatusGone || a.problem(t).Code != session.CodeExpired {
+	if a.status != http.StatusGone || a.problem(t).Code != v1.CodeSessionExpired {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	var list api.Sessions
+	var list v1.SessionPage
 	ask(t, k, "", "GET", "/v1/sessions?state=expired", "").decode(t, &list)
 	if len(list.Sessions) != 1 || list.Sessions[0].Reason == "" {
 		t.Errorf("got %+v", list)
@@ -182,10 +182,10 @@ func TestSessionsComeInPages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	names := func(p api.Sessions) ([]string, string) {
+	names := func(p v1.SessionPage) ([]string, string) {
 		return named(p.Sessions, func(i session.Info) string { return i.Key.Name }), p.Next
 	}
-	ids := func(p api.Sessions) ([]string, string) {
+	ids := func(p v1.SessionPage) ([]string, string) {
 		return named(p.Sessions, func(i session.Info) string { return i.ID }), p.Next
 	}
 	if got := collect(t, k, "", "/v1/sessions?", 2, names); !slices.Equal(got, live) {
@@ -274,22 +274,22 @@ func TestListsComeInPages(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	snapshots := func(p api.SnapshotList) ([]string, string) {
+	snapshots := func(p v1.SnapshotPage) ([]string, string) {
 		return named(p.Snapshots, func(s session.Snapshot) string { return s.Name }), p.Next
 	}
 	// All three are as old as the image that they name.
 	check("snapshots of the session", slices.Sorted(slices.Values(collect(t, k, key, ses+"/snapshots?", 2, snapshots))), "x", "y", "z")
 	check("all snapshots", slices.Sorted(slices.Values(collect(t, k, key, "/v1/snapshots?", 1, snapshots))), "x", "y", "z")
-	check("keys", collect(t, k, key, "/v1/keys?", 2, func(p api.Keys) ([]string, string) {
-		return named(p.Keys, func(k api.Key) string { return k.Name }), p.Next
+	check("keys", collect(t, k, key, "/v1/keys?", 2, func(p v1.APIKeys) ([]string, string) {
+		return named(p.Keys, func(k v1.APIKey) string { return k.Name }), p.Next
 	}), "a admin", "a read", "a execute")
-	check("operations", collect(t, k, key, ses+"/operations?", 2, func(p api.Operations) ([]string, string) {
+	check("operations", collect(t, k, key, ses+"/operations?", 2, func(p v1.OperationPage) ([]string, string) {
 		return named(p.Operations, func(o sandbox.Operation) string { return o.ID }), p.Next
 	}), ops...)
-	check("files", collect(t, k, key, ses+"/files/list?path=d", 2, func(p api.FileList) ([]string, string) {
-		return named(p.Files, func(i api.FileInfo) string { return path.Base(string(i.Path)) }), string(p.Next)
+	check("files", collect(t, k, key, ses+"/files/list?path=d", 2, func(p v1.FilePage) ([]string, string) {
+		return named(p.Files, func(i *v1.FileInfo) string { return path.Base(i.Path) }), string(p.Next)
 	}), "1", "2", "3")
-	check("the audit log", collect(t, k, key, "/v1/audit?actor=a+admin", 3, func(p api.Audit) ([]string, string) {
+	check("the audit log", collect(t, k, key, "/v1/audit?actor=a+admin", 3, func(p v1.AuditPage) ([]string, string) {
 		next := ""
 		if p.Next != 0 {
 			next = strconv.FormatInt(p.Next, 10)
@@ -306,14 +306,14 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Upload: 1 << 20}})
 	open(t, k, "default", "work")
 	const files = "/v1/sessions/work/files"
-	check := func(what string, a answer, status int, code sandbox.Code) {
+	check := func(what string, a answer, status int, code v1.Code) {
 		t.Helper()
 		if a.status != status || code != "" && a.problem(t).Code != code {
 			t.Errorf("%s: %d %s, want %d %s", what, a.status, a.body, status, code)
 		}
 	}
 	check("a new file", ask(t, k, "", "PUT", files+"?path=a.txt", "one"), 200, "")
-	check("the same again", ask(t, k, "", "PUT", files+"?path=a.txt", "two"), 409, sandbox.CodeFileExists)
+	check("the same again", ask(t, k, "", "PUT", files+"?path=a.txt", "two"), 409, v1.CodeFileExists)
 	if a := ask(t, k, "", "GET", files+"?path=/home/user/a.txt", ""); a.body != "one" {
 		t.Errorf("it was overwritten: %s", a.body)
 	}
@@ -322,18 +322,18 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 	if a := ask(t, k, "", "GET", files+"?path=a.txt&offset=1&limit=2", ""); a.body != "wo" {
 		t.Errorf("a part: %s", a.body)
 	}
-	check("a directory that is missing", ask(t, k, "", "PUT", files+"?path=x/y", "1"), 404, sandbox.CodeFileNotFound)
+	check("a directory that is missing", ask(t, k, "", "PUT", files+"?path=x/y", "1"), 404, v1.CodeFileNotFound)
 	check("with its directory", ask(t, k, "", "PUT", files+"?path=x/y&parents=true&mode=600", "1"), 200, "")
-	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, sandbox.CodeTooLarge)
-	check("what was too much is not there", ask(t, k, "", "GET", files+"/stat?path=big", ""), 404, sandbox.CodeFileNotFound)
-	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 409, sandbox.CodeFileExists)
+	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, v1.CodeTooLarge)
+	check("what was too much is not there", ask(t, k, "", "GET", files+"/stat?path=big", ""), 404, v1.CodeFileNotFound)
+	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 409, v1.CodeFileExists)
 	check("move onto a file on purpose", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt","overwrite":true}`), 204, "")
 	check("a directory with content", ask(t, k, "", "PUT", files+"?path=x/z&parents=true", "1"), 200, "")
-	check("remove a directory with content", ask(t, k, "", "DELETE", files+"?path=x", ""), 409, sandbox.CodeFileNotEmpty)
+	check("remove a directory with content", ask(t, k, "", "DELETE", files+"?path=x", ""), 409, v1.CodeFileNotEmpty)
 	check("remove all of it", ask(t, k, "", "DELETE", files+"?path=x&recursive=true", ""), 204, "")
 	name := "/tmp/%FFname"
 	check("a name that is no text", ask(t, k, "", "PUT", files+"?path="+name, "1"), 200, "")
-	var info api.FileInfo
+	var info v1.FileInfo
 	ask(t, k, "", "GET", files+"/stat?path="+name, "").decode(t, &info)
 	if info.Path != "/tmp/\xffname" {
 		t.Errorf("got %q", info.Path)
@@ -343,7 +343,7 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 func TestBatchUpload(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	open(t, k, "default", "work")
-	send := func(query string, files ...string) (answer, api.Batch) {
+	send := func(query string, files ...string) (answer, v1.Uploads) {
 		t.Helper()
 		var b bytes.Buffer
 		w := multipart.NewWriter(&b)
@@ -356,7 +356,7 @@ func TestBatchUpload(t *testing.T) {
 		}
 		w.Close()
 		a := ask(t, k, "", "POST", "/v1/sessions/work/files/batch"+query, b.String(), "Content-Type", w.FormDataContentType())
-		var out api.Batch
+		var out v1.Uploads
 		if a.status < 300 {
 			a.decode(t, &out)
 		}
@@ -369,7 +369,7 @@ func TestBatchUpload(t *testing.T) {
 		t.Errorf("%d %+v", a.status, out)
 	}
 	a, out = send("", "a.csv", "other", "c.csv", "new")
-	if a.status != http.StatusMultiStatus || out.Failed != 1 || out.Files[0].Problem == nil || out.Files[0].Problem.Code != sandbox.CodeFileExists || out.Files[1].SHA256 != sum("new") {
+	if a.status != http.StatusMultiStatus || out.Failed != 1 || out.Files[0].Problem == nil || out.Files[0].Problem.Code != v1.CodeFileExists || out.Files[1].SHA256 != sum("new") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	a, out = send("?overwrite=true&dir=/tmp/in&parents=true", "../../etc/passwd", "x", "sub/d.csv", "y")
@@ -390,7 +390,7 @@ func TestTarBothWays(t *testing.T) {
 	_, _ = w.Write([]byte("hi"))
 	w.Close()
 	a := ask(t, k, "", "PUT", "/v1/sessions/work/files/tar?path=/tmp/t&parents=true", b.String())
-	var st api.TarStats
+	var st v1.TarStats
 	a.decode(t, &st)
 	if a.status != 200 || st.Bytes != 2 {
 		t.Errorf("%d %s", a.status, a.body)
@@ -405,17 +405,17 @@ func TestTarBothWays(t *testing.T) {
 
 func TestIdempotencyKey(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	first := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1")
-	again := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1")
+	first := ask(t, k, "", "POST", "/v1/sessions", `{}`, v1.HeaderIdempotency, "k1")
+	again := ask(t, k, "", "POST", "/v1/sessions", `{}`, v1.HeaderIdempotency, "k1")
 	if first.status != http.StatusCreated || again.status != http.StatusCreated || first.body != again.body || again.header.Get("Idempotency-Replayed") != "true" {
 		t.Errorf("%d %s\n%d %s", first.status, first.body, again.status, again.body)
 	}
-	other := ask(t, k, "", "POST", "/v1/sessions", `{"name":"x"}`, api.HeaderIdempotency, "k1")
-	if other.problem(t).Code != api.CodeIdempotency {
+	other := ask(t, k, "", "POST", "/v1/sessions", `{"name":"x"}`, v1.HeaderIdempotency, "k1")
+	if other.problem(t).Code != v1.CodeIdempotency {
 		t.Errorf("another request: %d %s", other.status, other.body)
 	}
-	bad := ask(t, k, "", "POST", "/v1/sessions", `{"spec":{"limits":{"memory":-1}}}`, api.HeaderIdempotency, "k2")
-	good := ask(t, k, "", "POST", "/v1/sessions", `{"name":"y"}`, api.HeaderIdempotency, "k2")
+	bad := ask(t, k, "", "POST", "/v1/sessions", `{"spec":{"limits":{"memory":-1}}}`, v1.HeaderIdempotency, "k2")
+	good := ask(t, k, "", "POST", "/v1/sessions", `{"name":"y"}`, v1.HeaderIdempotency, "k2")
 	if bad.status != 400 || good.status != http.StatusCreated {
 		t.Errorf("behind a failure: %d, then %d %s", bad.status, good.status, good.body)
 	}
@@ -427,21 +427,21 @@ func TestIdempotencyKey(t *testing.T) {
 		{"copies", "POST", "/v1/sessions/y/forks", `{"count":1}`},
 	} {
 		key := fmt.Sprint("made-", i)
-		first := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, key)
-		again := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, key)
+		first := ask(t, k, "", c.method, c.path, c.body, v1.HeaderIdempotency, key)
+		again := ask(t, k, "", c.method, c.path, c.body, v1.HeaderIdempotency, key)
 		if first.status != http.StatusCreated || first.header.Get("Idempotency-Replayed") != "" || again.status != http.StatusCreated || again.body != first.body ||
 			again.header.Get("Idempotency-Replayed") != "true" {
 			t.Errorf("%s: %d %s\n%d %s", c.name, first.status, first.body, again.status, again.body)
 		}
 	}
-	var made api.Sessions
+	var made v1.SessionPage
 	ask(t, k, "", "GET", "/v1/sessions", "").decode(t, &made)
 	if len(made.Sessions) != 4 { // k1, y, y-too and one copy
 		t.Errorf("there are %d sessions", len(made.Sessions))
 	}
 	results := make(chan answer, 5)
 	for range 5 {
-		go func() { results <- ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k3") }()
+		go func() { results <- ask(t, k, "", "POST", "/v1/sessions", `{}`, v1.HeaderIdempotency, "k3") }()
 	}
 	seen := map[string]bool{}
 	for range 5 {
@@ -452,7 +452,7 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 	k.Stop()
 	k.Start()
-	if a := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k1"); a.body != first.body {
+	if a := ask(t, k, "", "POST", "/v1/sessions", `{}`, v1.HeaderIdempotency, "k1"); a.body != first.body {
 		t.Errorf("after a restart: %d %s", a.status, a.body)
 	}
 }
@@ -462,10 +462,10 @@ func TestCommandUnderAnIdempotencyKey(t *testing.T) {
 	s := open(t, k, "default", "work")
 	const commands = "/v1/sessions/work/commands"
 	big := `{"shell":"echo x >> /tmp/big; head -c 3000000 /dev/zero | tr '\\0' a"}`
-	r, done := listen(t.Context(), t, k, "POST", commands, big, api.HeaderIdempotency, "big")
+	r, done := listen(t.Context(), t, k, "POST", commands, big, v1.HeaderIdempotency, "big")
 	until(t, r)
 	done()
-	if a := ask(t, k, "", "POST", commands, big, api.HeaderIdempotency, "big"); a.status != http.StatusConflict {
+	if a := ask(t, k, "", "POST", commands, big, v1.HeaderIdempotency, "big"); a.status != http.StatusConflict {
 		t.Errorf("an answer that was not kept: %d %.200s", a.status, a.body)
 	}
 	body := `{"shell":"echo x >> /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat /tmp/runs"}`
@@ -473,7 +473,7 @@ func TestCommandUnderAnIdempotencyKey(t *testing.T) {
 	go func() {
 		defer close(lost)
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+commands, strings.NewReader(body))
-		req.Header.Set(api.HeaderIdempotency, "slow")
+		req.Header.Set(v1.HeaderIdempotency, "slow")
 		if res, err := plain.Do(req); err == nil {
 			res.Body.Close()
 		}
@@ -488,7 +488,7 @@ func TestCommandUnderAnIdempotencyKey(t *testing.T) {
 	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files?path=/tmp/go", ""); a.status != http.StatusOK {
 		t.Fatal(a.body)
 	}
-	a := ask(t, k, "", "POST", commands, body, api.HeaderIdempotency, "slow")
+	a := ask(t, k, "", "POST", commands, body, v1.HeaderIdempotency, "slow")
 	var v sandbox.Verdict
 	a.decode(t, &v)
 	if a.status != http.StatusOK || string(v.Stdout.Head) != "x\n" {
@@ -503,13 +503,13 @@ func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
 	if err := s.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r, done := listen(t.Context(), t, k, "POST", commands, body, api.HeaderIdempotency, "k")
+	r, done := listen(t.Context(), t, k, "POST", commands, body, v1.HeaderIdempotency, "k")
 	for {
 		e := next(t, r)
-		if e.Kind == api.EventProblem {
+		if e.Kind == v1.EventProblem {
 			break
 		}
-		if e.Kind == api.EventVerdict {
+		if e.Kind == v1.EventVerdict {
 			t.Fatalf("%s", e.Data)
 		}
 	}
@@ -518,7 +518,7 @@ func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // now it runs, and what succeeded is kept
-		r, done := listen(t.Context(), t, k, "POST", commands, body, api.HeaderIdempotency, "k")
+		r, done := listen(t.Context(), t, k, "POST", commands, body, v1.HeaderIdempotency, "k")
 		if out, v := until(t, r); out != "ran\n" || !v.OK() {
 			t.Errorf("%q %+v", out, v)
 		}
@@ -529,7 +529,7 @@ func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
 func TestRequestTimeIsBounded(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Time: time.Nanosecond}})
 	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store
-	if a.status != http.StatusGatewayTimeout || a.problem(t).Code != api.CodeRequestTime {
+	if a.status != http.StatusGatewayTimeout || a.problem(t).Code != v1.CodeRequestTime {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }

@@ -5,30 +5,29 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // createKey makes a key. Its secret is in this answer and nowhere else.
-func createKey(c *call, in api.NewKey) (api.Key, error) {
+func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 	sc, err := parseScope(in.Scope)
 	if err != nil {
-		return api.Key{}, err
+		return v1.APIKey{}, err
 	}
 	if in.Name == "" || len(in.Name) > 128 {
-		return api.Key{}, invalid("a key needs a name of 1 to 128 bytes")
+		return v1.APIKey{}, invalid("a key needs a name of 1 to 128 bytes")
 	}
 	tenant := in.Tenant
 	if tenant == "" {
 		tenant = c.who.tenant
 	}
 	if tenant != c.who.tenant && !c.who.operator {
-		return api.Key{}, &sandbox.Error{Code: api.CodeForbidden, Op: "create key", Message: "only an operator may make keys for another tenant"}
+		return v1.APIKey{}, &v1.Error{Code: v1.CodeForbidden, Op: "create key", Message: "only an operator may make keys for another tenant"}
 	}
 	if tenant != allTenants && !validName(tenant) {
-		return api.Key{}, invalid("%q is no name of a tenant", tenant)
+		return v1.APIKey{}, invalid("%q is no name of a tenant", tenant)
 	}
 	text, id, hash := newSecret(keyPrefix)
 	k := store.APIKey{ID: id, Name: in.Name, Tenant: tenant, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now()}
@@ -38,7 +37,7 @@ func createKey(c *call, in api.NewKey) (api.Key, error) {
 	err = c.s.access.store.AddKey(c.ctx(), k)
 	c.noteKey("key.create", k, err)
 	if err != nil {
-		return api.Key{}, err
+		return v1.APIKey{}, err
 	}
 	c.s.access.mu.Lock()
 	c.s.access.keys[id] = k
@@ -52,7 +51,7 @@ func createKey(c *call, in api.NewKey) (api.Key, error) {
 // noteKey notes in the audit log of the key's tenant what was done with it. The key itself, and its hash, are nobody's business.
 func (c *call) noteKey(action string, k store.APIKey, err error) {
 	e := session.Entry{
-		Tenant: k.Tenant, Action: action, Error: string(sandbox.CodeOf(err)),
+		Tenant: k.Tenant, Action: action, Error: string(v1.CodeOf(err)),
 		Detail: fmt.Sprintf("%s %q, tenant %s, scope %s", k.ID, k.Name, k.Tenant, scopeOf(k.Scopes)),
 	}
 	if e.Tenant == allTenants { // which has no log
@@ -61,20 +60,20 @@ func (c *call) noteKey(action string, k store.APIKey, err error) {
 	c.s.manager.Note(c.ctx(), e)
 }
 
-func listKeys(c *call, _ none) (api.Keys, error) {
+func listKeys(c *call, _ none) (v1.APIKeys, error) {
 	tenant := c.who.tenant
-	if c.who.operator && c.r.Header.Get(api.HeaderTenant) == "" {
+	if c.who.operator && c.r.Header.Get(v1.HeaderTenant) == "" {
 		tenant = "" // all of them
 	}
 	keys, err := c.s.access.store.Keys(c.ctx(), tenant)
 	if err != nil {
-		return api.Keys{}, err
+		return v1.APIKeys{}, err
 	}
 	page, next, err := paged(c, keys, func(k store.APIKey) string { return place("", k.Created, k.ID) })
 	if err != nil {
-		return api.Keys{}, err
+		return v1.APIKeys{}, err
 	}
-	out := api.Keys{Keys: make([]api.Key, len(page)), Next: next}
+	out := v1.APIKeys{Keys: make([]v1.APIKey, len(page)), Next: next}
 	for i, k := range page {
 		out.Keys[i] = keyInfo(k)
 	}
@@ -92,7 +91,7 @@ func revokeKey(c *call, _ none) (none, error) {
 		return none{}, err
 	}
 	if !there {
-		return none{}, &sandbox.Error{Code: api.CodeKeyUnknown, Op: "revoke key", Message: "there is no such key"}
+		return none{}, &v1.Error{Code: v1.CodeKeyUnknown, Op: "revoke key", Message: "there is no such key"}
 	}
 	c.s.access.mu.Lock()
 	k := c.s.access.keys[id]
@@ -103,8 +102,8 @@ func revokeKey(c *call, _ none) (none, error) {
 	return none{}, nil
 }
 
-func keyInfo(k store.APIKey) api.Key {
-	return api.Key{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked)}
+func keyInfo(k store.APIKey) v1.APIKey {
+	return v1.APIKey{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked)}
 }
 
 // some gives nil for no time.
@@ -117,23 +116,23 @@ func some(t time.Time) *time.Time {
 
 // createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again. It
 // also ends with the key that made it.
-func createToken(c *call, in api.NewToken) (api.Token, error) {
+func createToken(c *call, in v1.TokenRequest) (v1.Token, error) {
 	if c.who.session != "" { // or it could outlive itself
-		return api.Token{}, &sandbox.Error{Code: api.CodeForbidden, Op: "create token", Message: "a session's token makes no tokens", Remedy: "use a key"}
+		return v1.Token{}, &v1.Error{Code: v1.CodeForbidden, Op: "create token", Message: "a session's token makes no tokens", Remedy: "use a key"}
 	}
 	if in.Scope == "" {
 		in.Scope = scopeExecute.String()
 	}
 	sc, err := parseScope(in.Scope)
 	if err != nil {
-		return api.Token{}, err
+		return v1.Token{}, err
 	}
 	if sc > scopeExecute {
-		return api.Token{}, invalid("a session's token can have the scope read or execute")
+		return v1.Token{}, invalid("a session's token can have the scope read or execute")
 	}
 	ses, err := c.session()
 	if err != nil {
-		return api.Token{}, err
+		return v1.Token{}, err
 	}
 	info := ses.Info()
 	text, id, hash := newSecret(tokenPrefix)
@@ -145,29 +144,29 @@ func createToken(c *call, in api.NewToken) (api.Token, error) {
 	}
 	err = c.s.access.store.AddToken(c.ctx(), t)
 	c.s.manager.Note(c.ctx(), session.Entry{
-		Tenant: t.Tenant, Session: t.Name, Action: "token.create", Detail: fmt.Sprintf("%s, scope %s", t.ID, sc), Error: string(sandbox.CodeOf(err)),
+		Tenant: t.Tenant, Session: t.Name, Action: "token.create", Detail: fmt.Sprintf("%s, scope %s", t.ID, sc), Error: string(v1.CodeOf(err)),
 	})
 	if err != nil {
-		return api.Token{}, err
+		return v1.Token{}, err
 	}
 	c.status = http.StatusCreated
-	return api.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: some(t.Expires)}, nil
+	return v1.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: some(t.Expires)}, nil
 }
 
 // auditLog gives a page of the tenant's audit log.
-func auditLog(c *call, _ none) (api.Audit, error) {
+func auditLog(c *call, _ none) (v1.AuditPage, error) {
 	limit, err := c.page()
 	if err != nil {
-		return api.Audit{}, err
+		return v1.AuditPage{}, err
 	}
 	after, err := c.number("after", 0)
 	if err != nil {
-		return api.Audit{}, err
+		return v1.AuditPage{}, err
 	}
 	o := session.AuditOptions{
 		Tenant: c.who.tenant, Session: c.query.Get("session"), Actor: c.query.Get("actor"), Action: c.query.Get("action"), After: after, Limit: limit + 1,
 	}
-	out := api.Audit{Entries: []session.Entry{}}
+	out := v1.AuditPage{Entries: []session.Entry{}}
 	for e, err := range c.s.manager.Audit(c.ctx(), o) {
 		if err != nil {
 			return out, err

@@ -6,21 +6,20 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // CheckListen refuses an address that others can reach while there is no key: whoever reaches it could run code here.
 func CheckListen(addr string, haveKeys bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return &sandbox.Error{Code: api.CodeListenRefused, Op: "listen", Message: addr + " is no address", Remedy: "write HOST:PORT, e.g. 127.0.0.1:7070", Err: err}
+		return &v1.Error{Code: v1.CodeListenRefused, Op: "listen", Message: addr + " is no address", Remedy: "write HOST:PORT, e.g. 127.0.0.1:7070", Err: err}
 	}
 	if haveKeys || loopback(host) {
 		return nil
 	}
-	return &sandbox.Error{
-		Code: api.CodeListenRefused, Op: "listen", Message: addr + " can be reached from other machines, and there is no key yet",
+	return &v1.Error{
+		Code: v1.CodeListenRefused, Op: "listen", Message: addr + " can be reached from other machines, and there is no key yet",
 		Remedy: "make one with recluse key create, or listen on 127.0.0.1",
 	}
 }
@@ -47,5 +46,5 @@ func ListenUnix(path string) (net.Listener, error) {
 }
 
 func listenError(path string, err error) error {
-	return &sandbox.Error{Code: api.CodeListenRefused, Op: "listen", Message: "cannot listen on " + path, Err: err}
+	return &v1.Error{Code: v1.CodeListenRefused, Op: "listen", Message: "cannot listen on " + path, Err: err}
 }

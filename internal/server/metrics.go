@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
@@ -66,7 +67,7 @@ func (x *metrics) created(backend string, took time.Duration) {
 
 func (x *metrics) ran(kind string, v *sandbox.Verdict, err error, took time.Duration) {
 	if v == nil {
-		x.failures.WithLabelValues(kind, string(sandbox.CodeOf(err))).Inc()
+		x.failures.WithLabelValues(kind, string(v1.CodeOf(err))).Inc()
 		return
 	}
 	x.runs.WithLabelValues(kind).Observe(took.Seconds())

@@ -12,19 +12,17 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // document is the OpenAPI description of the table. Its schemas are made from the types that the handlers use.
 func (s *Server) document() *huma.OpenAPI {
 	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
 	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
-	reg.RegisterTypeAlias(reflect.TypeFor[api.Text](), text)
+	reg.RegisterTypeAlias(reflect.TypeFor[v1.Text](), text)
 	reg.RegisterTypeAlias(reflect.TypeFor[v1.Duration](), duration)
 	reg.RegisterTypeAlias(reflect.TypeFor[json.RawMessage](), reflect.TypeFor[any]()) // any value, not bytes
 	reg.RegisterTypeAlias(reflect.TypeFor[chatText](), text)                          // or parts of type text
-	reg.RegisterTypeAlias(reflect.TypeFor[sandbox.Verdict](), reflect.TypeFor[verdictSchema]())
+	reg.RegisterTypeAlias(reflect.TypeFor[v1.Verdict](), reflect.TypeFor[verdictSchema]())
 	doc := &huma.OpenAPI{
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{Title: "recluse", Version: s.opts.Version, Description: "Sandboxes for model-written code, bound to sessions. " +
@@ -33,7 +31,7 @@ func (s *Server) document() *huma.OpenAPI {
 		Components: &huma.Components{Schemas: reg, SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer"}}},
 	}
 	problem := &huma.Response{Description: "A problem", Content: map[string]*huma.MediaType{
-		api.ProblemType: {Schema: reg.Schema(reflect.TypeFor[api.Problem](), true, "")},
+		v1.ProblemType: {Schema: reg.Schema(reflect.TypeFor[v1.Problem](), true, "")},
 	}}
 	for i := range s.routes {
 		doc.AddOperation(operation(&s.routes[i], reg, problem))
@@ -60,7 +58,7 @@ func operation(r *route, reg huma.Registry, problem *huma.Response) *huma.Operat
 	}
 	if r.repeatable {
 		op.Parameters = append(op.Parameters, &huma.Param{
-			Name: api.HeaderIdempotency, In: "header", Schema: &huma.Schema{Type: "string"}, Description: "a repetition under the same key gets the first answer again",
+			Name: v1.HeaderIdempotency, In: "header", Schema: &huma.Schema{Type: "string"}, Description: "a repetition under the same key gets the first answer again",
 		})
 	}
 	switch {
@@ -100,7 +98,7 @@ func operationID(r *route) string {
 	return strings.ToLower(r.method) + "-" + strings.Trim(p, "-")
 }
 
-// schemaName keeps apart types of one name in several packages.
+// schemaName returns the name of a type in the document.
 func schemaName(t reflect.Type, hint string) string {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -108,18 +106,11 @@ func schemaName(t reflect.Type, hint string) string {
 	if t == reflect.TypeFor[verdictSchema]() {
 		return "Verdict"
 	}
-	name := huma.DefaultSchemaNamer(t, hint)
-	switch p := t.PkgPath(); {
-	case strings.HasSuffix(p, "/session"):
-		return "Session" + name
-	case strings.HasSuffix(p, "/sandbox"):
-		return "Sandbox" + name
-	}
-	return name
+	return huma.DefaultSchemaNamer(t, hint)
 }
 
 // PlainVerdict is a verdict without its methods. It is exported for huma, which looks into no other embedded types.
-type PlainVerdict sandbox.Verdict
+type PlainVerdict v1.Verdict
 
 // verdictSchema is what a verdict looks like once it has been written: its fields, and what its own methods add or replace.
 type verdictSchema struct {
@@ -133,7 +124,7 @@ type verdictSchema struct {
 }
 
 // PlainOutput is an output without its methods.
-type PlainOutput sandbox.Output
+type PlainOutput v1.Output
 
 // outputSchema is what an output looks like once it has been written.
 type outputSchema struct {

@@ -14,14 +14,14 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestHealth(t *testing.T) {
-	ill := &sandbox.Error{Code: sandbox.CodeNoBackend, Message: "nothing runs here"}
+	ill := &v1.Error{Code: v1.CodeNoBackend, Message: "nothing runs here"}
 	for _, c := range []struct {
 		name   string
 		opts   server.Options
@@ -114,7 +114,7 @@ func TestLogHasIdsAndNoSecrets(t *testing.T) {
 	open(t, k, "a", "work")
 	a := ask(t, k, key, "POST", "/v1/sessions/work/cells", `{"code":"password = 'hunter2'"}`)
 	ask(t, k, key, "GET", "/v1/sessions/work/files?path=/tmp/hunter2", "")
-	id := a.header.Get(api.HeaderRequest)
+	id := a.header.Get(v1.HeaderRequest)
 	text := buf.String()
 	if strings.Contains(text, "hunter2") || strings.Contains(text, key[20:]) {
 		t.Errorf("a secret was logged: %s", text)
@@ -146,7 +146,7 @@ func TestRequestsWithoutARouteAreNotedToo(t *testing.T) {
 	} {
 		a := ask(t, k, "", c.method, path, "")
 		p := a.problem(t)
-		if a.status != c.status || p.Instance == "" || p.Instance != a.header.Get(api.HeaderRequest) {
+		if a.status != c.status || p.Instance == "" || p.Instance != a.header.Get(v1.HeaderRequest) {
 			t.Errorf("%s: %d %+v", path, a.status, p)
 		}
 		if a.status == http.StatusMethodNotAllowed && a.header.Get("Allow") != "POST" {
@@ -186,12 +186,12 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 		}
 		ids[op["operationId"]] = true
 	}
-	for _, name := range []string{"Cell", "Command", "Verdict", "Problem", "SessionInfo", "SandboxSpec"} {
+	for _, name := range []string{"CellRequest", "CommandRequest", "Verdict", "Problem", "Session", "Spec"} {
 		if doc.Components.Schemas[name] == nil {
 			t.Errorf("no schema %s", name)
 		}
 	}
-	fields, _ := doc.Components.Schemas["SandboxSpec"]["properties"].(map[string]any)
+	fields, _ := doc.Components.Schemas["Spec"]["properties"].(map[string]any)
 	for _, name := range []string{"image", "shell", "user", "options", "volumes"} {
 		if fields[name] == nil {
 			t.Errorf("a spec has no %s", name)

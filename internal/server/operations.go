@@ -9,20 +9,20 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-func listOperations(c *call, _ none) (api.Operations, error) {
+func listOperations(c *call, _ none) (v1.OperationPage, error) {
 	ses, err := c.session()
 	if err != nil {
-		return api.Operations{}, err
+		return v1.OperationPage{}, err
 	}
 	ops, err := ses.Operations(c.ctx())
 	if err != nil {
-		return api.Operations{}, err
+		return v1.OperationPage{}, err
 	}
-	var out api.Operations
+	var out v1.OperationPage
 	out.Operations, out.Next, err = paged(c, ops, func(o sandbox.Operation) string { return place("", o.Started, o.ID) })
 	return out, err
 }
@@ -51,7 +51,7 @@ func cancelOperation(c *call, _ none) (none, error) {
 	return none{}, ses.Cancel(c.ctx(), c.r.PathValue("operation"))
 }
 
-func signalOperation(c *call, in api.Signal) (none, error) {
+func signalOperation(c *call, in v1.SignalRequest) (none, error) {
 	sig, err := parseSignal(in.Signal)
 	if err != nil {
 		return none{}, err
@@ -84,10 +84,10 @@ func followOperation(c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.r.Header.Get(api.HeaderLastEvent) != "" {
+	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
-	m := api.Mark{Op: c.r.PathValue("operation")}
+	m := v1.Mark{Op: c.r.PathValue("operation")}
 	if m.Stdout, err = c.number("stdout", 0); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func followOperation(c *call) error {
 		return follow(c, ses, m)
 	}
 	var stdout, stderr bounded
-	out := api.Followed{Next: m.Offsets}
+	out := v1.Followed{Next: m.Offsets}
 	v, err := ses.Follow(c.ctx(), m.Op, sandbox.FollowOptions{
 		StdoutOffset: m.Stdout, StderrOffset: m.Stderr, Stdout: &stdout, Stderr: &stderr, NoWait: true,
 		Skipped: func(stream int, n int64) {
@@ -112,7 +112,7 @@ func followOperation(c *call) error {
 	if err != nil && !errors.Is(err, errFull) {
 		return err
 	}
-	out.Stdout, out.Stderr, out.Verdict, out.Running = api.Text(stdout.String()), api.Text(stderr.String()), v, v == nil && err == nil
+	out.Stdout, out.Stderr, out.Verdict, out.Running = v1.Text(stdout.String()), v1.Text(stderr.String()), v, v == nil && err == nil
 	out.Next.Stdout += out.Skipped.Stdout + int64(stdout.Len())
 	out.Next.Stderr += out.Skipped.Stderr + int64(stderr.Len())
 	return c.reply(out)
@@ -139,16 +139,16 @@ func (b *bounded) Write(p []byte) (int, error) {
 // ReadFrom would get around the bound.
 func (b *bounded) ReadFrom(io.Reader) (int64, error) { return 0, errFull }
 
-func listContexts(c *call, _ none) (api.Contexts, error) {
+func listContexts(c *call, _ none) (v1.ContextPage, error) {
 	ses, err := c.session()
 	if err != nil {
-		return api.Contexts{}, err
+		return v1.ContextPage{}, err
 	}
 	list, err := ses.Contexts(c.ctx())
 	if err != nil {
-		return api.Contexts{}, err
+		return v1.ContextPage{}, err
 	}
-	var out api.Contexts
+	var out v1.ContextPage
 	out.Contexts, out.Next, err = paged(c, list, func(x sandbox.Context) string { return x.Name })
 	return out, err
 }
@@ -172,7 +172,7 @@ func parseSignal(s string) (syscall.Signal, error) {
 			return syscall.Signal(i + 1), nil
 		}
 	}
-	return 0, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "signal", Message: fmt.Sprintf("%q is no signal", s), Remedy: "write SIGTERM, TERM or 15"}
+	return 0, &v1.Error{Code: v1.CodeInvalidRequest, Op: "signal", Message: fmt.Sprintf("%q is no signal", s), Remedy: "write SIGTERM, TERM or 15"}
 }
 
 // signals are Linux's, from 1 on.

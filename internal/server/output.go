@@ -4,7 +4,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // position is how far the caller of a stream has been told.
@@ -12,14 +12,14 @@ type position struct {
 	op string
 
 	mu sync.Mutex
-	at api.Offsets // guarded by mu
+	at v1.Offsets // guarded by mu
 }
 
 // mark is the id of an event: whoever gives it back goes on behind it.
 func (p *position) mark() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return api.Mark{Op: p.op, Offsets: p.at}.String()
+	return v1.Mark{Op: p.op, Offsets: p.at}.String()
 }
 
 // advance moves a stream's offset and gives where it was.
@@ -62,12 +62,12 @@ func (o *output) send(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	kind := api.EventStdout
+	kind := v1.EventStdout
 	if o.stream == 2 {
-		kind = api.EventStderr
+		kind = v1.EventStderr
 	}
 	at := o.pos.advance(o.stream, int64(len(b)))
-	_ = o.st.send(o.pos.mark(), kind, api.Chunk{Offset: at, Data: api.Text(b)})
+	_ = o.st.send(o.pos.mark(), kind, v1.Chunk{Offset: at, Data: v1.Text(b)})
 }
 
 // incomplete counts the bytes at the end that begin a character of UTF-8 and do not end it.

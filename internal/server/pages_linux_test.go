@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -95,12 +95,12 @@ func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	ids := func(p api.Approvals) ([]string, string) {
+	ids := func(p v1.ApprovalPage) ([]string, string) {
 		return named(p.Approvals, func(q gate.Approval) string { return q.ID }), p.Next
 	}
 	check("questions", collect(t, k, key, "/v1/approvals?", 2, ids), asked)
 	check("questions that wait", collect(t, k, key, "/v1/approvals?state=pending", 2, ids), asked)
-	check("variables", collect(t, k, key, "/v1/sessions/work/vars?", 2, func(p api.Vars) ([]string, string) {
+	check("variables", collect(t, k, key, "/v1/sessions/work/vars?", 2, func(p v1.VarPage) ([]string, string) {
 		var page []string
 		for name, value := range p.Vars {
 			if value != "of "+name {
@@ -111,7 +111,7 @@ func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
 		slices.Sort(page)
 		return page, p.Next
 	}), names)
-	check("contexts", collect(t, k, key, "/v1/sessions/work/contexts?", 2, func(p api.Contexts) ([]string, string) {
+	check("contexts", collect(t, k, key, "/v1/sessions/work/contexts?", 2, func(p v1.ContextPage) ([]string, string) {
 		return named(p.Contexts, func(c sandbox.Context) string { return c.Name }), p.Next
 	}), append([]string{"default"}, names[:3]...)) // which is warm from the start
 	if a := ask(t, k, key, "GET", "/v1/approvals?limit=0", ""); a.status != http.StatusBadRequest {
@@ -120,7 +120,7 @@ func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
 
 	// Whoever asks our client sees no pages.
 	c := k.Client(key)
-	if all, err := c.Approvals(t.Context(), gate.Pending); err != nil || len(all) != len(asked) {
+	if all, err := c.Approvals(t.Context(), v1.ApprovalPending); err != nil || len(all) != len(asked) {
 		t.Errorf("%+v %v", all, err)
 	}
 	work, _, err := c.Get(t.Context(), "work")
@@ -143,7 +143,7 @@ func TestAPageOfVariablesIsNoLargerThanCanBeTaken(t *testing.T) {
 	}
 	got, next := 0, ""
 	for pages := 1; ; pages++ {
-		var page api.Vars
+		var page v1.VarPage
 		a := ask(t, k, "", "GET", "/v1/sessions/work/vars?after="+url.QueryEscape(next), "")
 		a.decode(t, &page)
 		if len(a.body) > 9<<20 {

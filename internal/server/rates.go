@@ -6,8 +6,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxRates is how many callers' rates are kept. There are as many as keys and tokens in use, so this is only reached by abuse;
@@ -45,5 +44,5 @@ func (r *rates) take(caller string) (wait time.Duration, err error) {
 	res := l.Reserve()
 	wait = res.Delay()
 	res.Cancel()
-	return wait, &sandbox.Error{Code: api.CodeRateLimited, Op: "check access", Message: "too many requests", Remedy: "wait as long as Retry-After says", Retry: true}
+	return wait, &v1.Error{Code: v1.CodeRateLimited, Op: "check access", Message: "too many requests", Remedy: "wait as long as Retry-After says", Retry: true}
 }

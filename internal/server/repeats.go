@@ -11,9 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -40,12 +39,12 @@ func newRepeats(st store.Access) *repeats {
 
 // once answers with do, or with what do answered the first time. Only success is remembered: what failed may be tried again.
 func (r *repeats) once(c *call, do func() error) error {
-	key := c.r.Header.Get(api.HeaderIdempotency)
+	key := c.r.Header.Get(v1.HeaderIdempotency)
 	if key == "" {
 		return do()
 	}
 	if len(key) > maxIdemKey {
-		return invalid("%s is longer than %d bytes", api.HeaderIdempotency, maxIdemKey)
+		return invalid("%s is longer than %d bytes", v1.HeaderIdempotency, maxIdemKey)
 	}
 	read := func() ([]byte, func(), error) { b, err := c.readBody(); return b, func() {}, err }
 	if c.route.large {
@@ -74,8 +73,8 @@ func (r *repeats) once(c *call, do func() error) error {
 	}
 	if !claimed {
 		if !bytes.Equal(old.Request, claim.Request) {
-			return &sandbox.Error{
-				Code: api.CodeIdempotency, Op: "check idempotency key", Message: "the key was used for another request", Remedy: "take a new key for each request",
+			return &v1.Error{
+				Code: v1.CodeIdempotency, Op: "check idempotency key", Message: "the key was used for another request", Remedy: "take a new key for each request",
 			}
 		}
 		if old.Done {
@@ -115,11 +114,11 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 	}()
 	if err := do(); err != nil {
 		// What goes on without its caller, or its server, is found by whoever repeats.
-		done = c.ctx().Err() != nil || c.s.draining() && sandbox.CodeOf(err) == api.CodeUnavailable
+		done = c.ctx().Err() != nil || c.s.draining() && v1.CodeOf(err) == v1.CodeUnavailable
 		return err
 	}
 	if code := c.w.problem.Code; code != "" { // told as an event
-		done = c.s.draining() && code == api.CodeUnavailable
+		done = c.s.draining() && code == v1.CodeUnavailable
 		return nil
 	}
 	if c.w.status >= 300 {
@@ -143,8 +142,8 @@ const notKept = "Recluse-Not-Kept"
 
 func replay(c *call, old store.Reply) error {
 	if old.Header[notKept] != "" {
-		return &sandbox.Error{
-			Code: api.CodeNotKept, Op: "repeat answer", Message: "the request has succeeded, and its answer was too large to keep", Remedy: "look for what it made; a command is among the operations",
+		return &v1.Error{
+			Code: v1.CodeNotKept, Op: "repeat answer", Message: "the request has succeeded, and its answer was too large to keep", Remedy: "look for what it made; a command is among the operations",
 		}
 	}
 	for k, v := range old.Header {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/session"
@@ -20,7 +20,7 @@ func send(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set(api.HeaderIdempotency, key)
+	req.Header.Set(v1.HeaderIdempotency, key)
 	res, err := plain.Do(req)
 	if err == nil {
 		res.Body.Close()
@@ -31,9 +31,9 @@ func send(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, 
 // counted gives how many sessions and snapshots there are.
 func counted(t *testing.T, k *servertest.Bench) string {
 	t.Helper()
-	var sessions api.Sessions
+	var sessions v1.SessionPage
 	ask(t, k, "", "GET", "/v1/sessions", "").decode(t, &sessions)
-	var snapshots api.SnapshotList
+	var snapshots v1.SnapshotPage
 	ask(t, k, "", "GET", "/v1/snapshots", "").decode(t, &snapshots)
 	return fmt.Sprintf("%d sessions, %d snapshots", len(sessions.Sessions), len(snapshots.Snapshots))
 }
@@ -62,11 +62,11 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 			if got := counted(t, k); got != c.there {
 				t.Fatalf("%s, want %s", got, c.there)
 			}
-			first := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, c.name)
+			first := ask(t, k, "", c.method, c.path, c.body, v1.HeaderIdempotency, c.name)
 			if first.status != http.StatusCreated || !strings.Contains(first.body, c.made) {
 				t.Errorf("%d %s", first.status, first.body)
 			}
-			again := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, c.name)
+			again := ask(t, k, "", c.method, c.path, c.body, v1.HeaderIdempotency, c.name)
 			if again.body != first.body || again.header.Get("Idempotency-Replayed") == "" {
 				t.Errorf("%d %s, and at first %s", again.status, again.body, first.body)
 			}
@@ -76,7 +76,7 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 			if !strings.Contains(c.body, "name") {
 				return
 			}
-			if a := ask(t, k, "", c.method, c.path, c.body, api.HeaderIdempotency, "another"); a.status != http.StatusConflict {
+			if a := ask(t, k, "", c.method, c.path, c.body, v1.HeaderIdempotency, "another"); a.status != http.StatusConflict {
 				t.Errorf("under another key: %d %s", a.status, a.body)
 			}
 		})
@@ -102,7 +102,7 @@ func TestACallerWhoWasCutOffFindsTheSession(t *testing.T) {
 	})
 	cancel()
 	<-sent
-	a := ask(t, k, "", "POST", "/v1/sessions", `{}`, api.HeaderIdempotency, "k")
+	a := ask(t, k, "", "POST", "/v1/sessions", `{}`, v1.HeaderIdempotency, "k")
 	if got := counted(t, k); a.status != http.StatusCreated || got != "1 sessions, 0 snapshots" {
 		t.Errorf("%s, and the answer is %d %s", got, a.status, a.body)
 	}

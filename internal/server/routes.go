@@ -5,7 +5,7 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -124,18 +124,18 @@ func (s *Server) table() []route {
 		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, showGuest),
 		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, sessionEvents).
 			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "go on for ever; true if left out"}).
-			giving(api.EventStream).lasting(),
+			giving(v1.EventStream).lasting(),
 
-		raw[api.Cell, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, runCell).giving(api.EventStream).lasting(),
-		raw[api.Command, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, runCommand).
-			giving(api.EventStream).lasting().repeating(),
+		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, runCell).giving(v1.EventStream).lasting(),
+		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, runCommand).
+			giving(v1.EventStream).lasting().repeating(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, runSocket).lasting().
 			succeeding(http.StatusSwitchingProtocols),
 		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, listOperations).with(qLimit, qAfter),
 		on("GET", op, "run", "Look at a cell or command", scopeRead, showOperation),
 		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, forgetOperation),
-		raw[none, api.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, followOperation).
-			with(param{"stdout", "integer", "offset to begin at"}, param{"stderr", "integer", "offset to begin at"}).giving(api.EventStream).lasting(),
+		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, followOperation).
+			with(param{"stdout", "integer", "offset to begin at"}, param{"stderr", "integer", "offset to begin at"}).giving(v1.EventStream).lasting(),
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, awaitOperation).lasting(),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, signalOperation),
 		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, cancelOperation),
@@ -144,7 +144,7 @@ func (s *Server) table() []route {
 
 		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, readFile).
 			with(qPath, param{"offset", "integer", "bytes to pass over"}, param{"limit", "integer", "bytes to give; 0: all"}).giving("application/octet-stream").lasting(),
-		raw[none, api.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, writeFile).
+		raw[none, v1.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, writeFile).
 			with(qPath, param{"overwrite", "boolean", "replace a file that is there"}, param{"parents", "boolean", "make missing directories"},
 				param{"append", "boolean", "add to the end"}, param{"mode", "string", "permission bits, octal"}).taking("application/octet-stream").lasting(),
 		on("DELETE", files, "files", "Remove a file", scopeExecute, removeFile).with(qPath, param{"recursive", "boolean", "a whole tree"}),
@@ -154,17 +154,17 @@ func (s *Server) table() []route {
 				qAfter),
 		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, makeDirectory),
 		on("POST", files+"/move", "files", "Rename", scopeExecute, moveFile),
-		raw[none, api.Batch]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
+		raw[none, v1.Uploads]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
 			with(param{"dir", "string", "where to; the home directory if left out"}, param{"overwrite", "boolean", "replace files that are there"},
 				param{"parents", "boolean", "make missing directories"}).taking("multipart/form-data").lasting(),
 		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, downloadTar).
 			with(param{"path", "string", "may be repeated"}).giving("application/x-tar").lasting(),
-		raw[none, api.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, uploadTar).
+		raw[none, v1.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, uploadTar).
 			with(qPath, param{"overwrite", "boolean", "replace files that are there"}, param{"parents", "boolean", "make the directory"},
 				param{"max_bytes", "integer", "refuse more; 0: the sandbox's own limit"}, param{"max_entries", "integer", "refuse more; 0: the sandbox's own limit"}).
 			taking("application/x-tar").lasting(),
-		raw[none, api.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, watchFiles).
-			with(qPath, param{"recursive", "boolean", "also what is below"}).giving(api.EventStream).lasting(),
+		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, watchFiles).
+			with(qPath, param{"recursive", "boolean", "also what is below"}).giving(v1.EventStream).lasting(),
 
 		on("GET", ses+"/vars", "vars", "List variables", scopeRead, listVars).with(qLimit, qAfter),
 		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, getVar),

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -23,10 +23,10 @@ type task struct {
 }
 
 // check refuses what cannot be, and names what has no name: whoever loses the connection finds it again by that.
-func (t *task) check(r *api.Run) error {
+func (t *task) check(r *v1.RunFields) error {
 	switch r.OnDisconnect {
-	case "", api.OnDisconnectCancel:
-	case api.OnDisconnectKeep:
+	case "", v1.OnDisconnectCancel:
+	case v1.OnDisconnectKeep:
 		t.keep = true
 	default:
 		return invalid("on_disconnect is cancel or keep, not %q", r.OnDisconnect)
@@ -59,8 +59,8 @@ func (c *call) do(t *task) (*sandbox.Verdict, error) {
 	began := time.Now()
 	v, err := t.run(ctx)
 	if err != nil && c.s.draining() {
-		err = &sandbox.Error{
-			Code: api.CodeUnavailable, Op: "run " + t.kind, Message: "the server was stopped before it ended", Retry: true, Err: err,
+		err = &v1.Error{
+			Code: v1.CodeUnavailable, Op: "run " + t.kind, Message: "the server was stopped before it ended", Retry: true, Err: err,
 			Remedy: "it goes on: follow operation " + t.id + " once the server is back",
 		}
 	}
@@ -81,10 +81,10 @@ func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bu
 	st := startStream(c)
 	defer st.close()
 	pos := &position{op: t.id}
-	_ = st.send(pos.mark(), api.EventStarted, api.Started{ID: t.id}) // a caller who has gone is told by the context
+	_ = st.send(pos.mark(), v1.EventStarted, v1.Started{ID: t.id}) // a caller who has gone is told by the context
 	*stdout, *stderr = &output{st: st, pos: pos, stream: 1}, &output{st: st, pos: pos, stream: 2}
 	if display != nil {
-		*display = func(b sandbox.Bundle) { _ = st.send("", api.EventDisplay, b) }
+		*display = func(b sandbox.Bundle) { _ = st.send("", v1.EventDisplay, b) }
 	}
 	v, err := c.do(t)
 	(*stdout).flush()
@@ -93,7 +93,7 @@ func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bu
 		st.problem(err)
 		return nil
 	}
-	_ = st.send(pos.mark(), api.EventVerdict, v)
+	_ = st.send(pos.mark(), v1.EventVerdict, v)
 	return nil
 }
 
@@ -103,18 +103,18 @@ func runCell(c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.r.Header.Get(api.HeaderLastEvent) != "" {
+	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
-	in, err := decode[api.Cell](c)
+	in, err := decode[v1.CellRequest](c)
 	if err != nil {
 		return err
 	}
 	t := &task{kind: "cell"}
-	if err := t.check(&in.Run); err != nil {
+	if err := t.check(&in.RunFields); err != nil {
 		return err
 	}
-	cell := in.Sandbox()
+	cell := in.Cell()
 	cell.Detach = true // of the server: the caller's own fate is decided by do
 	if in.Stdin != nil {
 		cell.Stdin = strings.NewReader(string(*in.Stdin))
@@ -135,19 +135,19 @@ func runCommand(c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.r.Header.Get(api.HeaderLastEvent) != "" {
+	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
-	in, err := decode[api.Command](c)
+	in, err := decode[v1.CommandRequest](c)
 	if err != nil {
 		return err
 	}
 	t := &task{kind: "command"}
-	if key := c.r.Header.Get(api.HeaderIdempotency); key != "" && in.ID == "" { // the same each time, so that a repetition finds it
+	if key := c.r.Header.Get(v1.HeaderIdempotency); key != "" && in.ID == "" { // the same each time, so that a repetition finds it
 		sum := sha256.Sum256([]byte(c.who.tenant + "\x00" + key))
 		in.ID = "c-" + hex.EncodeToString(sum[:16])
 	}
-	if err := t.check(&in.Run); err != nil {
+	if err := t.check(&in.RunFields); err != nil {
 		return err
 	}
 	if c.again {
@@ -158,7 +158,7 @@ func runCommand(c *call) error {
 	if in.PTY != nil {
 		return invalid("a terminal needs the WebSocket at …/stream")
 	}
-	cmd := in.Sandbox()
+	cmd := in.Command()
 	cmd.Detach = true
 	if in.Stdin != nil {
 		cmd.Stdin = strings.NewReader(string(*in.Stdin))
@@ -180,10 +180,10 @@ func runCommand(c *call) error {
 func (c *call) found(ses *session.Session, id string, background bool) error {
 	if background {
 		c.status = 202
-		return c.reply(api.Started{ID: id})
+		return c.reply(v1.Started{ID: id})
 	}
 	if c.wantsEvents() {
-		return follow(c, ses, api.Mark{Op: id})
+		return follow(c, ses, v1.Mark{Op: id})
 	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
@@ -208,12 +208,12 @@ func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) er
 		return err
 	}
 	c.status = 202
-	return c.reply(api.Started{ID: id})
+	return c.reply(v1.Started{ID: id})
 }
 
 // resume follows an operation from where its Last-Event-ID says.
 func resume(c *call, ses *session.Session) error {
-	m, err := api.ParseMark(c.r.Header.Get(api.HeaderLastEvent))
+	m, err := v1.ParseMark(c.r.Header.Get(v1.HeaderLastEvent))
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func resume(c *call, ses *session.Session) error {
 }
 
 // follow sends an operation's output from a mark on, and its verdict.
-func follow(c *call, ses *session.Session, m api.Mark) error {
+func follow(c *call, ses *session.Session, m v1.Mark) error {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	// An operation that nobody knows is a plain problem; so is one that this server cannot reach.
@@ -236,7 +236,7 @@ func follow(c *call, ses *session.Session, m api.Mark) error {
 		StdoutOffset: m.Stdout, StderrOffset: m.Stderr, Stdout: stdout, Stderr: stderr,
 		Skipped: func(stream int, n int64) {
 			pos.advance(stream, n)
-			_ = st.send(pos.mark(), api.EventSkipped, api.Skipped{Stream: stream, Bytes: n})
+			_ = st.send(pos.mark(), v1.EventSkipped, v1.Skipped{Stream: stream, Bytes: n})
 		},
 	})
 	stdout.flush()
@@ -250,6 +250,6 @@ func follow(c *call, ses *session.Session, m api.Mark) error {
 		}
 		return nil
 	}
-	_ = st.send(pos.mark(), api.EventVerdict, v)
+	_ = st.send(pos.mark(), v1.EventVerdict, v)
 	return nil
 }

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/recluse-dev/recluse/internal/problem"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -24,12 +24,12 @@ func (s *Server) runRoutes() []route {
 	return []route{
 		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, listRuns).
 			with(qLimit, param{"after", "string", "run behind which to begin"}).lasting(),
-		raw[api.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, startRun).
+		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, startRun).
 			repeating().succeeding(http.StatusCreated).lasting().contexts(),
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
 		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
-		raw[none, rlm.Event]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
-			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "wait for those to come; left out: true"}).giving(api.EventStream).lasting(),
+		raw[none, v1.RunEvent]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
+			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "wait for those to come; left out: true"}).giving(v1.EventStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, exportRun).
 			giving("application/jsonl").lasting(),
 		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, cancelRun).lasting(),
@@ -39,7 +39,7 @@ func (s *Server) runRoutes() []route {
 
 		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, listModels),
 		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
-			giving(api.EventStream).lasting(),
+			giving(v1.EventStream).lasting(),
 	}
 }
 
@@ -49,13 +49,13 @@ func (s *Server) Busy() bool { return s.opts.Runs != nil && s.opts.Runs.Busy() }
 // keeper gives what looks after runs.
 func (c *call) keeper() (*runs.Keeper, error) {
 	if c.s.opts.Runs == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "use runs", Message: "this server runs no models"}
+		return nil, &v1.Error{Code: v1.CodeNotSupported, Op: "use runs", Message: "this server runs no models"}
 	}
 	return c.s.opts.Runs, nil
 }
 
-func listRuns(c *call, _ none) (api.Runs, error) {
-	out := api.Runs{Runs: []*rlm.Info{}}
+func listRuns(c *call, _ none) (v1.RunPage, error) {
+	out := v1.RunPage{Runs: []*rlm.Info{}}
 	k, err := c.keeper()
 	if err != nil {
 		return out, err
@@ -69,7 +69,7 @@ func listRuns(c *call, _ none) (api.Runs, error) {
 		if err != nil {
 			c.log.Warn("a run cannot be read", "error", err)
 			if c.who.host && (after == "" || len(out.Runs) > 0) { // its text may name paths, and on an earlier page it was told
-				out.Problems = append(out.Problems, api.ProblemOf(err))
+				out.Problems = append(out.Problems, problem.Of(err))
 			}
 			continue
 		}
@@ -91,7 +91,7 @@ func startRun(c *call) error {
 	if err != nil {
 		return err
 	}
-	var in api.NewRun
+	var in v1.NewRun
 	raw, release, err := c.readLarge()
 	defer release()
 	if err == nil {
@@ -149,7 +149,7 @@ func (c *call) readLarge() (raw []byte, release func(), err error) {
 	case c.s.large <- struct{}{}:
 		release = sync.OnceFunc(func() { <-c.s.large })
 	case <-ctx.Done():
-		return nil, release, &sandbox.Error{Code: session.CodeQueueFull, Op: "read request", Message: "too many large requests are being read", Remedy: "try again later", Retry: true}
+		return nil, release, &v1.Error{Code: v1.CodeQueueFull, Op: "read request", Message: "too many large requests are being read", Remedy: "try again later", Retry: true}
 	}
 	rest := bytes.NewBuffer(raw)
 	if _, err := rest.ReadFrom(body); err != nil {
@@ -160,7 +160,7 @@ func (c *call) readLarge() (raw []byte, release func(), err error) {
 }
 
 // question makes a question of a request.
-func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
+func (c *call) question(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	var ask runs.Ask
 	if strings.TrimSpace(in.Query) == "" && len(in.Contexts) == 0 {
 		return ask, invalid("the question is empty")
@@ -196,7 +196,7 @@ func (c *call) question(k *runs.Keeper, in api.NewRun) (runs.Ask, error) {
 	return ask, err
 }
 
-func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
+func (c *call) runContext(i int, x v1.RunContext) (rlm.Input, error) {
 	var in rlm.Input
 	given := 0
 	if x.Text != nil {
@@ -210,8 +210,8 @@ func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
 	}
 	if x.Path != "" {
 		if !c.who.host {
-			return in, &sandbox.Error{
-				Code: sandbox.CodeMountRefused, Op: "begin run", Message: "files of the host are not read for callers over the network", Remedy: "send the text itself",
+			return in, &v1.Error{
+				Code: v1.CodeMountRefused, Op: "begin run", Message: "files of the host are not read for callers over the network", Remedy: "send the text itself",
 			}
 		}
 		in, given = rlm.File(x.Path), given+1
@@ -226,19 +226,19 @@ func (c *call) runContext(i int, x api.RunContext) (rlm.Input, error) {
 }
 
 // checkHost refuses what only the owner of the machine may ask for.
-func (c *call) checkHost(h *api.RunHost) error {
+func (c *call) checkHost(h *v1.RunHost) error {
 	if h == nil {
 		return nil
 	}
 	if !c.who.host {
-		return &sandbox.Error{
-			Code: api.CodeForbidden, Op: "begin run", Message: "host: only callers on the server's own socket may set it", Remedy: "leave it out, or use the server's UNIX socket as its user",
+		return &v1.Error{
+			Code: v1.CodeForbidden, Op: "begin run", Message: "host: only callers on the server's own socket may set it", Remedy: "leave it out, or use the server's UNIX socket as its user",
 		}
 	}
 	if h.PlainBelow != nil && *h.PlainBelow < 0 || h.CacheBytes != nil && *h.CacheBytes < 0 {
 		return invalid("host: plain_below and cache_bytes cannot be negative")
 	}
-	return c.checkSettings(api.Settings{Spec: h.Spec})
+	return c.checkSettings(v1.Settings{Spec: h.Spec})
 }
 
 // checkLimits validates the limits that a caller asks for. Only the owner of the machine may ask for more than it is configured with.
@@ -250,8 +250,8 @@ func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
 		return nil
 	}
 	if above := l.Exceeds(k.Limits()); len(above) > 0 {
-		return &sandbox.Error{
-			Code: api.CodeForbidden, Op: "begin run", Message: "limits above those of the server: " + strings.Join(above, ", "),
+		return &v1.Error{
+			Code: v1.CodeForbidden, Op: "begin run", Message: "limits above those of the server: " + strings.Join(above, ", "),
 			Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
 		}
 	}
@@ -283,14 +283,14 @@ func cancelRun(c *call, _ none) (*rlm.Info, error) {
 }
 
 // goOn reads how a kept run is to go on.
-func (c *call) goOn(k *runs.Keeper, in api.RunAgain) (runs.Again, error) {
+func (c *call) goOn(k *runs.Keeper, in v1.RunAgain) (runs.Again, error) {
 	if err := c.checkLimits(k, in.Limits); err != nil {
 		return runs.Again{}, err
 	}
 	return runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Away: !c.who.host}, c.checkHost(in.Host)
 }
 
-func resumeRun(c *call, in api.RunAgain) (*rlm.Info, error) {
+func resumeRun(c *call, in v1.RunAgain) (*rlm.Info, error) {
 	k, err := c.keeper()
 	if err != nil {
 		return nil, err
@@ -306,7 +306,7 @@ func resumeRun(c *call, in api.RunAgain) (*rlm.Info, error) {
 	return k.Show(c.who.tenant, r.ID())
 }
 
-func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
+func forkRun(c *call, in v1.ForkRun) (*rlm.Info, error) {
 	k, err := c.keeper()
 	if err != nil {
 		return nil, err
@@ -322,7 +322,7 @@ func forkRun(c *call, in api.ForkRun) (*rlm.Info, error) {
 	return c.begun(k, r)
 }
 
-func replayRun(c *call, in api.ReplayRun) (*rlm.Info, error) {
+func replayRun(c *call, in v1.ReplayRun) (*rlm.Info, error) {
 	k, err := c.keeper()
 	if err != nil {
 		return nil, err
@@ -351,9 +351,9 @@ func runEvents(c *call) error {
 	if err != nil {
 		return err
 	}
-	if last := c.r.Header.Get(api.HeaderLastEvent); last != "" {
+	if last := c.r.Header.Get(v1.HeaderLastEvent); last != "" {
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
-			return invalid("%s is not one that this server gave", api.HeaderLastEvent)
+			return invalid("%s is not one that this server gave", v1.HeaderLastEvent)
 		}
 	}
 	follow, err := c.flag("follow", true)
@@ -380,7 +380,7 @@ func runEvents(c *call) error {
 		st.problem(closingError())
 		return nil
 	}
-	_ = st.send("", api.EventEnd, none{})
+	_ = st.send("", v1.EventEnd, none{})
 	return nil
 }
 

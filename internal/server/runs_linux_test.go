@@ -53,7 +53,7 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 		}
 	}
 	block := func(code string) string { return "```repl\n" + code + "\n```" }
-	turn := func(n string) map[string]string { return map[string]string{"call": rlm.CallTurn, "turn": n} }
+	turn := func(n string) map[string]string { return map[string]string{"call": v1.CallTurn, "turn": n} }
 	root := llm.NewScripted("root",
 		llm.Rule{Match: "Question: Use the program", Reply: block("try:\n    said = llm_query('hello', model='agent/x')\nexcept Exception as e:\n    said = f'refused: {e}'\nFINAL(said)")},
 		llm.Rule{Match: "Question: How long", Reply: block("FINAL(len(word))")},
@@ -89,7 +89,7 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 }
 
 // follow reads a run's events to their end.
-func follow(t *testing.T, c *client.Client, id string, after int64) (kinds []rlm.Kind, last int64) {
+func follow(t *testing.T, c *client.Client, id string, after int64) (kinds []v1.RunEventKind, last int64) {
 	t.Helper()
 	for e, err := range c.RunEvents(t.Context(), id, after) {
 		if err != nil {
@@ -113,7 +113,7 @@ func TestRunsOverHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds, last := follow(t, c, i.ID, 0)
-	if kinds[0] != rlm.KindRunStarted || kinds[len(kinds)-1] != rlm.KindRunEnded {
+	if kinds[0] != v1.KindRunStarted || kinds[len(kinds)-1] != v1.KindRunEnded {
 		t.Errorf("%v", kinds)
 	}
 	if again, _ := follow(t, c, i.ID, last-2); len(again) != 2 {
@@ -149,11 +149,11 @@ func TestRunsOverHTTP(t *testing.T) {
 			t.Errorf("%d runs", n)
 		}
 		for _, err := range other.RunEvents(ctx, i.ID, 0) {
-			if sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+			if v1.CodeOf(err) != v1.CodeRunNotFound {
 				t.Errorf("events: %v", err)
 			}
 		}
-		if _, err := other.CancelRun(ctx, i.ID); sandbox.CodeOf(err) != rlm.CodeRunNotFound {
+		if _, err := other.CancelRun(ctx, i.ID); v1.CodeOf(err) != v1.CodeRunNotFound {
 			t.Errorf("cancel: %v", err)
 		}
 	})
@@ -162,28 +162,28 @@ func TestRunsOverHTTP(t *testing.T) {
 		for name, tt := range map[string]struct {
 			key  string
 			o    client.RunOptions
-			code sandbox.Code
+			code v1.Code
 		}{
-			"who may only look":         {k.Key("acme", "read"), question, client.CodeForbidden},
-			"files of the host":         {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Path: "/etc/passwd"}}}, sandbox.CodeMountRefused},
-			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Tokens: &many}}, client.CodeForbidden},
-			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Depth: &far}}, client.CodeForbidden},
-			"no question":               {"", client.RunOptions{}, sandbox.CodeInvalidRequest},
-			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, rlm.CodeInvalidSchema},
-			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, llm.CodeUnknown},
-			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, client.CodeForbidden},
-			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, client.CodeForbidden},
-			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, client.CodeForbidden},
-			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, client.CodeForbidden},
-			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, client.CodeForbidden},
-			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, session.CodeNotFound},
-			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, rlm.CodeContextEmpty},
+			"who may only look":         {k.Key("acme", "read"), question, v1.CodeForbidden},
+			"files of the host":         {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Path: "/etc/passwd"}}}, v1.CodeMountRefused},
+			"more than the server's":    {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Tokens: &many}}, v1.CodeForbidden},
+			"deeper than the server's":  {"", client.RunOptions{Query: "?", Limits: v1.RunLimits{Depth: &far}}, v1.CodeForbidden},
+			"no question":               {"", client.RunOptions{}, v1.CodeInvalidRequest},
+			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, v1.CodeInvalidSchema},
+			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, v1.CodeModelUnknown},
+			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, v1.CodeForbidden},
+			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, v1.CodeForbidden},
+			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, v1.CodeForbidden},
+			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, v1.CodeForbidden},
+			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, v1.CodeForbidden},
+			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, v1.CodeSessionNotFound},
+			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, v1.CodeContextEmpty},
 		} {
 			asks := c
 			if tt.key != "" {
 				asks = k.Client(tt.key)
 			}
-			if _, err := asks.StartRun(ctx, tt.o); sandbox.CodeOf(err) != tt.code {
+			if _, err := asks.StartRun(ctx, tt.o); v1.CodeOf(err) != tt.code {
 				t.Errorf("%s: %v, want %s", name, err, tt.code)
 			}
 		}
@@ -205,7 +205,7 @@ func TestRunsOverHTTP(t *testing.T) {
 			return c.ForkRun(ctx, i.ID, 1, client.RunAgain{Limits: v1.RunLimits{Turns: new(1000)}})
 		},
 	} {
-		if _, err := do(); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := do(); v1.CodeOf(err) != v1.CodeForbidden {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -231,15 +231,15 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Kind == rlm.KindTurnEnded && e.Turn == 2 {
+		if e.Kind == v1.KindTurnEnded && e.Turn == 2 {
 			break
 		}
 	}
-	if err := k.Trusted.DeleteRun(ctx, i.ID); sandbox.CodeOf(err) != sandbox.CodeBusy {
+	if err := k.Trusted.DeleteRun(ctx, i.ID); v1.CodeOf(err) != v1.CodeBusy {
 		t.Errorf("delete of a run that goes on: %v", err)
 	}
 	i, err = k.Trusted.CancelRun(ctx, i.ID)
-	if err != nil || i.Result == nil || i.Result.Reason != rlm.ReasonCancelled || i.Result.Answer != "half an answer" || !i.Result.Partial {
+	if err != nil || i.Result == nil || i.Result.Reason != v1.ReasonCancelled || i.Result.Answer != "half an answer" || !i.Result.Partial {
 		t.Fatalf("%+v %v", i, err)
 	}
 	k.hold.Unlock()
@@ -263,7 +263,7 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 	if i, err = k.Trusted.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" {
 		t.Errorf("%+v %v", i, err)
 	}
-	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); sandbox.CodeOf(err) != rlm.CodeRunEnded {
+	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{}); v1.CodeOf(err) != v1.CodeRunEnded {
 		t.Errorf("resume of what has ended: %v", err)
 	}
 }
@@ -280,7 +280,7 @@ func TestRunsInASession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Trusted.StartRun(ctx, first); sandbox.CodeOf(err) != sandbox.CodeBusy {
+	if _, err := k.Trusted.StartRun(ctx, first); v1.CodeOf(err) != v1.CodeBusy {
 		t.Errorf("a second run in the session: %v", err)
 	}
 	k.hold.Unlock()
@@ -304,7 +304,7 @@ func TestRunsInASession(t *testing.T) {
 
 func TestAServerWithoutModels(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	if _, err := k.Trusted.StartRun(t.Context(), client.RunOptions{Query: "?"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if _, err := k.Trusted.StartRun(t.Context(), client.RunOptions{Query: "?"}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Errorf("%v", err)
 	}
 }
@@ -334,7 +334,7 @@ func TestRepeatedRunLargerThanOtherBodies(t *testing.T) {
 	k := newRunBench(t)
 	body := `{"query":"What is the password?","contexts":[{"text":"` + strings.Repeat("x", server.DefaultBody) + `"}],"limits":{"turns":0}}`
 	a := ask(t, k.Bench, "", "POST", "/v1/runs", body, "Idempotency-Key", "k")
-	if a.problem(t).Code != sandbox.CodeInvalidRequest { // it was read, and its limits are wrong
+	if a.problem(t).Code != v1.CodeInvalidRequest { // it was read, and its limits are wrong
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
@@ -373,10 +373,10 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	before := k.uses(t)
 	c := k.Client(k.Key("default", "execute"))
 	for name, id := range begun {
-		if _, err := c.ResumeRun(ctx, id, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ResumeRun(ctx, id, client.RunAgain{}); v1.CodeOf(err) != v1.CodeForbidden {
 			t.Errorf("resume of a run that has it %s: %v", name, err)
 		}
-		if _, err := c.ForkRun(ctx, id, 1, client.RunAgain{}); sandbox.CodeOf(err) != client.CodeForbidden {
+		if _, err := c.ForkRun(ctx, id, 1, client.RunAgain{}); v1.CodeOf(err) != v1.CodeForbidden {
 			t.Errorf("fork of a run that has it %s: %v", name, err)
 		}
 	}

@@ -13,11 +13,10 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/api"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/store"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -113,10 +112,10 @@ type Server struct {
 // New makes a server. It reads the keys once; from then on all changes of keys go through it.
 func New(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Manager == nil || opts.Store == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make server", Message: "a manager and its store are needed"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a manager and its store are needed"}
 	}
 	if opts.Limits.Body < 0 || opts.Limits.Upload < 0 || opts.Limits.Time < 0 || opts.Limits.Rate < 0 || opts.Limits.Burst < 0 || opts.Drain < 0 {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
 	}
 	opts.Limits = opts.Limits.withDefaults()
 	if opts.Drain == 0 {
@@ -166,7 +165,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	go func() { failed <- srv.Serve(ln) }()
 	select {
 	case err := <-failed:
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "serve", Message: "the listener failed", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "serve", Message: "the listener failed", Err: err}
 	case <-ctx.Done():
 	}
 	s.stop() // streams that would go on for ever end at once
@@ -179,7 +178,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	}
 	<-failed
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop serving", Message: "the listener could not be closed", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "stop serving", Message: "the listener could not be closed", Err: err}
 	}
 	return nil
 }
@@ -191,8 +190,8 @@ func (s *Server) Wait() { s.requests.Wait() }
 func (s *Server) draining() bool { return s.drain.Err() != nil }
 
 // serverInfo tells who answers and who it takes the caller for.
-func serverInfo(c *call, _ none) (api.Server, error) {
-	return api.Server{
+func serverInfo(c *call, _ none) (v1.Server, error) {
+	return v1.Server{
 		Version: c.s.opts.Version, PID: os.Getpid(), Started: c.s.started, Tenant: c.who.tenant, Scope: c.who.scope.String(), Actor: c.who.actor,
 	}, nil
 }
@@ -200,7 +199,7 @@ func serverInfo(c *call, _ none) (api.Server, error) {
 // shutdown ends the server as a signal would.
 func shutdown(c *call, _ none) (none, error) {
 	if c.s.opts.Shutdown == nil {
-		return none{}, &sandbox.Error{Code: sandbox.CodeNotSupported, Op: "shut down", Message: "this server cannot be ended by a request"}
+		return none{}, &v1.Error{Code: v1.CodeNotSupported, Op: "shut down", Message: "this server cannot be ended by a request"}
 	}
 	c.status = http.StatusAccepted
 	c.after = c.s.opts.Shutdown

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -18,32 +18,32 @@ import (
 
 // states are those that may be asked for.
 var states = []session.State{
-	session.Creating, session.Ready, session.Executing, session.Paused, session.Hibernated, session.Lost, session.Ended, session.Expired,
+	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
 }
 
-func listSessions(c *call, _ none) (api.Sessions, error) {
+func listSessions(c *call, _ none) (v1.SessionPage, error) {
 	o := session.ListOptions{Tenant: c.who.tenant}
 	for _, name := range c.query["state"] {
 		if !slices.Contains(states, session.State(name)) {
-			return api.Sessions{}, badQuery("state", "one of the states of a session")
+			return v1.SessionPage{}, badQuery("state", "one of the states of a session")
 		}
 		o.States = append(o.States, session.State(name))
 	}
 	var all []session.Info
 	for i, err := range c.s.manager.List(c.ctx(), o) {
 		if err != nil {
-			return api.Sessions{}, err
+			return v1.SessionPage{}, err
 		}
 		all = append(all, i)
 	}
-	var out api.Sessions
+	var out v1.SessionPage
 	var err error
 	out.Sessions, out.Next, err = paged(c, all, func(i session.Info) string { return place(i.Key.Name, i.Created, i.ID) })
 	return out, err
 }
 
 // createSession makes a session that was not there.
-func createSession(c *call, in api.Open) (session.Opened, error) {
+func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if in.Existing {
 		return session.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
 	}
@@ -55,7 +55,7 @@ func createSession(c *call, in api.Open) (session.Opened, error) {
 }
 
 // openSession finds a session, or makes it.
-func openSession(c *call, in api.Open) (session.Opened, error) {
+func openSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if in.Name != "" && in.Name != c.r.PathValue("session") {
 		return session.Opened{}, invalid("the body names another session than the path")
 	}
@@ -63,14 +63,12 @@ func openSession(c *call, in api.Open) (session.Opened, error) {
 	return open(c, in)
 }
 
-func open(c *call, in api.Open) (session.Opened, error) {
+func open(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if err := c.checkSettings(in.Settings); err != nil {
 		return session.Opened{}, err
 	}
-	if in.IfNew != nil {
-		if err := c.checkSettings(*in.IfNew); err != nil {
-			return session.Opened{}, err
-		}
+	if err := c.checkSettings(in.IfNew); err != nil {
+		return session.Opened{}, err
 	}
 	if c.who.session != "" { // a token finds its session, and makes none
 		in.Existing = true
@@ -79,7 +77,7 @@ func open(c *call, in api.Open) (session.Opened, error) {
 		}
 	}
 	began := time.Now()
-	_, opened, err := c.s.manager.Open(c.making(), session.Key{Tenant: c.who.tenant, Name: in.Name}, in.Options())
+	_, opened, err := c.s.manager.Open(c.making(), session.Key{Tenant: c.who.tenant, Name: in.Name}, in.OpenOptions)
 	if err != nil {
 		return session.Opened{}, err
 	}
@@ -92,7 +90,7 @@ func open(c *call, in api.Open) (session.Opened, error) {
 }
 
 // checkSettings rejects settings that only the host's own user may ask for, and those that are invalid for everybody.
-func (c *call) checkSettings(in api.Settings) error {
+func (c *call) checkSettings(in v1.Settings) error {
 	p := in.Policy
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
 		return invalid("a limit of the policy is negative")
@@ -107,14 +105,14 @@ func (c *call) checkSettings(in api.Settings) error {
 	}
 	l := in.Spec.Limits
 	if l.Memory < 0 || l.CPUs < 0 || l.Processes < 0 || l.Disk < 0 || l.OpenFiles < 0 {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "open session", Message: "a limit is negative", Remedy: "leave it out for the default"}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "open session", Message: "a limit is negative", Remedy: "leave it out for the default"}
 	}
 	if c.who.host {
 		return nil
 	}
 	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) || !remoteOptions(in.Spec.Options) {
-		return &sandbox.Error{
-			Code: sandbox.CodeMountRefused, Op: "open session",
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: "open session",
 			Message: "files, directories and volumes of the host, and options of a backend such as a host config, are not for callers over the network",
 			Remedy:  "use the server's UNIX socket as its user, or upload the files",
 		}
@@ -168,7 +166,7 @@ func endSession(c *call, _ none) (none, error) {
 	return none{}, ses.End(c.ctx(), reason)
 }
 
-func extendSession(c *call, in api.Extend) (session.Info, error) {
+func extendSession(c *call, in v1.ExtendRequest) (session.Info, error) {
 	ses, err := c.session()
 	if err != nil {
 		return session.Info{}, err

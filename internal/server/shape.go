@@ -8,8 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
@@ -51,7 +50,7 @@ func checkShape(raw []byte, t reflect.Type) error {
 }
 
 func misshapen(format string, args ...any) error {
-	return &sandbox.Error{Code: api.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf(format, args...)}
+	return &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf(format, args...)}
 }
 
 // endOfString gives where the string that begins at i ends, its quote included.
@@ -114,7 +113,7 @@ func (l *level) name(quoted []byte, at int) error {
 	}
 	for field := range l.fields {
 		if strings.EqualFold(field, name) {
-			return &sandbox.Error{Code: api.CodeUnknownField, Op: "read request", Message: fmt.Sprintf("there is no field %q here", name), Remedy: fmt.Sprintf("it is written %q", field)}
+			return &v1.Error{Code: v1.CodeUnknownField, Op: "read request", Message: fmt.Sprintf("there is no field %q here", name), Remedy: fmt.Sprintf("it is written %q", field)}
 		}
 	}
 	return nil // which package json refuses

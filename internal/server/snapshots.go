@@ -5,33 +5,32 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // listSnapshots gives those of a session, or without one those of the tenant. They outlive their session, so it need not be live.
-func listSnapshots(c *call, _ none) (api.SnapshotList, error) {
+func listSnapshots(c *call, _ none) (v1.SnapshotPage, error) {
 	if c.who.session != "" {
 		if _, err := c.session(); err != nil {
-			return api.SnapshotList{}, err
+			return v1.SnapshotPage{}, err
 		}
 	}
 	list, err := c.s.manager.Snapshots(c.ctx(), c.key())
 	if err != nil {
-		return api.SnapshotList{}, err
+		return v1.SnapshotPage{}, err
 	}
 	if len(list) == 0 && c.key().Name != "" { // none, or no such session
 		if _, err := c.session(); err != nil {
-			return api.SnapshotList{}, err
+			return v1.SnapshotPage{}, err
 		}
 	}
-	var out api.SnapshotList
+	var out v1.SnapshotPage
 	out.Snapshots, out.Next, err = paged(c, list, func(s session.Snapshot) string { return place(s.Session, s.Created, s.ID) })
 	return out, err
 }
 
-func saveSnapshot(c *call, in api.Save) (session.Snapshot, error) {
+func saveSnapshot(c *call, in v1.SaveRequest) (session.Snapshot, error) {
 	ses, err := c.session()
 	if err != nil {
 		return session.Snapshot{}, err
@@ -54,7 +53,7 @@ func deleteSnapshots(c *call, _ none) (none, error) {
 
 func dropSnapshots(c *call, name string) (none, error) {
 	if c.r.PathValue("snapshot") == "*" {
-		return none{}, &sandbox.Error{Code: session.CodeSnapshotName, Op: "delete snapshot", Message: "there is no such snapshot"}
+		return none{}, &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "delete snapshot", Message: "there is no such snapshot"}
 	}
 	if c.who.session != "" {
 		if _, err := c.session(); err != nil {
@@ -64,22 +63,22 @@ func dropSnapshots(c *call, name string) (none, error) {
 	return none{}, c.s.manager.DeleteSnapshot(c.ctx(), c.key(), name)
 }
 
-func restoreSnapshot(c *call, in api.Restore) (session.Info, error) {
+func restoreSnapshot(c *call, in v1.RestoreRequest) (session.Info, error) {
 	// A snapshot holds the memory of its session, which a token of another one must not come to see.
 	if of, _, found := strings.Cut(in.Ref, "@"); found && c.who.session != "" && of != c.who.session {
-		return session.Info{}, &sandbox.Error{Code: api.CodeForbidden, Op: "restore snapshot", Message: "a session's token is good for the snapshots of its session only"}
+		return session.Info{}, &v1.Error{Code: v1.CodeForbidden, Op: "restore snapshot", Message: "a session's token is good for the snapshots of its session only"}
 	}
 	return changed(c, func(s *session.Session) error { return s.Restore(c.ctx(), in.Ref) })
 }
 
 // forkSession makes live copies.
-func forkSession(c *call, in api.Fork) (api.Forked, error) {
+func forkSession(c *call, in v1.ForkRequest) (v1.Forked, error) {
 	if c.who.session != "" { // the copies would be sessions it may not touch, and nobody would end them
-		return api.Forked{}, &sandbox.Error{Code: api.CodeForbidden, Op: "fork session", Message: "a session's token makes no sessions", Remedy: "use a key"}
+		return v1.Forked{}, &v1.Error{Code: v1.CodeForbidden, Op: "fork session", Message: "a session's token makes no sessions", Remedy: "use a key"}
 	}
 	ses, err := c.session()
 	if err != nil {
-		return api.Forked{}, err
+		return v1.Forked{}, err
 	}
 	n := in.Count
 	if n == 0 {
@@ -88,9 +87,9 @@ func forkSession(c *call, in api.Fork) (api.Forked, error) {
 	began := time.Now()
 	copies, err := ses.Fork(c.making(), n, in.Names)
 	if err != nil {
-		return api.Forked{}, err
+		return v1.Forked{}, err
 	}
-	out := api.Forked{Sessions: []session.Info{}}
+	out := v1.Forked{Sessions: []session.Info{}}
 	took := time.Since(began)
 	for _, s := range copies {
 		info := s.Info()

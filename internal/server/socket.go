@@ -9,9 +9,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/problem"
+
 	"github.com/coder/websocket"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -46,7 +48,7 @@ func runSocket(c *call) error {
 	}
 	conn, err := websocket.Accept(c.w, c.r, nil)
 	if err != nil {
-		c.w.problem = api.ProblemOf(invalid("no WebSocket: %v", err))
+		c.w.problem = problem.Of(invalid("no WebSocket: %v", err))
 		return nil // it has been answered
 	}
 	defer conn.CloseNow() //nolint:errcheck // it is closed already, unless we failed
@@ -57,25 +59,25 @@ func runSocket(c *call) error {
 	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1)}
 	t, err := s.first(ses)
 	if err != nil {
-		s.end(api.Control{Problem: s.problem(err)})
+		s.end(v1.Control{Problem: s.problem(err)})
 		return nil
 	}
 	read := make(chan struct{})
 	go func() { defer close(read); s.read(ctx) }()
-	s.send(api.Control{Started: &api.Started{ID: t.id}})
+	s.send(v1.Control{Started: &v1.Started{ID: t.id}})
 	v, err := c.do(t)
 	if v == nil && err != nil {
-		s.end(api.Control{Problem: s.problem(err)})
+		s.end(v1.Control{Problem: s.problem(err)})
 	} else {
-		s.end(api.Control{Verdict: v})
+		s.end(v1.Control{Verdict: v})
 	}
 	cancel()
 	<-read
 	return nil
 }
 
-func (s *socket) problem(err error) *api.Problem {
-	p := api.ProblemOf(err)
+func (s *socket) problem(err error) *v1.Problem {
+	p := problem.Of(err)
 	p.Instance = s.c.id
 	s.c.w.problem = p
 	return &p
@@ -87,9 +89,9 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	defer cancel()
 	kind, raw, err := s.conn.Read(ctx)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "read request", Message: "nothing was asked for", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "nothing was asked for", Err: err}
 	}
-	var in api.Control
+	var in v1.Control
 	if kind != websocket.MessageText {
 		return nil, invalid("the first message is a text that says what to run")
 	}
@@ -110,24 +112,24 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	return s.command(ses, *in.Command, stdin)
 }
 
-func (s *socket) cell(ses *session.Session, in api.Cell, stdin io.Reader) (*task, error) {
+func (s *socket) cell(ses *session.Session, in v1.CellRequest, stdin io.Reader) (*task, error) {
 	t := &task{kind: "cell"}
-	if err := t.check(&in.Run); err != nil {
+	if err := t.check(&in.RunFields); err != nil {
 		return nil, err
 	}
-	cell := in.Sandbox()
+	cell := in.Cell()
 	cell.Detach, cell.Stdin = true, given(stdin, in.Stdin)
-	cell.Stdout, cell.Stderr = s.writer(api.FrameStdout), s.writer(api.FrameStderr)
-	cell.Display = func(b sandbox.Bundle) { s.send(api.Control{Display: &b}) }
+	cell.Stdout, cell.Stderr = s.writer(v1.FrameStdout), s.writer(v1.FrameStderr)
+	cell.Display = func(b sandbox.Bundle) { s.send(v1.Control{Display: &b}) }
 	t.run = s.killable(func(ctx context.Context) (*sandbox.Verdict, error) {
 		return ses.Cell(ctx, cell)
 	})
 	return t, nil
 }
 
-func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) (*task, error) {
+func (s *socket) command(ses *session.Session, in v1.CommandRequest, stdin io.Reader) (*task, error) {
 	t := &task{kind: "command"}
-	if err := t.check(&in.Run); err != nil {
+	if err := t.check(&in.RunFields); err != nil {
 		return nil, err
 	}
 	if in.Background {
@@ -136,9 +138,9 @@ func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) 
 	if p := in.PTY; p != nil && !validSize(*p) {
 		return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
 	}
-	cmd := in.Sandbox()
+	cmd := in.Command()
 	cmd.Detach, cmd.Stdin = true, given(stdin, in.Stdin)
-	cmd.Stdout, cmd.Stderr = s.writer(api.FrameStdout), s.writer(api.FrameStderr)
+	cmd.Stdout, cmd.Stderr = s.writer(v1.FrameStdout), s.writer(v1.FrameStderr)
 	if cmd.PTY != nil {
 		cmd.Resize = s.resize
 	}
@@ -149,7 +151,7 @@ func (s *socket) command(ses *session.Session, in api.Command, stdin io.Reader) 
 }
 
 // given chooses between input that follows and input that came with the request.
-func given(follows io.Reader, whole *api.Text) io.Reader {
+func given(follows io.Reader, whole *v1.Text) io.Reader {
 	if follows == nil && whole != nil {
 		return strings.NewReader(string(*whole))
 	}
@@ -224,14 +226,14 @@ func (s *socket) read(ctx context.Context) {
 			return
 		}
 		if kind == websocket.MessageBinary {
-			if len(raw) > 1 && raw[0] == api.FrameStdin && s.input != nil {
+			if len(raw) > 1 && raw[0] == v1.FrameStdin && s.input != nil {
 				s.take(ctx, raw[1:])
 			}
 			continue
 		}
-		var in api.Control
+		var in v1.Control
 		if err := unmarshal(raw, &in); err != nil {
-			s.send(api.Control{Problem: s.problem(err)})
+			s.send(v1.Control{Problem: s.problem(err)})
 			s.cancel()
 			return
 		}
@@ -239,7 +241,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
-func (s *socket) control(in api.Control) {
+func (s *socket) control(in v1.Control) {
 	switch {
 	case in.Cancel:
 		s.kill()
@@ -261,12 +263,12 @@ func (s *socket) control(in api.Control) {
 	}
 }
 
-func validSize(z api.Size) bool {
+func validSize(z v1.Size) bool {
 	return z.Rows > 0 && z.Cols > 0 && z.Rows < 10_000 && z.Cols < 10_000
 }
 
 // send writes a message.
-func (s *socket) send(m api.Control) {
+func (s *socket) send(m v1.Control) {
 	b, err := json.Marshal(m)
 	if err != nil { // ours can all be written
 		s.cancel()
@@ -295,7 +297,7 @@ func (s *socket) write(kind websocket.MessageType, msg []byte) {
 }
 
 // end writes the last message and closes the connection.
-func (s *socket) end(m api.Control) {
+func (s *socket) end(m v1.Control) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.c.ctx()), closeWait)
 	defer cancel()
 	b, err := json.Marshal(m)

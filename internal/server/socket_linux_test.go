@@ -14,7 +14,7 @@ import (
 
 	"github.com/coder/websocket"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -39,7 +39,7 @@ func dial(t *testing.T, by *http.Client, url, first string) *websocket.Conn {
 }
 
 // hear reads the next text.
-func hear(t *testing.T, conn *websocket.Conn) (m api.Control) {
+func hear(t *testing.T, conn *websocket.Conn) (m v1.Control) {
 	t.Helper()
 	for {
 		kind, raw, err := conn.Read(t.Context())
@@ -73,7 +73,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 		defer stop()
 		defer context.AfterFunc(ctx, func() { _ = conn.CloseNow() })()
-		if m := hear(t, conn); m.Verdict == nil || m.Verdict.Ended != sandbox.EndedCancelled {
+		if m := hear(t, conn); m.Verdict == nil || m.Verdict.Ended != v1.EndedCancelled {
 			t.Errorf("%+v", m)
 		}
 	})
@@ -87,7 +87,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 		_ = conn.CloseNow()
 		await(t, "the command is cancelled", func() bool {
 			v, err := s.Follow(t.Context(), "left", sandbox.FollowOptions{NoWait: true})
-			return err == nil && v != nil && v.Ended == sandbox.EndedCancelled
+			return err == nil && v != nil && v.Ended == v1.EndedCancelled
 		})
 	})
 
@@ -160,7 +160,7 @@ func TestDisplaysThatNobodyTakes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			req.Header.Set("Accept", api.EventStream)
+			req.Header.Set("Accept", v1.EventStream)
 			res, err := narrowly.Do(req)
 			if err != nil {
 				t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -16,13 +16,13 @@ import (
 )
 
 // listen begins an event stream; the caller goes away when ctx ends.
-func listen(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, body string, header ...string) (*api.EventReader, func()) {
+func listen(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, body string, header ...string) (*v1.EventReader, func()) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, k.URL+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("Accept", api.EventStream)
+	req.Header.Set("Accept", v1.EventStream)
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
@@ -30,13 +30,13 @@ func listen(ctx context.Context, t *testing.T, k *servertest.Bench, method, path
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != api.EventStream {
+	if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != v1.EventStream {
 		t.Fatalf("%d %s", res.StatusCode, res.Header)
 	}
-	return api.NewEventReader(res.Body), func() { res.Body.Close() }
+	return v1.NewEventReader(res.Body), func() { res.Body.Close() }
 }
 
-func next(t *testing.T, r *api.EventReader) api.Event {
+func next(t *testing.T, r *v1.EventReader) v1.StreamEvent {
 	t.Helper()
 	e, err := r.Next()
 	if err != nil {
@@ -46,23 +46,23 @@ func next(t *testing.T, r *api.EventReader) api.Event {
 }
 
 // until reads output to the end of the stream.
-func until(t *testing.T, r *api.EventReader) (stdout string, v sandbox.Verdict) {
+func until(t *testing.T, r *v1.EventReader) (stdout string, v sandbox.Verdict) {
 	t.Helper()
 	for {
 		e := next(t, r)
 		switch e.Kind {
-		case api.EventStdout:
-			var c api.Chunk
+		case v1.EventStdout:
+			var c v1.Chunk
 			if err := e.Decode(&c); err != nil {
 				t.Fatal(err)
 			}
 			stdout += string(c.Data)
-		case api.EventVerdict:
+		case v1.EventVerdict:
 			if err := e.Decode(&v); err != nil {
 				t.Fatal(err)
 			}
 			return stdout, v
-		case api.EventProblem:
+		case v1.EventProblem:
 			t.Fatalf("%s", e.Data)
 		}
 	}
@@ -75,11 +75,11 @@ func TestStreamGoesOnWhereItBroke(t *testing.T) {
 	defer leave()
 	const commands = "/v1/sessions/work/commands"
 	r, done := listen(ctx, t, k, "POST", commands, `{"id":"slow","on_disconnect":"keep","shell":"echo é1; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two"}`)
-	if e := next(t, r); e.Kind != api.EventStarted || e.ID != "0:0:slow" {
+	if e := next(t, r); e.Kind != v1.EventStarted || e.ID != "0:0:slow" {
 		t.Fatalf("%+v", e)
 	}
 	e := next(t, r)
-	if e.Kind != api.EventStdout || string(e.Data) != `{"offset":0,"data":"é1\n"}` || e.ID != "4:0:slow" {
+	if e.Kind != v1.EventStdout || string(e.Data) != `{"offset":0,"data":"é1\n"}` || e.ID != "4:0:slow" {
 		t.Fatalf("%s %s %s", e.ID, e.Kind, e.Data)
 	}
 	leave()
@@ -90,19 +90,19 @@ func TestStreamGoesOnWhereItBroke(t *testing.T) {
 	for _, way := range []struct{ name, method, path string }{
 		{"by the same request", "POST", commands}, {"by its output", "GET", "/v1/sessions/work/operations/slow/output"},
 	} {
-		r, done := listen(t.Context(), t, k, way.method, way.path, "", api.HeaderLastEvent, e.ID)
+		r, done := listen(t.Context(), t, k, way.method, way.path, "", v1.HeaderLastEvent, e.ID)
 		if out, v := until(t, r); out != "two\n" || !v.OK() || v.Stdout.Produced != 8 {
 			t.Errorf("%s: %q %+v", way.name, out, v)
 		}
 		done()
 	}
 	a := ask(t, k, "", "GET", "/v1/sessions/work/operations/slow/output?stdout=4", "")
-	var f api.Followed
+	var f v1.Followed
 	a.decode(t, &f)
 	if f.Stdout != "two\n" || f.Running || f.Verdict == nil || f.Next.Stdout != 8 {
 		t.Errorf("%s", a.body)
 	}
-	if a := ask(t, k, "", "GET", "/v1/sessions/work/operations/slow/output", "", api.HeaderLastEvent, "nonsense"); a.status != 400 {
+	if a := ask(t, k, "", "GET", "/v1/sessions/work/operations/slow/output", "", v1.HeaderLastEvent, "nonsense"); a.status != 400 {
 		t.Errorf("a mark of nobody's: %d %s", a.status, a.body)
 	}
 }
@@ -114,10 +114,10 @@ func TestFateOfACommandWhoseCallerGoesAway(t *testing.T) {
 		fate, accept string
 		ended        sandbox.Ending
 	}{
-		{"cancel", api.EventStream, sandbox.EndedCancelled},
-		{"", "application/json", sandbox.EndedCancelled},
-		{"keep", api.EventStream, sandbox.EndedExit},
-		{"keep", "application/json", sandbox.EndedExit},
+		{"cancel", v1.EventStream, v1.EndedCancelled},
+		{"", "application/json", v1.EndedCancelled},
+		{"keep", v1.EventStream, v1.EndedExit},
+		{"keep", "application/json", v1.EndedExit},
 	} {
 		id := "op-" + c.fate + strings.ReplaceAll(c.accept, "/", "-")
 		body := `{"id":"` + id + `","on_disconnect":"` + c.fate + `","shell":"touch /tmp/` + id + `; while [ ! -e /tmp/go` + id + ` ]; do sleep 0.05; done; exit 7"}`
@@ -149,13 +149,13 @@ func TestFateOfACommandWhoseCallerGoesAway(t *testing.T) {
 		await(t, "the command runs", running)
 		leave()
 		<-gone
-		if c.ended == sandbox.EndedExit {
+		if c.ended == v1.EndedExit {
 			if v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"touch", "/tmp/go" + id}}); err != nil || !v.OK() {
 				t.Fatal(v, err)
 			}
 		}
 		v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{})
-		if err != nil || v.Ended != c.ended || c.ended == sandbox.EndedExit && v.ExitCode != 7 {
+		if err != nil || v.Ended != c.ended || c.ended == v1.EndedExit && v.ExitCode != 7 {
 			t.Errorf("%s over %s: %v %v", c.fate, c.accept, v, err)
 		}
 	}
@@ -167,7 +167,7 @@ func TestEventsOfASession(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	r, done := listen(ctx, t, k, "GET", "/v1/sessions/work/events", "")
 	first := next(t, r)
-	if first.Kind != api.EventSession || first.ID == "" {
+	if first.Kind != v1.EventSession || first.ID == "" {
 		t.Fatalf("%+v", first)
 	}
 	leave()
@@ -175,12 +175,12 @@ func TestEventsOfASession(t *testing.T) {
 	if err := s.SetVar(t.Context(), "v", "1"); err != nil {
 		t.Fatal(err)
 	}
-	r, done = listen(t.Context(), t, k, "GET", "/v1/sessions/work/events?follow=false", "", api.HeaderLastEvent, first.ID)
+	r, done = listen(t.Context(), t, k, "GET", "/v1/sessions/work/events?follow=false", "", v1.HeaderLastEvent, first.ID)
 	defer done()
 	seen := map[string]bool{}
 	for {
 		e := next(t, r)
-		if e.Kind == api.EventEnd {
+		if e.Kind == v1.EventEnd {
 			break
 		}
 		var ev session.Event
@@ -206,7 +206,7 @@ func TestWatchedFiles(t *testing.T) {
 		t.Fatal(a.body)
 	}
 	for {
-		var c api.FileEvent
+		var c v1.FileEvent
 		if err := next(t, r).Decode(&c); err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +224,7 @@ func TestWhoOnlyLooksAtFilesDoesNotUseTheSession(t *testing.T) {
 	r, done := listen(t.Context(), t, k, "GET", "/v1/sessions/work/files/watch?path=/tmp", "")
 	defer done()
 	next(t, r) // it listens
-	if e := next(t, r); e.Kind != api.EventProblem || !strings.Contains(string(e.Data), string(session.CodeExpired)) {
+	if e := next(t, r); e.Kind != v1.EventProblem || !strings.Contains(string(e.Data), string(v1.CodeSessionExpired)) {
 		t.Errorf("%s %s", e.Kind, e.Data)
 	}
 
@@ -304,7 +304,7 @@ func TestStreamsEndWhenTheServerStops(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Kind == api.EventProblem {
+		if e.Kind == v1.EventProblem {
 			break
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -67,7 +68,7 @@ func (c *call) runSpan(ctx context.Context, kind, id string) (context.Context, f
 			span.SetAttributes(attribute.String("recluse.ended", string(v.Ended)), attribute.Int("recluse.exit_code", v.ExitCode))
 		}
 		if err != nil {
-			span.SetStatus(codes.Error, string(sandbox.CodeOf(err)))
+			span.SetStatus(codes.Error, string(v1.CodeOf(err)))
 		}
 	}
 }

@@ -4,23 +4,23 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/recluse-dev/recluse/internal/api"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxVarsPage is how much a page of variables may hold besides its first one: each may be as long as session.MaxVarLength.
 const maxVarsPage = 8 << 20
 
-func listVars(c *call, _ none) (api.Vars, error) {
+func listVars(c *call, _ none) (v1.VarPage, error) {
 	ses, err := c.session()
 	if err != nil {
-		return api.Vars{}, err
+		return v1.VarPage{}, err
 	}
 	vars, err := ses.Vars(c.ctx())
 	if err != nil {
-		return api.Vars{}, err
+		return v1.VarPage{}, err
 	}
 	names, next, err := paged(c, slices.Collect(maps.Keys(vars)), func(name string) string { return name })
-	out := api.Vars{Vars: map[string]string{}, Next: next}
+	out := v1.VarPage{Vars: map[string]string{}, Next: next}
 	size := 0
 	for i, name := range names {
 		if size += len(vars[name]); i > 0 && size > maxVarsPage {
@@ -32,16 +32,16 @@ func listVars(c *call, _ none) (api.Vars, error) {
 	return out, err
 }
 
-func getVar(c *call, _ none) (api.Var, error) {
+func getVar(c *call, _ none) (v1.Var, error) {
 	ses, err := c.session()
 	if err != nil {
-		return api.Var{}, err
+		return v1.Var{}, err
 	}
 	v, err := ses.Var(c.ctx(), c.r.PathValue("name"))
-	return api.Var{Value: v}, err
+	return v1.Var{Value: v}, err
 }
 
-func setVar(c *call, in api.Var) (none, error) {
+func setVar(c *call, in v1.Var) (none, error) {
 	ses, err := c.session()
 	if err != nil {
 		return none{}, err

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 const keyColumns = "SELECT id, name, tenant, scopes, hash, created, expires, revoked FROM api_keys"
@@ -49,7 +49,7 @@ func (s *SQLite) KeyByHash(ctx context.Context, hash []byte) (APIKey, error) {
 // missing tells a row that is not there from other errors.
 func (s *SQLite) missing(op string, err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
-		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: op, Message: "there is none"}
+		return &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "there is none"}
 	}
 	return s.explain(op, err)
 }

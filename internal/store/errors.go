@@ -9,22 +9,20 @@ import (
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The codes of this package.
 const (
-	CodeLocked  sandbox.Code = "data_directory_locked"
-	CodeCorrupt sandbox.Code = "store_corrupt"
-	CodeNewer   sandbox.Code = "store_newer"
-	CodeBusy    sandbox.Code = "store_busy" // another program holds the file
-	CodeExists  sandbox.Code = "store_exists"
-	CodeFailed  sandbox.Code = "store_failed"
+	CodeNewer  v1.Code = "store_newer"
+	CodeExists v1.Code = "store_exists"
+	CodeFailed v1.Code = "store_failed"
 )
 
 // Sentinels for errors.Is.
 var (
-	ErrExists   = &sandbox.Error{Code: CodeExists}
+	ErrExists   = &v1.Error{Code: CodeExists}
 	ErrNotFound = sandbox.ErrNotFound
 )
 
@@ -33,10 +31,10 @@ func (s *SQLite) explain(op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+	if _, ok := errors.AsType[*v1.Error](err); ok {
 		return err
 	}
-	e := &sandbox.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
+	e := &v1.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
 	db, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
 		return fileError(op, err)
@@ -54,7 +52,7 @@ func (s *SQLite) explain(op string, err error) error {
 	case sqlite3.SQLITE_CONSTRAINT:
 		e.Code, e.Message = CodeExists, "there is one already"
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-		e.Code, e.Message, e.Retry = CodeBusy, s.path+" is held by another program", true
+		e.Code, e.Message, e.Retry = v1.CodeStoreBusy, s.path+" is held by another program", true
 		e.Remedy = "end the program that has it open, e.g. sqlite3"
 	}
 	return e
@@ -65,16 +63,16 @@ func fileError(op string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return full(op, err)
 	}
-	return &sandbox.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
+	return &v1.Error{Code: CodeFailed, Op: op, Message: "the store could not do it", Err: err}
 }
 
 func full(op string, err error) error {
-	return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: op, Message: "the disk of the data directory is full", Remedy: "free some space", Err: err}
+	return &v1.Error{Code: v1.CodeDiskFull, Op: op, Message: "the disk of the data directory is full", Remedy: "free some space", Err: err}
 }
 
 func corrupt(path string, err error) error {
-	return &sandbox.Error{
-		Code: CodeCorrupt, Op: "open store", Message: fmt.Sprintf("%s is damaged; nothing was changed", path),
+	return &v1.Error{
+		Code: v1.CodeStoreCorrupt, Op: "open store", Message: fmt.Sprintf("%s is damaged; nothing was changed", path),
 		Remedy: "put a copy of it back, or move it away and begin anew: sandboxes it knew are then left alone", Err: err,
 	}
 }

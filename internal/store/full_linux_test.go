@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // tinyDisk gives a directory on a file system of its own with room for little.
@@ -68,7 +68,7 @@ func TestAFullDisk(t *testing.T) {
 			return err
 		},
 	} {
-		if err := f(); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if err := f(); v1.CodeOf(err) != v1.CodeDiskFull {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -95,7 +95,7 @@ func TestOpeningOnAFullDisk(t *testing.T) {
 	t.Run("a new store", func(t *testing.T) {
 		dir := tinyDisk(t)
 		free := fill(t, dir)
-		if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if _, err := OpenSQLite(t.Context(), dir); v1.CodeOf(err) != v1.CodeDiskFull {
 			t.Errorf("got %v", err)
 		}
 		free()
@@ -111,7 +111,7 @@ func TestOpeningOnAFullDisk(t *testing.T) {
 		before, err := os.ReadFile(filepath.Join(dir, File))
 		must(t, err)
 		free := fill(t, dir)
-		if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+		if _, err := OpenSQLite(t.Context(), dir); v1.CodeOf(err) != v1.CodeDiskFull {
 			t.Errorf("got %v", err)
 		}
 		after, err := os.ReadFile(filepath.Join(dir, File))

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // lockFile is locked by whoever has the data directory. Its content is for people.
@@ -28,8 +28,8 @@ func lockDir(dir string) (*os.File, error) {
 	if !held {
 		who, _ := os.ReadFile(path) // only for the message
 		_ = f.Close()
-		return nil, &sandbox.Error{
-			Code: CodeLocked, Op: "lock data directory", Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(who))),
+		return nil, &v1.Error{
+			Code: v1.CodeDataLocked, Op: "lock data directory", Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(who))),
 			Remedy: "let that process do the work, end it, or use another data directory", Retry: true,
 		}
 	}

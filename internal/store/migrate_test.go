@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 //go:embed testdata/version1.sql
@@ -96,10 +96,10 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 	for _, c := range []struct {
 		name, statement string
-		code            sandbox.Code
+		code            v1.Code
 	}{
 		{"newer than this program", "PRAGMA user_version = 9999", CodeNewer},
-		{"of a version that never was", "PRAGMA user_version = -7", CodeCorrupt},
+		{"of a version that never was", "PRAGMA user_version = -7", v1.CodeStoreCorrupt},
 		{"with something in the way of a migration", "ALTER TABLE tokens ADD COLUMN api_key TEXT", CodeFailed},
 	} {
 		for _, mode := range []string{"WAL", "DELETE"} {
@@ -109,7 +109,7 @@ func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 				before, err := os.ReadFile(path)
 				must(t, err)
 				for range 2 { // the first attempt leaves nothing that lets the second one through
-					if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != c.code {
+					if _, err := OpenSQLite(t.Context(), dir); v1.CodeOf(err) != c.code {
 						t.Errorf("got %v, want %s", err, c.code)
 					}
 				}

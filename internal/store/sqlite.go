@@ -14,8 +14,8 @@ import (
 
 	_ "modernc.org/sqlite" // the driver
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // File is the name of the database in the data directory.
@@ -44,7 +44,7 @@ type SQLite struct {
 func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	s := &SQLite{path: filepath.Join(dir, File)}
 	if err := xdg.Private(dir); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 	}
 	if s.lock, err = lockDir(dir); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (s *SQLite) migrate(ctx context.Context) error {
 			return err
 		}
 		if version > len(migrations) {
-			return &sandbox.Error{
+			return &v1.Error{
 				Code: CodeNewer, Op: "open store", Message: fmt.Sprintf("%s has version %d, and this program knows %d", s.path, version, len(migrations)),
 				Remedy: "use the newer program that wrote it",
 			}

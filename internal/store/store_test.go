@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func open(t *testing.T, dir string) *SQLite {
@@ -50,7 +50,7 @@ func TestASecondOpenNamesTheProcess(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir)
 	_, err := OpenSQLite(t.Context(), dir)
-	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+	if v1.CodeOf(err) != v1.CodeDataLocked || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Fatalf("got %v, want a locked directory and our pid", err)
 	}
 }
@@ -75,7 +75,7 @@ func TestTheLockGoesWithAKilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenSQLite(t.Context(), dir)
-	if sandbox.CodeOf(err) != CodeLocked || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
+	if v1.CodeOf(err) != v1.CodeDataLocked || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v, want a locked directory and pid %d", err, cmd.Process.Pid)
 	}
 	must(t, cmd.Process.Kill())
@@ -107,7 +107,7 @@ func TestADamagedFileIsAnErrorAndStaysAsItIs(t *testing.T) {
 			b = damage(b)
 			must(t, os.WriteFile(path, b, 0o600))
 			_, err = OpenSQLite(t.Context(), dir)
-			if sandbox.CodeOf(err) != CodeCorrupt || !strings.Contains(err.Error(), path) {
+			if v1.CodeOf(err) != v1.CodeStoreCorrupt || !strings.Contains(err.Error(), path) {
 				t.Fatalf("got %v, want a damaged store that is named", err)
 			}
 			after, err := os.ReadFile(path)
@@ -142,7 +142,7 @@ func TestAStoreThatAnotherProgramHolds(t *testing.T) {
 	}
 	do("BEGIN EXCLUSIVE")
 	_, err = OpenSQLite(t.Context(), dir)
-	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != CodeBusy || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, File) {
+	if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeStoreBusy || !e.Retry || e.Remedy == "" || !strings.Contains(e.Message, File) {
 		t.Errorf("%v", err)
 	}
 	do("ROLLBACK")
@@ -157,7 +157,7 @@ func TestANewerStoreIsRefused(t *testing.T) {
 	_, err := s.write.ExecContext(t.Context(), "PRAGMA user_version = 9999")
 	must(t, err)
 	must(t, s.Close())
-	if _, err := OpenSQLite(t.Context(), dir); sandbox.CodeOf(err) != CodeNewer {
+	if _, err := OpenSQLite(t.Context(), dir); v1.CodeOf(err) != CodeNewer {
 		t.Fatalf("got %v", err)
 	}
 }

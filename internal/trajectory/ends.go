@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // endChunk is how much is read at each end of a log at first.
@@ -15,7 +17,7 @@ const endChunk = 16 << 10
 
 // Ends gives the first and the last event of a run's directory and the log's size, without what is between. A log without a whole line is io.EOF; half a
 // last line is passed over.
-func Ends(dir string) (first, last Event, size int64, err error) {
+func Ends(dir string) (first, last v1.RunEvent, size int64, err error) {
 	f, err := os.Open(filepath.Join(dir, FileName))
 	if err != nil {
 		return first, last, 0, fmt.Errorf("read events: %w", err)

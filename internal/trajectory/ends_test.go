@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestEnds(t *testing.T) {
@@ -31,7 +33,7 @@ func TestEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, d := range tt.data {
-				if err := l.Append(Event{Kind: "k", Data: d}); err != nil {
+				if err := l.Append(v1.RunEvent{Kind: "k", Data: d}); err != nil {
 					t.Fatal(err)
 				}
 			}

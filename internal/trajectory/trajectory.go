@@ -18,33 +18,12 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // FileName is the log's name in a run's directory.
 const FileName = "events.jsonl"
-
-// Kind is what an event tells.
-type Kind string
-
-// Event is one thing that happened in a run.
-type Event struct {
-	Seq  int64     `json:"seq"` // from 1 on, without gaps
-	Time time.Time `json:"time"`
-	// Node is the place in the tree: "0" is the run itself, "0/…" its children.
-	Node  string          `json:"node"`
-	Depth int             `json:"depth"`
-	Turn  int             `json:"turn,omitempty"`
-	Kind  Kind            `json:"kind"`
-	Data  json.RawMessage `json:"data,omitempty"`
-}
-
-// Decode fills v from the event's data.
-func (e *Event) Decode(v any) error {
-	if err := json.Unmarshal(e.Data, v); err != nil {
-		return fmt.Errorf("event %d (%s): %w", e.Seq, e.Kind, err)
-	}
-	return nil
-}
 
 // Log is the event log of one run. Its methods may be called from several goroutines.
 type Log struct {
@@ -96,7 +75,7 @@ func Continue(dir string) (*Log, error) {
 }
 
 // Append writes an event; its number and time are set here.
-func (l *Log) Append(e Event) error {
+func (l *Log) Append(e v1.RunEvent) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
@@ -142,11 +121,11 @@ func (l *Log) Close() error {
 }
 
 // Follow gives the events after number from, those to come included, until the log is closed or ctx ends.
-func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+	return func(yield func(v1.RunEvent, error) bool) {
 		f, err := os.Open(l.path)
 		if err != nil {
-			yield(Event{}, fmt.Errorf("follow events: %w", err))
+			yield(v1.RunEvent{}, fmt.Errorf("follow events: %w", err))
 			return
 		}
 		defer f.Close()
@@ -161,7 +140,7 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[Event, error] {
 					break
 				}
 				if err != nil {
-					yield(Event{}, err)
+					yield(v1.RunEvent{}, err)
 					return
 				}
 				if e.Seq > from && !yield(e, nil) {
@@ -174,7 +153,7 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[Event, error] {
 			select {
 			case <-more:
 			case <-ctx.Done():
-				yield(Event{}, ctx.Err())
+				yield(v1.RunEvent{}, ctx.Err())
 				return
 			}
 		}
@@ -182,11 +161,11 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[Event, error] {
 }
 
 // Read gives the events of a run's directory up to now. Half a last line is passed over.
-func Read(dir string) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+func Read(dir string) iter.Seq2[v1.RunEvent, error] {
+	return func(yield func(v1.RunEvent, error) bool) {
 		f, err := os.Open(filepath.Join(dir, FileName))
 		if err != nil {
-			yield(Event{}, fmt.Errorf("read events: %w", err))
+			yield(v1.RunEvent{}, fmt.Errorf("read events: %w", err))
 			return
 		}
 		defer f.Close()
@@ -214,20 +193,20 @@ func newScanner(r io.Reader) *scanner { return newScannerSize(r, 64<<10) }
 func newScannerSize(r io.Reader, size int) *scanner { return &scanner{r: bufio.NewReaderSize(r, size)} }
 
 // next gives an event and the bytes of its line, or io.EOF while no whole line is there.
-func (s *scanner) next() (Event, int, error) {
+func (s *scanner) next() (v1.RunEvent, int, error) {
 	line, err := s.r.ReadBytes('\n')
 	s.half = append(s.half, line...)
 	if err != nil {
 		if errors.Is(err, io.EOF) {
-			return Event{}, 0, io.EOF
+			return v1.RunEvent{}, 0, io.EOF
 		}
-		return Event{}, 0, fmt.Errorf("read events: %w", err)
+		return v1.RunEvent{}, 0, fmt.Errorf("read events: %w", err)
 	}
 	whole := s.half
 	s.half = nil
-	var e Event
+	var e v1.RunEvent
 	if err := json.Unmarshal(bytes.TrimSpace(whole), &e); err != nil {
-		return Event{}, 0, fmt.Errorf("read events: a line that is no event: %w", err)
+		return v1.RunEvent{}, 0, fmt.Errorf("read events: a line that is no event: %w", err)
 	}
 	return e, len(whole), nil
 }

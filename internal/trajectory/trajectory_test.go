@@ -9,17 +9,19 @@ import (
 	"sync"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
+
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func event(n int) Event {
+func event(n int) v1.RunEvent {
 	data, _ := json.Marshal(map[string]int{"n": n})
-	return Event{Node: "0", Kind: "test", Data: data}
+	return v1.RunEvent{Node: "0", Kind: "test", Data: data}
 }
 
-func number(t *testing.T, e Event) int {
+func number(t *testing.T, e v1.RunEvent) int {
 	t.Helper()
 	var d struct{ N int }
 	if err := e.Decode(&d); err != nil {

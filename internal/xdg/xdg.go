@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // name is ours in every directory.
@@ -41,8 +41,8 @@ var (
 
 func (k kind) find() (string, error) {
 	fail := func(err error) error {
-		return &sandbox.Error{
-			Code: sandbox.CodeInternal, Op: "find the " + k.word + " directory", Message: "there is no usable one",
+		return &v1.Error{
+			Code: v1.CodeInternal, Op: "find the " + k.word + " directory", Message: "there is no usable one",
 			Remedy: "set " + k.variable + " to a directory that this user can write", Err: err,
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,7 +77,7 @@ func TestUnusableOrderIsAnError(t *testing.T) {
 	place(t)
 	t.Setenv("XDG_CACHE_HOME", "/proc/nowhere")
 	_, err := Cache()
-	if sandbox.CodeOf(err) == "" {
+	if v1.CodeOf(err) == "" {
 		t.Fatalf("got %v, want a typed error", err)
 	}
 }

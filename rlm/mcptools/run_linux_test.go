@@ -89,7 +89,7 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 	}
 	await(t, "the call has begun", holds(file, "begun"))
 	r.Cancel()
-	if res, err := r.Wait(); err == nil || res.Reason != rlm.ReasonCancelled {
+	if res, err := r.Wait(); err == nil || res.Reason != v1.ReasonCancelled {
 		t.Errorf("%+v %v", res, err)
 	}
 	await(t, "the server hears of it", holds(file, "cancelled"))

@@ -12,7 +12,7 @@ import (
 
 	"mvdan.cc/sh/v3/shell"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Server describes an MCP server: a command or an address.
@@ -28,7 +28,7 @@ type Server struct {
 var serverName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
 
 func invalid(name, format string, args ...any) error {
-	return &sandbox.Error{Code: CodeServerInvalid, Op: "read MCP server " + name, Message: fmt.Sprintf(format, args...), Remedy: "write NAME=COMMAND, or NAME=https://…"}
+	return &v1.Error{Code: CodeServerInvalid, Op: "read MCP server " + name, Message: fmt.Sprintf(format, args...), Remedy: "write NAME=COMMAND, or NAME=https://…"}
 }
 
 // Parse reads NAME=COMMAND or NAME=URL. A command is split into words as a shell does it, with quotes and variables, and runs without one.
@@ -87,7 +87,7 @@ const maxFile = 1 << 20
 // ${NAME} in a variable or header is taken from our environment.
 func ReadFile(path string) ([]Server, error) {
 	fail := func(err error) ([]Server, error) {
-		return nil, &sandbox.Error{Code: CodeServerInvalid, Op: "read MCP servers", Message: path, Remedy: `the file must be {"mcpServers": {NAME: {"command": …, "args": […]}}}`, Err: err}
+		return nil, &v1.Error{Code: CodeServerInvalid, Op: "read MCP servers", Message: path, Remedy: `the file must be {"mcpServers": {NAME: {"command": …, "args": […]}}}`, Err: err}
 	}
 	f, err := os.Open(path)
 	if err != nil {

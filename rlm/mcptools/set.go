@@ -12,8 +12,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The defaults of Options.
@@ -180,7 +180,7 @@ func (s *server) linked() (*link, error) {
 }
 
 func (s *server) gone() error {
-	return &sandbox.Error{Code: CodeServerLost, Op: "use MCP server " + s.Name, Message: "it is not used any more"}
+	return &v1.Error{Code: CodeServerLost, Op: "use MCP server " + s.Name, Message: "it is not used any more"}
 }
 
 // drop makes the next call connect anew.
@@ -195,7 +195,7 @@ func (s *server) drop(l *link) {
 // dial starts or reaches the server.
 func (s *server) dial(ctx context.Context) (*link, error) {
 	fail := func(remedy string, err error) error {
-		return &sandbox.Error{Code: CodeServerUnreachable, Op: "connect to MCP server " + s.Name, Message: "it cannot be used", Remedy: remedy, Retry: true, Err: err}
+		return &v1.Error{Code: CodeServerUnreachable, Op: "connect to MCP server " + s.Name, Message: "it cannot be used", Remedy: remedy, Retry: true, Err: err}
 	}
 	l := &link{}
 	frame := s.o.MaxResult*2 + 1<<20 // results are escaped, and data is base64
@@ -269,16 +269,16 @@ const codeRejected = -32005
 // failure says why a request had no result, and gives up a link that has broken.
 func (s *server) failure(ctx context.Context, l *link, op string, err error) error {
 	if wire, ok := errors.AsType[*jsonrpc.Error](err); ok && wire.Code != codeRejected && !errors.Is(err, sdk.ErrConnectionClosed) && ctx.Err() == nil {
-		return &sandbox.Error{Code: CodeCallRefused, Op: op, Message: wire.Message}
+		return &v1.Error{Code: CodeCallRefused, Op: op, Message: wire.Message}
 	}
 	if ctx.Err() != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return &sandbox.Error{Code: CodeTimeout, Op: op, Message: "there was no answer in time", Remedy: "ask for less, or raise the time-out of MCP tools", Retry: true}
+			return &v1.Error{Code: CodeTimeout, Op: op, Message: "there was no answer in time", Remedy: "ask for less, or raise the time-out of MCP tools", Retry: true}
 		}
 		return context.Cause(ctx)
 	}
 	s.giveUp(l)
-	lost := &sandbox.Error{Code: CodeServerLost, Op: op, Message: "the MCP server was lost", Remedy: "the next call connects to it again", Retry: true, Err: err}
+	lost := &v1.Error{Code: CodeServerLost, Op: op, Message: "the MCP server was lost", Remedy: "the next call connects to it again", Retry: true, Err: err}
 	if l.web != nil {
 		lost.Err = unaddressed(err)
 	}

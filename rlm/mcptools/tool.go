@@ -12,8 +12,8 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -224,7 +224,7 @@ func (s *server) call(ctx context.Context, name string, params map[string]*param
 		args[p.key] = v
 	}
 	if size > s.o.MaxResult {
-		return nil, &sandbox.Error{Code: sandbox.CodeTooLarge, Op: op, Message: fmt.Sprintf("the arguments have %d bytes, and at most %d are sent", size, s.o.MaxResult)}
+		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: op, Message: fmt.Sprintf("the arguments have %d bytes, and at most %d are sent", size, s.o.MaxResult)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()
@@ -256,18 +256,18 @@ func (s *server) value(op string, res *sdk.CallToolResult) (any, error) {
 	if res.StructuredContent != nil && !res.IsError {
 		var err error
 		if data, err = json.Marshal(res.StructuredContent); err != nil {
-			return nil, &sandbox.Error{Code: CodeCallRefused, Op: op, Message: "the result is no JSON", Err: err}
+			return nil, &v1.Error{Code: CodeCallRefused, Op: op, Message: "the result is no JSON", Err: err}
 		}
 		size = int64(len(data)) // the parts say the same once more
 	}
 	if size > s.o.MaxResult {
-		return nil, &sandbox.Error{
+		return nil, &v1.Error{
 			Code: CodeResultTooLarge, Op: op, Message: fmt.Sprintf("the result has %d bytes, and at most %d are handed on", size, s.o.MaxResult), Remedy: "ask for less at once",
 		}
 	}
 	switch {
 	case res.IsError:
-		return nil, &sandbox.Error{Code: CodeToolFailed, Op: op, Message: complaint(parts)}
+		return nil, &v1.Error{Code: CodeToolFailed, Op: op, Message: complaint(parts)}
 	case data != nil:
 		return data, nil
 	case len(parts) == 0:

@@ -13,8 +13,8 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // overHTTP is the test's server. Sessions that nobody has ended end with the test.
@@ -78,15 +78,15 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 			}
 			for _, tt := range []struct {
 				tool, kwargs string
-				code         sandbox.Code
+				code         v1.Code
 				says         string
 			}{
 				{"shop_fail", `{}`, CodeToolFailed, "the shop is shut"},
 				{"shop_refuse", `{}`, CodeCallRefused, "never heard of it"},
 				{"shop_big", `{"bytes":1048577}`, CodeResultTooLarge, "1048577 bytes"},
-				{"shop_big", `{"bytes":"` + strings.Repeat("9", 1<<20) + `"}`, sandbox.CodeTooLarge, "arguments"},
+				{"shop_big", `{"bytes":"` + strings.Repeat("9", 1<<20) + `"}`, v1.CodeTooLarge, "arguments"},
 			} {
-				if _, err := call(t.Context(), t, tools[tt.tool], tt.kwargs); sandbox.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
+				if _, err := call(t.Context(), t, tools[tt.tool], tt.kwargs); v1.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("%s: %v; want %s", tt.tool, err, tt.code)
 				}
 			}
@@ -144,7 +144,7 @@ func TestAServerThatDiesIsStartedAgain(t *testing.T) {
 	_, tools := open(t, Options{}, itself("stdio"))
 	for range 3 {
 		_, err := call(t.Context(), t, tools["shop_die"], `{}`)
-		if sandbox.CodeOf(err) != CodeServerLost || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "out of luck") {
+		if v1.CodeOf(err) != CodeServerLost || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "out of luck") {
 			t.Fatalf("%v", err)
 		}
 		if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1,2]}`); err != nil || got != `{"sum":3}` {
@@ -176,9 +176,9 @@ func TestAnAddressThatGoesAwayAndComesBack(t *testing.T) {
 func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 	for name, tt := range map[string]struct {
 		timeout time.Duration
-		code    sandbox.Code
+		code    v1.Code
 	}{
-		"by its caller":   {DefaultTimeout, sandbox.CodeInternal},
+		"by its caller":   {DefaultTimeout, v1.CodeInternal},
 		"by its time-out": {500 * time.Millisecond, CodeTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 					await(t, "the call has begun", holds(file, "begun"))
 					cancel()
 				}
-				if err := <-ended; sandbox.CodeOf(err) != tt.code {
+				if err := <-ended; v1.CodeOf(err) != tt.code {
 					t.Fatalf("%v", err)
 				}
 				_, err := os.Stat(file)
@@ -207,7 +207,7 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 			await(t, "the server hears of it", holds(file, "cancelled"))
 			await(t, "the next call comes through", func() bool {
 				_, err := call(t.Context(), t, tools["shop_fail"], `{}`)
-				return sandbox.CodeOf(err) == CodeToolFailed
+				return v1.CodeOf(err) == CodeToolFailed
 			})
 		})
 	}
@@ -237,7 +237,7 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer set.Close()
-			if _, err := set.Tools(t.Context()); sandbox.CodeOf(err) != CodeServerUnreachable || !strings.Contains(err.Error(), tt.says) {
+			if _, err := set.Tools(t.Context()); v1.CodeOf(err) != CodeServerUnreachable || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v", err)
 			}
 		})
@@ -285,7 +285,7 @@ func TestParse(t *testing.T) {
 			got = []string{s.URL}
 		}
 		if want == nil {
-			if sandbox.CodeOf(err) != CodeServerInvalid {
+			if v1.CodeOf(err) != CodeServerInvalid {
 				t.Errorf("%s: %v %v", text, got, err)
 			}
 		} else if err != nil || !slices.Equal(got, want) {
@@ -312,7 +312,7 @@ func TestReadFile(t *testing.T) {
 	}
 	for _, bad := range []string{`{`, `{"mcpServers": {"x": {}}}`, `{"mcpServers": {"x y": {"command": "x"}}}`, `{"mcpServers": {"x": {"command": "x", "url": "https://x"}}}`} {
 		write(bad)
-		if _, err := ReadFile(file); sandbox.CodeOf(err) != CodeServerInvalid {
+		if _, err := ReadFile(file); v1.CodeOf(err) != CodeServerInvalid {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

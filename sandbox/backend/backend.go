@@ -21,6 +21,7 @@ package backend
 import (
 	"context"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -60,7 +61,7 @@ type Witness interface {
 
 // NotSupported returns the error of a backend that cannot do op.
 func NotSupported(backend, op, remedy string) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeNotSupported, Op: op, Message: "the " + backend + " backend cannot do this", Remedy: remedy,
+	return &v1.Error{
+		Code: v1.CodeNotSupported, Op: op, Message: "the " + backend + " backend cannot do this", Remedy: remedy,
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -20,7 +21,7 @@ func TestNotSupported(t *testing.T) {
 }
 
 func TestAnUnavailableBackendSaysWhy(t *testing.T) {
-	why := &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find engine", Message: "none", Remedy: "build it", Err: io.EOF}
+	why := &v1.Error{Code: v1.CodeEngineMissing, Op: "find engine", Message: "none", Remedy: "build it", Err: io.EOF}
 	b := Unavailable("x", why)
 	if h := b.Health(t.Context()); h.OK || h.Reason != "find engine: none: EOF" || h.Remedy != "build it" {
 		t.Errorf("%+v", h)

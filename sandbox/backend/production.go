@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Production reports whether RECLUSE_ENV says production. It is parsed strictly: a misspelt value is
@@ -16,8 +16,8 @@ func Production() (bool, error) {
 	case "", "development", "test":
 		return false, nil
 	default:
-		return false, &sandbox.Error{
-			Code: sandbox.CodeInvalidSpec, Op: "read RECLUSE_ENV",
+		return false, &v1.Error{
+			Code: v1.CodeInvalidSpec, Op: "read RECLUSE_ENV",
 			Message: fmt.Sprintf("%q is none of production, development, test", v), Remedy: "correct or unset it",
 		}
 	}

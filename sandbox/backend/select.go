@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -80,8 +81,8 @@ func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (
 				have = append(have, k)
 			}
 			slices.Sort(have)
-			return nil, nil, &sandbox.Error{
-				Code: sandbox.CodeBackendUnknown, Op: "select backend",
+			return nil, nil, &v1.Error{
+				Code: v1.CodeBackendUnknown, Op: "select backend",
 				Message: fmt.Sprintf("unknown backend %q", n),
 				Remedy:  "known backends: " + strings.Join(have, ", "),
 			}
@@ -305,12 +306,12 @@ func noBackend(tried []Tried, askable bool) error {
 		consent = consent || t.Health.OK && t.Capabilities.Isolation == sandbox.IsolationNone
 		causes = append(causes, fmt.Errorf("%s: %s", t.Name, why))
 	}
-	err := &sandbox.Error{
-		Code: sandbox.CodeNoBackend, Op: "select backend", Message: "no backend fits",
+	err := &v1.Error{
+		Code: v1.CodeNoBackend, Op: "select backend", Message: "no backend fits",
 		Remedy: "recluse doctor explains each", Err: errors.Join(causes...),
 	}
 	if askable && consent && len(tried) == 1 {
-		err.Code, err.Remedy = sandbox.CodeConsentMissing, ""
+		err.Code, err.Remedy = v1.CodeConsentMissing, ""
 	}
 	return err
 }

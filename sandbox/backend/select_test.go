@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -64,7 +65,7 @@ func TestSelect(t *testing.T) {
 		req      Requirements
 		env      string
 		want     string
-		code     sandbox.Code
+		code     v1.Code
 		reasons  map[string]string // a part of each
 	}{
 		{
@@ -83,12 +84,12 @@ func TestSelect(t *testing.T) {
 			name:     "a name that nobody has",
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{Order: []string{"gvisr"}},
-			code:     sandbox.CodeBackendUnknown,
+			code:     v1.CodeBackendUnknown,
 		},
 		{
 			name:     "containers that share the kernel only by consent",
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 			reasons:  map[string]string{"docker": "share the host's kernel, and nobody allowed that", "gvisor": "no engine"},
 		},
 		{
@@ -119,7 +120,7 @@ func TestSelect(t *testing.T) {
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer)},
 			req:      Requirements{Order: []string{"docker"}, AllowContainer: true},
 			env:      "production",
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 			reasons:  map[string]string{"docker": "RECLUSE_ENV=production"},
 		},
 		{
@@ -146,19 +147,19 @@ func TestSelect(t *testing.T) {
 			name:     "nothing is strong enough",
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel)},
 			req:      Requirements{MinIsolation: sandbox.IsolationVM},
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 		},
 		{
 			name:     "without isolation only by consent",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), broken("gvisor", "no engine")},
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 			reasons:  map[string]string{"local": "nobody allowed that", "gvisor": "no engine"},
 		},
 		{
 			name:     "asked for by name is no consent",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
 			req:      Requirements{Order: []string{"local"}},
-			code:     sandbox.CodeConsentMissing,
+			code:     v1.CodeConsentMissing,
 		},
 		{
 			name:     "without isolation by consent",
@@ -176,21 +177,21 @@ func TestSelect(t *testing.T) {
 			name:     "consent does not lower what is required",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
 			req:      Requirements{AllowNone: true, MinIsolation: sandbox.IsolationContainer},
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 		},
 		{
 			name:     "production takes no consent",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone)},
 			req:      Requirements{AllowNone: true},
 			env:      "production",
-			code:     sandbox.CodeNoBackend,
+			code:     v1.CodeNoBackend,
 			reasons:  map[string]string{"local": "RECLUSE_ENV=production"},
 		},
 		{
 			name:     "a misspelt environment is an error",
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
 			env:      "Production",
-			code:     sandbox.CodeInvalidSpec,
+			code:     v1.CodeInvalidSpec,
 		},
 		{
 			name:     "snapshots that are required",
@@ -199,7 +200,7 @@ func TestSelect(t *testing.T) {
 			want:     "firecracker",
 			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
 		},
-		{name: "there are none", code: sandbox.CodeNoBackend},
+		{name: "there are none", code: v1.CodeNoBackend},
 		{
 			name:     "a name given twice is tried once",
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel)},
@@ -211,7 +212,7 @@ func TestSelect(t *testing.T) {
 			t.Setenv("RECLUSE_ENV", c.env)
 			c.req.Logger = quiet()
 			b, tried, err := Select(t.Context(), c.backends, c.req)
-			if sandbox.CodeOf(err) != c.code {
+			if v1.CodeOf(err) != c.code {
 				t.Fatalf("the error is %v, want %q", err, c.code)
 			}
 			if c.want != "" && b.Name() != c.want {
@@ -231,7 +232,7 @@ func TestSelect(t *testing.T) {
 				if part := c.reasons[x.Name]; !strings.Contains(x.Reason, part) {
 					t.Errorf("%s: %q lacks %q", x.Name, x.Reason, part)
 				}
-				if c.code == sandbox.CodeNoBackend && !strings.Contains(err.Error(), x.Name+": "+x.Reason) {
+				if c.code == v1.CodeNoBackend && !strings.Contains(err.Error(), x.Name+": "+x.Reason) {
 					t.Errorf("the error does not give the reason for %s: %v", x.Name, err)
 				}
 			}
@@ -268,11 +269,11 @@ func TestALateAnswerCountsWhenNoOtherFits(t *testing.T) {
 		undo time.Duration
 		more []sandbox.Backend
 		took time.Duration
-		code sandbox.Code
+		code v1.Code
 	}{
 		"it comes":                     {undo: time.Second, took: probeTimeout + time.Second},
 		"it comes beside one unfit":    {undo: time.Second, more: []sandbox.Backend{healthy("local", sandbox.IsolationNone)}, took: probeTimeout + time.Second},
-		"it does not come soon enough": {undo: 2 * undoWait, took: probeTimeout + undoWait, code: sandbox.CodeNoBackend},
+		"it does not come soon enough": {undo: 2 * undoWait, took: probeTimeout + undoWait, code: v1.CodeNoBackend},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -280,7 +281,7 @@ func TestALateAnswerCountsWhenNoOtherFits(t *testing.T) {
 				busy.hang, busy.undo = true, c.undo
 				began := time.Now()
 				b, tried, err := Select(t.Context(), append([]sandbox.Backend{busy}, c.more...), Requirements{Logger: quiet()})
-				if took := time.Since(began); sandbox.CodeOf(err) != c.code || took != c.took {
+				if took := time.Since(began); v1.CodeOf(err) != c.code || took != c.took {
 					t.Errorf("%v after %s", err, took)
 				}
 				if err == nil && (b != sandbox.Backend(busy) || !tried[0].Chosen || !busy.undone.Load()) {
@@ -325,18 +326,18 @@ func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 		b      *fake
 		req    Requirements
 		trials int32
-		code   sandbox.Code
+		code   v1.Code
 	}{
 		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
-		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, sandbox.CodeNoBackend},
-		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: sandbox.IsolationVM}, 0, sandbox.CodeNoBackend},
+		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, v1.CodeNoBackend},
+		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: sandbox.IsolationVM}, 0, v1.CodeNoBackend},
 		"named, and not at once":   {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
 		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{Soon: true}, 1, ""},
 		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := Select(t.Context(), []sandbox.Backend{answering{c.b}}, c.req)
-			if sandbox.CodeOf(err) != c.code || c.b.asked.Load() != c.trials {
+			if v1.CodeOf(err) != c.code || c.b.asked.Load() != c.trials {
 				t.Errorf("%v after %d trials", err, c.b.asked.Load())
 			}
 		})

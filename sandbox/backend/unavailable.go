@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -54,9 +55,9 @@ func (u unavailable) unlessNever() error {
 // Unhealthy returns the Health of a backend that err keeps from working. A remedy has its own field
 // there and is not part of the reason.
 func Unhealthy(err error) sandbox.Health {
-	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
 		err = e
 	}
-	remedy, bare := sandbox.SplitRemedy(err)
+	remedy, bare := v1.SplitRemedy(err)
 	return sandbox.Health{Reason: bare.Error(), Remedy: remedy}
 }

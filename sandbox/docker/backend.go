@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
@@ -44,10 +45,10 @@ type Backend struct {
 	filling chan struct{} // has one place: its holder looks at a guest's volume
 
 	mu       sync.Mutex
-	filled   map[string]bool         // guarded by mu; guests' volumes that were seen to be whole
-	users    map[string]sandbox.User // guarded by mu; by image and name
-	attached map[string]*machine     // guarded by mu; by sandbox, nil while an attachment is being made
-	closed   bool                    // guarded by mu
+	filled   map[string]bool     // guarded by mu; guests' volumes that were seen to be whole
+	users    map[string]v1.User  // guarded by mu; by image and name
+	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
+	closed   bool                // guarded by mu
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -65,7 +66,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	b := &Backend{
 		opts: opts, dir: opts.Dir, filling: make(chan struct{}, 1),
-		filled: map[string]bool{}, users: map[string]sandbox.User{}, attached: map[string]*machine{},
+		filled: map[string]bool{}, users: map[string]v1.User{}, attached: map[string]*machine{},
 	}
 	if b.dir == "" {
 		data, err := xdg.Data()
@@ -76,7 +77,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	var err error
 	if b.own, err = backendkit.OpenInstance(b.dir, opts.Instance); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "name this instance", Message: b.dir + " cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "name this instance", Message: b.dir + " cannot be used", Err: err}
 	}
 	b.instance = b.own.Name
 	b.notes.Dir = filepath.Join(b.dir, "notes")
@@ -219,18 +220,18 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	st := res.Container.State
 	switch {
 	case st.Paused:
-		return nil, &sandbox.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "docker unpause it first", Retry: true}
+		return nil, &v1.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "docker unpause it first", Retry: true}
 	case !st.Running:
 		return nil, (&machine{record: r}).obituary(st, time.Now())
 	}
 	if r.Token, err = tokenOf(res.Container.Config.Env); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: op, Message: "the container is not one of ours", Err: err}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "the container is not one of ours", Err: err}
 	}
 	// From here on this program must end it, and no sweep of another may.
 	note := b.notes.Read(&r.Record)
 	note.Owner = backendkit.Self()
 	if err := b.notes.Write(id, note); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: op, Message: "this program cannot be noted as its owner", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "this program cannot be noted as its owner", Err: err}
 	}
 	m, err := b.attach(ctx, r, res.Container.Name, l)
 	if err != nil {
@@ -258,7 +259,7 @@ func tokenOf(env []string) (string, error) {
 func (b *Backend) Stop(ctx context.Context, id string) error {
 	r, _, err := b.find(ctx, id)
 	if err != nil {
-		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if v1.CodeOf(err) == v1.CodeNotFound {
 			return nil
 		}
 		return err
@@ -268,7 +269,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		m.Stopping()
 	}
 	if err := b.cli.Remove(ctx, r.Container); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "its container still exists", Retry: true, Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "its container still exists", Retry: true, Err: err}
 	}
 	b.notes.Remove(id)
 	if r.Restored != "" {
@@ -303,7 +304,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 
 // excuse drops the error of an engine that does not answer if there can be nothing to report.
 func (b *Backend) excuse(err error) error {
-	if sandbox.CodeOf(err) == sandbox.CodeBackendMissing && b.own.Unused() {
+	if v1.CodeOf(err) == v1.CodeBackendMissing && b.own.Unused() {
 		return nil
 	}
 	return err

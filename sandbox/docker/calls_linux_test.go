@@ -10,6 +10,7 @@ import (
 
 	"github.com/moby/moby/api/types/events"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -53,7 +54,7 @@ func TestACallCostsNoExec(t *testing.T) {
 				t.Fatal(v, err)
 			}
 		}
-		if _, err := sb.Files().Write(t.Context(), sandbox.DefaultHome+"/file", strings.NewReader("text"), sandbox.WriteOptions{}); err != nil {
+		if _, err := sb.Files().Write(t.Context(), v1.DefaultHome+"/file", strings.NewReader("text"), sandbox.WriteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -79,7 +80,7 @@ func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
 	began := time.Now()
 	t.Cleanup(func() { removeGuest(t, b) })
 	sb := open(t, b, sandbox.Spec{})
-	if _, err := sb.Files().Write(t.Context(), sandbox.DefaultHome+"/file", strings.NewReader("text"), sandbox.WriteOptions{}); err != nil {
+	if _, err := sb.Files().Write(t.Context(), v1.DefaultHome+"/file", strings.NewReader("text"), sandbox.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})

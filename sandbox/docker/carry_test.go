@@ -13,6 +13,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/ids"
@@ -49,7 +50,7 @@ func TestTheGuestIsForTheEnginesMachine(t *testing.T) {
 		t.Errorf("for %s: %v", f.Arch, err)
 	}
 	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[f.Arch]
-	if p, err := b.guestProgram(t.Context(), other); sandbox.CodeOf(err) != sandbox.CodeEngineMissing || !strings.Contains(err.Error(), "recluse-guest-"+other) {
+	if p, err := b.guestProgram(t.Context(), other); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(err.Error(), "recluse-guest-"+other) {
 		t.Errorf("for %s: %+v, %v", other, p, err)
 	}
 }
@@ -192,7 +193,7 @@ func TestMemoryIsNotPromised(t *testing.T) {
 			t.Errorf("%s: %+v", runtime, c)
 		}
 		_, _, err := backend.Select(t.Context(), []sandbox.Backend{b}, backend.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory, Soon: true})
-		if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots hold files, and memory is required") {
+		if v1.CodeOf(err) != v1.CodeNoBackend || !strings.Contains(err.Error(), "snapshots hold files, and memory is required") {
 			t.Errorf("%s: %v", runtime, err)
 		}
 		sb := open(t, b, sandbox.Spec{})

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -153,10 +154,10 @@ func TestAnEngineThatGoesAwayIsNamed(t *testing.T) {
 	}
 	cut()
 	await(t, "the news", sb.Gone())
-	if err := sb.Ping(t.Context()); sandbox.CodeOf(err) != CodeEngineLost {
+	if err := sb.Ping(t.Context()); v1.CodeOf(err) != CodeEngineLost {
 		t.Errorf("told as %v", err)
 	}
-	if err := sb.Close(); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+	if err := sb.Close(); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("closing it: %v", err)
 	}
 	sb.Detach()

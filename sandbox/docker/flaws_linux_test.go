@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -51,7 +52,7 @@ func TestMountsThatGetAroundAListAreRefused(t *testing.T) {
 	}
 	for _, host := range []string{"/", "//", "/etc/", "//etc", "/usr/../etc", "/proc/self/root", "/proc/1", "/sys/kernel", "/run", "/var", "/var/run", "/root", "/dev", link, filepath.Join(link, "ssl")} {
 		sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: host, Path: "/mnt/x"}}})
-		if code := sandbox.CodeOf(err); code != sandbox.CodeMountRefused && code != sandbox.CodeInvalidSpec {
+		if code := v1.CodeOf(err); code != v1.CodeMountRefused && code != v1.CodeInvalidSpec {
 			t.Errorf("%s: %v", host, err)
 		}
 		if err == nil {
@@ -85,10 +86,10 @@ func TestOutputThatJustFitsIsNotCalledCut(t *testing.T) {
 
 func TestAStopThatFailsIsTold(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Host = "unix:///nowhere/docker.sock" })
-	if err := b.Stop(t.Context(), "d-0123456789ab"); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+	if err := b.Stop(t.Context(), "d-0123456789ab"); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("got %v", err)
 	}
-	if _, err := b.List(t.Context()); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+	if _, err := b.List(t.Context()); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("list: got %v", err)
 	}
 	// Where there was never an engine, there is nothing to list, and nothing to complain about.
@@ -99,7 +100,7 @@ func TestAStopThatFailsIsTold(t *testing.T) {
 	if err := b.own.MarkUsed(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.List(t.Context()); sandbox.CodeOf(err) != sandbox.CodeBackendMissing {
+	if _, err := b.List(t.Context()); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("list of an instance that has made something: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -34,7 +35,7 @@ func TestWhatTheGuestMountsItself(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := &Backend{opts: Options{Volumes: tt.volumes, HostConfig: json.RawMessage(tt.patch)}}
 			p := &plan{facts: &dockerengine.Facts{Level: tt.level, Podman: tt.podman}}
-			p.User, p.Spec.Limits = sandbox.DefaultUser, sandbox.Limits{}.WithDefaults()
+			p.User, p.Spec.Limits = v1.DefaultUser, sandbox.Limits{}.WithDefaults()
 			if err := json.Unmarshal([]byte(`{"Config": {"Volumes": {`+tt.image+`}}}`), &p.image.InspectResponse); err != nil {
 				t.Fatal(err)
 			}

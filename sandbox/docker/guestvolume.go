@@ -11,10 +11,10 @@ import (
 
 	"github.com/moby/moby/client"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // whole is an empty file that is the last in a guest's volume: where it is, the guest before it is whole.
@@ -32,7 +32,7 @@ func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program
 func readGuest(path string) (bundle.Program, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return bundle.Program{}, &sandbox.Error{Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
+		return bundle.Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
 	}
 	return bundle.Program{Path: path, Hash: hash(text)}, nil
 }

@@ -12,10 +12,10 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // Two wait for a lock whose owner has died. Both have seen it, and one of them is quicker.
@@ -94,7 +94,7 @@ func TestWhoGivesUpDoesNotWaitForTheOneWhoBringsTheGuest(t *testing.T) {
 	defer func() { <-b.filling }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.guestVolume(ctx, bundle.Program{Hash: randomHex(32)}, &dockerengine.Facts{}, testImage); sandbox.CodeOf(err) != sandbox.CodeCancelled {
+	if _, err := b.guestVolume(ctx, bundle.Program{Hash: randomHex(32)}, &dockerengine.Facts{}, testImage); v1.CodeOf(err) != v1.CodeCancelled {
 		t.Error(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -28,7 +29,7 @@ func (o Options) hostConfig() (container.HostConfig, error) {
 // checkHostConfig refuses what a host config may not decide: what the isolation is told by, and what the guest lives in.
 func checkHostConfig(hc container.HostConfig) error {
 	bad := func(format string, args ...any) error {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "read the host config", Message: fmt.Sprintf(format, args...)}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "read the host config", Message: fmt.Sprintf(format, args...)}
 	}
 	if hc.Runtime != "" {
 		return bad("it names the runtime %q, which is an option of its own", hc.Runtime)
@@ -48,8 +49,8 @@ func (b *Backend) judgeHostConfig(o SpecOptions) error {
 		return nil
 	}
 	if !b.opts.UnsafeHostConfig {
-		return &sandbox.Error{
-			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec could loosen the walls", Remedy: "leave it out, or allow it explicitly with docker.unsafe_host_config",
+		return &v1.Error{
+			Code: v1.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec could loosen the walls", Remedy: "leave it out, or allow it explicitly with docker.unsafe_host_config",
 		}
 	}
 	hc, err := Options{HostConfig: o.HostConfig}.hostConfig()
@@ -60,8 +61,8 @@ func (b *Backend) judgeHostConfig(o SpecOptions) error {
 		return err
 	}
 	if sharesHost(hc) || hc.NetworkMode.IsHost() {
-		return &sandbox.Error{
-			Code: sandbox.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec makes the container privileged, or gives it a namespace of the host's", Remedy: "only docker.host_config of the configuration may do that",
+		return &v1.Error{
+			Code: v1.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec makes the container privileged, or gives it a namespace of the host's", Remedy: "only docker.host_config of the configuration may do that",
 		}
 	}
 	return nil

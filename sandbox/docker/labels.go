@@ -10,6 +10,7 @@ import (
 
 	"github.com/moby/moby/client"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -18,14 +19,14 @@ import (
 // Codes of this backend.
 const (
 	// CodeEngineLost says that the engine no longer answers.
-	CodeEngineLost sandbox.Code = "engine_lost"
+	CodeEngineLost v1.Code = "engine_lost"
 	// CodeRuntimeMissing says that the engine has no runtime of that name.
 	CodeRuntimeMissing = dockerengine.CodeRuntimeMissing
 	// CodePaused says that somebody has paused the container.
-	CodePaused sandbox.Code = "sandbox_paused"
+	CodePaused v1.Code = "sandbox_paused"
 	// CodeRenamed is the incident that somebody has given the container another name; AttrOldName and AttrNewName say
 	// which.
-	CodeRenamed sandbox.Code = "sandbox_renamed"
+	CodeRenamed v1.Code = "sandbox_renamed"
 )
 
 func failed(ctx context.Context, op, what string, err error) error {
@@ -33,11 +34,11 @@ func failed(ctx context.Context, op, what string, err error) error {
 }
 
 func notFound(op, what, id string) error {
-	return &sandbox.Error{Code: sandbox.CodeNotFound, Op: op, Message: fmt.Sprintf("no %s %q of this instance", what, id)}
+	return &v1.Error{Code: v1.CodeNotFound, Op: op, Message: fmt.Sprintf("no %s %q of this instance", what, id)}
 }
 
-func lost(code sandbox.Code, remedy, format string, args ...any) error {
-	return &sandbox.Error{Code: code, Message: fmt.Sprintf(format, args...), Remedy: remedy}
+func lost(code v1.Code, remedy, format string, args ...any) error {
+	return &v1.Error{Code: code, Message: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 // The labels by which containers and images of ours are known. They cannot be changed later, so what changes is
@@ -55,9 +56,9 @@ const (
 // record is what another program needs to know of a sandbox. Its token is where the guest gets it from.
 type record struct {
 	backendkit.Record
-	Container string       `json:"-"`                  // the engine's id
-	Restored  string       `json:"restored,omitempty"` // the snapshot it was made from
-	User      sandbox.User `json:"user"`
+	Container string  `json:"-"`                  // the engine's id
+	Restored  string  `json:"restored,omitempty"` // the snapshot it was made from
+	User      v1.User `json:"user"`
 }
 
 // labels returns those of the sandbox's container.
@@ -117,4 +118,4 @@ func hash(b []byte) string {
 }
 
 // userArg is how a user and its group are written for the engine.
-func userArg(u sandbox.User) string { return strconv.Itoa(u.UID) + ":" + strconv.Itoa(u.GID) }
+func userArg(u v1.User) string { return strconv.Itoa(u.UID) + ":" + strconv.Itoa(u.GID) }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -62,7 +63,7 @@ func TestANewProgramFencesOutTheOneBefore(t *testing.T) {
 	defer next.Detach()
 	shell(t, next, "true")
 	eventually(t, "the end of the attachment before", func() bool {
-		return sandbox.CodeOf(sb.Ping(t.Context())) == sandbox.CodeGuestLost
+		return v1.CodeOf(sb.Ping(t.Context())) == v1.CodeGuestLost
 	})
 	sb.Detach()
 	shell(t, next, "true")
@@ -140,22 +141,22 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		args []string
-		code sandbox.Code
+		code v1.Code
 		says string
 	}{
-		{"removed", []string{"rm", "-f"}, sandbox.CodeSandboxLost, "removed behind our back"},
-		{"stopped", []string{"stop"}, sandbox.CodeSandboxLost, "stopped behind our back"},
-		{"killed through the engine", []string{"kill"}, sandbox.CodeSandboxLost, "stopped behind our back"},
+		{"removed", []string{"rm", "-f"}, v1.CodeSandboxLost, "removed behind our back"},
+		{"stopped", []string{"stop"}, v1.CodeSandboxLost, "stopped behind our back"},
+		{"killed through the engine", []string{"kill"}, v1.CodeSandboxLost, "stopped behind our back"},
 		{"paused", []string{"pause"}, CodePaused, "paused behind our back"},
-		{"restarted", []string{"restart"}, sandbox.CodeSandboxLost, "stopped behind our back"},
+		{"restarted", []string{"restart"}, v1.CodeSandboxLost, "stopped behind our back"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sb := open(t, b, sandbox.Spec{})
 			docker(t, append(c.args, containerName(sb.ID()))...)
 			await(t, "the news", sb.Gone())
 			_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
-			if sandbox.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("a command afterwards: %q, %v", sandbox.CodeOf(err), err)
+			if v1.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("a command afterwards: %q, %v", v1.CodeOf(err), err)
 			}
 		})
 	}
@@ -165,7 +166,7 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		docker(t, "pause", name)
 		await(t, "the news", sb.Gone())
 		sb.Detach()
-		if _, err := sandbox.Attach(t.Context(), b, sb.ID()); sandbox.CodeOf(err) != CodePaused {
+		if _, err := sandbox.Attach(t.Context(), b, sb.ID()); v1.CodeOf(err) != CodePaused {
 			t.Errorf("attach to a paused one: %v", err)
 		}
 		docker(t, "unpause", name)
@@ -194,14 +195,14 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		if err == nil {
 			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
 		}
-		if sandbox.CodeOf(err) != sandbox.CodeSandboxLost || !strings.Contains(err.Error(), "killed for memory") {
+		if v1.CodeOf(err) != v1.CodeSandboxLost || !strings.Contains(err.Error(), "killed for memory") {
 			t.Errorf("told as %v, %v", v, err)
 		}
 	})
 	t.Run("killed from outside after an earlier kill for memory", func(t *testing.T) {
 		sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 128 << 20}})
 		v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}})
-		if err != nil || v.Ended != sandbox.EndedMemory {
+		if err != nil || v.Ended != v1.EndedMemory {
 			t.Fatalf("%v, %v", v, err)
 		}
 		m := b.attachment(sb.ID())
@@ -210,7 +211,7 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		m.mu.Unlock()
 		killGuest(t, b, sb.ID())
 		await(t, "the news", sb.Gone())
-		if err := sb.Ping(t.Context()); sandbox.CodeOf(err) != sandbox.CodeGuestLost || !strings.Contains(err.Error(), "signal 9") {
+		if err := sb.Ping(t.Context()); v1.CodeOf(err) != v1.CodeGuestLost || !strings.Contains(err.Error(), "signal 9") {
 			t.Errorf("told as %v", err)
 		}
 	})
@@ -224,11 +225,11 @@ func TestMemoryKillsAreToldFromExits(t *testing.T) {
 		ended        sandbox.Ending
 		kills        bool
 	}{
-		{"a hog", "exec " + hog, sandbox.EndedMemory, true},
-		{"a hog's shell", hog + "; exit $?", sandbox.EndedExit, true},
-		{"kill -9 of itself", "kill -9 $$", sandbox.EndedSignal, false},
-		{"the exit code of a kill", "exit 137", sandbox.EndedExit, false},
-		{"success", "true", sandbox.EndedExit, false},
+		{"a hog", "exec " + hog, v1.EndedMemory, true},
+		{"a hog's shell", hog + "; exit $?", v1.EndedExit, true},
+		{"kill -9 of itself", "kill -9 $$", v1.EndedSignal, false},
+		{"the exit code of a kill", "exit 137", v1.EndedExit, false},
+		{"success", "true", v1.EndedExit, false},
 	} {
 		v, err := sb.Run(t.Context(), sandbox.Command{Shell: c.script})
 		if err != nil || v.Ended != c.ended || (v.MemoryKills > 0) != c.kills {

@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
@@ -93,7 +94,7 @@ func (m *machine) watch(ctx context.Context, s subscription) {
 				return
 			}
 			if failures++; failures > engineTries {
-				m.end(&sandbox.Error{
+				m.end(&v1.Error{
 					Code: CodeEngineLost, Message: "the Docker engine no longer answers", Retry: true, Err: err,
 					Remedy: "start it again; if the container still runs then, attach again",
 				})
@@ -198,7 +199,7 @@ func (m *machine) die(ctx context.Context, s subscription) {
 	case dockerengine.Missing(err):
 		m.end(removed())
 	case err != nil:
-		m.end(lost(sandbox.CodeSandboxLost, "make a new one", "the container has ended, and the engine does not report how: %v", err))
+		m.end(lost(v1.CodeSandboxLost, "make a new one", "the container has ended, and the engine does not report how: %v", err))
 	default:
 		m.end(m.obituary(res.Container.State, now))
 	}
@@ -216,26 +217,26 @@ func (m *machine) obituary(st *container.State, at time.Time) error {
 	case st.Dead || st.Status == container.StateRemoving:
 		return removed()
 	case killed == unknownSignal:
-		return lost(sandbox.CodeSandboxLost, remedyLost, stopped)
+		return lost(v1.CodeSandboxLost, remedyLost, stopped)
 	case killed != "":
-		return lost(sandbox.CodeSandboxLost, remedyLost, stopped+", by signal %s sent through the engine", killed)
+		return lost(v1.CodeSandboxLost, remedyLost, stopped+", by signal %s sent through the engine", killed)
 	case st.OOMKilled && (oom.IsZero() || at.Sub(oom) < oomFreshness) && st.ExitCode != 0:
 		// The engine's mark stays when a process inside was killed long ago, so the time of the event counts.
-		return lost(sandbox.CodeSandboxLost, "make a new one with more memory", "the sandbox was killed for memory")
+		return lost(v1.CodeSandboxLost, "make a new one with more memory", "the sandbox was killed for memory")
 	case st.Error != "":
-		return lost(sandbox.CodeGuestLost, remedyLost, "the guest could not be run: %s", st.Error)
+		return lost(v1.CodeGuestLost, remedyLost, "the guest could not be run: %s", st.Error)
 	case st.ExitCode > 128:
-		return lost(sandbox.CodeGuestLost, remedyLost, "the guest was killed by signal %d", st.ExitCode-128)
+		return lost(v1.CodeGuestLost, remedyLost, "the guest was killed by signal %d", st.ExitCode-128)
 	}
-	return lost(sandbox.CodeGuestLost, remedyLost, "the guest has ended with exit code %d", st.ExitCode)
+	return lost(v1.CodeGuestLost, remedyLost, "the guest has ended with exit code %d", st.ExitCode)
 }
 
 func removed() error {
-	return lost(sandbox.CodeSandboxLost, remedyLost, "the container was removed behind our back")
+	return lost(v1.CodeSandboxLost, remedyLost, "the container was removed behind our back")
 }
 
 func paused() error {
-	return &sandbox.Error{
+	return &v1.Error{
 		Code: CodePaused, Message: "the container was paused behind our back", Remedy: "docker unpause it and attach again", Retry: true,
 	}
 }
@@ -245,8 +246,8 @@ func (b *Backend) reserve(id string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, ok := b.attached[id]; ok {
-		return &sandbox.Error{
-			Code: sandbox.CodeBusy, Op: "attach", Message: "this program is attached to the sandbox already", Remedy: "detach first", Retry: true,
+		return &v1.Error{
+			Code: v1.CodeBusy, Op: "attach", Message: "this program is attached to the sandbox already", Remedy: "detach first", Retry: true,
 		}
 	}
 	b.attached[id] = nil

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -17,11 +18,11 @@ func TestMemoryIsRefusedWithItsReason(t *testing.T) {
 				t.Errorf("the capabilities say %s, %q", c.Snapshots, c.Notes)
 			}
 			copies, err := open(t, b, sandbox.Spec{}).Fork(t.Context(), 1)
-			if len(copies) > 0 || sandbox.CodeOf(err) != sandbox.CodeNotSupported || !strings.Contains(err.Error(), noMemory) {
+			if len(copies) > 0 || v1.CodeOf(err) != v1.CodeNotSupported || !strings.Contains(err.Error(), noMemory) {
 				t.Errorf("a fork: %v, %v", copies, err)
 			}
 			_, _, err = backend.Select(t.Context(), []sandbox.Backend{b}, backend.Requirements{Order: []string{Name}, Snapshots: sandbox.SnapshotsMemory})
-			if sandbox.CodeOf(err) != sandbox.CodeNoBackend || !strings.Contains(err.Error(), "snapshots") {
+			if v1.CodeOf(err) != v1.CodeNoBackend || !strings.Contains(err.Error(), "snapshots") {
 				t.Errorf("one that must hold memory: %v", err)
 			}
 			if snaps, err := b.Snapshots(t.Context()); err != nil || len(snaps) > 0 {

@@ -6,7 +6,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
-	"github.com/recluse-dev/recluse/sandbox"
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
@@ -59,7 +59,7 @@ func (b *Backend) Label(ctx context.Context, id string, labels map[string]string
 		n.Labels = map[string]string{}
 	}
 	if err := b.notes.Write(id, n); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -87,7 +88,7 @@ const (
 )
 
 // bridgeUID is the user of bridges, unless code is that one. It owns nothing, and code in the sandbox cannot become it.
-const bridgeUID = sandbox.DefaultUID + 1
+const bridgeUID = v1.DefaultUID + 1
 
 const (
 	// guestThreads is what the guest is born with, since the engine's limit of processes counts them too.
@@ -119,7 +120,7 @@ var (
 // check refuses options that no engine could fulfil.
 func (o Options) check() error {
 	bad := func(format string, args ...any) error {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check docker options", Message: fmt.Sprintf(format, args...)}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check docker options", Message: fmt.Sprintf(format, args...)}
 	}
 	switch o.Pull {
 	case PullMissing, PullAlways, PullNever:
@@ -146,8 +147,8 @@ func (o Options) check() error {
 	if err := backendkit.RefuseInProduction("check docker options", what, ""); err != nil || what == "" || o.UnsafeHostNetwork {
 		return err
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeConsentMissing, Op: "check docker options",
+	return &v1.Error{
+		Code: v1.CodeConsentMissing, Op: "check docker options",
 		Message: "the host's network shows everything that listens on the engine's machine",
 		Remedy:  "use the network bridge, or allow it explicitly",
 	}
@@ -171,7 +172,7 @@ func (o SpecOptions) Apply(spec *sandbox.Spec) error {
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalidSpec, Op: "check spec", Message: "the host config is not valid JSON", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "the host config is not valid JSON", Err: err}
 	}
 	if spec.Options == nil {
 		spec.Options = map[string]json.RawMessage{}
@@ -187,8 +188,8 @@ func specOptions(spec sandbox.Spec) (SpecOptions, error) {
 		return o, err
 	}
 	if s := o.OOMScoreAdj; s != nil && (*s < 0 || *s > 1000) {
-		return o, &sandbox.Error{
-			Code: sandbox.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("oom_score_adj %d is not between 0 and 1000", *s),
+		return o, &v1.Error{
+			Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("oom_score_adj %d is not between 0 and 1000", *s),
 		}
 	}
 	return o, nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -28,13 +29,13 @@ func TestTheOptionsOfASpecAreReadStrictly(t *testing.T) {
 			switch {
 			case tt.bad == "" && err != nil:
 				t.Error(err)
-			case tt.bad != "" && (sandbox.CodeOf(err) != sandbox.CodeInvalidSpec || !strings.Contains(err.Error(), tt.bad)):
+			case tt.bad != "" && (v1.CodeOf(err) != v1.CodeInvalidSpec || !strings.Contains(err.Error(), tt.bad)):
 				t.Errorf("%v does not say %q", err, tt.bad)
 			}
 		})
 	}
 	for _, text := range []string{`{"CpuShare": 7}`, `{"CpuShares": "7"}`, `{} {}`} {
-		if _, err := (Options{HostConfig: []byte(text)}).hostConfig(); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+		if _, err := (Options{HostConfig: []byte(text)}).hostConfig(); v1.CodeOf(err) != v1.CodeInvalidSpec {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -52,7 +53,7 @@ func TestSpecOptionsApply(t *testing.T) {
 	if got, want := string(spec.Options[Name]), `{"host_config":{"CpuShares":7},"oom_score_adj":7}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if err := (SpecOptions{HostConfig: []byte(`{`)}).Apply(&spec); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+	if err := (SpecOptions{HostConfig: []byte(`{`)}).Apply(&spec); v1.CodeOf(err) != v1.CodeInvalidSpec {
 		t.Errorf("%v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -40,7 +41,7 @@ func TestPodmanRunsItsOwnRuntimeAlone(t *testing.T) {
 	// It lists runsc whether it is there or not, and would not run it.
 	for _, name := range []string{"runsc", "nonesuch"} {
 		other := newBackend(t, func(o *Options) { o.Runtime = name })
-		if _, err := sandbox.Open(t.Context(), other, sandbox.Spec{}); sandbox.CodeOf(err) != CodeRuntimeMissing || !strings.Contains(err.Error(), "containers.conf") {
+		if _, err := sandbox.Open(t.Context(), other, sandbox.Spec{}); v1.CodeOf(err) != CodeRuntimeMissing || !strings.Contains(err.Error(), "containers.conf") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -62,7 +63,7 @@ for pid in all[1:]:
 	if err != nil || !v.OK() {
 		t.Fatal(v, err, stderrOf(v))
 	}
-	if n, err := strconv.Atoi(strings.TrimSpace(v.Stdout.String())); err != nil || n < sandbox.DefaultProcesses || n > sandbox.DefaultProcesses+processReserve {
+	if n, err := strconv.Atoi(strings.TrimSpace(v.Stdout.String())); err != nil || n < v1.DefaultProcesses || n > v1.DefaultProcesses+processReserve {
 		t.Errorf("code has %d processes, %v", n, err)
 	}
 }
@@ -193,33 +194,33 @@ for i in range(200):
 func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts Options
-		code sandbox.Code
+		code v1.Code
 	}{
-		"pull":                     {Options{Pull: "sometimes"}, sandbox.CodeInvalidSpec},
-		"a path as volume":         {Options{Volumes: []Volume{{Name: "/etc", Path: "/mnt/x"}}}, sandbox.CodeInvalidSpec},
-		"a volume over the guest":  {Options{Volumes: []Volume{{Name: "v", Path: "/.recluse/bin"}}}, sandbox.CodeInvalidSpec},
-		"a relative volume":        {Options{Volumes: []Volume{{Name: "v", Path: "x"}}}, sandbox.CodeInvalidSpec},
-		"host network":             {Options{Network: "host"}, sandbox.CodeConsentMissing},
-		"a host config in YAML":    {Options{HostConfig: json.RawMessage("privileged: true")}, sandbox.CodeInvalidSpec},
-		"a host config of numbers": {Options{HostConfig: json.RawMessage(`{"NetworkMode": 1}`)}, sandbox.CodeInvalidSpec},
-		"another door to the host": {Options{HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
-		"another runtime":          {Options{HostConfig: json.RawMessage(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
-		"a mount over the guest":   {Options{HostConfig: json.RawMessage(`{"Mounts": [{"Type": "tmpfs", "Target": "/.recluse/bin/"}]}`)}, sandbox.CodeInvalidSpec},
-		"a bind over the guest":    {Options{HostConfig: json.RawMessage(`{"Binds": ["/opt://.recluse:ro"]}`)}, sandbox.CodeInvalidSpec},
-		"a tmpfs over the guest":   {Options{HostConfig: json.RawMessage(`{"Tmpfs": {"/tmp/../.recluse/run": ""}}`)}, sandbox.CodeInvalidSpec},
-		"an instance with a slash": {Options{Instance: "a/b"}, sandbox.CodeInvalidSpec},
-		"no such context":          {Options{Context: "nobody-made-this"}, sandbox.CodeBackendMissing},
-		"a host that is none":      {Options{Host: "carrier-pigeon"}, sandbox.CodeBackendMissing},
+		"pull":                     {Options{Pull: "sometimes"}, v1.CodeInvalidSpec},
+		"a path as volume":         {Options{Volumes: []Volume{{Name: "/etc", Path: "/mnt/x"}}}, v1.CodeInvalidSpec},
+		"a volume over the guest":  {Options{Volumes: []Volume{{Name: "v", Path: "/.recluse/bin"}}}, v1.CodeInvalidSpec},
+		"a relative volume":        {Options{Volumes: []Volume{{Name: "v", Path: "x"}}}, v1.CodeInvalidSpec},
+		"host network":             {Options{Network: "host"}, v1.CodeConsentMissing},
+		"a host config in YAML":    {Options{HostConfig: json.RawMessage("privileged: true")}, v1.CodeInvalidSpec},
+		"a host config of numbers": {Options{HostConfig: json.RawMessage(`{"NetworkMode": 1}`)}, v1.CodeInvalidSpec},
+		"another door to the host": {Options{HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}, v1.CodeConsentMissing},
+		"another runtime":          {Options{HostConfig: json.RawMessage(`{"Runtime": "runc"}`)}, v1.CodeInvalidSpec},
+		"a mount over the guest":   {Options{HostConfig: json.RawMessage(`{"Mounts": [{"Type": "tmpfs", "Target": "/.recluse/bin/"}]}`)}, v1.CodeInvalidSpec},
+		"a bind over the guest":    {Options{HostConfig: json.RawMessage(`{"Binds": ["/opt://.recluse:ro"]}`)}, v1.CodeInvalidSpec},
+		"a tmpfs over the guest":   {Options{HostConfig: json.RawMessage(`{"Tmpfs": {"/tmp/../.recluse/run": ""}}`)}, v1.CodeInvalidSpec},
+		"an instance with a slash": {Options{Instance: "a/b"}, v1.CodeInvalidSpec},
+		"no such context":          {Options{Context: "nobody-made-this"}, v1.CodeBackendMissing},
+		"a host that is none":      {Options{Host: "carrier-pigeon"}, v1.CodeBackendMissing},
 	} {
 		c.opts.Dir = t.TempDir()
-		if _, err := New(c.opts); sandbox.CodeOf(err) != c.code {
+		if _, err := New(c.opts); v1.CodeOf(err) != c.code {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	t.Setenv("RECLUSE_ENV", "production")
 	for _, o := range []Options{{Network: "host"}, {HostConfig: json.RawMessage(`{"NetworkMode": "host"}`)}} {
 		o.UnsafeHostNetwork, o.Dir = true, t.TempDir()
-		if _, err := New(o); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
+		if _, err := New(o); v1.CodeOf(err) != v1.CodeConsentMissing {
 			t.Errorf("host network in production: %v", err)
 		}
 	}
@@ -297,18 +298,18 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		b    *Backend
 		spec sandbox.Spec
-		code sandbox.Code
+		code v1.Code
 	}{
-		"a directory as root":     {b, sandbox.Spec{RootFS: "/usr"}, sandbox.CodeNotSupported},
-		"an image in a file":      {b, sandbox.Spec{Image: "tar:/x"}, sandbox.CodeNotSupported},
-		"an image by its path":    {b, sandbox.Spec{Image: "/x"}, sandbox.CodeNotSupported},
-		"an image nobody has":     {b, sandbox.Spec{Image: "recluse-nonesuch"}, sandbox.CodeImageNotFound},
-		"the host's secrets":      {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/etc", Path: "/mnt/etc"}}}, sandbox.CodeMountRefused},
-		"the engine's socket":     {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: strings.TrimPrefix(engineHost, "unix://"), Path: "/mnt/s"}}}, sandbox.CodeMountRefused},
-		"a directory of far away": {far, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/opt", Path: "/mnt/x"}}}, sandbox.CodeNotSupported},
-		"nobody there":            {far, sandbox.Spec{}, sandbox.CodeBackendMissing},
+		"a directory as root":     {b, sandbox.Spec{RootFS: "/usr"}, v1.CodeNotSupported},
+		"an image in a file":      {b, sandbox.Spec{Image: "tar:/x"}, v1.CodeNotSupported},
+		"an image by its path":    {b, sandbox.Spec{Image: "/x"}, v1.CodeNotSupported},
+		"an image nobody has":     {b, sandbox.Spec{Image: "recluse-nonesuch"}, v1.CodeImageNotFound},
+		"the host's secrets":      {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/etc", Path: "/mnt/etc"}}}, v1.CodeMountRefused},
+		"the engine's socket":     {b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: strings.TrimPrefix(engineHost, "unix://"), Path: "/mnt/s"}}}, v1.CodeMountRefused},
+		"a directory of far away": {far, sandbox.Spec{Mounts: []sandbox.Mount{{Host: "/opt", Path: "/mnt/x"}}}, v1.CodeNotSupported},
+		"nobody there":            {far, sandbox.Spec{}, v1.CodeBackendMissing},
 	} {
-		if sb, err := sandbox.Open(t.Context(), c.b, c.spec); sandbox.CodeOf(err) != c.code {
+		if sb, err := sandbox.Open(t.Context(), c.b, c.spec); v1.CodeOf(err) != c.code {
 			t.Errorf("%s: %v", name, err)
 			if err == nil {
 				_ = sb.Close()
@@ -316,7 +317,7 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 		}
 	}
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: filepath.Join(t.TempDir(), "not there"), Path: "/mnt/x"}}})
-	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeMountRefused || e.Message != "it does not exist" || e.Remedy != "create it first" {
+	if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeMountRefused || e.Message != "it does not exist" || e.Remedy != "create it first" {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
@@ -327,10 +328,10 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 func TestAnUnreachableRegistryIsNamed(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: "127.0.0.1:1/nobody/here"})
-	if sandbox.CodeOf(err) != sandbox.CodeImageUnreachable || !strings.Contains(err.Error(), "from-host") {
+	if v1.CodeOf(err) != v1.CodeImageUnreachable || !strings.Contains(err.Error(), "from-host") {
 		t.Errorf("%v", err)
 	}
-	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: "Not An Image"}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: "Not An Image"}); v1.CodeOf(err) != v1.CodeInvalidSpec {
 		t.Errorf("a bad name: %v", err)
 	}
 }
@@ -375,7 +376,7 @@ func hostConfig(text string) map[string]json.RawMessage {
 
 func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 	spec := sandbox.Spec{Options: hostConfig(`{"Mounts": [{"Type": "tmpfs", "Target": "/mine", "TmpfsOptions": {"Mode": 511}}]}`)}
-	if _, err := sandbox.Open(t.Context(), newBackend(t, nil), spec); sandbox.CodeOf(err) != sandbox.CodeConsentMissing || !strings.Contains(err.Error(), "docker.unsafe_host_config") {
+	if _, err := sandbox.Open(t.Context(), newBackend(t, nil), spec); v1.CodeOf(err) != v1.CodeConsentMissing || !strings.Contains(err.Error(), "docker.unsafe_host_config") {
 		t.Errorf("without consent: %v", err)
 	}
 	b := newBackend(t, func(o *Options) {
@@ -391,16 +392,16 @@ func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		spec sandbox.Spec
-		code sandbox.Code
+		code v1.Code
 	}{
-		"privileged":              {sandbox.Spec{Options: hostConfig(`{"Privileged": true}`)}, sandbox.CodeConsentMissing},
-		"processes of the host":   {sandbox.Spec{Options: hostConfig(`{"PidMode": "host"}`)}, sandbox.CodeConsentMissing},
-		"network of the host":     {sandbox.Spec{Options: hostConfig(`{"NetworkMode": "host"}`)}, sandbox.CodeConsentMissing},
-		"another runtime":         {sandbox.Spec{Options: hostConfig(`{"Runtime": "runc"}`)}, sandbox.CodeInvalidSpec},
-		"a mount over the guest":  {sandbox.Spec{Options: hostConfig(`{"Binds": ["/opt:/.recluse"]}`)}, sandbox.CodeInvalidSpec},
-		"two volumes at one path": {sandbox.Spec{Volumes: []Volume{{Name: "w", Path: "/data"}}}, sandbox.CodeInvalidSpec},
+		"privileged":              {sandbox.Spec{Options: hostConfig(`{"Privileged": true}`)}, v1.CodeConsentMissing},
+		"processes of the host":   {sandbox.Spec{Options: hostConfig(`{"PidMode": "host"}`)}, v1.CodeConsentMissing},
+		"network of the host":     {sandbox.Spec{Options: hostConfig(`{"NetworkMode": "host"}`)}, v1.CodeConsentMissing},
+		"another runtime":         {sandbox.Spec{Options: hostConfig(`{"Runtime": "runc"}`)}, v1.CodeInvalidSpec},
+		"a mount over the guest":  {sandbox.Spec{Options: hostConfig(`{"Binds": ["/opt:/.recluse"]}`)}, v1.CodeInvalidSpec},
+		"two volumes at one path": {sandbox.Spec{Volumes: []Volume{{Name: "w", Path: "/data"}}}, v1.CodeInvalidSpec},
 	} {
-		if _, err := sandbox.Open(t.Context(), b, c.spec); sandbox.CodeOf(err) != c.code {
+		if _, err := sandbox.Open(t.Context(), b, c.spec); v1.CodeOf(err) != c.code {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

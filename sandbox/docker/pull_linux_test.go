@@ -29,6 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	api "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -211,7 +212,7 @@ func TestAnImageIsPulled(t *testing.T) {
 
 	before := r.asked.Load()
 	_, err := use(PullNever, nil)
-	if sandbox.CodeOf(err) != sandbox.CodeImageNotFound || !strings.Contains(err.Error(), "docker pull "+ref) {
+	if api.CodeOf(err) != api.CodeImageNotFound || !strings.Contains(err.Error(), "docker pull "+ref) {
 		t.Errorf("never: %v", err)
 	}
 	if n := r.asked.Load(); n != before {
@@ -257,30 +258,30 @@ func TestCredentialsAreTakenWhereTheDockerCommandKeepsThem(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		config func(t *testing.T) string
-		code   sandbox.Code // empty: it works
+		code   api.Code // empty: it works
 		says   string
 	}{
 		{"in its file", func(*testing.T) string { return r.auths(registryUser, registryPassword) }, "", ""},
 		{"by a helper program", func(t *testing.T) string { return r.helper(t, answer) }, "", ""},
-		{"nowhere", func(*testing.T) string { return "{}" }, sandbox.CodeImageDenied, "docker login " + r.host},
-		{"a wrong password", func(*testing.T) string { return r.auths(registryUser, "guessed") }, sandbox.CodeImageDenied, "docker login " + r.host},
+		{"nowhere", func(*testing.T) string { return "{}" }, api.CodeImageDenied, "docker login " + r.host},
+		{"a wrong password", func(*testing.T) string { return r.auths(registryUser, "guessed") }, api.CodeImageDenied, "docker login " + r.host},
 		{"a helper with a wrong password", func(t *testing.T) string {
 			return r.helper(t, `echo '{"Username": "reader", "Secret": "guessed"}'`)
-		}, sandbox.CodeImageDenied, "docker login " + r.host},
+		}, api.CodeImageDenied, "docker login " + r.host},
 		{"a helper that knows nothing", func(t *testing.T) string {
 			return r.helper(t, `echo 'credentials not found in native keychain'; exit 1`)
-		}, sandbox.CodeImageDenied, "docker login " + r.host},
-		{"a helper that is broken", func(t *testing.T) string { return r.helper(t, "echo 'the keychain is locked'; exit 1") }, sandbox.CodeImageUnreachable, "docker-credential"},
-		{"a helper that is not there", func(*testing.T) string { return fmt.Sprintf(`{"credHelpers": {%q: "recluse-nonesuch"}}`, r.host) }, sandbox.CodeImageUnreachable, "docker-credential"},
-		{"a file that is none", func(*testing.T) string { return "auths:" }, sandbox.CodeImageUnreachable, "config.json"},
+		}, api.CodeImageDenied, "docker login " + r.host},
+		{"a helper that is broken", func(t *testing.T) string { return r.helper(t, "echo 'the keychain is locked'; exit 1") }, api.CodeImageUnreachable, "docker-credential"},
+		{"a helper that is not there", func(*testing.T) string { return fmt.Sprintf(`{"credHelpers": {%q: "recluse-nonesuch"}}`, r.host) }, api.CodeImageUnreachable, "docker-credential"},
+		{"a file that is none", func(*testing.T) string { return "auths:" }, api.CodeImageUnreachable, "config.json"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ref, _ := r.push(t, "private/"+randomHex(4), runtime.GOARCH)
 			login(t, c.config(t))
 			b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
 			_, err := b.image(t.Context(), ref)
-			if sandbox.CodeOf(err) != c.code || err != nil && !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%q, %v", sandbox.CodeOf(err), err)
+			if api.CodeOf(err) != c.code || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q, %v", api.CodeOf(err), err)
 			}
 			if err != nil && (strings.Contains(err.Error(), "guessed") || strings.Contains(err.Error(), registryPassword)) {
 				t.Errorf("the password is told: %v", err)
@@ -300,21 +301,21 @@ func TestImagesThatCannotBePulledAreNamed(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Pull = PullMissing })
 	for name, c := range map[string]struct {
 		image string
-		code  sandbox.Code
+		code  api.Code
 		says  string
 	}{
-		"another machine's": {ref, sandbox.CodeImageArch, "use an image for " + runtime.GOARCH},
-		"other machines'":   {r.pushIndex(t, "many:1", ref, other), sandbox.CodeImageArch, "use an image for that machine"},
-		"no such tag":       {r.host + "/foreign:2", sandbox.CodeImageNotFound, "check its name"},
-		"no such image":     {r.host + "/nobody/made-this", sandbox.CodeImageNotFound, "check its name"},
+		"another machine's": {ref, api.CodeImageArch, "use an image for " + runtime.GOARCH},
+		"other machines'":   {r.pushIndex(t, "many:1", ref, other), api.CodeImageArch, "use an image for that machine"},
+		"no such tag":       {r.host + "/foreign:2", api.CodeImageNotFound, "check its name"},
+		"no such image":     {r.host + "/nobody/made-this", api.CodeImageNotFound, "check its name"},
 	} {
-		if _, err := b.Start(t.Context(), sandbox.Spec{Image: c.image}.WithDefaults()); sandbox.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %q, %v", name, sandbox.CodeOf(err), err)
+		if _, err := b.Start(t.Context(), sandbox.Spec{Image: c.image}.WithDefaults()); api.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %q, %v", name, api.CodeOf(err), err)
 		}
 	}
 	given, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.Start(given, sandbox.Spec{Image: r.host + "/foreign:3"}.WithDefaults()); sandbox.CodeOf(err) != sandbox.CodeCancelled {
+	if _, err := b.Start(given, sandbox.Spec{Image: r.host + "/foreign:3"}.WithDefaults()); api.CodeOf(err) != api.CodeCancelled {
 		t.Errorf("given up: %v", err)
 	}
 }

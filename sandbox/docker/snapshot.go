@@ -14,6 +14,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
@@ -33,7 +34,7 @@ const forkLabel = "recluse.fork-of"
 const noMemory = "snapshots hold files, not memory, which an engine puts back only into the container that it came from"
 
 // kept are the directories in memory whose files a snapshot holds.
-var kept = []string{sandbox.DefaultHome, "/tmp", "/var/tmp"}
+var kept = []string{v1.DefaultHome, "/tmp", "/var/tmp"}
 
 // Snapshot implements sandbox.Backend. It holds files: those in memory as an archive, beside the image. What runs goes on, and is not in it.
 // An engine's commit alone would miss the former, and they are all there is where the root is read-only.
@@ -154,7 +155,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 	_, image, err := b.findSnapshot(ctx, id)
 	if err != nil {
-		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if v1.CodeOf(err) == v1.CodeNotFound {
 			return nil
 		}
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/moby/moby/client"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
@@ -41,7 +42,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	p.Restored = snapshot
 	b.sweeper.Once(ctx)
 	if err := b.own.MarkUsed(); err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "start sandbox", Message: b.dir + " cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "start sandbox", Message: b.dir + " cannot be used", Err: err}
 	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
@@ -81,8 +82,8 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 		return nil, err
 	}
 	if a := p.image.Architecture; a != "" && a != f.Arch {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeImageArch, Op: "start sandbox", Remedy: "use an image for " + f.Arch,
+		return nil, &v1.Error{
+			Code: v1.CodeImageArch, Op: "start sandbox", Remedy: "use an image for " + f.Arch,
 			Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.Arch),
 		}
 	}
@@ -148,16 +149,16 @@ func startError(err error) error {
 	text := err.Error()
 	switch {
 	case strings.Contains(text, "exec format error"):
-		return &sandbox.Error{Code: sandbox.CodeImageArch, Op: "start sandbox", Message: "the guest is not for the engine's machine", Err: err}
+		return &v1.Error{Code: v1.CodeImageArch, Op: "start sandbox", Message: "the guest is not for the engine's machine", Err: err}
 	case strings.Contains(text, "no space left on device"):
-		return &sandbox.Error{Code: sandbox.CodeDiskFull, Op: "start sandbox", Message: "the engine's disk is full", Err: err, Retry: true}
+		return &v1.Error{Code: v1.CodeDiskFull, Op: "start sandbox", Message: "the engine's disk is full", Err: err, Retry: true}
 	}
 	return err
 }
 
 // guestExec runs the guest's program beside the guest. Its environment lacks the configuration, which holds the token: code
 // inside may be able to read it.
-func guestExec(user sandbox.User, args ...string) client.ExecCreateOptions {
+func guestExec(user v1.User, args ...string) client.ExecCreateOptions {
 	return client.ExecCreateOptions{
 		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
 		Env: []string{agent.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
@@ -180,8 +181,8 @@ func (b *Backend) image(ctx context.Context, ref string) (img client.ImageInspec
 		}
 	}
 	if b.opts.Pull == PullNever {
-		return img, &sandbox.Error{
-			Code: sandbox.CodeImageNotFound, Op: op, Message: "the engine does not have it, and nothing is to be pulled",
+		return img, &v1.Error{
+			Code: v1.CodeImageNotFound, Op: op, Message: "the engine does not have it, and nothing is to be pulled",
 			Remedy: "docker pull " + ref + ", or build one from this machine with recluse image from-host",
 		}
 	}

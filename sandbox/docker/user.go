@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -17,18 +18,18 @@ import (
 const maxPasswd = 1 << 20
 
 // bridge is the user of bridges to a sandbox. It owns nothing, and code cannot become it.
-func (r *record) bridge() sandbox.User {
+func (r *record) bridge() v1.User {
 	n := bridgeUID
 	if r.User.UID == n {
 		n++
 	}
-	return sandbox.User{UID: n, GID: n}
+	return v1.User{UID: n, GID: n}
 }
 
 // user finds out whose processes a sandbox of a spec runs. Names are looked up by us and not by the engine, because file systems in memory are
 // given to a number; and so that nobody becomes root under another name.
-func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.Spec, image string) (sandbox.User, error) {
-	u, err := sandbox.ParseUser(spec.User)
+func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.Spec, image string) (v1.User, error) {
+	u, err := v1.ParseUser(spec.User)
 	if err != nil {
 		return u, err
 	}
@@ -49,7 +50,7 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 // guestUser is who the guest is, as the engine wants to hear it.
 func (p *plan) guestUser() string {
 	if ownGuest(p.facts) {
-		return userArg(sandbox.User{})
+		return userArg(v1.User{})
 	}
 	return userArg(p.User)
 }
@@ -68,8 +69,8 @@ func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 		return max(defaultOOMScore, hc.OomScoreAdj), err // which can only be raised
 	}
 	if err == nil && *o.OOMScoreAdj < hc.OomScoreAdj {
-		err = &sandbox.Error{
-			Code: sandbox.CodeInvalidSpec, Op: "start sandbox",
+		err = &v1.Error{
+			Code: v1.CodeInvalidSpec, Op: "start sandbox",
 			Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *o.OOMScoreAdj, hc.OomScoreAdj),
 		}
 	}
@@ -77,22 +78,22 @@ func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 }
 
 // consentRoot refuses root, and root's group, unless the options allow it.
-func (b *Backend) consentRoot(u sandbox.User) error {
+func (b *Backend) consentRoot(u v1.User) error {
 	if u.UID != 0 && u.GID != 0 {
 		return nil
 	}
 	if err := backendkit.RefuseInProduction("start sandbox", "code that is root, or in root's group", ""); err != nil || b.opts.UnsafeRoot {
 		return err
 	}
-	return &sandbox.Error{
-		Code: sandbox.CodeConsentMissing, Op: "start sandbox",
+	return &v1.Error{
+		Code: v1.CodeConsentMissing, Op: "start sandbox",
 		Message: "code would run as root, or in root's group, and be root on the engine's machine if it got out",
 		Remedy:  "use another user, or allow it explicitly with docker.unsafe_root",
 	}
 }
 
 // lookUser finds a name in an image's table of users, which holds for the image for ever.
-func (b *Backend) lookUser(ctx context.Context, name, image string) (sandbox.User, error) {
+func (b *Backend) lookUser(ctx context.Context, name, image string) (v1.User, error) {
 	key := image + " " + name
 	b.mu.Lock()
 	u, known := b.users[key]
@@ -109,7 +110,7 @@ func (b *Backend) lookUser(ctx context.Context, name, image string) (sandbox.Use
 		if len(f) < 4 || f[0] != name {
 			continue
 		}
-		if u, err = sandbox.ParseUser(f[2] + ":" + f[3]); err != nil {
+		if u, err = v1.ParseUser(f[2] + ":" + f[3]); err != nil {
 			break
 		}
 		u.Name = name
@@ -118,7 +119,7 @@ func (b *Backend) lookUser(ctx context.Context, name, image string) (sandbox.Use
 		b.mu.Unlock()
 		return u, nil
 	}
-	return u, &sandbox.Error{
-		Code: sandbox.CodeInvalidSpec, Op: "find user", Message: fmt.Sprintf("the image knows no user %q", name), Remedy: "give the number of one",
+	return u, &v1.Error{
+		Code: v1.CodeInvalidSpec, Op: "find user", Message: fmt.Sprintf("the image knows no user %q", name), Remedy: "give the number of one",
 	}
 }

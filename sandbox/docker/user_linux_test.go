@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -32,7 +33,7 @@ func TestCodeRunsAsTheUserOfItsSpec(t *testing.T) {
 			if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "import os; f'{os.getuid()} {os.getgid()} {os.getgroups()}'"}); err != nil || !strings.HasPrefix(v.Result.Text(), "'"+c.want+" ") {
 				t.Errorf("a cell: %v, %v", v, err)
 			}
-			if data, err := sb.Files().ReadAll(t.Context(), sandbox.DefaultHome+"/f"); err != nil || string(data) != "mine\n" {
+			if data, err := sb.Files().ReadAll(t.Context(), v1.DefaultHome+"/f"); err != nil || string(data) != "mine\n" {
 				t.Errorf("the file is read as %q, %v", data, err)
 			}
 		})
@@ -78,7 +79,7 @@ func TestTheUserStaysWithSnapshotsAndAttachments(t *testing.T) {
 func TestRootNeedsConsent(t *testing.T) {
 	careful := newBackend(t, nil)
 	for _, user := range []string{"0", "root", "1000:0"} {
-		if _, err := sandbox.Open(t.Context(), careful, sandbox.Spec{User: user}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing || !strings.Contains(err.Error(), "unsafe_root") {
+		if _, err := sandbox.Open(t.Context(), careful, sandbox.Spec{User: user}); v1.CodeOf(err) != v1.CodeConsentMissing || !strings.Contains(err.Error(), "unsafe_root") {
 			t.Errorf("user %s without consent: %v", user, err)
 		}
 	}
@@ -97,21 +98,21 @@ func TestRootNeedsConsent(t *testing.T) {
 		t.Errorf("root: %q", got)
 	}
 	t.Setenv("RECLUSE_ENV", "production")
-	if err := b.consentRoot(sandbox.User{}); sandbox.CodeOf(err) != sandbox.CodeConsentMissing {
+	if err := b.consentRoot(v1.User{}); v1.CodeOf(err) != v1.CodeConsentMissing {
 		t.Errorf("in production: %v", err)
 	}
 }
 
 func TestRootOnGVisorIsNotSupported(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Runtime, o.UnsafeRoot = "runsc", true })
-	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "root"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "root"}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Errorf("told as %v", err)
 	}
 }
 
 func TestAUserThatTheImageDoesNotKnowIsNamed(t *testing.T) {
 	b := newBackend(t, nil)
-	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "martha"}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec || !strings.Contains(err.Error(), `no user "martha"`) {
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "martha"}); v1.CodeOf(err) != v1.CodeInvalidSpec || !strings.Contains(err.Error(), `no user "martha"`) {
 		t.Errorf("told as %v", err)
 	}
 	if left := docker(t, "ps", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
@@ -146,11 +147,11 @@ func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 		}
 	}
 	score := 900
-	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), scored(t, score)); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), scored(t, score)); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Errorf("on gVisor it is told as %v", err)
 	}
 	loose := newBackend(t, func(o *Options) { o.HostConfig = []byte(`{"OomScoreAdj": 950}`) })
-	if _, err := sandbox.Open(t.Context(), loose, scored(t, score)); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+	if _, err := sandbox.Open(t.Context(), loose, scored(t, score)); v1.CodeOf(err) != v1.CodeInvalidSpec {
 		t.Errorf("below that of the host config it is told as %v", err)
 	}
 	if got := shell(t, open(t, loose, sandbox.Spec{}), "cat /proc/self/oom_score_adj"); got != "950\n" {

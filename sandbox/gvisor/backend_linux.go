@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
@@ -77,7 +78,7 @@ func New(opts Options) (*Backend, error) {
 	b.dir = filepath.Join(b.dir, Name)
 	for _, d := range []string{"sandboxes", "snapshots", "templates", "roots", "engine"} {
 		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "prepare data directory", Err: err}
+			return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 		}
 	}
 	store, err := programs.Open(cache)
@@ -99,8 +100,8 @@ func New(opts Options) (*Backend, error) {
 }
 
 func engineMissing(err error) error {
-	return &sandbox.Error{
-		Code: sandbox.CodeEngineMissing, Op: "find engine and guest", Err: err,
+	return &v1.Error{
+		Code: v1.CodeEngineMissing, Op: "find engine and guest", Err: err,
 		Remedy: "run make build, or go install github.com/recluse-dev/recluse/cmd/...",
 	}
 }
@@ -190,7 +191,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		defer m.abandon()
 	}
 	if err := b.remove(ctx, id, cgroup, b.driver(eng.Path, cgroup)); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "something of it is left", Err: err, Retry: true}
+		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "something of it is left", Err: err, Retry: true}
 	}
 	return nil
 }
@@ -268,7 +269,7 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 		return nil
 	}
 	if err := e.pause(ctx, id); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "pause", Message: "the engine could not pause it", Err: errors.Join(err, resumePaused(ctx, e, id))}
+		return &v1.Error{Code: v1.CodeInternal, Op: "pause", Message: "the engine could not pause it", Err: errors.Join(err, resumePaused(ctx, e, id))}
 	}
 	return nil
 }
@@ -280,7 +281,7 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	if err := resumePaused(ctx, e, id); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "resume", Message: "the engine could not resume it", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "resume", Message: "the engine could not resume it", Err: err}
 	}
 	return nil
 }

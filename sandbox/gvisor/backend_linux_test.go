@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -75,17 +76,17 @@ func cell(t testing.TB, sb *sandbox.Sandbox, code string) *sandbox.Verdict {
 	return v
 }
 
-func wantCode(t *testing.T, err error, code sandbox.Code) {
+func wantCode(t *testing.T, err error, code v1.Code) {
 	t.Helper()
-	if sandbox.CodeOf(err) != code {
-		t.Fatalf("got %v (%s), want %s", err, sandbox.CodeOf(err), code)
+	if v1.CodeOf(err) != code {
+		t.Fatalf("got %v (%s), want %s", err, v1.CodeOf(err), code)
 	}
 }
 
 // wantError asks for all that a typed error has to say, each thing once.
-func wantError(t *testing.T, err error, code sandbox.Code, message, remedy string) {
+func wantError(t *testing.T, err error, code v1.Code, message, remedy string) {
 	t.Helper()
-	e, ok := errors.AsType[*sandbox.Error](err)
+	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
 		t.Fatalf("not a typed error: %v", err)
 	}
@@ -160,13 +161,13 @@ func TestTheGuestAloneKeepsMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v.Ended != sandbox.EndedMemory || v.MemoryKills < 1 {
+	if v.Ended != v1.EndedMemory || v.MemoryKills < 1 {
 		t.Errorf("a command ended by %s, with %d kills for memory: %s", v.Ended, v.MemoryKills, v)
 	}
 	if v := cell(t, sb, "x"); v.Result.Text() != "42" {
 		t.Errorf("the interpreter was harmed: %s", v)
 	}
-	if v := cell(t, sb, hog); v.Ended != sandbox.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
+	if v := cell(t, sb, hog); v.Ended != v1.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
 		t.Errorf("a cell ended by %s: %s", v.Ended, v)
 	}
 	if v := cell(t, sb, "1 + 1"); v.Result.Text() != "2" {
@@ -297,7 +298,7 @@ func TestSandboxProcessKilled(t *testing.T) {
 		}
 		lost := func(err error) {
 			t.Helper()
-			wantCode(t, err, sandbox.CodeSandboxLost)
+			wantCode(t, err, v1.CodeSandboxLost)
 			if !strings.Contains(err.Error(), "the sandbox's process "+strconv.Itoa(st.Sandbox.Pid)) || !endUntold(t) && !strings.Contains(err.Error(), "killed by SIGKILL") {
 				t.Errorf("it does not say which, or how: %v", err)
 			}
@@ -376,14 +377,14 @@ func TestOnlyOneMayBeAttached(t *testing.T) {
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{})
 	_, err := sandbox.Attach(t.Context(), b, sb.ID())
-	wantCode(t, err, sandbox.CodeBusy)
+	wantCode(t, err, v1.CodeBusy)
 	if !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("the error does not name who: %v", err)
 	}
 	_, err = sandbox.Attach(t.Context(), b, "s000000000000")
-	wantCode(t, err, sandbox.CodeNotFound)
+	wantCode(t, err, v1.CodeNotFound)
 	_, err = sandbox.Attach(t.Context(), b, "../x")
-	wantCode(t, err, sandbox.CodeNotFound)
+	wantCode(t, err, v1.CodeNotFound)
 }
 
 func TestNumericPythonFromTheHost(t *testing.T) {
@@ -461,7 +462,7 @@ func TestProgramsAreChosenByPath(t *testing.T) {
 	}
 	for name, path := range map[string]string{"nothing": filepath.Join(dir, "none"), "a directory": dir, "no program": "/etc/passwd"} {
 		opts.Guest = path
-		if _, err := New(opts); sandbox.CodeOf(err) != sandbox.CodeEngineMissing {
+		if _, err := New(opts); v1.CodeOf(err) != v1.CodeEngineMissing {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	api "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -195,7 +196,7 @@ func TestSandboxesFromImages(t *testing.T) {
 				t.Errorf("%+v, %v", g, err)
 			}
 			_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
-			wantCode(t, err, sandbox.CodeNoPython)
+			wantCode(t, err, api.CodeNoPython)
 		})
 		if downloads == 0 {
 			downloads = server.layers.Load()
@@ -263,21 +264,21 @@ func TestImagesThatCannotBe(t *testing.T) {
 	forOther := "made for linux/" + other
 	for _, c := range []struct {
 		name, ref       string
-		code            sandbox.Code
+		code            api.Code
 		message, remedy string
 	}{
-		{"corrupt, in a registry", brokenRef, sandbox.CodeImageCorrupt, "sent something else than was asked for", again},
-		{"corrupt, in a layout", "oci:" + brokenLayout, sandbox.CodeImageCorrupt, "layer 1 of 1: ", again},
-		{"corrupt, in an archive", "tar:" + brokenArchive, sandbox.CodeImageCorrupt, "layer 1 of 1: ", again},
-		{"for another machine, in a registry", server2.push(t, "foreign:1", foreign), sandbox.CodeImageArch, forOther, "built for this machine"},
-		{"for another machine, in a layout", "oci:" + layOut(t, foreign), sandbox.CodeImageArch, forOther, "built for this machine"},
-		{"for another machine, in an archive", "tar:" + saveImage(t, foreign), sandbox.CodeImageArch, forOther, "built for this machine"},
-		{"no such tag", server2.host + "/foreign:2", sandbox.CodeImageNotFound, "the registry does not have it", "check name and tag"},
-		{"no such archive", "tar:/none.tar", sandbox.CodeImageNotFound, "there is no file or directory", "check the path"},
-		{"not a name", "a b", sandbox.CodeInvalidSpec, "this is not an image's name", "write it as"},
-		{"a config that is not what its digest says", foreignRef, sandbox.CodeImageCorrupt, "sent something else than was asked for", again},
-		{"not for this user", closedHost + "/secret:1", sandbox.CodeImageDenied, "it is not for this user", "docker login " + closedHost},
-		{"a registry that is not there", "127.0.0.1:1/nobody/here", sandbox.CodeImageUnreachable, "the registry 127.0.0.1:1 cannot be reached", "check the network"},
+		{"corrupt, in a registry", brokenRef, api.CodeImageCorrupt, "sent something else than was asked for", again},
+		{"corrupt, in a layout", "oci:" + brokenLayout, api.CodeImageCorrupt, "layer 1 of 1: ", again},
+		{"corrupt, in an archive", "tar:" + brokenArchive, api.CodeImageCorrupt, "layer 1 of 1: ", again},
+		{"for another machine, in a registry", server2.push(t, "foreign:1", foreign), api.CodeImageArch, forOther, "built for this machine"},
+		{"for another machine, in a layout", "oci:" + layOut(t, foreign), api.CodeImageArch, forOther, "built for this machine"},
+		{"for another machine, in an archive", "tar:" + saveImage(t, foreign), api.CodeImageArch, forOther, "built for this machine"},
+		{"no such tag", server2.host + "/foreign:2", api.CodeImageNotFound, "the registry does not have it", "check name and tag"},
+		{"no such archive", "tar:/none.tar", api.CodeImageNotFound, "there is no file or directory", "check the path"},
+		{"not a name", "a b", api.CodeInvalidSpec, "this is not an image's name", "write it as"},
+		{"a config that is not what its digest says", foreignRef, api.CodeImageCorrupt, "sent something else than was asked for", again},
+		{"not for this user", closedHost + "/secret:1", api.CodeImageDenied, "it is not for this user", "docker login " + closedHost},
+		{"a registry that is not there", "127.0.0.1:1/nobody/here", api.CodeImageUnreachable, "the registry 127.0.0.1:1 cannot be reached", "check the network"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			toldInTime(t, func() {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -52,9 +53,9 @@ func TestARestoreJudgesItsMountsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-		wantCode(t, err, sandbox.CodeMountRefused)
+		wantCode(t, err, v1.CodeMountRefused)
 		forks, err := sb.Fork(t.Context(), 1)
-		wantCode(t, err, sandbox.CodeMountRefused)
+		wantCode(t, err, v1.CodeMountRefused)
 		if after, err := b.List(t.Context()); err != nil || len(after) != len(before) || len(forks) != 0 {
 			t.Errorf("something was restored: %v %v", after, err)
 		}
@@ -89,7 +90,7 @@ func TestARestoreJudgesItsRootAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
-	wantCode(t, err, sandbox.CodeMountRefused)
+	wantCode(t, err, v1.CodeMountRefused)
 }
 
 // TestASwapDuringTheStartIsNoticed has an engine that swaps the directory for a link in the last moment.
@@ -106,7 +107,7 @@ func TestASwapDuringTheStartIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}})
-	wantCode(t, err, sandbox.CodeMountRefused)
+	wantCode(t, err, v1.CodeMountRefused)
 	if !strings.Contains(err.Error(), "in its place") {
 		t.Errorf("refused for another reason: %v", err)
 	}
@@ -125,9 +126,9 @@ func TestOurOwnDirectoriesStayOutside(t *testing.T) {
 	}
 	for _, bad := range []string{dir, filepath.Join(dir, "data"), filepath.Join(dir, "data", Name, "sandboxes"), filepath.Join(dir, "cache"), filepath.Join(dir, "cache", "sub")} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantCode(t, err, sandbox.CodeMountRefused)
+		wantCode(t, err, v1.CodeMountRefused)
 		_, err = sandbox.Open(t.Context(), b, sandbox.Spec{RootFS: bad})
-		wantCode(t, err, sandbox.CodeRootFS)
+		wantCode(t, err, v1.CodeRootFS)
 		if !strings.Contains(err.Error(), "recluse's") {
 			t.Errorf("%s: refused for another reason: %v", bad, err)
 		}
@@ -157,7 +158,7 @@ func TestOlderProgramsComeFromTheBackendsOwnCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = sandbox.Attach(t.Context(), b, id)
-	wantCode(t, err, sandbox.CodeSnapshotVersion)
+	wantCode(t, err, v1.CodeSnapshotVersion)
 	if err := os.Rename(away, kept); err != nil {
 		t.Fatal(err)
 	}

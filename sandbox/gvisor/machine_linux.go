@@ -18,12 +18,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/pidfd"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -59,8 +59,8 @@ type machine struct {
 // open attaches to a sandbox that runs. The machine takes the lock over.
 func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, error) {
 	lost := func(err error) error {
-		return &sandbox.Error{
-			Code: sandbox.CodeSandboxLost, Op: "attach", Message: "sandbox " + r.ID + " has ended", Err: err,
+		return &v1.Error{
+			Code: v1.CodeSandboxLost, Op: "attach", Message: "sandbox " + r.ID + " has ended", Err: err,
 			Remedy: "make a new one, or restore a snapshot",
 		}
 	}
@@ -118,7 +118,7 @@ func (m *machine) watch() {
 
 // diagnose says why the sandbox ended by itself.
 func (m *machine) diagnose() error {
-	e := &sandbox.Error{Code: sandbox.CodeSandboxLost, Op: "watch sandbox", Remedy: "make a new one, or restore a snapshot"}
+	e := &v1.Error{Code: v1.CodeSandboxLost, Op: "watch sandbox", Remedy: "make a new one, or restore a snapshot"}
 	if m.killedForMemory() {
 		e.Message = "the host's kernel ended the sandbox for memory"
 		return e
@@ -132,7 +132,7 @@ func (m *machine) diagnose() error {
 	case status.ExitStatus() == engineFailed:
 		e.Message = fmt.Sprintf("the sandbox's process %d gave up", pid)
 	default:
-		e.Code = sandbox.CodeGuestLost
+		e.Code = v1.CodeGuestLost
 		e.Message = "the guest in the sandbox " + guestEnd(status.ExitStatus()) + ", and the sandbox with it"
 	}
 	if said := fifo.Complaints(m.backend.sandboxes.Path(m.ID())); said != "" {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -102,5 +103,5 @@ func TestAnAdoptedSandboxIsNoOrphan(t *testing.T) {
 	owner(1)
 	sweep()
 	_, err := b.load(sb.ID())
-	wantCode(t, err, sandbox.CodeNotFound)
+	wantCode(t, err, v1.CodeNotFound)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -23,7 +24,7 @@ func TestAnOrdinaryUsersMountsAreReadOnly(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	_, err = sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data", Writable: true}}})
-	wantCode(t, err, sandbox.CodeNotSupported)
+	wantCode(t, err, v1.CodeNotSupported)
 }
 
 func TestMounts(t *testing.T) {
@@ -47,18 +48,18 @@ func TestMounts(t *testing.T) {
 	}
 	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "/var/../etc", "/run"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantError(t, err, sandbox.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
+		wantError(t, err, v1.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
 	}
 	for bad, want := range map[string][2]string{
 		"relative":                      {"this path is not shown to a sandbox", "give an absolute path"},
 		filepath.Join(dir, "not there"): {"it does not exist", "create it first"},
 	} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantError(t, err, sandbox.CodeMountRefused, want[0], want[1])
+		wantError(t, err, v1.CodeMountRefused, want[0], want[1])
 	}
 	for _, bad := range []string{"/", "/etc", "/usr/lib", "data", "/proc/x", "/home/user/x", "/tmp"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: bad}}})
-		wantCode(t, err, sandbox.CodeInvalidSpec)
+		wantCode(t, err, v1.CodeInvalidSpec)
 	}
 }
 
@@ -90,11 +91,11 @@ func TestARootWithoutShellAndPython(t *testing.T) {
 	}
 	toldInTime(t, func() {
 		_, err := sb.Run(t.Context(), sandbox.Command{Shell: "true"})
-		wantCode(t, err, sandbox.CodeNoShell)
+		wantCode(t, err, v1.CodeNoShell)
 	})
 	toldInTime(t, func() {
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
-		wantCode(t, err, sandbox.CodeNoPython)
+		wantCode(t, err, v1.CodeNoPython)
 	})
 	v, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"nothing"}})
 	if err != nil || v.ExitCode != 127 {
@@ -111,19 +112,19 @@ func TestRootsThatCannotBe(t *testing.T) {
 	const name = "name a directory that holds a system"
 	for what, c := range map[string]struct {
 		spec            sandbox.Spec
-		code            sandbox.Code
+		code            v1.Code
 		message, remedy string
 	}{
-		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, sandbox.CodeRootFS, "/does/not/exist cannot be used as one", "create it first"},
-		"a file":              {sandbox.Spec{RootFS: file}, sandbox.CodeRootFS, "cannot be used as one", name},
-		"all of the host":     {sandbox.Spec{RootFS: "/"}, sandbox.CodeRootFS, "cannot be used as one", "made for sharing"},
-		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, sandbox.CodeRootFS, "cannot be used as one", name},
-		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, sandbox.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
-		"no archive":          {sandbox.Spec{Image: "/none.tar"}, sandbox.CodeImageNotFound, "there is no file or directory", "check the path"},
-		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, sandbox.CodeInvalidSpec, "memory of 1048576 bytes", ""},
-		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, sandbox.CodeInvalidSpec, "-1 cpus", ""},
-		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, sandbox.CodeInvalidSpec, "1 processes", ""},
-		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, sandbox.CodeInvalidSpec, "a disk of", ""},
+		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, v1.CodeRootFS, "/does/not/exist cannot be used as one", "create it first"},
+		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used as one", name},
+		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used as one", "made for sharing"},
+		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used as one", name},
+		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
+		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "there is no file or directory", "check the path"},
+		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1048576 bytes", ""},
+		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, v1.CodeInvalidSpec, "-1 cpus", ""},
+		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, v1.CodeInvalidSpec, "1 processes", ""},
+		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, v1.CodeInvalidSpec, "a disk of", ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			toldInTime(t, func() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -51,7 +52,7 @@ func TestLabelsCanBeChanged(t *testing.T) {
 			t.Errorf("labels are %v", i.Labels)
 		}
 	}
-	if err := b.Label(t.Context(), "snothere", nil); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if err := b.Label(t.Context(), "snothere", nil); v1.CodeOf(err) != v1.CodeNotFound {
 		t.Errorf("labels of a sandbox that is not there: %v", err)
 	}
 }
@@ -72,7 +73,7 @@ func TestSharedFiles(t *testing.T) {
 		if got := cell(t, sb, `open("`+inside+`").read()`).Result.Text(); got != "'of "+name+"'" {
 			t.Errorf("%s inside holds %s", name, got)
 		}
-		if _, err := sb.Share(t.Context(), file, "a/"+name); sandbox.CodeOf(err) != sandbox.CodeFileExists {
+		if _, err := sb.Share(t.Context(), file, "a/"+name); v1.CodeOf(err) != v1.CodeFileExists {
 			t.Errorf("shared a second time: %v", err)
 		}
 	}
@@ -104,16 +105,16 @@ func TestWhatCannotBeShared(t *testing.T) {
 	}
 	for _, c := range []struct {
 		why, file, name string
-		want            sandbox.Code
+		want            v1.Code
 	}{
-		{"a directory", dir, "d", sandbox.CodeFileNotRegular},
-		{"a device", "/dev/null", "n", sandbox.CodeFileNotRegular},
-		{"nothing", filepath.Join(dir, "none"), "n", sandbox.CodeFileNotFound},
-		{"a name that leaves", file, "../f", sandbox.CodePathInvalid},
-		{"an absolute name", file, "/f", sandbox.CodePathInvalid},
-		{"no name", file, "", sandbox.CodePathInvalid},
+		{"a directory", dir, "d", v1.CodeFileNotRegular},
+		{"a device", "/dev/null", "n", v1.CodeFileNotRegular},
+		{"nothing", filepath.Join(dir, "none"), "n", v1.CodeFileNotFound},
+		{"a name that leaves", file, "../f", v1.CodePathInvalid},
+		{"an absolute name", file, "/f", v1.CodePathInvalid},
+		{"no name", file, "", v1.CodePathInvalid},
 	} {
-		if _, err := sb.Share(t.Context(), c.file, c.name); sandbox.CodeOf(err) != c.want {
+		if _, err := sb.Share(t.Context(), c.file, c.name); v1.CodeOf(err) != c.want {
 			t.Errorf("%s: %v", c.why, err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
@@ -166,11 +167,11 @@ func diskFull(dir string) bool {
 
 func snapshotError(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "snapshot", Message: "given up", Err: err}
+		return &v1.Error{Code: v1.CodeCancelled, Op: "snapshot", Message: "given up", Err: err}
 	}
-	e := &sandbox.Error{Code: sandbox.CodeInternal, Op: "snapshot", Message: "the snapshot could not be written", Err: err}
+	e := &v1.Error{Code: v1.CodeInternal, Op: "snapshot", Message: "the snapshot could not be written", Err: err}
 	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
-		e.Code, e.Message, e.Remedy = sandbox.CodeDiskFull, "the disk is full; the sandbox goes on and nothing of the snapshot is left", "free some space, or delete snapshots"
+		e.Code, e.Message, e.Remedy = v1.CodeDiskFull, "the disk is full; the sandbox goes on and nothing of the snapshot is left", "free some space, or delete snapshots"
 	}
 	return e
 }
@@ -254,7 +255,7 @@ func statHeld(path string) (heldFile, error) {
 // Restore implements sandbox.Backend.
 func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
 	if snap == nil || !backendkit.ValidID(snap.ID) {
-		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "restore", Message: "no such snapshot"}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "no such snapshot"}
 	}
 	dir := b.snapshotDir(snap.ID)
 	m, err := b.readManifest(dir, snap.ID)
@@ -282,19 +283,19 @@ func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec san
 
 // readManifest reads and checks a snapshot.
 func (b *Backend) readManifest(dir, id string) (*manifest, error) {
-	fail := func(code sandbox.Code, text, remedy string, err error) error {
-		return &sandbox.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
+	fail := func(code v1.Code, text, remedy string, err error) error {
+		return &v1.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
 	}
 	m := &manifest{}
 	err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fail(sandbox.CodeNotFound, "does not exist", "", nil)
+		return nil, fail(v1.CodeNotFound, "does not exist", "", nil)
 	}
 	if err != nil {
-		return nil, fail(sandbox.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take another", err)
+		return nil, fail(v1.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take another", err)
 	}
 	if m.Format != snapshotFormat {
-		return nil, fail(sandbox.CodeSnapshotVersion, fmt.Sprintf("has format %d, and this version reads %d", m.Format, snapshotFormat), "restore it with the version that wrote it", nil)
+		return nil, fail(v1.CodeSnapshotVersion, fmt.Sprintf("has format %d, and this version reads %d", m.Format, snapshotFormat), "restore it with the version that wrote it", nil)
 	}
 	for _, f := range m.Files {
 		path := filepath.Join(dir, checkpointDir, f.Name)
@@ -307,12 +308,12 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 			b.verified.Store(seen, true)
 		}
 		if err != nil || size != f.Size || sum != f.CRC {
-			return nil, fail(sandbox.CodeSnapshotCorrupt, "is damaged in "+f.Name, "delete it and take another", err)
+			return nil, fail(v1.CodeSnapshotCorrupt, "is damaged in "+f.Name, "delete it and take another", err)
 		}
 	}
 	for _, h := range m.Held {
 		if now, err := statHeld(h.Path); err != nil || now != h {
-			return nil, fail(sandbox.CodeSnapshotStale, "needs "+h.Path+" as it was, and that file has changed since", "take another; programs in the snapshot had it loaded", err)
+			return nil, fail(v1.CodeSnapshotStale, "needs "+h.Path+" as it was, and that file has changed since", "take another; programs in the snapshot had it loaded", err)
 		}
 	}
 	return m, nil
@@ -335,8 +336,8 @@ func (b *Backend) program(ours programs.Program, hash, name, op string) (program
 	}
 	p, err := b.store.ByHash(hash, name)
 	if err != nil {
-		err = &sandbox.Error{
-			Code: sandbox.CodeSnapshotVersion, Op: op, Remedy: "install the version that made it", Err: err,
+		err = &v1.Error{
+			Code: v1.CodeSnapshotVersion, Op: op, Remedy: "install the version that made it", Err: err,
 			Message: "it was made with another " + name + " (" + hash + "), which is no longer in the cache",
 		}
 	}
@@ -349,7 +350,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
 		return nil
 	}
 	if err := discard(b.snapshotDir(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "delete snapshot", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "delete snapshot", Err: err}
 	}
 	return nil
 }
@@ -358,7 +359,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
 func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 	entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots"))
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "list snapshots", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "list snapshots", Err: err}
 	}
 	var out []*sandbox.Snapshot
 	for _, e := range entries {
@@ -376,7 +377,7 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 // that it holds has changed.
 
 // codeNoTemplate says that there is no template and why; the sandbox is booted then.
-const codeNoTemplate sandbox.Code = "no_template"
+const codeNoTemplate v1.Code = "no_template"
 
 // templateWait bounds the making of one.
 const templateWait = 60 * time.Second
@@ -409,7 +410,7 @@ func (b *Backend) templateKey(p *plan) string {
 // makeTemplate boots a sandbox, warms it and keeps its snapshot. One process makes it, others wait.
 func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manifest, error) {
 	refused := func(err error) error {
-		return &sandbox.Error{Code: codeNoTemplate, Op: "make template", Err: err}
+		return &v1.Error{Code: codeNoTemplate, Op: "make template", Err: err}
 	}
 	lock, err := filelock.Acquire(ctx, filepath.Join(b.dir, "templates", ".lock"))
 	if err != nil {
@@ -441,7 +442,7 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 		if cause := mach.Cause(); cause != nil {
 			return nil, cause
 		}
-		return nil, &sandbox.Error{Code: sandbox.CodeGuestLost, Op: "start sandbox", Message: "the guest does not answer", Err: err}
+		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "start sandbox", Message: "the guest does not answer", Err: err}
 	}
 	defer c.Close()
 	// A root without Python is fine: then there is only less to warm. What a command needs is not warmed: each process costs a restore about as

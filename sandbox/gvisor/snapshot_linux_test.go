@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -35,7 +36,7 @@ while n < 100: pass`)
 		t.Fatal(err)
 	}
 	defer b.DeleteSnapshot(context.Background(), snap.ID)
-	if _, err := b.load(sb.ID()); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := b.load(sb.ID()); v1.CodeOf(err) != v1.CodeNotFound {
 		t.Errorf("it was not stopped: %v", err)
 	}
 	got, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
@@ -81,7 +82,7 @@ func onSmallDisk(t *testing.T) (*Backend, *sandbox.Sandbox) {
 func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
 	b, sb := onSmallDisk(t)
 	_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Stop: true})
-	wantCode(t, err, sandbox.CodeDiskFull)
+	wantCode(t, err, v1.CodeDiskFull)
 	if v := cell(t, sb, "x, len(data)"); v.Result.Text() != "(7, 94371840)" {
 		t.Errorf("the sandbox was harmed: %v", v)
 	}
@@ -168,7 +169,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	refused := func(t *testing.T, snap *sandbox.Snapshot, code sandbox.Code) (err error) {
+	refused := func(t *testing.T, snap *sandbox.Snapshot, code v1.Code) (err error) {
 		t.Helper()
 		toldInTime(t, func() {
 			_, err = sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
@@ -206,7 +207,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		if held == "" {
 			t.Fatal("the interpreter is not among the files that the snapshot holds")
 		}
-		if err := refused(t, snap, sandbox.CodeSnapshotStale); !strings.Contains(err.Error(), held) {
+		if err := refused(t, snap, v1.CodeSnapshotStale); !strings.Contains(err.Error(), held) {
 			t.Errorf("the error does not name %s: %v", held, err)
 		}
 	})
@@ -225,7 +226,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 			if err := os.WriteFile(f, data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
+			_ = refused(t, snap, v1.CodeSnapshotCorrupt)
 			data[len(data)/2] ^= 0xff
 			if err := os.WriteFile(f, data, 0o600); err != nil {
 				t.Fatal(err)
@@ -237,21 +238,21 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(b.snapshotDir(snap.ID), manifestFile), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_ = refused(t, snap, sandbox.CodeSnapshotCorrupt)
+		_ = refused(t, snap, v1.CodeSnapshotCorrupt)
 	})
 	t.Run("one of another version", func(t *testing.T) {
 		snap := take(t)
 		change(t, snap, func(m *manifest) { m.Format = 99 })
-		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
+		_ = refused(t, snap, v1.CodeSnapshotVersion)
 	})
 	t.Run("one whose engine is gone", func(t *testing.T) {
 		snap := take(t)
 		change(t, snap, func(m *manifest) { m.Record.Engine = strings.Repeat("0", 64) })
-		_ = refused(t, snap, sandbox.CodeSnapshotVersion)
+		_ = refused(t, snap, v1.CodeSnapshotVersion)
 	})
 	t.Run("one that does not exist", func(t *testing.T) {
 		for _, id := range []string{"p0000", "../../etc", ""} {
-			_ = refused(t, &sandbox.Snapshot{ID: id}, sandbox.CodeNotFound)
+			_ = refused(t, &sandbox.Snapshot{ID: id}, v1.CodeNotFound)
 		}
 	})
 	if v := cell(t, sb, "x"); v.Result.Text() != "41" {
@@ -263,7 +264,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	b, sb := onSmallDisk(t)
 	toldInTime(t, func() {
 		_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
-		wantCode(t, err, sandbox.CodeDiskFull)
+		wantCode(t, err, v1.CodeDiskFull)
 	})
 	if entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots")); err != nil || len(entries) != 0 {
 		t.Errorf("something is left: %v %v", entries, err)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
@@ -53,7 +54,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 		if err == nil || ctx.Err() != nil {
 			return m, err
 		}
-		if code := sandbox.CodeOf(err); code != sandbox.CodeSnapshotStale && code != sandbox.CodeSnapshotCorrupt && code != codeNoTemplate {
+		if code := v1.CodeOf(err); code != v1.CodeSnapshotStale && code != v1.CodeSnapshotCorrupt && code != codeNoTemplate {
 			return nil, err
 		}
 	}
@@ -134,7 +135,7 @@ func rootError(what, remedy string, err error) error {
 	if e, ok := errors.AsType[*hostpath.RefusedError](err); ok {
 		remedy = cmp.Or(e.Remedy, remedy)
 	}
-	return &sandbox.Error{Code: sandbox.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Remedy: remedy, Err: err}
+	return &v1.Error{Code: v1.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Remedy: remedy, Err: err}
 }
 
 // boot makes a sandbox the long way.
@@ -226,7 +227,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
+			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
 		}
 		b.forgetTrial()
 		return nil, startError(err)
@@ -268,12 +269,12 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 }
 
 func startError(err error) error {
-	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+	if _, ok := errors.AsType[*v1.Error](err); ok {
 		return err
 	}
-	e := &sandbox.Error{Code: sandbox.CodeStartFailed, Op: "start sandbox", Message: "the engine could not make it", Err: err, Remedy: "recluse doctor looks for the cause"}
+	e := &v1.Error{Code: v1.CodeStartFailed, Op: "start sandbox", Message: "the engine could not make it", Err: err, Remedy: "recluse doctor looks for the cause"}
 	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
-		e.Code, e.Message, e.Remedy = sandbox.CodeDiskFull, "the disk of the data directory is full", "free some space"
+		e.Code, e.Message, e.Remedy = v1.CodeDiskFull, "the disk of the data directory is full", "free some space"
 	}
 	return e
 }
@@ -449,7 +450,7 @@ func (b *Backend) image(ctx context.Context, ref string) (*image.Image, error) {
 	}
 	img, err := b.images.Get(ctx, ref, opts)
 	if err != nil && ctx.Err() != nil {
-		err = &sandbox.Error{Code: sandbox.CodeCancelled, Op: "get image", Message: "given up", Err: err}
+		err = &v1.Error{Code: v1.CodeCancelled, Op: "get image", Message: "given up", Err: err}
 	}
 	return img, err
 }

@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/ids"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // A program that is killed leaves files that nobody asks for again, and some hold the memory of sandboxes: half written and half deleted
@@ -110,7 +110,7 @@ func (b *Backend) sweepSandboxes(ctx context.Context) {
 // recordless reports whether a sandbox has no record, or one that was cut off when the machine went down.
 func (b *Backend) recordless(id string) bool {
 	_, err := b.load(id)
-	return sandbox.CodeOf(err) == sandbox.CodeNotFound || unreadable(err)
+	return v1.CodeOf(err) == v1.CodeNotFound || unreadable(err)
 }
 
 func unreadable(err error) bool {
@@ -146,7 +146,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 	used := map[string]bool{}
 	for _, id := range b.sandboxes.IDs() {
 		r, err := b.load(id)
-		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		if err != nil && v1.CodeOf(err) != v1.CodeNotFound {
 			return nil, err
 		}
 		if err == nil {

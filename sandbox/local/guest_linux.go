@@ -16,13 +16,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/pidfd"
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // What lies in a sandbox's directory, beside its record and the pipes.
@@ -49,7 +49,7 @@ type guest struct {
 }
 
 func lostGuest(format string, args ...any) error {
-	return &sandbox.Error{Code: sandbox.CodeGuestLost, Message: fmt.Sprintf(format, args...), Remedy: "make a new sandbox"}
+	return &v1.Error{Code: v1.CodeGuestLost, Message: fmt.Sprintf(format, args...), Remedy: "make a new sandbox"}
 }
 
 // spawn starts the guest in a session of its own, where it outlives us, and notes its process in st.
@@ -152,8 +152,8 @@ func runs(ctx context.Context, path string) error {
 func (b *Backend) guestBinary(ctx context.Context) (path, hash string, err error) {
 	if b.opts.GuestPath != "" {
 		if _, err := os.Stat(b.opts.GuestPath); err != nil {
-			return "", "", &sandbox.Error{
-				Code: sandbox.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err,
+			return "", "", &v1.Error{
+				Code: v1.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err,
 			}
 		}
 		return b.opts.GuestPath, "", nil

@@ -14,6 +14,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/filelock"
@@ -96,7 +97,7 @@ func consent(op string) error {
 }
 
 func failed(op, what string, err error) error {
-	return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: op, Message: what, Err: err}
+	return &v1.Error{Code: v1.CodeStartFailed, Op: op, Message: what, Err: err}
 }
 
 // Start implements sandbox.Backend.
@@ -181,14 +182,14 @@ func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	}
 	g, err := b.find(st)
 	if err != nil {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeGuestLost, Op: op, Message: fmt.Sprintf("the guest of %s, process %d, has ended", id, st.Process.PID),
+		return nil, &v1.Error{
+			Code: v1.CodeGuestLost, Op: op, Message: fmt.Sprintf("the guest of %s, process %d, has ended", id, st.Process.PID),
 			Remedy: "stop the sandbox and make a new one", Err: err,
 		}
 	}
 	m, err := b.connect(g, lock)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeGuestLost, Op: op, Message: "the guest of " + id + " cannot be reached", Err: err}
+		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: op, Message: "the guest of " + id + " cannot be reached", Err: err}
 	}
 	cu.Release()
 	return m, nil
@@ -235,16 +236,16 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 	var st state
 	err := b.store.Load(id, &st)
 	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeNotFound && g == nil:
+	case v1.CodeOf(err) == v1.CodeNotFound && g == nil:
 		return os.RemoveAll(b.store.Path(id))
-	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+	case v1.CodeOf(err) == v1.CodeNotFound:
 		st.ID, st.Process.PID = id, g.pid // killed between its start and its record
 	case err != nil:
 		return failed("stop sandbox", "its state cannot be read", err)
 	}
 	if err := endTree(ctx, st); err != nil {
-		return &sandbox.Error{
-			Code: sandbox.CodeInternal, Op: "stop sandbox", Message: "some of its processes still run", Retry: true, Err: err,
+		return &v1.Error{
+			Code: v1.CodeInternal, Op: "stop sandbox", Message: "some of its processes still run", Retry: true, Err: err,
 		}
 	}
 	if g != nil {

@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -126,7 +127,7 @@ func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 	}()
 
 	_, err := sandbox.Attach(ctx, b, id)
-	if sandbox.CodeOf(err) != sandbox.CodeBusy || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
+	if v1.CodeOf(err) != v1.CodeBusy || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
 		t.Fatalf("while the maker lives the error is %v, want one that names process %d", err, cmd.Process.Pid)
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -342,11 +343,11 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "no place") {
 		t.Errorf("no directory: %+v", h)
 	}
-	if _, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: file, GuestPath: guestPath}), sandbox.Spec{}); sandbox.CodeOf(err) != sandbox.CodeStartFailed {
+	if _, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: file, GuestPath: guestPath}), sandbox.Spec{}); v1.CodeOf(err) != v1.CodeStartFailed {
 		t.Errorf("start without a directory: %v", err)
 	}
 	_, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: t.TempDir(), GuestPath: "/bin/true"}), sandbox.Spec{})
-	if c := sandbox.CodeOf(err); c != sandbox.CodeGuestLost && c != sandbox.CodeStartFailed {
+	if c := v1.CodeOf(err); c != v1.CodeGuestLost && c != v1.CodeStartFailed {
 		t.Errorf("start with another program: %v", err)
 	}
 }
@@ -389,14 +390,14 @@ func TestProductionIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	sb.Detach()
-	for env, code := range map[string]sandbox.Code{"production": sandbox.CodeConsentMissing, "Production": sandbox.CodeInvalidSpec} {
+	for env, code := range map[string]v1.Code{"production": v1.CodeConsentMissing, "Production": v1.CodeInvalidSpec} {
 		t.Setenv("RECLUSE_ENV", env)
 		for what, try := range map[string]func() (*sandbox.Sandbox, error){
 			"a new one":            func() (*sandbox.Sandbox, error) { return sandbox.Open(t.Context(), b, sandbox.Spec{}) },
 			"one that has started": func() (*sandbox.Sandbox, error) { return sandbox.Attach(t.Context(), b, sb.ID()) },
 		} {
 			got, err := try()
-			if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != code || e.Message == "" || e.Remedy == "" {
+			if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != code || e.Message == "" || e.Remedy == "" {
 				t.Errorf("%s with %s: %v", what, env, err)
 			}
 			if err == nil {

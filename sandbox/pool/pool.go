@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -138,8 +139,8 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 		return err
 	}
 	if !poolable(spec) {
-		return &sandbox.Error{
-			Code: sandbox.CodeInvalidRequest, Op: "warm pool", Message: "a spec with an environment, labels or a host name cannot be kept ready",
+		return &v1.Error{
+			Code: v1.CodeInvalidRequest, Op: "warm pool", Message: "a spec with an environment, labels or a host name cannot be kept ready",
 			Remedy: "warm the spec without them, and give the environment with each command",
 		}
 	}
@@ -162,23 +163,23 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 			return errClosed
 		}
 		if resting > 0 {
-			return &sandbox.Error{Code: sandbox.CodeStartFailed, Op: "warm pool", Message: "sandboxes of this spec cannot be made now", Retry: true}
+			return &v1.Error{Code: v1.CodeStartFailed, Op: "warm pool", Message: "sandboxes of this spec cannot be made now", Retry: true}
 		}
 		if full {
-			return &sandbox.Error{
-				Code: sandbox.CodeBusy, Op: "warm pool", Message: fmt.Sprintf("the pool's %d sandboxes are of other specs", p.opts.Max),
+			return &v1.Error{
+				Code: v1.CodeBusy, Op: "warm pool", Message: fmt.Sprintf("the pool's %d sandboxes are of other specs", p.opts.Max),
 				Remedy: "raise Options.Max, or try again when the others have been taken", Retry: true,
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return &sandbox.Error{Code: sandbox.CodeCancelled, Op: "warm pool", Message: "given up", Err: ctx.Err()}
+			return &v1.Error{Code: v1.CodeCancelled, Op: "warm pool", Message: "given up", Err: ctx.Err()}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
-var errClosed = &sandbox.Error{Code: sandbox.CodeInvalidRequest, Op: "use pool", Message: "the pool is closed"}
+var errClosed = &v1.Error{Code: v1.CodeInvalidRequest, Op: "use pool", Message: "the pool is closed"}
 
 // Get gives a sandbox that nobody has used. It is the caller's alone, who must Close it.
 func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, error) {
@@ -226,7 +227,7 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 			return sb, nil
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeCancelled, Op: "get sandbox", Message: "given up", Err: err}
+			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "get sandbox", Message: "given up", Err: err}
 		}
 	}
 	p.mu.Lock()

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -202,7 +203,7 @@ func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	err := p.Warm(ctx, sandbox.Spec{Dir: "/"})
-	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeBusy || !e.Retry || e.Remedy == "" {
+	if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeBusy || !e.Retry || e.Remedy == "" {
 		t.Errorf("%v", err)
 	}
 }
@@ -221,7 +222,7 @@ func TestWhatIsOneCallersOwnIsNotPooled(t *testing.T) {
 	own := sandbox.Spec{Env: map[string]string{"SECRET": "s3cret"}}
 	for name, spec := range map[string]sandbox.Spec{"environment": own, "labels": {Labels: map[string]string{"a": "b"}}, "host name": {Hostname: "box"}} {
 		err := p.Warm(t.Context(), spec)
-		if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeInvalidRequest || e.Remedy == "" {
+		if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeInvalidRequest || e.Remedy == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 		if key(spec) == key(sandbox.Spec{}) {
@@ -279,13 +280,13 @@ func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
 	p := newPool(t, backend(t), Options{Wait: time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much less than it would wait for one that can come
 	defer cancel()
-	if _, err := p.Get(ctx, sandbox.Spec{Image: "none"}); sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if _, err := p.Get(ctx, sandbox.Spec{Image: "none"}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Fatalf("%v", err)
 	}
 	if err := p.Warm(t.Context(), sandbox.Spec{Image: "none"}); err == nil {
 		t.Error("warmed")
 	}
-	if _, err := p.Get(t.Context(), sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}); sandbox.CodeOf(err) != sandbox.CodeInvalidSpec {
+	if _, err := p.Get(t.Context(), sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}); v1.CodeOf(err) != v1.CodeInvalidSpec {
 		t.Errorf("%v", err)
 	}
 }

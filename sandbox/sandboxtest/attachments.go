@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -46,7 +47,7 @@ var attachments = []feature{
 		done := beside(func() (*sandbox.Verdict, error) {
 			return sb.Run(t.Context(), sandbox.Command{
 				Shell:      "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
-				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: sandbox.NoLimit},
+				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: v1.NoLimit},
 			})
 		})
 		out.await(t, "ready")
@@ -54,7 +55,7 @@ var attachments = []feature{
 		noError(t, files(sb, h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
 		sb.Detach()
 		o := await(t, "the end of the call", done)
-		fails(t, "the call of before", o.err, sandbox.CodeSandboxLost)
+		fails(t, "the call of before", o.err, v1.CodeSandboxLost)
 		again, err := sandbox.Attach(t.Context(), b, id)
 		noError(t, err)
 		defer again.Detach()
@@ -71,7 +72,7 @@ var attachments = []feature{
 		defer func() { noError(t, b.Stop(t.Context(), id)) }()
 		var out recorder
 		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: sandbox.NoLimit}, Shell: "echo ready; sleep 1000"})
+			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: v1.NoLimit}, Shell: "echo ready; sleep 1000"})
 		})
 		out.await(t, "ready")
 		sb.Detach()
@@ -82,7 +83,7 @@ var attachments = []feature{
 		eventually(t, "its end", func() bool { return !operation(t, again, "bound").Running })
 		v, err := again.Follow(t.Context(), "bound", sandbox.FollowOptions{})
 		noError(t, err)
-		same(t, "ended", v.Ended, sandbox.EndedCancelled)
+		same(t, "ended", v.Ended, v1.EndedCancelled)
 		same(t, "stdout", v.Stdout.String(), "ready\n")
 	}},
 	{"attaching again and again loses nothing", onBackend | overHTTP, func(t *testing.T, s *suite) {
@@ -109,7 +110,7 @@ var attachments = []feature{
 		b := s.backend(t)
 		sb := s.librarySpec(t, b, s.opts.Spec)
 		_, err := sandbox.Attach(t.Context(), b, sb.ID())
-		fails(t, "a second attachment", err, sandbox.CodeBusy)
+		fails(t, "a second attachment", err, v1.CodeBusy)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 	{"what is not there cannot be attached to", onBackend, func(t *testing.T, s *suite) {
@@ -117,7 +118,7 @@ var attachments = []feature{
 		b := s.backend(t)
 		for _, id := range []string{"nothing", "", "../..", "a/b", "x\x00"} {
 			_, err := sandbox.Attach(t.Context(), b, id)
-			fails(t, fmt.Sprintf("%q", id), err, sandbox.CodeNotFound)
+			fails(t, fmt.Sprintf("%q", id), err, v1.CodeNotFound)
 			noError(t, b.Stop(t.Context(), id))
 		}
 	}},
@@ -145,10 +146,10 @@ var attachments = []feature{
 		}
 		lost := func(what string, err error) {
 			t.Helper()
-			if s.opts.EndUntold && sandbox.CodeOf(err) == sandbox.CodeSandboxLost {
+			if s.opts.EndUntold && v1.CodeOf(err) == v1.CodeSandboxLost {
 				return
 			}
-			fails(t, what, err, sandbox.CodeGuestLost)
+			fails(t, what, err, v1.CodeGuestLost)
 			contains(t, what, err.Error(), "guest")
 		}
 		lost("the command", o.err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -25,7 +26,7 @@ var cellCalls = []feature{
 			case "large":
 				return make([]byte, 3<<20), nil
 			case "typed":
-				return nil, &sandbox.Error{Code: sandbox.CodeTooMany, Message: "enough for today"}
+				return nil, &v1.Error{Code: v1.CodeTooMany, Message: "enough for today"}
 			}
 			return nil, fmt.Errorf("no %s here", c.Name)
 		})
@@ -71,7 +72,7 @@ with ThreadPoolExecutor(8) as pool:
 got`)
 		same(t, "result", v.Result.Text(), `[b'0', b'1', b'2', b'3', b'4', b'5', b'6', b'7']`)
 		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		_ = await(t, "the end of the call", ended) // why does not matter
 	}},
@@ -122,7 +123,7 @@ try: recluse.call("hang")
 except recluse.CallError as e: print(e.code)
 import time
 time.sleep(1000)`})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "too_many\n")
 		same(t, "state kept", v.StateKept, true)
 		noError(t, sb.Ping(t.Context()))

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -100,7 +101,7 @@ for i in range(10):
 		}
 		same(t, "stdout", string(v.Stdout.Head), string(want))
 		v = okCell(t, sb, "for i in range(200000): print('a line of some length', i)")
-		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > sandbox.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "199999\n") {
+		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > v1.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "199999\n") {
 			t.Errorf("produced %d, kept %d", v.Stdout.Produced, v.Stdout.Kept())
 		}
 		info, err := files(sb, "").Stat(t.Context(), v.Stdout.File)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -23,7 +24,7 @@ var cells = []feature{
 	{"state stays after an exception, also what was bound before it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := cell(t, sb, "a = 1\nb = 2\nraise ValueError('no')\nc = 3")
-		same(t, "ended", v.Ended, sandbox.EndedExit)
+		same(t, "ended", v.Ended, v1.EndedExit)
 		same(t, "exit code", v.ExitCode, 1)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "result", okCell(t, sb, "(a, b, 'c' in globals())").Result.Text(), "(1, 2, False)")
@@ -46,11 +47,11 @@ var cells = []feature{
 			const head, tail = "x += 1\n#", "\nx"
 			return head + strings.Repeat("-", n-len(head)-len(tail)) + tail
 		}
-		same(t, "result", okCell(t, sb, sized(sandbox.MaxCode)).Result.Text(), "2")
-		for _, code := range []string{sized(sandbox.MaxCode + 1), sized(100_000_000)} {
+		same(t, "result", okCell(t, sb, sized(v1.MaxCode)).Result.Text(), "2")
+		for _, code := range []string{sized(v1.MaxCode + 1), sized(100_000_000)} {
 			began := time.Now()
 			v, err := sb.Cell(t.Context(), sandbox.Cell{Code: code})
-			if took := time.Since(began); sandbox.CodeOf(err) != sandbox.CodeTooLarge || took > time.Second {
+			if took := time.Since(began); v1.CodeOf(err) != v1.CodeTooLarge || took > time.Second {
 				t.Errorf("%d bytes, after %s: %v, %v", len(code), took, v, err)
 			}
 		}
@@ -98,9 +99,9 @@ var cells = []feature{
 		okCell(t, sb, "x = 41")
 		for _, env := range []map[string]string{{"": "v"}, {"K=L": "v"}, {"K\x00L": "v"}, {"K": "v\x00w"}} {
 			_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "x", RunOptions: sandbox.RunOptions{Env: env}})
-			fails(t, fmt.Sprintf("a cell with %q", env), err, sandbox.CodeInvalidRequest)
+			fails(t, fmt.Sprintf("a cell with %q", env), err, v1.CodeInvalidRequest)
 			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Env: env}})
-			fails(t, fmt.Sprintf("a command with %q", env), err, sandbox.CodeInvalidRequest)
+			fails(t, fmt.Sprintf("a command with %q", env), err, v1.CodeInvalidRequest)
 		}
 		same(t, "result", okCell(t, sb, "x + 1").Result.Text(), "42")
 	}},
@@ -110,7 +111,7 @@ var cells = []feature{
 		succeeded(t, v)
 		same(t, "result", v.Result.Text(), fmt.Sprint(5<<20))
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", 256<<20+1)})
-		fails(t, "more than can be", err, sandbox.CodeTooLarge)
+		fails(t, "more than can be", err, v1.CodeTooLarge)
 	}},
 	{"code that is not text is an error of the code", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)

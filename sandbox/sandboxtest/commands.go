@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -38,7 +39,7 @@ var commands = []feature{
 		for _, name := range []string{"a-shell-that-is-not-there", "/etc/passwd"} {
 			spec.Shell = name
 			_, err := sandbox.Open(t.Context(), s.backend(t), spec)
-			if sandbox.CodeOf(err) != sandbox.CodeNoShell || !strings.Contains(err.Error(), name) {
+			if v1.CodeOf(err) != v1.CodeNoShell || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -56,7 +57,7 @@ var commands = []feature{
 			{score, "cat /proc/self/oom_score_adj", "600\n"},
 		} {
 			sb, err := sandbox.Open(t.Context(), s.backend(t), c.spec)
-			if sandbox.CodeOf(err) == sandbox.CodeNotSupported {
+			if v1.CodeOf(err) == v1.CodeNotSupported {
 				continue
 			}
 			if err != nil {
@@ -86,7 +87,7 @@ var commands = []feature{
 		same(t, "home", shell(t, sb, `test "$(pwd -P)" = "$(cd "$HOME"; pwd -P)" && echo yes`), "yes\n")
 		same(t, "dir", run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/usr/bin"}).Stdout.String(), "/usr/bin\n")
 		v := run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/nowhere"})
-		same(t, "ended", v.Ended, sandbox.EndedStart)
+		same(t, "ended", v.Ended, v1.EndedStart)
 		contains(t, "the reason", v.StartError, "/nowhere")
 	}},
 	{"stdin is streamed while the command runs, and closed", onBackend | overHTTP, func(t *testing.T, s *suite) {
@@ -124,7 +125,7 @@ var commands = []feature{
 		})
 		out.await(t, "ready")
 		cancel()
-		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
+		same(t, "ended", verdictOf(t, done).Ended, v1.EndedCancelled)
 	}},
 	{"a stdin that gives nothing holds nobody up", inGuest, func(t *testing.T, s *suite) {
 		r, w := io.Pipe()
@@ -135,7 +136,7 @@ var commands = []feature{
 		sb := s.open(t)
 		for _, code := range []int{0, 1, 3, 126, 127, 255} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("exit %d", code)})
-			same(t, "ended", v.Ended, sandbox.EndedExit)
+			same(t, "ended", v.Ended, v1.EndedExit)
 			same(t, "exit code", v.ExitCode, code)
 			same(t, "status", v.Status(), code)
 		}
@@ -155,7 +156,7 @@ var commands = []feature{
 			{"not a program", []string{"./broken"}, 126},
 		} {
 			v := run(t, sb, sandbox.Command{Args: c.args})
-			same(t, c.name+": ended", v.Ended, sandbox.EndedStart)
+			same(t, c.name+": ended", v.Ended, v1.EndedStart)
 			same(t, c.name+": exit code", v.ExitCode, c.code)
 			if v.StartError == "" {
 				t.Errorf("%s: nothing says why", c.name)
@@ -167,7 +168,7 @@ var commands = []feature{
 		sb := s.open(t)
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGSEGV, sigUSR1} {
 			v := run(t, sb, sandbox.Command{Shell: fmt.Sprintf("kill -%d $$; sleep 10", int(sig))})
-			same(t, "ended", v.Ended, sandbox.EndedSignal)
+			same(t, "ended", v.Ended, v1.EndedSignal)
 			same(t, "signal", v.Signal, sig)
 			same(t, "exit code", v.ExitCode, -1)
 			same(t, "status", v.Status(), 128+int(sig))
@@ -236,7 +237,7 @@ var commands = []feature{
 		_, err := w.Write([]byte{3})
 		noError(t, err)
 		v := verdictOf(t, done)
-		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		same(t, "ended", v.Ended, v1.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGINT)
 
 		v = run(t, sb, sandbox.Command{Shell: "cat >/dev/null; echo end", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("text\n")}})
@@ -295,7 +296,7 @@ var commands = []feature{
 		same(t, "running", operation(t, sb, id).Running, false)
 		noError(t, sb.Forget(t.Context(), id))
 		_, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{})
-		fails(t, "follow what is forgotten", err, sandbox.CodeNotFound)
+		fails(t, "follow what is forgotten", err, v1.CodeNotFound)
 	}},
 	{"a background command can be signalled and killed", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -306,16 +307,16 @@ var commands = []feature{
 			return sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &out})
 		})
 		out.await(t, "ready")
-		fails(t, "forget what runs", sb.Forget(t.Context(), id), sandbox.CodeBusy)
+		fails(t, "forget what runs", sb.Forget(t.Context(), id), v1.CodeBusy)
 		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
 		noError(t, sb.Signal(t.Context(), id, sigUSR1, sandbox.SignalOptions{}))
 		out.await(t, "got it")
 		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{}))
 		v := verdictOf(t, done)
-		same(t, "ended", v.Ended, sandbox.EndedKilled)
+		same(t, "ended", v.Ended, v1.EndedKilled)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
-		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
-		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{}), sandbox.CodeNotFound)
+		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{}), v1.CodeNotFound)
+		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{}), v1.CodeNotFound)
 	}},
 	{"a background command can be cancelled with everything it started", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -325,14 +326,14 @@ var commands = []feature{
 		noError(t, sb.Cancel(t.Context(), id))
 		v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{})
 		noError(t, err)
-		same(t, "ended", v.Ended, sandbox.EndedCancelled)
+		same(t, "ended", v.Ended, v1.EndedCancelled)
 		if alive := living(t, sb, pids); len(alive) > 0 {
 			t.Errorf("%v live on", alive)
 		}
 	}},
 	{"a background command that cannot start says so", overHTTP, func(t *testing.T, s *suite) {
 		_, err := s.open(t).Start(t.Context(), sandbox.Command{Args: []string{"no-such-program"}})
-		fails(t, "start", err, sandbox.CodeStartFailed)
+		fails(t, "start", err, v1.CodeStartFailed)
 	}},
 	{"stdout and stderr are apart and come while the command runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -427,13 +428,13 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			{"an id like a path", sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "../../x"}}},
 		} {
 			_, err := sb.Run(t.Context(), c.cmd)
-			fails(t, c.name, err, sandbox.CodeInvalidRequest)
+			fails(t, c.name, err, v1.CodeInvalidRequest)
 		}
 		run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
-		fails(t, "an id used twice", err, sandbox.CodeInvalidRequest)
+		fails(t, "an id used twice", err, v1.CodeInvalidRequest)
 		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
-		fails(t, "a context that is over", err, sandbox.CodeCancelled)
+		fails(t, "a context that is over", err, v1.CodeCancelled)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -57,7 +58,7 @@ var endings = []feature{
 		sb := s.open(t)
 		for range 20 {
 			v := run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}, RunOptions: sandbox.RunOptions{Stdin: strings.NewReader(strings.Repeat("never read ", 10_000))}})
-			same(t, "ended", v.Ended, sandbox.EndedStart)
+			same(t, "ended", v.Ended, v1.EndedStart)
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
 	}},
@@ -69,7 +70,7 @@ var endings = []feature{
 				began := time.Now()
 				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
 				took := time.Since(began)
-				same(t, "ended", v.Ended, sandbox.EndedTimeout)
+				same(t, "ended", v.Ended, v1.EndedTimeout)
 				same(t, "exit code", v.ExitCode, -1)
 				same(t, "status", v.Status(), 124)
 				same(t, "output so far", v.Stdout.String(), "before\n")
@@ -96,7 +97,7 @@ var endings = []feature{
 				pids := pidsIn(t, sb, "pids", e.pids)
 				cancel()
 				v := verdictOf(t, done)
-				same(t, "ended", v.Ended, sandbox.EndedCancelled)
+				same(t, "ended", v.Ended, v1.EndedCancelled)
 				same(t, "status", v.Status(), 130)
 				same(t, "output so far", v.Stdout.String(), "before\n")
 				if alive := living(t, sb, pids); len(alive) > 0 {
@@ -108,7 +109,7 @@ var endings = []feature{
 	}},
 	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "tidied\n")
 		if v.Wall > 8*time.Second {
 			t.Errorf("the grace was waited for although nothing was left: %s", v.Wall)
@@ -116,7 +117,7 @@ var endings = []feature{
 	}},
 	{"a command that spins is ended in time", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `while :; do :; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		if v.CPU <= 0 {
 			t.Errorf("CPU time %s", v.CPU)
 		}
@@ -128,7 +129,7 @@ var endings = []feature{
 			Shell:      `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
 			RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond},
 		})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		if n := strings.TrimSpace(shell(t, sb, `n=0; for p in /proc/[0-9]*; do grep -qs '^Name:.sleep' $p/status && grep -qsz "^PWD=$PWD$" $p/environ && n=$((n+1)); done; echo $n`)); n != "0" {
 			t.Errorf("%s of them live on", n)
 		}
@@ -159,7 +160,7 @@ var endings = []feature{
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'trap "" TERM; echo $$ >> pids; exec sleep 1000' & until [ -s pids ]; do sleep 0.02; done; exit 7`, RunOptions: sandbox.RunOptions{KillSurvivors: true}})
-		same(t, "ended", v.Ended, sandbox.EndedExit)
+		same(t, "ended", v.Ended, v1.EndedExit)
 		same(t, "exit code", v.ExitCode, 7)
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
 			t.Errorf("survivors %+v, want one that was killed", v.Survivors)
@@ -174,8 +175,8 @@ var endings = []feature{
 		for range 10 {
 			v := run(t, sb, sandbox.Command{Shell: "sleep 0.1", RunOptions: sandbox.RunOptions{Timeout: 105 * time.Millisecond}})
 			switch {
-			case v.Ended == sandbox.EndedExit && v.ExitCode == 0:
-			case v.Ended == sandbox.EndedTimeout && v.ExitCode == -1:
+			case v.Ended == v1.EndedExit && v.ExitCode == 0:
+			case v.Ended == v1.EndedTimeout && v.ExitCode == -1:
 			default:
 				t.Errorf("%s, exit code %d", v.Ended, v.ExitCode)
 			}
@@ -188,7 +189,7 @@ var endings = []feature{
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Shell: `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; kill -9 $PPID; sleep 1000`, RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
-		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		same(t, "ended", v.Ended, v1.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
 		pids := pidsIn(t, sb, "pids", 1)
 		eventually(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
@@ -197,14 +198,14 @@ var endings = []feature{
 	{"a command may end the process group it is in", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `kill -9 0; sleep 1000`})
-		same(t, "ended", v.Ended, sandbox.EndedSignal)
+		same(t, "ended", v.Ended, v1.EndedSignal)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 	{"a verdict is complete however it ended", onBackend | overHTTP, completeVerdicts},
 	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 	{"a signal to what looks after a command costs nothing", inGuest, func(t *testing.T, s *suite) {
@@ -223,7 +224,7 @@ var endings = []feature{
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)
-			same(t, "ended", v.Ended, sandbox.EndedTimeout)
+			same(t, "ended", v.Ended, v1.EndedTimeout)
 			same(t, "stdout", v.Stdout.String(), fmt.Sprintln(i))
 		}
 		if alive := living(t, sb, slices.Compact(pidsIn(t, sb, "pids", 10))); len(alive) > 0 {
@@ -262,13 +263,13 @@ func completeVerdicts(t *testing.T, s *suite) {
 			t.Errorf("%s: CPU %s, peak memory %d", what, v.CPU, v.PeakMemory)
 		}
 	}
-	timed("no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), sandbox.EndedStart) // what never ran has used nothing
+	timed("no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), v1.EndedStart) // what never ran has used nothing
 	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
-	whole("an exit", run(t, sb, python("sys.exit(3)")), sandbox.EndedExit)
-	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), sandbox.EndedSignal)
-	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), sandbox.EndedTimeout)
+	whole("an exit", run(t, sb, python("sys.exit(3)")), v1.EndedExit)
+	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), v1.EndedSignal)
+	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), v1.EndedTimeout)
 	if s.caps.MemoryLimit {
-		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), sandbox.EndedMemory)
+		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), v1.EndedMemory)
 	}
 	// These are ended from here, when they say that they are warm.
 	for _, c := range []struct {
@@ -276,8 +277,8 @@ func completeVerdicts(t *testing.T, s *suite) {
 		ended sandbox.Ending
 		end   func(cancel func())
 	}{
-		{"cancel", sandbox.EndedCancelled, func(cancel func()) { cancel() }},
-		{"kill", sandbox.EndedKilled, func(func()) {
+		{"cancel", v1.EndedCancelled, func(cancel func()) { cancel() }},
+		{"kill", v1.EndedKilled, func(func()) {
 			noError(t, sb.Signal(t.Context(), "kill", syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
 		}},
 	} {
@@ -301,8 +302,8 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 	t.Helper()
 	// An interpreter has used some before.
 	const spin = "import os, time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.1: pass\nprint('warm', flush=True)\n"
-	whole("a cell", okCell(t, sb, spin), sandbox.EndedExit)
-	whole("an exception", cell(t, sb, spin+"1/0"), sandbox.EndedExit)
+	whole("a cell", okCell(t, sb, spin), v1.EndedExit)
+	whole("an exception", cell(t, sb, spin+"1/0"), v1.EndedExit)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out recorder
@@ -311,23 +312,23 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 	})
 	out.await(t, "warm")
 	cancel()
-	whole("a cell's cancel", verdictOf(t, done), sandbox.EndedCancelled)
+	whole("a cell's cancel", verdictOf(t, done), v1.EndedCancelled)
 	for _, c := range []struct{ name, code string }{
 		{"a cell's timeout", "while True: pass"},
 		{"a cell that will not end", "while True:\n  try:\n    while True: pass\n  except BaseException: pass"},
 	} {
-		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), sandbox.EndedTimeout)
+		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), v1.EndedTimeout)
 	}
 	// Each of these costs the interpreter.
 	for _, c := range []struct {
 		name, code string
 		ended      sandbox.Ending
 	}{
-		{"a cell's memory", "x = []\nwhile True: x.append(bytearray(8 << 20))", sandbox.EndedMemory},
-		{"a cell that leaves", "os._exit(3)", sandbox.EndedExit},
-		{"a cell that crashes", "import ctypes\nctypes.string_at(0)", sandbox.EndedSignal},
+		{"a cell's memory", "x = []\nwhile True: x.append(bytearray(8 << 20))", v1.EndedMemory},
+		{"a cell that leaves", "os._exit(3)", v1.EndedExit},
+		{"a cell that crashes", "import ctypes\nctypes.string_at(0)", v1.EndedSignal},
 	} {
-		if c.ended == sandbox.EndedMemory && !s.caps.MemoryLimit {
+		if c.ended == v1.EndedMemory && !s.caps.MemoryLimit {
 			continue
 		}
 		v := cell(t, sb, spin+c.code)

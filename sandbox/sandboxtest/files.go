@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -67,7 +68,7 @@ var fileFeatures = []feature{
 			<-giveUp.Done()
 			return 0, giveUp.Err()
 		}), sandbox.WriteOptions{})
-		fails(t, "a cancelled write", err, sandbox.CodeCancelled)
+		fails(t, "a cancelled write", err, v1.CodeCancelled)
 		same(t, "content", shell(t, sb, "cat file"), "old")
 		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
@@ -81,7 +82,7 @@ var fileFeatures = []feature{
 			time.Sleep(20 * time.Millisecond) // so that the answer comes while this runs
 			return len(b), nil
 		}), sandbox.WriteOptions{Exclusive: true})
-		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		fails(t, "exclusive", err, v1.CodeFileExists)
 		then := reads
 		time.Sleep(100 * time.Millisecond)
 		same(t, "reads later", reads-then, 0)
@@ -96,7 +97,7 @@ var fileFeatures = []feature{
 			<-idle
 			return 0, io.EOF
 		}), sandbox.WriteOptions{Exclusive: true})
-		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		fails(t, "exclusive", err, v1.CodeFileExists)
 	}},
 	{"a running reader keeps the file it has opened", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -117,11 +118,11 @@ var fileFeatures = []feature{
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
 		err := f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true})
-		fails(t, "exclusive", err, sandbox.CodeFileExists)
+		fails(t, "exclusive", err, v1.CodeFileExists)
 		same(t, "a file that exists is fs.ErrExist", errors.Is(err, fs.ErrExist), true)
 		noError(t, f.WriteAll(ctx, "file", []byte(" more"), sandbox.WriteOptions{Append: true}))
 		same(t, "content", shell(t, sb, "cat file"), "one more")
-		fails(t, "no parents", f.WriteAll(ctx, "no/such/file", nil, sandbox.WriteOptions{}), sandbox.CodeFileNotFound)
+		fails(t, "no parents", f.WriteAll(ctx, "no/such/file", nil, sandbox.WriteOptions{}), v1.CodeFileNotFound)
 		shell(t, sb, "chmod 755 file")
 		noError(t, f.WriteAll(ctx, "file", []byte("again"), sandbox.WriteOptions{}))
 		info, err := f.Stat(ctx, "file")
@@ -131,7 +132,7 @@ var fileFeatures = []feature{
 	{"directories are made, listed, moved and removed", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		f, ctx := files(sb, home(t, sb)), t.Context()
-		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{}), sandbox.CodeFileNotFound)
+		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{}), v1.CodeFileNotFound)
 		noError(t, f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{Parents: true}))
 		noError(t, f.WriteAll(ctx, "a/b/x", []byte("x"), sandbox.WriteOptions{}))
 		noError(t, f.WriteAll(ctx, "a/y", []byte("yy"), sandbox.WriteOptions{}))
@@ -146,11 +147,11 @@ var fileFeatures = []feature{
 			t.Errorf("listed %v, want %v", kinds, want)
 		}
 		noError(t, f.Move(ctx, "a/y", "a/z", sandbox.MoveOptions{}))
-		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{Exclusive: true}), sandbox.CodeFileExists)
+		fails(t, "an exclusive move", f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{Exclusive: true}), v1.CodeFileExists)
 		noError(t, f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{}))
 		same(t, "content", shell(t, sb, "cat a/b/x"), "yy")
-		fails(t, "remove a full directory", f.Remove(ctx, "a", sandbox.RemoveOptions{}), sandbox.CodeFileNotEmpty)
-		fails(t, "remove what is not there", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), sandbox.CodeFileNotFound)
+		fails(t, "remove a full directory", f.Remove(ctx, "a", sandbox.RemoveOptions{}), v1.CodeFileNotEmpty)
+		fails(t, "remove what is not there", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), v1.CodeFileNotFound)
 		noError(t, f.Remove(ctx, "a", sandbox.RemoveOptions{Recursive: true}))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
@@ -223,7 +224,7 @@ var fileFeatures = []feature{
 			noError(t, f.Remove(ctx, n, sandbox.RemoveOptions{}))
 		}
 		for _, bad := range []string{"nul\x00", strings.Repeat("l", 256), strings.Repeat("d/", 3000) + "x"} {
-			fails(t, fmt.Sprintf("%.20q", bad), f.WriteAll(ctx, bad, nil, sandbox.WriteOptions{}), sandbox.CodePathInvalid)
+			fails(t, fmt.Sprintf("%.20q", bad), f.WriteAll(ctx, bad, nil, sandbox.WriteOptions{}), v1.CodePathInvalid)
 		}
 	}},
 	{"what is not a plain file is refused at once", overHTTP, func(t *testing.T, s *suite) {
@@ -231,14 +232,14 @@ var fileFeatures = []feature{
 		f, ctx := files(sb, home(t, sb)), t.Context()
 		shell(t, sb, "mkfifo pipe; mkdir dir; ln -s dir/ link; ln -s loop loop")
 		_, err := f.ReadAll(ctx, "pipe")
-		fails(t, "read a FIFO", err, sandbox.CodeFileNotRegular)
+		fails(t, "read a FIFO", err, v1.CodeFileNotRegular)
 		_, err = f.ReadAll(ctx, "dir")
-		fails(t, "read a directory", err, sandbox.CodeFileIsDirectory)
+		fails(t, "read a directory", err, v1.CodeFileIsDirectory)
 		_, err = f.ReadAll(ctx, "nothing")
-		fails(t, "read what is not there", err, sandbox.CodeFileNotFound)
+		fails(t, "read what is not there", err, v1.CodeFileNotFound)
 		same(t, "a missing file is fs.ErrNotExist", errors.Is(err, fs.ErrNotExist), true)
 		_, err = files(sb, "").ReadAll(ctx, "/dev/zero")
-		fails(t, "read a device", err, sandbox.CodeFileNotRegular)
+		fails(t, "read a device", err, v1.CodeFileNotRegular)
 		_, err = f.ReadAll(ctx, "loop")
 		if err == nil {
 			t.Error("a link to itself was read")
@@ -248,7 +249,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "passed over in the archive", stats.SkippedCount, 1)
 		for _, e := range []string{"pipe"} {
-			if len(stats.Skipped) != 1 || !strings.HasSuffix(stats.Skipped[0].Path, e) || stats.Skipped[0].Reason == "" {
+			if len(stats.Skipped) != 1 || !strings.HasSuffix(string(stats.Skipped[0].Path), e) || stats.Skipped[0].Reason == "" {
 				t.Errorf("passed over: %+v", stats.Skipped)
 			}
 		}
@@ -261,20 +262,20 @@ var fileFeatures = []feature{
 		f, ctx := files(sb, h+"/box"), t.Context()
 		for _, p := range []string{"../secret", "sub/../../secret", "up/secret", "leak", "absolute", "two-steps", "inside/../../secret"} {
 			_, err := f.ReadAll(ctx, p)
-			fails(t, "read "+p, err, sandbox.CodePathEscapes)
+			fails(t, "read "+p, err, v1.CodePathEscapes)
 		}
 		for _, p := range []string{"../new", "up/new"} {
-			fails(t, "write "+p, f.WriteAll(ctx, p, []byte("x"), sandbox.WriteOptions{Parents: true}), sandbox.CodePathEscapes)
-			fails(t, "mkdir "+p, f.Mkdir(ctx, p, sandbox.MkdirOptions{Parents: true}), sandbox.CodePathEscapes)
+			fails(t, "write "+p, f.WriteAll(ctx, p, []byte("x"), sandbox.WriteOptions{Parents: true}), v1.CodePathEscapes)
+			fails(t, "mkdir "+p, f.Mkdir(ctx, p, sandbox.MkdirOptions{Parents: true}), v1.CodePathEscapes)
 		}
-		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", sandbox.MoveOptions{}), sandbox.CodePathEscapes)
-		fails(t, "remove outside", f.Remove(ctx, "up/secret", sandbox.RemoveOptions{Recursive: true}), sandbox.CodePathEscapes)
+		fails(t, "move out", f.Move(ctx, "sub/fine", "../fine", sandbox.MoveOptions{}), v1.CodePathEscapes)
+		fails(t, "remove outside", f.Remove(ctx, "up/secret", sandbox.RemoveOptions{Recursive: true}), v1.CodePathEscapes)
 		b, err := f.ReadAll(ctx, "inside/fine")
 		noError(t, err)
 		same(t, "a link that stays inside", string(b), "fine\n")
 		_, err = f.ReadAll(ctx, "/sub/fine")
 		noError(t, err) // a leading slash is the root that was given
-		fails(t, "write through a link", f.WriteAll(ctx, "leak", []byte("mine"), sandbox.WriteOptions{}), sandbox.CodePathEscapes)
+		fails(t, "write through a link", f.WriteAll(ctx, "leak", []byte("mine"), sandbox.WriteOptions{}), v1.CodePathEscapes)
 		same(t, "what lies outside", shell(t, sb, "cat secret"), "secret\n")
 	}},
 	{"a tar stream goes in and comes out", onBackend | overHTTP, func(t *testing.T, s *suite) {
@@ -343,7 +344,7 @@ var fileFeatures = []feature{
 				}
 				noError(t, w.Close())
 				_, err := f.Upload(ctx, "into", &archive, sandbox.TarOptions{Parents: true})
-				if err != nil && sandbox.CodeOf(err) == sandbox.CodeInternal {
+				if err != nil && v1.CodeOf(err) == v1.CodeInternal {
 					t.Errorf("the error has no name: %v", err)
 				}
 				same(t, "outside", shell(t, sb, "ls -A; rm -rf into; test ! -e /out"), "into\nsecret\n")
@@ -351,7 +352,7 @@ var fileFeatures = []feature{
 			})
 		}
 		_, err := f.Upload(ctx, "into", strings.NewReader("this is no archive, and long enough to be read as the head of one"+strings.Repeat(".", 1000)), sandbox.TarOptions{Parents: true})
-		fails(t, "no archive", err, sandbox.CodePathInvalid)
+		fails(t, "no archive", err, v1.CodePathInvalid)
 		var big bytes.Buffer
 		w := tar.NewWriter(&big)
 		noError(t, w.WriteHeader(&tar.Header{Name: "big", Size: 1 << 20, Mode: 0o644}))
@@ -359,7 +360,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		noError(t, w.Close())
 		_, err = f.Upload(ctx, "into", &big, sandbox.TarOptions{Parents: true, MaxBytes: 1 << 10})
-		fails(t, "more than allowed", err, sandbox.CodeTooLarge)
+		fails(t, "more than allowed", err, v1.CodeTooLarge)
 	}},
 	{"changes are told while they happen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -396,14 +397,14 @@ var fileFeatures = []feature{
 		shell(t, sb, "rm watched/moved")
 		seen("remove", "moved")
 		cancel()
-		fails(t, "the end of a watch", await(t, "the end of the watch", ended), sandbox.CodeCancelled)
+		fails(t, "the end of a watch", await(t, "the end of the watch", ended), v1.CodeCancelled)
 
 		stop := errors.New("enough")
 		err := f.Watch(t.Context(), "watched", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return stop })
 		if !errors.Is(err, stop) {
 			t.Errorf("the watcher's own error came back as %v", err)
 		}
-		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), sandbox.CodeFileNotFound)
+		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), v1.CodeFileNotFound)
 	}},
 	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -411,7 +412,7 @@ var fileFeatures = []feature{
 		shell(t, sb, "head -c 30000000 /dev/zero > large")
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := f.Read(ctx, "large", writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }))
-		fails(t, "a cancelled read", err, sandbox.CodeCancelled)
+		fails(t, "a cancelled read", err, v1.CodeCancelled)
 		_, err = f.Read(t.Context(), "large", writerFunc(func([]byte) (int, error) { return 0, errors.New("full") }))
 		if err == nil || !strings.Contains(err.Error(), "full") {
 			t.Errorf("a writer that fails: %v", err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -17,7 +18,7 @@ var interpreters = []feature{
 		sb := s.python(t)
 		for code, want := range map[string]int{"import sys; keep = 1; sys.exit(7)": 7, "exit()": 0, "raise SystemExit('sorry')": 1} {
 			v := cell(t, sb, code)
-			same(t, code+": ended", v.Ended, sandbox.EndedExit)
+			same(t, code+": ended", v.Ended, v1.EndedExit)
 			same(t, code+": exit code", v.ExitCode, want)
 			same(t, code+": state kept", v.StateKept, true)
 			same(t, code+": error", v.Error == nil, true)
@@ -31,11 +32,11 @@ var interpreters = []feature{
 			exit       int
 			signal     syscall.Signal
 		}{
-			{"os._exit", "import os; print('before', flush=True); os._exit(9)", sandbox.EndedExit, 9, 0},
-			{"a segmentation fault", "print('before', flush=True); import ctypes; ctypes.string_at(0)", sandbox.EndedSignal, -1, syscall.SIGSEGV},
-			{"abort", "import os; print('before', flush=True); os.abort()", sandbox.EndedSignal, -1, syscall.SIGABRT},
-			{"its own kill", "import os; print('before', flush=True); os.kill(os.getpid(), 9)", sandbox.EndedSignal, -1, syscall.SIGKILL},
-			{"exec of another program", "import os; print('before', flush=True); os.execvp('sh', ['sh', '-c', 'exit 5'])", sandbox.EndedExit, 5, 0},
+			{"os._exit", "import os; print('before', flush=True); os._exit(9)", v1.EndedExit, 9, 0},
+			{"a segmentation fault", "print('before', flush=True); import ctypes; ctypes.string_at(0)", v1.EndedSignal, -1, syscall.SIGSEGV},
+			{"abort", "import os; print('before', flush=True); os.abort()", v1.EndedSignal, -1, syscall.SIGABRT},
+			{"its own kill", "import os; print('before', flush=True); os.kill(os.getpid(), 9)", v1.EndedSignal, -1, syscall.SIGKILL},
+			{"exec of another program", "import os; print('before', flush=True); os.execvp('sh', ['sh', '-c', 'exit 5'])", v1.EndedExit, 5, 0},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				sb := s.python(t)
@@ -126,13 +127,13 @@ open("slow/pids", "a").write("%d\n" % os.getpid())
 while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		began := time.Now()
 		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
 		pids := pidsIn(t, sb, "slow/pids", 1)
 		cancel()
 		if o := await(t, "the end of what was cancelled", done); o.err == nil {
-			same(t, "ended", o.v.Ended, sandbox.EndedCancelled)
+			same(t, "ended", o.v.Ended, v1.EndedCancelled)
 		}
 		if took := time.Since(began); took > 15*time.Second {
 			t.Errorf("it took %s", took)
@@ -159,7 +160,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 				})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
-				same(t, "ended", v.Ended, sandbox.EndedKilled)
+				same(t, "ended", v.Ended, v1.EndedKilled)
 				same(t, "signal", v.Signal, syscall.SIGKILL)
 				same(t, "state kept", v.StateKept, false)
 				v = verdictOf(t, next)
@@ -225,7 +226,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				out.await(t, "ready")
 				cancel()
 				v := verdictOf(t, done)
-				same(t, "ended", v.Ended, sandbox.EndedCancelled)
+				same(t, "ended", v.Ended, v1.EndedCancelled)
 				same(t, "state kept", v.StateKept, true)
 				same(t, "stdout", v.Stdout.String(), "ready\n")
 				same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
@@ -236,11 +237,11 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		sb := s.python(t)
 		okCell(t, sb, "1") // the time counts from the call, and an interpreter takes some to start
 		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "state", okCell(t, sb, "x").Result.Text(), "1")
 		v = runCell(t, sb, sandbox.Cell{Code: "import time\ntry: time.sleep(1000)\nexcept KeyboardInterrupt: print('once')\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
-		same(t, "ended, one interrupt swallowed", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended, one interrupt swallowed", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "stdout", v.Stdout.String(), "once\n")
 		for name, code := range map[string]string{
@@ -254,7 +255,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				okCell(t, sb, "x = 1")
 				began := time.Now()
 				v := runCell(t, sb, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
-				same(t, "ended", v.Ended, sandbox.EndedTimeout)
+				same(t, "ended", v.Ended, v1.EndedTimeout)
 				if took := time.Since(began); took > patience {
 					t.Errorf("it took %s", took)
 				}
@@ -279,7 +280,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 import os
 p = subprocess.Popen(["sh", "-c", "trap '' TERM INT; setsid sh -c 'trap \"\" TERM INT; echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000"])
 p.wait()`})
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		if alive := living(t, sb, pidsIn(t, sb, "pids", 2)); len(alive) > 0 {
 			t.Errorf("%v of the cell that timed out live on", alive)
@@ -307,9 +308,9 @@ p.wait()`})
 		noError(t, sb.CloseContext(t.Context(), "one"))
 		same(t, "x of one, closed", runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: "one"}).Result.Text(), "False")
 		same(t, "x of the default", okCell(t, sb, "x").Result.Text(), "''")
-		fails(t, "close a stranger", sb.CloseContext(t.Context(), "nobody"), sandbox.CodeNotFound)
+		fails(t, "close a stranger", sb.CloseContext(t.Context(), "nobody"), v1.CodeNotFound)
 		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "../x"})
-		fails(t, "a context like a path", err, sandbox.CodeInvalidRequest)
+		fails(t, "a context like a path", err, v1.CodeInvalidRequest)
 	}},
 	{"cells of one context wait for each other, those of two do not", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -340,10 +341,10 @@ p.wait()`})
 		})
 		cancel()
 		v := verdictOf(t, third)
-		same(t, "the third", v.Ended, sandbox.EndedCancelled)
+		same(t, "the third", v.Ended, v1.EndedCancelled)
 		same(t, "its state", v.StateKept, true)
 		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
-		same(t, "the fourth, whose time was up in the queue", v.Ended, sandbox.EndedTimeout)
+		same(t, "the fourth, whose time was up in the queue", v.Ended, v1.EndedTimeout)
 		shell(t, sb, "touch go")
 		succeeded(t, verdictOf(t, first))
 		same(t, "log", verdictOf(t, second).Result.Text(), "[1, 2]")
@@ -368,7 +369,7 @@ print("parent")`)
 		}
 		sb := s.open(t)
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})
-		fails(t, "a cell", err, sandbox.CodeNoPython)
+		fails(t, "a cell", err, v1.CodeNoPython)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 }

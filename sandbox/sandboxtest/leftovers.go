@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -35,7 +36,7 @@ var leftBehind = []feature{
 		eventually(t, "it is forgotten once nothing is left", func() bool {
 			run(t, sb, sandbox.Command{Args: []string{"true"}})
 			_, err := sb.Follow(t.Context(), c.ID, sandbox.FollowOptions{NoWait: true})
-			return sandbox.CodeOf(err) == sandbox.CodeNotFound
+			return v1.CodeOf(err) == v1.CodeNotFound
 		})
 	}},
 	{"orphans leave no zombies", onBackend, func(t *testing.T, s *suite) {

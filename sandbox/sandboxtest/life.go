@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -48,7 +49,7 @@ var life = []feature{
 		noError(t, sb.Close())
 		noError(t, b.Stop(t.Context(), sb.ID()))
 		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
-		fails(t, "a command after Close", err, sandbox.CodeSandboxLost)
+		fails(t, "a command after Close", err, v1.CodeSandboxLost)
 	}},
 	{"closing ends what runs, at once", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": the end of a session is polite, and takes longer")
@@ -63,7 +64,7 @@ var life = []feature{
 		if took := time.Since(began); took > patience {
 			t.Errorf("it took %s", took)
 		}
-		fails(t, "the command", await(t, "the end of the command", command).err, sandbox.CodeSandboxLost)
+		fails(t, "the command", await(t, "the end of the command", command).err, v1.CodeSandboxLost)
 	}},
 	{"a start that is given up leaves nothing", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": a session that is being made stays for whoever asks for it next")
@@ -100,7 +101,7 @@ var life = []feature{
 			spec := s.opts.Spec
 			change(&spec)
 			_, err := s.try(t.Context(), b, spec)
-			fails(t, name, err, sandbox.CodeInvalidSpec)
+			fails(t, name, err, v1.CodeInvalidSpec)
 		}
 	}},
 	{"what the backend cannot do it refuses by name", onBackend, func(t *testing.T, s *suite) {
@@ -116,7 +117,7 @@ var life = []feature{
 			if err == nil {
 				_ = sb.Close()
 			}
-			fails(t, what, err, sandbox.CodeNotSupported)
+			fails(t, what, err, v1.CodeNotSupported)
 		}
 		refused("an image", s.caps.Images, func(x *sandbox.Spec) { x.Image = "docker.io/library/alpine" })
 		refused("a mount", s.caps.Mounts, func(x *sandbox.Spec) {
@@ -193,11 +194,11 @@ var snapshots = []feature{
 		sb := s.librarySpec(t, b, s.opts.Spec)
 		if s.caps.Snapshots == sandbox.SnapshotsNone {
 			_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
-			fails(t, "snapshot", err, sandbox.CodeNotSupported)
+			fails(t, "snapshot", err, v1.CodeNotSupported)
 			_, err = sb.Fork(t.Context(), 2)
-			fails(t, "fork", err, sandbox.CodeNotSupported)
+			fails(t, "fork", err, v1.CodeNotSupported)
 			_, err = sandbox.Restore(t.Context(), b, &sandbox.Snapshot{ID: "x"}, sandbox.RestoreOptions{})
-			fails(t, "restore", err, sandbox.CodeNotSupported)
+			fails(t, "restore", err, v1.CodeNotSupported)
 			noError(t, b.DeleteSnapshot(t.Context(), "x"))
 			succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 			return
@@ -276,7 +277,7 @@ func (s *suite) copied(t *testing.T) {
 	shell(t, sb, "echo from before > file")
 	restore, forget, err := sb.(Copier).Save(t.Context())
 	if s.caps.Snapshots == sandbox.SnapshotsNone {
-		fails(t, "snapshot", err, sandbox.CodeNotSupported)
+		fails(t, "snapshot", err, v1.CodeNotSupported)
 		return
 	}
 	noError(t, err)

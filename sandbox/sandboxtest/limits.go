@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -34,14 +35,14 @@ var limits = []feature{
 		okCell(t, sb, "x = 42")
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}})
-		same(t, "ended", v.Ended, sandbox.EndedMemory)
+		same(t, "ended", v.Ended, v1.EndedMemory)
 		if v.MemoryKills < 1 {
 			t.Errorf("memory kills: %d", v.MemoryKills)
 		}
 		same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
 		unharmed()
 		v = cell(t, sb, "y = []\nwhile True: y.append(bytearray(8 << 20))")
-		if v.Ended != sandbox.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
+		if v.Ended != v1.EndedMemory && (v.Error == nil || v.Error.Name != "MemoryError") {
 			t.Errorf("a cell: %s", v)
 		}
 		okCell(t, sb, "1")
@@ -97,7 +98,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		contains(t, "stderr", strings.ToLower(v.Stderr.String()), "no space")
 		f := files(sb, home(t, sb))
 		_, err := f.Write(t.Context(), "big", &endless{left: 200_000_000}, sandbox.WriteOptions{})
-		fails(t, "an upload", err, sandbox.CodeDiskFull)
+		fails(t, "an upload", err, v1.CodeDiskFull)
 		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")
 	}},
 	{"the limit of open files holds", onBackend, func(t *testing.T, s *suite) {

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -109,7 +110,7 @@ func (s *suite) again(t *testing.T, m Owned) Owned {
 	}
 	sb.Detach()
 	_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
-	fails(t, "after a detach", err, sandbox.CodeSandboxLost)
+	fails(t, "after a detach", err, v1.CodeSandboxLost)
 	next, err := sandbox.Attach(t.Context(), s.backend(t), sb.ID())
 	noError(t, err)
 	t.Cleanup(next.Detach)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -57,7 +58,7 @@ var outputs = []feature{
 		v := run(t, s.open(t), sandbox.Command{Shell: "head -c 300000 /dev/zero", RunOptions: sandbox.RunOptions{SpoolBytes: -1}})
 		same(t, "file", v.Stdout.File, "")
 		same(t, "produced", v.Stdout.Produced, 300_000)
-		same(t, "kept", v.Stdout.Kept(), sandbox.DefaultInlineBytes)
+		same(t, "kept", v.Stdout.Kept(), v1.DefaultInlineBytes)
 	}},
 	{"following skips what is no longer kept and says so", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -173,7 +174,7 @@ var outputs = []feature{
 			return !ops[len(ops)-1].Running
 		})
 		close(release)
-		same(t, "ended", verdictOf(t, done).Ended, sandbox.EndedCancelled)
+		same(t, "ended", verdictOf(t, done).Ended, v1.EndedCancelled)
 	}},
 	{"a cell whose output nobody takes still ends in time, and keeps its state", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -199,7 +200,7 @@ var outputs = []feature{
 		same(t, "the next cell", okCell(t, sb, "x").Result.Text(), "42")
 		close(release)
 		v := verdictOf(t, done)
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 	}},
 	{"a list of operations fits, however much they said", overHTTP, func(t *testing.T, s *suite) {

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -261,9 +262,9 @@ func noError(t *testing.T, err error) {
 }
 
 // fails asks for an error of a code.
-func fails(t *testing.T, what string, err error, code sandbox.Code) {
+func fails(t *testing.T, what string, err error, code v1.Code) {
 	t.Helper()
-	if got := sandbox.CodeOf(err); got != code {
+	if got := v1.CodeOf(err); got != code {
 		t.Errorf("%s: the error is %q (%v), want %q", what, got, err, code)
 	}
 }

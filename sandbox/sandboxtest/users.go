@@ -5,13 +5,14 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // refusesUsers reports that a sandbox cannot run code as another user. Then it says so, and our own gVisor can.
 func (s *suite) refusesUsers(t *testing.T, err error) bool {
 	t.Helper()
-	if sandbox.CodeOf(err) != sandbox.CodeNotSupported {
+	if v1.CodeOf(err) != v1.CodeNotSupported {
 		noError(t, err)
 		return false
 	}
@@ -32,7 +33,7 @@ var users = []feature{
 		same(t, "the sandbox's own user", strings.TrimSpace(v.Stdout.String()), own)
 		for _, bad := range []string{"no-such-user", "1:2:3", "-1", "a b"} {
 			_, err := sb.Run(t.Context(), other(bad, "true"))
-			same(t, bad, sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+			same(t, bad, v1.CodeOf(err), v1.CodeInvalidRequest)
 		}
 		v, err := sb.Run(t.Context(), other("2000:2001", "id -u; id -g; id -G; pwd; echo $HOME; touch /tmp/theirs && stat -c %u:%g /tmp/theirs; echo more >/dev/stderr"))
 		if s.refusesUsers(t, err) {
@@ -43,7 +44,7 @@ var users = []feature{
 		same(t, "the next command", strings.TrimSpace(shell(t, sb, "id -u; id -g")), own)
 		same(t, "its file is not ours", shell(t, sb, "sh -c 'echo more >> /tmp/theirs' 2>/dev/null || echo refused"), "refused\n")
 		_, err = sb.Run(t.Context(), other("0", "true"))
-		same(t, "root", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+		same(t, "root", v1.CodeOf(err), v1.CodeInvalidRequest)
 		c := other("2000", "test -O $(tty) && id -u")
 		c.PTY = &sandbox.Size{Rows: 24, Cols: 80}
 		same(t, "a terminal", run(t, sb, c).Stdout.String(), "2000\r\n")
@@ -53,7 +54,7 @@ var users = []feature{
 		c = other("2000", "trap '' TERM; setsid sleep 1000 & sleep 1000")
 		c.Timeout, c.KillGrace = 300*time.Millisecond, 50*time.Millisecond
 		v = run(t, sb, c)
-		same(t, "ended", v.Ended, sandbox.EndedTimeout)
+		same(t, "ended", v.Ended, v1.EndedTimeout)
 		for _, p := range v.Survivors {
 			same(t, "a survivor is killed", p.Killed, true)
 		}
@@ -73,20 +74,20 @@ var users = []feature{
 		noError(t, err)
 		same(t, "whoever names none", v.Stdout.String(), "2000 in\n")
 		_, err = cell("theirs", "2001", look)
-		same(t, "a third user", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+		same(t, "a third user", v1.CodeOf(err), v1.CodeInvalidRequest)
 		v, err = cell("", "", look)
 		noError(t, err)
 		if strings.HasPrefix(v.Stdout.String(), "2000 ") {
 			t.Error("another context has that user, too")
 		}
 		_, err = cell("", "2000", look)
-		same(t, "another context", sandbox.CodeOf(err), sandbox.CodeInvalidRequest)
+		same(t, "another context", v1.CodeOf(err), v1.CodeInvalidRequest)
 	}},
 	{"a cell in a language that is not there is refused", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Language: "python"}))
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1", Language: "ruby"})
-		if sandbox.CodeOf(err) != sandbox.CodeInvalidRequest || !strings.Contains(err.Error(), "python") {
+		if v1.CodeOf(err) != v1.CodeInvalidRequest || !strings.Contains(err.Error(), "python") {
 			t.Error(err)
 		}
 	}},

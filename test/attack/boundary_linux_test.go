@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/agent"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -213,9 +214,9 @@ func TestKillAll(t *testing.T) {
 			underSiege(t, sb, func() {
 				v := run(t, sb, sandbox.Command{Shell: "kill -" + name + " -1; sleep 0.2; for p in $(ls /proc | grep -x '[0-9]*'); do kill -" + name + " $p; done 2>/dev/null; echo done", RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second}})
 				t.Log(v)
-				hit := v.Ended == sandbox.EndedSignal && (v.Signal == sig || v.Signal == syscall.SIGKILL && onHostKernel(t)) // where its nanny is hit too
+				hit := v.Ended == v1.EndedSignal && (v.Signal == sig || v.Signal == syscall.SIGKILL && onHostKernel(t)) // where its nanny is hit too
 				if sig == syscall.SIGSTOP {
-					hit = v.Ended == sandbox.EndedTimeout
+					hit = v.Ended == v1.EndedTimeout
 				}
 				if !hit || v.Stdout.Produced > 0 {
 					t.Errorf("the command %s: %q", v, v.Stdout)

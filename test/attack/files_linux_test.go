@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -42,14 +43,14 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock')"`)
 			if err == nil {
 				t.Errorf("%s was read: %d bytes %.80q", path, got.Len(), got.String())
 			}
-			if sandbox.CodeOf(err) == sandbox.CodeCancelled {
+			if v1.CodeOf(err) == v1.CodeCancelled {
 				t.Errorf("%s: it hung", path)
 			}
 			lacks(t, got.String(), "RECLUSE_GUEST", "token")
 		}
 		for _, path := range []string{"/home/user/r/fifo", "/dev/null", "/dev/full", "/proc/self/mem", "/proc/1/oom_score_adj", "/home/user/r/sock", "/proc/sys/kernel/hostname", "/etc/passwd", "/usr/bin/x", "/run/recluse/x"} {
 			err := sb.Files().WriteAll(within(t), path, []byte("x"), sandbox.WriteOptions{Append: true})
-			if sandbox.CodeOf(err) == sandbox.CodeCancelled || err == nil {
+			if v1.CodeOf(err) == v1.CodeCancelled || err == nil {
 				t.Errorf("append to %s: %v", path, err)
 			}
 		}
@@ -60,7 +61,7 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock')"`)
 		var tarball bytes.Buffer
 		stats, err := sb.Files().Download(within(t), &tarball, "/home/user/r")
 		t.Logf("download of all that: %+v %v", stats, err)
-		if sandbox.CodeOf(err) == sandbox.CodeCancelled {
+		if v1.CodeOf(err) == v1.CodeCancelled {
 			t.Error("the download hung")
 		}
 	})
@@ -97,11 +98,11 @@ func TestNames(t *testing.T) {
 			t.Errorf("read %q: %q, %v", name, got, err)
 		}
 	}
-	for name, want := range map[string]sandbox.Code{
-		"../escape": sandbox.CodePathEscapes, "../../etc/escape": sandbox.CodePathEscapes, "a/../../escape": sandbox.CodePathEscapes, "/../../../tmp/escape": sandbox.CodePathEscapes,
-		"x\x00y": sandbox.CodePathInvalid, strings.Repeat("n", 256): sandbox.CodePathInvalid, strings.Repeat("d/", 4096) + "f": sandbox.CodePathInvalid, "": sandbox.CodePathInvalid, ".": sandbox.CodePathInvalid,
+	for name, want := range map[string]v1.Code{
+		"../escape": v1.CodePathEscapes, "../../etc/escape": v1.CodePathEscapes, "a/../../escape": v1.CodePathEscapes, "/../../../tmp/escape": v1.CodePathEscapes,
+		"x\x00y": v1.CodePathInvalid, strings.Repeat("n", 256): v1.CodePathInvalid, strings.Repeat("d/", 4096) + "f": v1.CodePathInvalid, "": v1.CodePathInvalid, ".": v1.CodePathInvalid,
 	} {
-		if err := f.WriteAll(within(t), name, []byte("x"), sandbox.WriteOptions{Parents: true}); sandbox.CodeOf(err) != want {
+		if err := f.WriteAll(within(t), name, []byte("x"), sandbox.WriteOptions{Parents: true}); v1.CodeOf(err) != want {
 			t.Errorf("write %.40q: %v, want %s", name, err, want)
 		}
 	}
@@ -137,10 +138,10 @@ while True:
 			t.Fatal(err)
 		}
 		f := sb.Files().Below("/home/user/jail")
-		outcomes := map[sandbox.Code]int{}
+		outcomes := map[v1.Code]int{}
 		for i := range 150 {
 			err := f.WriteAll(within(t), "dir/file", []byte("evil"), sandbox.WriteOptions{})
-			outcomes[sandbox.CodeOf(err)]++
+			outcomes[v1.CodeOf(err)]++
 			if i%3 == 0 {
 				if got, err := f.ReadAll(within(t), "dir/file"); err == nil && strings.Contains(string(got), "precious") {
 					t.Fatal("the host read what lies outside")
@@ -236,7 +237,7 @@ func TestHostileTars(t *testing.T) {
 			{"NUL in a link", archive(entry{name: "nul", link: "x", kind: tar.TypeSymlink})},
 		} {
 			stats, err := sb.Files().Upload(within(t), "/home/user/in", a.r, sandbox.TarOptions{})
-			if sandbox.CodeOf(err) == sandbox.CodeCancelled || sandbox.CodeOf(err) == sandbox.CodeInternal {
+			if v1.CodeOf(err) == v1.CodeCancelled || v1.CodeOf(err) == v1.CodeInternal {
 				t.Errorf("%s: %v", a.name, err)
 			}
 			t.Logf("%s: %+v %v", a.name, stats, err)
@@ -261,7 +262,7 @@ func TestHostileTars(t *testing.T) {
 			}()
 			_, err := sb.Files().Upload(within(t), "/home/user/in", r, sandbox.TarOptions{})
 			_ = r.Close()
-			if sandbox.CodeOf(err) != sandbox.CodeDiskFull {
+			if v1.CodeOf(err) != v1.CodeDiskFull {
 				t.Errorf("8 GB: %v", err)
 			}
 			r2, w2 := io.Pipe()
@@ -275,7 +276,7 @@ func TestHostileTars(t *testing.T) {
 			}()
 			_, err = sb.Files().Upload(within(t), "/home/user/in", r2, sandbox.TarOptions{})
 			_ = r2.Close()
-			if code := sandbox.CodeOf(err); code != sandbox.CodeDiskFull && code != sandbox.CodeTooMany {
+			if code := v1.CodeOf(err); code != v1.CodeDiskFull && code != v1.CodeTooMany {
 				t.Errorf("a million files: %v", err)
 			}
 		})
@@ -292,11 +293,11 @@ func TestDownloadOfAGrowingFile(t *testing.T) {
 		}
 		for range 5 {
 			_, err := sb.Files().Read(within(t), "/home/user/grows", io.Discard)
-			if sandbox.CodeOf(err) == sandbox.CodeCancelled {
+			if v1.CodeOf(err) == v1.CodeCancelled {
 				t.Error("the read never ended")
 			}
 			_, err = sb.Files().Download(within(t), io.Discard, "/home/user")
-			if sandbox.CodeOf(err) == sandbox.CodeCancelled {
+			if v1.CodeOf(err) == v1.CodeCancelled {
 				t.Error("the download never ended")
 			}
 		}
@@ -331,7 +332,7 @@ func TestMountRequests(t *testing.T) {
 			_ = sb.Close()
 			continue
 		}
-		if code := sandbox.CodeOf(err); code != sandbox.CodeMountRefused && code != sandbox.CodeInvalidSpec {
+		if code := v1.CodeOf(err); code != v1.CodeMountRefused && code != v1.CodeInvalidSpec {
 			t.Errorf("%q: %s: %v", host, code, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -21,10 +22,10 @@ for i in range(30000): os.write(1 + i % 2, b'x')`},
 		t.Run(b.name, func(t *testing.T) {
 			siege(t, sb, func() {
 				v := b.run(t, sb)
-				if v.Stdout.Kept() > sandbox.DefaultInlineBytes || v.Stderr.Kept() > sandbox.DefaultInlineBytes {
+				if v.Stdout.Kept() > v1.DefaultInlineBytes || v.Stderr.Kept() > v1.DefaultInlineBytes {
 					t.Errorf("kept %d and %d bytes", v.Stdout.Kept(), v.Stderr.Kept())
 				}
-				if v.Stdout.InFile > sandbox.DefaultSpoolBytes || v.Stderr.InFile > sandbox.DefaultSpoolBytes {
+				if v.Stdout.InFile > v1.DefaultSpoolBytes || v.Stderr.InFile > v1.DefaultSpoolBytes {
 					t.Errorf("spooled %d and %d bytes", v.Stdout.InFile, v.Stderr.InFile)
 				}
 				if b.name == "a line of 1 GB" && v.Stdout.Produced != 1<<30 {
@@ -39,7 +40,7 @@ for i in range(30000): os.write(1 + i % 2, b'x')`},
 	t.Run("from a cell", func(t *testing.T) {
 		siege(t, sb, func() {
 			v := cell(t, sb, sandbox.Cell{Code: "import sys\nfor i in range(2000): sys.stdout.write('y' * 65536); sys.stderr.write('n' * 65536)"})
-			if !v.OK() || v.Stdout.Produced != 2000*65536 || v.Stderr.Produced != 2000*65536 || v.Stdout.Kept() > sandbox.DefaultInlineBytes {
+			if !v.OK() || v.Stdout.Produced != 2000*65536 || v.Stderr.Produced != 2000*65536 || v.Stdout.Kept() > v1.DefaultInlineBytes {
 				t.Errorf("%s, %d and %d bytes produced", v, v.Stdout.Produced, v.Stderr.Produced)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -217,8 +218,8 @@ func memoryPart(t *testing.T, name string, attack func(t *testing.T)) {
 func lost(t *testing.T, err error) bool {
 	t.Helper()
 	_, part := aboutMemory.Load(t.Name())
-	code := sandbox.CodeOf(err)
-	return part && dockertest.Chosen() && !onHostKernel(t) && (code == sandbox.CodeSandboxLost || code == sandbox.CodeGuestLost)
+	code := v1.CodeOf(err)
+	return part && dockertest.Chosen() && !onHostKernel(t) && (code == v1.CodeSandboxLost || code == v1.CodeGuestLost)
 }
 
 // late says that a guest may be so in containers: on gVisor that another engine starts, whose kernel has no share of the processors of its own; and on

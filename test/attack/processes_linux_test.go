@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -40,7 +41,7 @@ while True: os.stat('/usr/bin'); os.getppid(); os.listdir('/proc')`},
 			sb := fresh(t, small())
 			siege(t, sb, func() {
 				v := b.run(t, sb)
-				if v.Ended != sandbox.EndedTimeout {
+				if v.Ended != v1.EndedTimeout {
 					t.Errorf("ended by %s", v)
 				}
 				// All of it is gone, so there is room for others.
@@ -99,7 +100,7 @@ while True:
 				eventually(t, "the bomb", func() bool { _, err := sb.Files().Stat(t.Context(), "/tmp/on"); return err == nil }) // asked of the guest, who needs no process for it
 				v := run(t, sb, sandbox.Command{Args: []string{"true"}})
 				t.Log("a command meanwhile:", v)
-				if !v.OK() && (v.Ended != sandbox.EndedStart || v.StartError == "") {
+				if !v.OK() && (v.Ended != v1.EndedStart || v.StartError == "") {
 					t.Errorf("a command meanwhile neither ran nor was told why not: %s", v)
 				}
 				if v := cell(t, sb, sandbox.Cell{Code: "print('heard', end='')\n40+2"}); v.Result.Text() != "42" || v.Stdout.String() != "heard" {
@@ -111,7 +112,7 @@ while True:
 				if err := sb.Cancel(t.Context(), id); err != nil {
 					t.Fatal(err)
 				}
-				if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+				if v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || v.Ended != v1.EndedCancelled {
 					t.Errorf("the bomb: %v, %v", v, err)
 				}
 				allGone(t, sb)
@@ -138,7 +139,7 @@ while True:
 			t.Logf("%s, %d killed for memory, %d survivors", v, v.MemoryKills, v.SurvivorsTotal)
 			return
 		}
-		if code := sandbox.CodeOf(err); os.Getenv(dockertest.RuntimeVariable) == "" || code != sandbox.CodeSandboxLost && code != sandbox.CodeGuestLost {
+		if code := v1.CodeOf(err); os.Getenv(dockertest.RuntimeVariable) == "" || code != v1.CodeSandboxLost && code != v1.CodeGuestLost {
 			t.Errorf("told as %s: %v", code, err)
 		}
 	})

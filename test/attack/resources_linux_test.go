@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -51,10 +52,10 @@ func (b bomb) run(t *testing.T, sb *sandbox.Sandbox) *sandbox.Verdict {
 	t.Helper()
 	v := run(t, sb, b.command())
 	t.Logf("%s after %s, %d killed for memory, %d survivors, peak %d MiB; %.300q %.300q", v, v.Wall.Round(time.Millisecond), v.MemoryKills, v.SurvivorsTotal, v.PeakMemory>>20, v.Stdout.String(), v.Stderr.String())
-	if b.timeout == 0 && v.Ended == sandbox.EndedTimeout {
+	if b.timeout == 0 && v.Ended == v1.EndedTimeout {
 		t.Error("it had to be ended by the timeout")
 	}
-	if b.memory && v.Ended != sandbox.EndedMemory {
+	if b.memory && v.Ended != v1.EndedMemory {
 		t.Errorf("the verdict says %q, not memory", v)
 	}
 	if (b.memory || b.kills) && v.MemoryKills == 0 {
@@ -276,7 +277,7 @@ func TestMemoryBombInTheInterpreter(t *testing.T) {
 		sb := fresh(t, small())
 		underSiege(t, sb, func() {
 			v := cell(t, sb, sandbox.Cell{Code: "b = bytearray()\nwhile True: b += b'x' * (8 << 20)"})
-			if v.Ended != sandbox.EndedMemory || v.StateKept {
+			if v.Ended != v1.EndedMemory || v.StateKept {
 				t.Errorf("verdict %s, state kept %v", v, v.StateKept)
 			}
 		})

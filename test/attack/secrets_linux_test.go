@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
@@ -273,7 +274,7 @@ def key():
 	if err := all[1].Cancel(t.Context(), echo); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := all[1].Follow(t.Context(), echo, sandbox.FollowOptions{}); err != nil || v.Ended != sandbox.EndedCancelled {
+	if v, err := all[1].Follow(t.Context(), echo, sandbox.FollowOptions{}); err != nil || v.Ended != v1.EndedCancelled {
 		t.Errorf("its own: %v, %v", v, err)
 	}
 	if got, want := py(t, sb, "print(asked())"), sb.ID()+"\n"; got != want {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -59,13 +60,13 @@ while True:
 				v := run(t, sb, sandbox.Command{Shell: a.script, RunOptions: sandbox.RunOptions{Timeout: 700 * time.Millisecond}})
 				took := time.Since(began)
 				// The one that forks on and on ends its main process by itself.
-				if v.Ended != sandbox.EndedTimeout && !strings.Contains(a.name, "on and on") {
+				if v.Ended != v1.EndedTimeout && !strings.Contains(a.name, "on and on") {
 					t.Errorf("ended by %s", v)
 				}
 				if took > 8*time.Second {
 					t.Errorf("the verdict came after %s", took)
 				}
-				if n := leftBehind(t, sb); n > 0 && v.Ended == sandbox.EndedTimeout {
+				if n := leftBehind(t, sb); n > 0 && v.Ended == v1.EndedTimeout {
 					t.Errorf("%d processes are left", n)
 				}
 			})
@@ -95,7 +96,7 @@ func TestCellTimeouts(t *testing.T) {
 					t.Errorf("the verdict came after %s", took)
 				}
 				t.Logf("%s, state kept %v", v, v.StateKept)
-				if v.Ended != sandbox.EndedTimeout {
+				if v.Ended != v1.EndedTimeout {
 					t.Errorf("ended by %s", v)
 				}
 				if a.kept && !v.StateKept {
@@ -137,7 +138,7 @@ func TestInterpreterTurnsHostile(t *testing.T) {
 			v := cell(t, sb, sandbox.Cell{Code: "1+1", RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second}})
 			if v.Result.Text() != "2" {
 				t.Logf("the same context: %s", v)
-				if err := sb.CloseContext(t.Context(), "default"); err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+				if err := sb.CloseContext(t.Context(), "default"); err != nil && v1.CodeOf(err) != v1.CodeNotFound {
 					t.Errorf("close: %v", err)
 				}
 				if v := cell(t, sb, sandbox.Cell{Code: "1+1"}); v.Result.Text() != "2" {
@@ -153,7 +154,7 @@ func TestStdinThatIsNeverRead(t *testing.T) {
 	endless := func() io.Reader { return io.LimitReader(zeros{}, 1<<30) }
 	siege(t, sb, func() {
 		v := run(t, sb, sandbox.Command{Args: []string{"sleep", "1000"}, RunOptions: sandbox.RunOptions{Stdin: endless(), Timeout: time.Second}})
-		if v.Ended != sandbox.EndedTimeout {
+		if v.Ended != v1.EndedTimeout {
 			t.Errorf("ended by %s", v)
 		}
 		v = run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless(), Timeout: 5 * time.Second}})
@@ -173,7 +174,7 @@ func TestTimeoutRacesExit(t *testing.T) {
 	siege(t, sb, func() {
 		for i := range 15 {
 			v := run(t, sb, sandbox.Command{Shell: "sleep 0.05", RunOptions: sandbox.RunOptions{Timeout: time.Duration(35+3*i) * time.Millisecond}})
-			if v.Ended != sandbox.EndedTimeout && !v.OK() {
+			if v.Ended != v1.EndedTimeout && !v.OK() {
 				t.Errorf("ended by %s", v)
 			}
 		}
@@ -204,13 +205,13 @@ func TestSignalToWhatHasEnded(t *testing.T) {
 			}
 			next := run(t, sb, sandbox.Command{Shell: "echo $PPID; sleep 0.1 & wait; exit 42"})
 			calm()
-			if next.Ended != sandbox.EndedExit || next.ExitCode != 42 {
+			if next.Ended != v1.EndedExit || next.ExitCode != 42 {
 				t.Errorf("round %d: a signal for a command that has ended hit the next one: %s", i, next)
 			}
 			if was.Stdout.Produced > 0 && was.Stdout.String() == next.Stdout.String() {
 				reused++
 			}
-			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, sandbox.SignalOptions{}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			if err := sb.Signal(t.Context(), first, syscall.SIGKILL, sandbox.SignalOptions{}); v1.CodeOf(err) != v1.CodeNotFound {
 				t.Errorf("a signal to what has ended: %v", err)
 			}
 			if err := sb.Cancel(t.Context(), first); err != nil {
@@ -236,7 +237,7 @@ func signalOnAndOn(t *testing.T, sb *sandbox.Sandbox, id string) (stop func()) {
 					return
 				default:
 				}
-				if code := sandbox.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{Tree: tree})); code != "" && code != sandbox.CodeNotFound {
+				if code := v1.CodeOf(sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{Tree: tree})); code != "" && code != v1.CodeNotFound {
 					t.Errorf("a signal that may come too late: %s", code)
 				}
 			}
@@ -251,7 +252,7 @@ func TestCancelOfAFlood(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		v, err := sb.Run(ctx, sandbox.Command{Shell: "trap '' TERM; yes & yes >&2", RunOptions: sandbox.RunOptions{Stdout: io.Discard, Stderr: io.Discard}})
-		if err != nil || v.Ended != sandbox.EndedCancelled {
+		if err != nil || v.Ended != v1.EndedCancelled {
 			t.Errorf("%v, %v", v, err)
 		}
 	})

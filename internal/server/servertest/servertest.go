@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -222,7 +223,7 @@ func (k *Bench) Murder(s *session.Session) {
 			k.t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); s.Info().Sandbox == id && s.Info().State != session.Lost; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); s.Info().Sandbox == id && s.Info().State != v1.StateLost; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			k.t.Fatal("nobody noticed that the sandbox has gone")
 		}
@@ -243,7 +244,7 @@ func (k *Bench) Client(key string) *client.Client {
 // Key makes a key.
 func (k *Bench) Key(tenant, scope string) string {
 	k.t.Helper()
-	key, err := k.Trusted.CreateKey(context.Background(), client.KeyOptions{Name: tenant + " " + scope, Tenant: tenant, Scope: scope})
+	key, err := k.Trusted.CreateKey(context.Background(), v1.NewAPIKey{Name: tenant + " " + scope, Tenant: tenant, Scope: scope})
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package sandbox
+package v1
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package api
+package v1
 
 import (
 	"encoding/json"
@@ -8,15 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
-
-	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/session"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestTextKeepsEveryByte(t *testing.T) {
 	for name, s := range map[string]string{
@@ -39,27 +31,6 @@ func TestTextKeepsEveryByte(t *testing.T) {
 	}
 }
 
-func TestNoneIsWrittenAsThePackagesBelowDo(t *testing.T) {
-	var d v1.Duration
-	if err := json.Unmarshal([]byte(`"none"`), &d); err != nil || d.Std() != sandbox.NoLimit || d.Std() != sandbox.NoLimit {
-		t.Errorf("%v %v", d.Std(), err)
-	}
-}
-
-func TestProblemGivesItsErrorBack(t *testing.T) {
-	e := &sandbox.Error{Code: session.CodeSpecConflict, Op: "open session", Message: "it differs", Remedy: "end it", Retry: true, Err: errors.New("memory")}
-	p := ProblemOf(e)
-	if p.Status != 409 {
-		t.Errorf("status %d", p.Status)
-	}
-	if got := p.Err(); got.Error() != e.Error() || got.Code != e.Code || !got.Retry {
-		t.Errorf("%v became %v", e, got)
-	}
-	if p := ProblemOf(errors.New("open /home/x/secret: no such file")); strings.Contains(p.Detail+p.Cause, "secret") || p.Code != sandbox.CodeInternal {
-		t.Errorf("a foreign error was told: %+v", p)
-	}
-}
-
 func TestMarkComesBack(t *testing.T) {
 	m := Mark{Op: "c:1", Offsets: Offsets{5, 7}}
 	if got, err := ParseMark(m.String()); err != nil || got != m {
@@ -75,7 +46,7 @@ func TestMarkComesBack(t *testing.T) {
 func TestEventsAreReadOneByOne(t *testing.T) {
 	long := strings.Repeat("x", 100_000)
 	r := NewEventReader(strings.NewReader(": hello\n\nid: 1\nevent: a\ndata: one\n\n:\n\nevent: b\r\ndata: two\r\ndata:three\r\n\r\ndata: " + long + "\n\nid: 4\ndata: half"))
-	var got []Event
+	var got []StreamEvent
 	for {
 		e, err := r.Next()
 		if err != nil {
@@ -86,43 +57,43 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 		}
 		got = append(got, e)
 	}
-	want := []Event{{ID: "1", Kind: "a", Data: []byte("one")}, {Kind: "b", Data: []byte("two\nthree")}, {Data: []byte(long)}}
+	want := []StreamEvent{{ID: "1", Kind: "a", Data: []byte("one")}, {Kind: "b", Data: []byte("two\nthree")}, {Data: []byte(long)}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %.200v", got)
 	}
 }
 
 func TestOpenGoesThereAndBack(t *testing.T) {
-	settings := session.Settings{
-		Spec: &sandbox.Spec{Shell: "dash"}, Backend: "b", Policy: session.Policy{TTL: sandbox.NoLimit, Commands: 3}, From: "a@b",
+	settings := Settings{
+		Spec: &Spec{Shell: "dash"}, Backend: "b", Policy: Policy{TTL: NoLimit, Commands: 3}, From: "a@b",
 		Vars: map[string]string{"a": "1"}, Gate: "warn", Role: "r",
 	}
-	for _, o := range []session.OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {
-		var in Open
-		through(t, OpenOf(o), &in)
-		if got := in.Options(); !reflect.DeepEqual(got, o) {
+	for _, o := range []OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {
+		var in OpenRequest
+		through(t, OpenRequest{OpenOptions: o}, &in)
+		if got := in.OpenOptions; !reflect.DeepEqual(got, o) {
 			t.Errorf("got %+v, want %+v", got, o)
 		}
 	}
 }
 
 func TestCellAndCommandGoThereAndBack(t *testing.T) {
-	c := sandbox.Cell{
+	c := Cell{
 		Code: "x\xff", Language: "python", Context: "c", Args: []string{"\xfe"},
-		RunOptions: sandbox.RunOptions{
-			Env: map[string]string{"A": "1"}, User: "7:8", Timeout: sandbox.NoLimit, KillGrace: time.Second, KillSurvivors: true,
+		RunOptions: RunOptions{
+			Env: map[string]string{"A": "1"}, User: "7:8", Timeout: NoLimit, KillGrace: time.Second, KillSurvivors: true,
 			InlineBytes: 1, SpoolBytes: -1, ID: "i", Metadata: map[string]string{"m": "1"},
 		},
 	}
-	var in Cell
-	through(t, CellOf(c), &in)
-	if got := in.Sandbox(); !reflect.DeepEqual(got, c) {
+	var in CellRequest
+	through(t, NewCellRequest(c), &in)
+	if got := in.Cell(); !reflect.DeepEqual(got, c) {
 		t.Errorf("got %+v", got)
 	}
-	d := sandbox.Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &sandbox.Size{Rows: 1, Cols: 2}, RunOptions: sandbox.RunOptions{Timeout: time.Minute, ID: "j"}}
-	var cmd Command
-	through(t, CommandOf(d), &cmd)
-	if got := cmd.Sandbox(); !reflect.DeepEqual(got, d) {
+	d := Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &Size{Rows: 1, Cols: 2}, RunOptions: RunOptions{Timeout: time.Minute, ID: "j"}}
+	var cmd CommandRequest
+	through(t, NewCommandRequest(d), &cmd)
+	if got := cmd.Command(); !reflect.DeepEqual(got, d) {
 		t.Errorf("got %+v", got)
 	}
 }

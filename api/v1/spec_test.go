@@ -1,4 +1,4 @@
-package sandbox
+package v1
 
 import (
 	"encoding/json"
@@ -120,7 +120,7 @@ func checkSpec(t *testing.T, err error, bad string) {
 	switch {
 	case bad == "" && err != nil:
 		t.Errorf("refused: %v", err)
-	case bad != "" && (!errors.Is(err, ErrInvalidSpec) || !strings.Contains(err.Error(), bad)):
+	case bad != "" && (!errors.Is(err, &Error{Code: CodeInvalidSpec}) || !strings.Contains(err.Error(), bad)):
 		t.Errorf("the error is %v, want one about %q", err, bad)
 	}
 }
@@ -133,16 +133,5 @@ func TestSpecWithDefaultsSharesNothing(t *testing.T) {
 	d.Options["y"] = nil
 	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" || len(s.Options) != 1 || string(s.Options["x"]) != "1" {
 		t.Error("the original has changed")
-	}
-}
-
-func TestOptionsOfAnotherBackendAreRefused(t *testing.T) {
-	spec := Spec{Options: map[string]json.RawMessage{"docker": []byte(`{}`)}}
-	if err := spec.checkOptions("docker"); err != nil {
-		t.Error(err)
-	}
-	_, err := Open(t.Context(), &toy{name: "gvisor"}, spec)
-	if CodeOf(err) != CodeNotSupported || !strings.Contains(err.Error(), "docker") || !strings.Contains(err.Error(), "gvisor") {
-		t.Errorf("%v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package sandbox
+package v1
 
 import (
 	"encoding/json"
@@ -10,9 +10,6 @@ import (
 	"slices"
 	"strings"
 )
-
-// LabelSession is the label under which sessions write their key on a sandbox, by which backends can show it where people look.
-const LabelSession = "recluse.session"
 
 // Spec says what sandbox to make. The zero Spec is the default sandbox: the
 // host's /usr read-only, no network, the default limits.
@@ -148,7 +145,7 @@ func (s Spec) Check() error {
 	if strings.ContainsRune(s.RootFS, 0) || strings.ContainsRune(s.Image, 0) {
 		return bad("NUL in image or rootfs")
 	}
-	if err := checkEnv("check spec", s.Env); err != nil {
+	if err := CheckEnv("check spec", s.Env); err != nil {
 		return err
 	}
 	if s.Dir != "" && (!path.IsAbs(s.Dir) || strings.ContainsRune(s.Dir, 0)) {
@@ -184,20 +181,6 @@ func (s Spec) Check() error {
 	return s.Limits.Check()
 }
 
-// checkOptions refuses options of another backend than the one that is to make the sandbox.
-func (s Spec) checkOptions(backend string) error {
-	for name := range s.Options {
-		if name != backend {
-			return &Error{
-				Code: CodeNotSupported, Op: "check spec",
-				Message: fmt.Sprintf("the spec has options of the %s backend, and the %s backend is to make the sandbox", name, backend),
-				Remedy:  "leave them out, or use the " + name + " backend",
-			}
-		}
-	}
-	return nil
-}
-
 // badPath says what is wrong with the places inside where something is to be shown, or "".
 func badPath(paths []string) string {
 	seen := map[string]bool{}
@@ -216,16 +199,16 @@ func badPath(paths []string) string {
 	return ""
 }
 
-// goodVariable says that a process can have such a variable.
-func goodVariable(name, value string) bool {
+// ValidVariable reports whether a process can have such a variable.
+func ValidVariable(name, value string) bool {
 	return name != "" && !strings.ContainsAny(name, "=\x00") && !strings.ContainsRune(value, 0)
 }
 
-// checkEnv refuses an environment that no sandbox could have.
-func checkEnv(op string, env map[string]string) error {
+// CheckEnv refuses an environment that no sandbox could have.
+func CheckEnv(op string, env map[string]string) error {
 	n := 0
 	for k, v := range env {
-		if !goodVariable(k, v) {
+		if !ValidVariable(k, v) {
 			return &Error{Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("environment variable %q is not one", k)}
 		}
 		n += len(k) + len(v) + 2 // the equals sign and the end

@@ -1,4 +1,4 @@
-package sandbox
+package v1
 
 import (
 	"errors"
@@ -29,9 +29,9 @@ func TestErrorText(t *testing.T) {
 func TestErrorsMatchByCode(t *testing.T) {
 	err := fmt.Errorf("around it: %w", &Error{Code: CodeGuestLost, Op: "run", Err: io.EOF})
 	switch {
-	case !errors.Is(err, ErrGuestLost):
+	case !errors.Is(err, &Error{Code: CodeGuestLost}):
 		t.Error("it does not match the sentinel of its code")
-	case errors.Is(err, ErrSandboxLost):
+	case errors.Is(err, &Error{Code: CodeSandboxLost}):
 		t.Error("it matches the sentinel of another code")
 	case !errors.Is(err, io.EOF):
 		t.Error("its cause is not found")

@@ -1,42 +1,30 @@
-package rlm
+package v1
 
 import (
 	"encoding/json"
 	"time"
-
-	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/gate"
-	"github.com/recluse-dev/recluse/internal/trajectory"
-	"github.com/recluse-dev/recluse/llm"
-	"github.com/recluse-dev/recluse/sandbox"
 )
-
-// Event is one thing that happened in a run.
-type Event = trajectory.Event
-
-// Kind is what an event tells.
-type Kind = trajectory.Kind
 
 // The kinds of events, with what their data is.
 const (
-	KindRunStarted   Kind = "run_started"   // RunStarted
-	KindContext      Kind = "context"       // ContextLoaded
-	KindSandbox      Kind = "sandbox"       // SandboxReady
-	KindTurnStarted  Kind = "turn_started"  // no data
-	KindTurnEnded    Kind = "turn_ended"    // TurnEnded
-	KindCallStarted  Kind = "call_started"  // CallStarted
-	KindCallEnded    Kind = "call_ended"    // CallEnded
-	KindCellStarted  Kind = "cell_started"  // CellStarted
-	KindGate         Kind = "gate"          // Judged
-	KindCellEnded    Kind = "cell_ended"    // CellEnded
-	KindChildStarted Kind = "child_started" // ChildStarted
-	KindChildEnded   Kind = "child_ended"   // ChildEnded
-	KindTool         Kind = "tool"          // ToolUsed
-	KindCompacted    Kind = "compacted"     // Compacted
-	KindSnapshot     Kind = "snapshot"      // SnapshotTaken
-	KindResumed      Kind = "resumed"       // Resumed
-	KindAnswer       Kind = "answer"        // Answer
-	KindRunEnded     Kind = "run_ended"     // *Result
+	KindRunStarted   RunEventKind = "run_started"   // RunStarted
+	KindContext      RunEventKind = "context"       // ContextLoaded
+	KindSandbox      RunEventKind = "sandbox"       // SandboxReady
+	KindTurnStarted  RunEventKind = "turn_started"  // no data
+	KindTurnEnded    RunEventKind = "turn_ended"    // TurnEnded
+	KindCallStarted  RunEventKind = "call_started"  // CallStarted
+	KindCallEnded    RunEventKind = "call_ended"    // CallEnded
+	KindCellStarted  RunEventKind = "cell_started"  // CellStarted
+	KindGate         RunEventKind = "gate"          // Judged
+	KindCellEnded    RunEventKind = "cell_ended"    // CellEnded
+	KindChildStarted RunEventKind = "child_started" // ChildStarted
+	KindChildEnded   RunEventKind = "child_ended"   // ChildEnded
+	KindTool         RunEventKind = "tool"          // ToolUsed
+	KindCompacted    RunEventKind = "compacted"     // Compacted
+	KindSnapshot     RunEventKind = "snapshot"      // SnapshotTaken
+	KindResumed      RunEventKind = "resumed"       // Resumed
+	KindAnswer       RunEventKind = "answer"        // Answer
+	KindRunEnded     RunEventKind = "run_ended"     // *Result
 )
 
 // RunStarted begins a log.
@@ -45,7 +33,7 @@ type RunStarted struct {
 	Query  string            `json:"query"`
 	Model  string            `json:"model"`
 	Schema json.RawMessage   `json:"schema,omitempty"`
-	Limits v1.RunLimits      `json:"limits"`
+	Limits RunLimits         `json:"limits"`
 	Labels map[string]string `json:"labels,omitempty"`
 	Forked string            `json:"forked_from,omitempty"`
 }
@@ -73,17 +61,17 @@ type SandboxReady struct {
 	Inside string `json:"inside,omitempty"` // where its context lies
 }
 
-// Answer is what was handed in, or would be.
-type Answer struct {
+// RunAnswer is what was handed in, or would be.
+type RunAnswer struct {
 	Content string          `json:"content"`
 	Value   json.RawMessage `json:"value,omitempty"`
 }
 
 // TurnEnded is what a turn added to the conversation.
 type TurnEnded struct {
-	Reply       string     `json:"reply"`
-	Finish      llm.Finish `json:"finish,omitempty"`
-	Observation string     `json:"observation,omitempty"`
+	Reply       string `json:"reply"`
+	Finish      Finish `json:"finish,omitempty"`
+	Observation string `json:"observation,omitempty"`
 }
 
 // The ways in which a run asks models.
@@ -113,17 +101,17 @@ type CallEnded struct {
 	Key    string        `json:"key"`
 	Model  string        `json:"model"`
 	Text   string        `json:"text"`
-	Finish llm.Finish    `json:"finish,omitempty"`
-	Usage  llm.Usage     `json:"usage"`
+	Finish Finish        `json:"finish,omitempty"`
+	Usage  Usage         `json:"usage"`
 	Wall   time.Duration `json:"wall_ns"`
 	Cached bool          `json:"cached,omitempty"`
-	Error  *ErrorNote    `json:"error,omitempty"`
+	Error  *EventError   `json:"error,omitempty"`
 }
 
-// ErrorNote is an error in an event.
-type ErrorNote struct {
-	Code    sandbox.Code `json:"code"`
-	Message string       `json:"message"`
+// EventError is an error in an event.
+type EventError struct {
+	Code    Code   `json:"code"`
+	Message string `json:"message"`
 }
 
 // CellStarted begins a cell or command.
@@ -134,15 +122,15 @@ type CellStarted struct {
 
 // Judged is what the gate said about code that did not simply pass: it was warned of, refused, or let run by a person.
 type Judged struct {
-	Action     gate.Action `json:"action"`
-	Reason     string      `json:"reason,omitempty"`
-	Approval   string      `json:"approval,omitempty"` // the question that a person was asked
-	ApprovedBy string      `json:"approved_by,omitempty"`
-	Escalated  bool        `json:"escalated,omitempty"`
+	Action     GateAction `json:"action"`
+	Reason     string     `json:"reason,omitempty"`
+	Approval   string     `json:"approval,omitempty"` // the question that a person was asked
+	ApprovedBy string     `json:"approved_by,omitempty"`
+	Escalated  bool       `json:"escalated,omitempty"`
 }
 
 // Outcome is a verdict in an event: the same fields, without the methods that would write output twice.
-type Outcome sandbox.Verdict
+type Outcome Verdict
 
 // CellEnded is how a cell or command ended, as the model sees it. Output, result and error are cut to what the model is shown, and take the place of those of
 // the verdict; everything else of it is there as it is.
@@ -158,11 +146,6 @@ type CellEnded struct {
 	Vars     map[string]string `json:"vars,omitempty"`
 }
 
-// notRun is how code ended that did not run, for a reason that the model is told.
-func notRun(why string) *CellEnded {
-	return &CellEnded{Outcome: Outcome{Ended: sandbox.EndedStart, StateKept: true}, Error: why}
-}
-
 // ChildStarted begins a child run; its events carry Node.
 type ChildStarted struct {
 	Node    string `json:"node"`
@@ -174,11 +157,11 @@ type ChildStarted struct {
 
 // ChildEnded ends it.
 type ChildEnded struct {
-	Node   string     `json:"node"`
-	Key    string     `json:"key"`
-	Answer string     `json:"answer"`
-	Reason Reason     `json:"reason"`
-	Error  *ErrorNote `json:"error,omitempty"`
+	Node   string      `json:"node"`
+	Key    string      `json:"key"`
+	Answer string      `json:"answer"`
+	Reason RunReason   `json:"reason"`
+	Error  *EventError `json:"error,omitempty"`
 }
 
 // ToolUsed is a call of a Go tool.
@@ -187,7 +170,7 @@ type ToolUsed struct {
 	Args  json.RawMessage `json:"args,omitempty"`
 	Value json.RawMessage `json:"value,omitempty"`
 	Error string          `json:"error,omitempty"`
-	Code  sandbox.Code    `json:"code,omitempty"` // of the error, if it has one
+	Code  Code            `json:"code,omitempty"` // of the error, if it has one
 }
 
 // Compacted says that turns gave way to a summary.
@@ -207,7 +190,23 @@ type Resumed struct {
 	Turn  int    `json:"turn"`
 	Rerun int    `json:"rerun"` // turns whose cells were run again
 	// Limits are those from now on.
-	Limits v1.RunLimits `json:"limits,omitzero"`
+	Limits RunLimits `json:"limits,omitzero"`
 	// Tools are those from now on, when they are not the same as before.
 	Tools []ToolNote `json:"tools,omitempty"`
+}
+
+// Param is a parameter of a tool. One that must be given can be given by its place, too.
+type Param struct {
+	Name     string `json:"name"`
+	Optional bool   `json:"optional,omitempty"` // one that is left out is not sent
+}
+
+// ToolNote is a tool as the bridge hears of it, and as a run remembers it.
+type ToolNote struct {
+	Name   string  `json:"name"`
+	Doc    string  `json:"doc,omitempty"`
+	Help   string  `json:"help,omitempty"`
+	Params []Param `json:"params,omitzero"` // empty is not none
+	More   bool    `json:"more,omitempty"`
+	Source string  `json:"source,omitempty"`
 }

@@ -1,4 +1,4 @@
-package api
+package v1
 
 import (
 	"bufio"
@@ -8,8 +8,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-
-	"github.com/recluse-dev/recluse/sandbox"
 )
 
 // The events of a running cell or command, as server-sent events and as text messages of a WebSocket.
@@ -57,7 +55,7 @@ func ParseMark(s string) (Mark, error) {
 			return Mark{Op: parts[2], Offsets: Offsets{o, e}}, nil
 		}
 	}
-	return Mark{}, &sandbox.Error{Code: sandbox.CodeInvalidRequest, Message: "Last-Event-ID is not one that this server gave"}
+	return Mark{}, &Error{Code: CodeInvalidRequest, Message: "Last-Event-ID is not one that this server gave"}
 }
 
 // The frames of a WebSocket. Each binary message begins with one of these bytes; the rest is data. Text messages are Control.
@@ -69,30 +67,30 @@ const (
 
 // Control is a text message of a WebSocket; one field is set. The caller's first is a cell or a command.
 type Control struct {
-	Cell     *Cell    `json:"cell,omitempty"`
-	Command  *Command `json:"command,omitempty"`
-	Stdin    bool     `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
-	StdinEnd bool     `json:"stdin_end,omitempty" doc:"there is no more input"`
-	Resize   *Size    `json:"resize,omitempty"`
-	Cancel   bool     `json:"cancel,omitempty" doc:"end it; the verdict follows"`
+	Cell     *CellRequest    `json:"cell,omitempty"`
+	Command  *CommandRequest `json:"command,omitempty"`
+	Stdin    bool            `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
+	StdinEnd bool            `json:"stdin_end,omitempty" doc:"there is no more input"`
+	Resize   *Size           `json:"resize,omitempty"`
+	Cancel   bool            `json:"cancel,omitempty" doc:"end it; the verdict follows"`
 
-	Started *Started         `json:"started,omitempty"`
-	Display *sandbox.Bundle  `json:"display,omitempty"`
-	Verdict *sandbox.Verdict `json:"verdict,omitempty"`
-	Problem *Problem         `json:"problem,omitempty"`
+	Started *Started `json:"started,omitempty"`
+	Display *Bundle  `json:"display,omitempty"`
+	Verdict *Verdict `json:"verdict,omitempty"`
+	Problem *Problem `json:"problem,omitempty"`
 }
 
 // maxEvent bounds one event: a display may hold an image.
 const maxEvent = 64 << 20
 
-// Event is one server-sent event.
-type Event struct {
+// StreamEvent is one server-sent event.
+type StreamEvent struct {
 	ID, Kind string
 	Data     []byte
 }
 
 // Decode reads its data.
-func (e Event) Decode(v any) error { return json.Unmarshal(e.Data, v) }
+func (e StreamEvent) Decode(v any) error { return json.Unmarshal(e.Data, v) }
 
 // EventReader reads server-sent events.
 type EventReader struct{ r *bufio.Reader }
@@ -101,8 +99,8 @@ type EventReader struct{ r *bufio.Reader }
 func NewEventReader(r io.Reader) *EventReader { return &EventReader{bufio.NewReader(r)} }
 
 // Next gives the next event; comments are passed over. io.EOF comes only between events.
-func (r *EventReader) Next() (Event, error) {
-	var e Event
+func (r *EventReader) Next() (StreamEvent, error) {
+	var e StreamEvent
 	some := false
 	for {
 		line, err := r.line()
@@ -110,7 +108,7 @@ func (r *EventReader) Next() (Event, error) {
 			if some && errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return Event{}, err
+			return StreamEvent{}, err
 		}
 		if line == "" {
 			if some {

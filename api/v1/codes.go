@@ -1,0 +1,126 @@
+package v1
+
+// The codes of errors. They are stable: programs may switch on them.
+const (
+	// Sandboxes and their files.
+	CodeNotSupported      Code = "not_supported"
+	CodeBackendUnknown    Code = "backend_unknown"
+	CodeBackendMissing    Code = "backend_unavailable"
+	CodeNoBackend         Code = "no_backend"
+	CodeConsentMissing    Code = "consent_missing"
+	CodeInvalidSpec       Code = "invalid_spec"
+	CodeInvalidRequest    Code = "invalid_request"
+	CodeMountRefused      Code = "mount_refused"
+	CodeImageNotFound     Code = "image_not_found"
+	CodeImageDenied       Code = "image_denied"
+	CodeImageUnreachable  Code = "image_unreachable"
+	CodeImageCorrupt      Code = "image_corrupt"
+	CodeImageArch         Code = "image_arch"
+	CodeRootFS            Code = "rootfs_unusable"
+	CodeNoPython          Code = "no_python"
+	CodeNoShell           Code = "no_shell"
+	CodeStartFailed       Code = "start_failed"
+	CodeSandboxLost       Code = "sandbox_lost"
+	CodeGuestLost         Code = "guest_lost"
+	CodeNotFound          Code = "not_found"
+	CodeBusy              Code = "busy"
+	CodeCancelled         Code = "cancelled"
+	CodeSnapshotStale     Code = "snapshot_stale"
+	CodeSnapshotCorrupt   Code = "snapshot_corrupt"
+	CodeSnapshotVersion   Code = "snapshot_version"
+	CodeDiskFull          Code = "disk_full"
+	CodeFileNotFound      Code = "file_not_found"
+	CodeFileExists        Code = "file_exists"
+	CodeFilePermission    Code = "file_permission"
+	CodeFileNotRegular    Code = "file_not_regular"
+	CodeFileIsDirectory   Code = "file_is_directory"
+	CodeFileNotDirectory  Code = "file_not_directory"
+	CodeFileNotEmpty      Code = "file_not_empty"
+	CodePathEscapes       Code = "path_escapes"
+	CodePathInvalid       Code = "path_invalid"
+	CodeTooLarge          Code = "too_large"
+	CodeTooMany           Code = "too_many"
+	CodeEngineMissing     Code = "engine_missing"
+	CodeProtocol          Code = "protocol"
+	CodeInternal          Code = "internal"
+	CodeHostCallUndefined Code = "host_call_undefined"
+
+	// Sessions.
+	CodeSessionNotFound  Code = "session_not_found" // also for a session of another tenant
+	CodeSessionExists    Code = "session_exists"
+	CodeSessionExpired   Code = "session_expired"
+	CodeSessionEnded     Code = "session_ended"
+	CodeSessionLost      Code = "session_lost"
+	CodeSpecConflict     Code = "spec_conflict"
+	CodeInvalidKey       Code = "invalid_key"
+	CodeQueueFull        Code = "queue_full"
+	CodeSessionLimit     Code = "session_limit" // snapshots, output
+	CodeNoExtension      Code = "no_extension_left"
+	CodeSessionPaused    Code = "session_paused"
+	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
+	CodeSnapshotNotFound Code = "snapshot_not_found"
+	CodeSnapshotExists   Code = "snapshot_exists"
+	CodeVarNotFound      Code = "variable_not_found"
+	CodeDataLocked       Code = "data_directory_locked"
+	CodeStoreCorrupt     Code = "store_corrupt"
+	CodeStoreBusy        Code = "store_busy" // another program holds the file
+	CodeClosing          Code = "closing"
+
+	// Code that the gate does not let run, and questions to a person about it.
+	CodeGateRefused      Code = "refused_by_gate"
+	CodeApprovalUnknown  Code = "gate_approval_unknown"
+	CodeApprovalResolved Code = "gate_approval_resolved"
+
+	// Models.
+	CodeModelMissing         Code = "model_missing"          // none is configured and none was found
+	CodeModelUnknown         Code = "model_unknown"          // no such provider or model
+	CodeModelKeyMissing      Code = "model_key_missing"      // the provider needs a key and there is none
+	CodeModelKeyRefused      Code = "model_key_refused"      // the provider does not take the key
+	CodeModelUnreachable     Code = "model_unreachable"      // nobody answers, or the connection broke
+	CodeModelRateLimited     Code = "model_rate_limited"     // too many requests or tokens for now
+	CodeModelQuota           Code = "model_quota"            // the account has no money left
+	CodeModelOverloaded      Code = "model_overloaded"       // the provider fails by its own fault
+	CodeModelContextExceeded Code = "model_context_exceeded" // the prompt does not fit into the window
+	CodeModelRefused         Code = "model_refused"          // the provider does not take the request
+	CodeModelTimeout         Code = "model_timeout"          // our own time limit, not the caller's
+	CodeModelReplyBroken     Code = "model_reply_broken"     // the answer is not what the provider's protocol says
+	CodeModelConfig          Code = "model_config"           // the configuration makes no sense
+	CodeModelScript          Code = "model_script"           // a script has no rule for this, or is wrong
+	CodeModelCassette        Code = "model_cassette"         // a recording does not hold what was asked, or is damaged
+
+	// Runs.
+	CodeModelFailed    Code = "model_failed"     // a model could not be asked
+	CodeWindow         Code = "window_exceeded"  // a prompt is larger than the model's window
+	CodeBudget         Code = "budget_exhausted" // a limit of the whole tree was reached
+	CodeDepth          Code = "depth_exceeded"   // sub-calls are not allowed here
+	CodePriceUnknown   Code = "price_unknown"    // money is limited, and a model has no price
+	CodeNoAnswer       Code = "no_answer"        // the run ended without an answer
+	CodeInvalidSchema  Code = "invalid_schema"   // the schema for answers is none
+	CodeAnswerRefused  Code = "answer_refused"   // an answer does not meet its schema
+	CodeContextMissing Code = "context_missing"
+	CodeContextEmpty   Code = "context_empty"
+	CodeContextBinary  Code = "context_binary"
+	CodeContextUnread  Code = "context_unreadable"
+	CodeContextChanged Code = "context_changed" // since the run that is to be resumed
+	CodeNotRecorded    Code = "not_recorded"    // a replay asks what was not asked before
+	CodeToolMissing    Code = "tool_missing"    // a run that is resumed had a tool that its engine has not
+	CodeRunNotFound    Code = "run_not_found"
+	CodeRunEnded       Code = "run_ended" // there is nothing to resume
+
+	// The HTTP API.
+	CodeUnauthorized  Code = "unauthorized"
+	CodeForbidden     Code = "forbidden"
+	CodeRateLimited   Code = "rate_limited"
+	CodeNoRoute       Code = "no_such_route"
+	CodeMethod        Code = "method_not_allowed"
+	CodeInvalidJSON   Code = "invalid_json"
+	CodeUnknownField  Code = "unknown_field"
+	CodeInvalidQuery  Code = "invalid_query"
+	CodeIdempotency   Code = "idempotency_mismatch"
+	CodeNotKept       Code = "answer_not_kept"
+	CodeRequestTime   Code = "request_timeout"
+	CodeUnavailable   Code = "server_unavailable"
+	CodeListenRefused Code = "listen_refused"
+	CodeKeyUnknown    Code = "key_not_found"
+	CodeInterrupted   Code = "stream_interrupted"
+)

@@ -1,0 +1,36 @@
+package v1
+
+import (
+	"time"
+)
+
+// The defaults of every sandbox. They stand here and nowhere else; each can be
+// set in a Spec, a Command or a Cell.
+const (
+	DefaultTimeout        = 30 * time.Second       // cells and commands started through the library
+	DefaultKillGrace      = 300 * time.Millisecond // between the polite signal and SIGKILL
+	DefaultInterruptGrace = 2 * time.Second        // of an interrupted cell, before its interpreter is killed
+	DefaultMemory         = 512 << 20
+	DefaultCPUs           = 1.0
+	DefaultProcesses      = 256
+	DefaultOpenFiles      = 4096
+	DefaultInlineBytes    = 64 << 10 // output kept in a verdict, head and tail together, per stream
+	DefaultSpoolBytes     = 10 << 20 // output kept in a file in the sandbox, per stream
+	DefaultUID            = 1000
+	DefaultHome           = "/home/user"
+
+	// MinMemory is the least with which a sandbox boots and runs Python.
+	MinMemory = 64 << 20
+	// MemoryReserve is what files in memory must leave for processes.
+	MemoryReserve = 32 << 20
+	// MinProcesses leaves room for an interpreter and a shell with a pipeline.
+	MinProcesses = 8
+	MinOpenFiles = 32
+	MinCPUs      = 0.05
+
+	// MaxEnv bounds a sandbox's environment: each program that starts there gets it, and Linux gives 2 MiB to all its arguments.
+	MaxEnv = 128 << 10
+
+	// MaxCode bounds the code of one cell, in bytes.
+	MaxCode = 16 << 20
+)

@@ -1,0 +1,90 @@
+package v1
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+)
+
+// Code names what went wrong. Codes are stable: programs may switch on them.
+type Code string
+
+// Error says what happened, why, what to do next, and whether trying again can
+// help. Every error that leaves this module's public packages is one, or wraps one.
+type Error struct {
+	Code    Code
+	Op      string // what was being done, e.g. "start sandbox"
+	Message string // what happened
+	Remedy  string // what to do next; may be empty
+	Retry   bool   // the same call may succeed later
+	Err     error  // the cause; may be nil
+}
+
+// Error implements error: one line, the cause included, the remedy last.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.Op != "" {
+		b.WriteString(e.Op)
+		b.WriteString(": ")
+	}
+	switch {
+	case e.Message != "" && e.Err != nil:
+		fmt.Fprintf(&b, "%s: %v", e.Message, e.Err)
+	case e.Message != "":
+		b.WriteString(e.Message)
+	case e.Err != nil:
+		b.WriteString(e.Err.Error())
+	default:
+		b.WriteString(string(e.Code))
+	}
+	if e.Remedy != "" {
+		fmt.Fprintf(&b, " (%s)", e.Remedy)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is matches another *Error by code alone, and the errors of package fs that mean the same as a code.
+func (e *Error) Is(target error) bool {
+	if t, ok := target.(*Error); ok {
+		return t.Code == e.Code
+	}
+	switch e.Code {
+	case CodeFileNotFound:
+		return target == fs.ErrNotExist
+	case CodeFileExists:
+		return target == fs.ErrExist
+	case CodeFilePermission:
+		return target == fs.ErrPermission
+	}
+	return false
+}
+
+// CodeOf gives the code of the outermost *Error in err's chain, or CodeInternal;
+// for nil it gives "".
+func CodeOf(err error) Code {
+	if err == nil {
+		return ""
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return CodeInternal
+}
+
+// SplitRemedy separates err from the remedies of the *Error that it is and of those it directly wraps.
+// It returns the outermost remedy: the others would only repeat it.
+func SplitRemedy(err error) (remedy string, bare error) {
+	e, ok := err.(*Error) //nolint:errorlint // in a wrapped one it is part of the text
+	if !ok {
+		return "", err
+	}
+	c := *e
+	remedy, c.Err = SplitRemedy(e.Err)
+	c.Remedy = ""
+	return cmp.Or(e.Remedy, remedy), &c
+}

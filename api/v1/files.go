@@ -1,0 +1,214 @@
+package v1
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"iter"
+	"time"
+)
+
+// FileSystem reads and writes the files of a sandbox, with the rights of the user that code runs as there. A sandbox, a
+// session and a session of a remote server each have one, and all behave alike.
+//
+// Paths are absolute, or relative to the root of the FileSystem, and cannot leave that root, whatever symbolic links it
+// contains. Names are bytes: they may contain anything but NUL. An error for a missing file, a file that exists already or
+// a denied access matches fs.ErrNotExist, fs.ErrExist or fs.ErrPermission.
+type FileSystem interface {
+	// Below returns a FileSystem that is confined to a directory.
+	Below(dir string) FileSystem
+
+	// Read copies a regular file to w.
+	Read(ctx context.Context, name string, w io.Writer) (*FileInfo, error)
+	// ReadRange copies limit bytes from offset on; limit 0: up to the size the file has at the beginning.
+	ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*FileInfo, error)
+	// ReadAll returns a whole file of at most 64 MiB.
+	ReadAll(ctx context.Context, name string) ([]byte, error)
+
+	// Write creates or replaces a file atomically. It does not read r after it has returned, except for one Read that
+	// did not return within a second of a failure, or of the end of ctx.
+	Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error)
+	// WriteAll is Write for data in memory.
+	WriteAll(ctx context.Context, name string, data []byte, opts WriteOptions) error
+
+	// Stat describes a file; it does not follow a symbolic link.
+	Stat(ctx context.Context, name string) (*FileInfo, error)
+	// List iterates over the entries of a directory, sorted by name.
+	List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error]
+	// Page returns at most limit entries of a directory that follow after, which is empty for the first page and the
+	// Next of the previous page otherwise. Entries that are created or removed between two pages neither repeat nor
+	// hide others.
+	Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error)
+
+	// Mkdir creates a directory.
+	Mkdir(ctx context.Context, name string, opts MkdirOptions) error
+	// Move renames a file or a directory.
+	Move(ctx context.Context, from, to string, opts MoveOptions) error
+	// Remove removes a file, a symbolic link or an empty directory.
+	Remove(ctx context.Context, name string, opts RemoveOptions) error
+
+	// Watch reports changes of a file or of the entries of a directory until ctx ends or fn returns an error.
+	Watch(ctx context.Context, name string, opts WatchOptions, fn func(FileEvent) error) error
+
+	// Upload unpacks a tar stream into a directory, and nowhere else. It reads r as Write does.
+	Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error)
+	// Download writes files and directories as a tar stream.
+	Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error)
+}
+
+// MkdirOptions says how a directory is created.
+type MkdirOptions struct {
+	Parents bool // create missing parents, and accept a directory that exists
+}
+
+// MoveOptions says how a file is renamed.
+type MoveOptions struct {
+	Exclusive bool // never replace a file
+}
+
+// RemoveOptions says what is removed.
+type RemoveOptions struct {
+	Recursive bool // a directory with everything in it
+}
+
+// WatchOptions says what is watched.
+type WatchOptions struct {
+	Recursive bool // also the directories below
+}
+
+// FileInfo describes a file.
+type FileInfo struct {
+	Path    string      `json:"path"`
+	Size    int64       `json:"size"`
+	Mode    fs.FileMode `json:"mode"`
+	ModTime time.Time   `json:"mod_time"`
+	UID     int         `json:"uid"`
+	GID     int         `json:"gid"`
+	Link    string      `json:"link,omitempty"` // target of a symbolic link
+	Kind    string      `json:"kind"`           // file, dir, symlink, fifo, socket, device
+}
+
+// MarshalJSON writes the names as [Text].
+func (i FileInfo) MarshalJSON() ([]byte, error) {
+	type plain FileInfo
+	return json.Marshal(struct {
+		plain
+		Path Text `json:"path"`
+		Link Text `json:"link,omitempty"`
+	}{plain(i), Text(i.Path), Text(i.Link)})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (i *FileInfo) UnmarshalJSON(b []byte) error {
+	type plain FileInfo
+	in := struct {
+		*plain
+		Path Text `json:"path"`
+		Link Text `json:"link"`
+	}{plain: (*plain)(i)}
+	err := json.Unmarshal(b, &in)
+	i.Path, i.Link = string(in.Path), string(in.Link)
+	return err
+}
+
+// WriteOptions says how a file is written.
+type WriteOptions struct {
+	Mode      fs.FileMode // permission bits; 0: those of the file before, or 0644
+	Parents   bool        // make missing directories
+	Exclusive bool        // never overwrite
+	Append    bool        // add to the end, not atomically
+}
+
+// ListOptions says what to list.
+type ListOptions struct {
+	Recursive bool
+	Depth     int // with Recursive; 0: all
+	// Unreadable, if not nil, counts up for each entry that could not be looked at and each directory that could not be entered: the
+	// listing lacks them.
+	Unreadable *int64
+}
+
+// FilePage is a part of a directory.
+type FilePage struct {
+	Files      []*FileInfo `json:"files"`
+	Next       Text        `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Unreadable int64       `json:"unreadable,omitempty" doc:"entries of this page that could not be looked at, and directories that could not be entered"`
+}
+
+// FileEvent is a change that Watch has seen. The first is always "ready"; "overflow" reports that some were missed.
+type FileEvent struct {
+	Op   string `json:"op"` // ready, create, modify, remove, rename, overflow
+	Path string `json:"path"`
+	From string `json:"from,omitempty"` // of a rename
+}
+
+// MarshalJSON writes the names as [Text].
+func (e FileEvent) MarshalJSON() ([]byte, error) {
+	return json.Marshal(fileEventJSON{e.Op, Text(e.Path), Text(e.From)})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *FileEvent) UnmarshalJSON(b []byte) error {
+	var in fileEventJSON
+	err := json.Unmarshal(b, &in)
+	*e = FileEvent{in.Op, string(in.Path), string(in.From)}
+	return err
+}
+
+type fileEventJSON struct {
+	Op   string `json:"op"`
+	Path Text   `json:"path"`
+	From Text   `json:"from,omitempty"`
+}
+
+// TarStats is what was packed or unpacked.
+type TarStats struct {
+	Entries      int64     `json:"entries"`
+	Bytes        int64     `json:"bytes"`
+	Skipped      []TarNote `json:"skipped,omitempty"` // devices, FIFOs, sockets; at most 1000 are named
+	SkippedCount int64     `json:"skipped_count,omitempty"`
+	Changed      []Text    `json:"changed,omitempty"` // files that changed while they were read
+	ChangedCount int64     `json:"changed_count,omitempty"`
+}
+
+// TarNote names an entry that was passed over.
+type TarNote struct {
+	Path   Text   `json:"path"`
+	Reason string `json:"reason"`
+}
+
+// TarOptions bounds what is unpacked.
+type TarOptions struct {
+	MaxBytes, MaxEntries int64 // 0: the guest's own limits
+	Parents              bool  // make the directory to unpack into
+	Exclusive            bool  // never replace a file
+}
+
+// MkdirRequest asks for a directory.
+type MkdirRequest struct {
+	Path    Text `json:"path"`
+	Parents bool `json:"parents,omitempty"`
+}
+
+// MoveRequest asks for another name.
+type MoveRequest struct {
+	From      Text `json:"from"`
+	To        Text `json:"to"`
+	Overwrite bool `json:"overwrite,omitempty" doc:"replace what is there"`
+}
+
+// Uploaded is one file of a batch. A file that could not be written has a problem and no sum.
+type Uploaded struct {
+	Name    Text     `json:"name" doc:"as it was sent"`
+	Path    Text     `json:"path" doc:"where it is now"`
+	Size    int64    `json:"size"`
+	SHA256  string   `json:"sha256,omitempty"`
+	Problem *Problem `json:"problem,omitempty"`
+}
+
+// Uploads is the answer to an upload of several files.
+type Uploads struct {
+	Files  []Uploaded `json:"files"`
+	Failed int        `json:"failed"`
+}

@@ -1,0 +1,134 @@
+package v1
+
+import (
+	"io"
+	"time"
+)
+
+// Cell is one piece of code to run in a live interpreter, where state stays.
+type Cell struct {
+	Code string // at most MaxCode
+	// Language is that of the code; empty: that of the context, which is Python unless its first cell chose another. Python is the only
+	// one so far; any other is CodeInvalidRequest.
+	Language string
+	// Context names the interpreter; empty: "default". Cells of one context run one after the other.
+	Context string
+	Args    []string     // sys.argv
+	Display func(Bundle) // called with each value that the cell displays while it runs
+
+	// RunOptions apply with these differences. Without Stdin, input() raises EOFError. Env is set in os.environ for this cell and
+	// later ones. KillGrace is how long the cell has after an interrupt before its interpreter is killed, which loses the state;
+	// its default is DefaultInterruptGrace. While the cell runs, os.environ has the trace of ctx as TRACEPARENT. User is the
+	// interpreter's: the first cell of a context decides it, also for interpreters that replace a lost one; a later cell that names another
+	// user fails with CodeInvalidRequest.
+	RunOptions
+}
+
+// Command is one command to run in a sandbox.
+type Command struct {
+	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
+	Args  []string
+	Shell string
+	Dir   string // empty: the sandbox's, or the home directory of User
+
+	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
+	PTY *Size
+	// Resize changes the terminal's size.
+	Resize <-chan Size
+
+	// RunOptions apply as they are described there; the environment has the trace of ctx as TRACEPARENT.
+	RunOptions
+}
+
+// RunOptions are what a Cell and a Command have in common.
+type RunOptions struct {
+	ID  string            // names the operation; empty: chosen for you
+	Env map[string]string // on top of the sandbox's
+	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. The limits are
+	// the same for another user, except that each user may have as many processes as the limit says. Root is CodeInvalidRequest. Where
+	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
+	User string
+
+	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
+	Stdout io.Writer // nil: only what the verdict keeps
+	Stderr io.Writer
+
+	Timeout   time.Duration // 0: DefaultTimeout; NoLimit: none
+	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
+	// KillSurvivors kills processes that are left running at the end.
+	KillSurvivors bool
+	// Detach keeps it running when this program's connection is lost.
+	Detach bool
+
+	InlineBytes int64 // kept in the verdict per stream; 0: DefaultInlineBytes, at most 1 MiB
+	SpoolBytes  int64 // kept in a file per stream; 0: DefaultSpoolBytes, negative: none
+
+	// Metadata is returned in the verdict, with the trace of ctx added.
+	Metadata map[string]string
+}
+
+// Size is the size of a terminal.
+type Size struct {
+	Rows int `json:"rows"`
+	Cols int `json:"cols"`
+}
+
+// Operation is a cell or command that the sandbox remembers.
+type Operation struct {
+	ID      string    `json:"id"`
+	Kind    string    `json:"kind"` // "command" or "cell"
+	Command string    `json:"command"`
+	Context string    `json:"context,omitempty"`
+	Running bool      `json:"running"`
+	PID     int       `json:"pid,omitempty"`
+	Stdout  int64     `json:"stdout"` // bytes produced so far
+	Stderr  int64     `json:"stderr"`
+	Started time.Time `json:"started"`
+	Verdict *Verdict  `json:"verdict,omitempty"` // nil while it runs
+}
+
+// FollowOptions says what to follow.
+type FollowOptions struct {
+	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
+	Stdout, Stderr             io.Writer
+	// NoWait returns what is there now. If the operation still runs there is no verdict: Follow then returns nil and no error.
+	NoWait bool
+	// Skipped is called for bytes that are no longer kept.
+	Skipped func(stream int, bytes int64)
+}
+
+// SignalOptions says which processes of an operation a signal is sent to.
+type SignalOptions struct {
+	Tree bool // everything the operation started, not only its main process and that one's group
+}
+
+// Context is one live interpreter of a sandbox.
+type Context struct {
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	Language string `json:"language"`
+	Version  string `json:"version"` // of the interpreter
+	Busy     bool   `json:"busy"`
+}
+
+// Guest describes the inside of a sandbox.
+type Guest struct {
+	Version string        `json:"version"`
+	Kernel  string        `json:"kernel"`
+	Python  string        `json:"python,omitempty"` // path, empty when there is none
+	Shell   string        `json:"shell,omitempty"`
+	UID     int           `json:"uid"`
+	Home    string        `json:"home"`
+	CPUs    int           `json:"cpus"`
+	Memory  int64         `json:"memory"`
+	Uptime  time.Duration `json:"uptime_ns"`
+}
+
+// Incident is something that others did to a sandbox behind our back, and that it has outlived. What ends a sandbox is no incident, but the error
+// that calls end with.
+type Incident struct {
+	Code    Code              `json:"code"`
+	Message string            `json:"message"`
+	Time    time.Time         `json:"time"`            // when it was noticed
+	Attrs   map[string]string `json:"attrs,omitempty"` // such as the old and the new name
+}

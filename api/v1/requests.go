@@ -1,0 +1,137 @@
+package v1
+
+import "time"
+
+// What becomes of a cell or command whose caller goes away.
+const (
+	OnDisconnectCancel = "cancel"
+	OnDisconnectKeep   = "keep"
+)
+
+// RunFields is what cells and commands have in common.
+type RunFields struct {
+	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
+	Env           map[string]string `json:"env,omitempty"`
+	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
+	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
+	Timeout       Duration          `json:"timeout,omitzero"`
+	KillGrace     Duration          `json:"kill_grace,omitzero"`
+	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
+	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576"`
+	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
+	Metadata      map[string]string `json:"metadata,omitempty"`
+	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel"`
+}
+
+// CellRequest asks to run a Cell.
+type CellRequest struct {
+	Code     Text   `json:"code"`
+	Language string `json:"language,omitempty" doc:"left out: that of the context, or python"`
+	Context  string `json:"context,omitempty"`
+	Args     []Text `json:"args,omitempty"`
+	RunFields
+}
+
+// CommandRequest asks to run a Command.
+type CommandRequest struct {
+	Args       []Text `json:"args,omitempty" doc:"the program and its arguments"`
+	Shell      Text   `json:"shell,omitempty" doc:"instead of args, a script"`
+	Dir        Text   `json:"dir,omitempty"`
+	Background bool   `json:"background,omitempty" doc:"answer with its id as soon as it runs"`
+	PTY        *Size  `json:"pty,omitempty" doc:"only over a WebSocket"`
+	RunFields
+}
+
+// Started is the answer to a command in the background.
+type Started struct {
+	ID string `json:"id"`
+}
+
+// OperationPage is the list of cells and commands.
+type OperationPage struct {
+	Operations []Operation `json:"operations"`
+	Next       string      `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+}
+
+// ContextPage is the list of live interpreters.
+type ContextPage struct {
+	Contexts []Context `json:"contexts"`
+	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+}
+
+// SignalRequest asks for a signal, by name or number.
+type SignalRequest struct {
+	Signal string `json:"signal" doc:"SIGTERM, TERM or 15"`
+	Tree   bool   `json:"tree,omitempty" doc:"also to everything it started"`
+}
+
+// Followed is an operation's output so far, for whoever does not wait.
+type Followed struct {
+	Stdout  Text     `json:"stdout"`
+	Stderr  Text     `json:"stderr"`
+	Next    Offsets  `json:"next" doc:"where to go on"`
+	Skipped Offsets  `json:"skipped" doc:"bytes that are no longer kept"`
+	Running bool     `json:"running"`
+	Verdict *Verdict `json:"verdict,omitempty"`
+}
+
+// Offsets are absolute, in bytes.
+type Offsets struct {
+	Stdout int64 `json:"stdout"`
+	Stderr int64 `json:"stderr"`
+}
+
+// options returns the options of a cell or command. Its streams travel apart.
+func (f RunFields) options() RunOptions {
+	return RunOptions{
+		ID:            f.ID,
+		Env:           f.Env,
+		User:          f.User,
+		Timeout:       time.Duration(f.Timeout),
+		KillGrace:     time.Duration(f.KillGrace),
+		KillSurvivors: f.KillSurvivors,
+		InlineBytes:   f.InlineBytes,
+		SpoolBytes:    f.SpoolBytes,
+		Metadata:      f.Metadata,
+	}
+}
+
+// runFields is the inverse of options.
+func runFields(o RunOptions) RunFields {
+	onDisconnect := OnDisconnectCancel
+	if o.Detach {
+		onDisconnect = OnDisconnectKeep
+	}
+	return RunFields{
+		ID:            o.ID,
+		Env:           o.Env,
+		User:          o.User,
+		Timeout:       Duration(o.Timeout),
+		KillGrace:     Duration(o.KillGrace),
+		KillSurvivors: o.KillSurvivors,
+		InlineBytes:   o.InlineBytes,
+		SpoolBytes:    o.SpoolBytes,
+		Metadata:      o.Metadata,
+		OnDisconnect:  onDisconnect,
+	}
+}
+
+// NewCellRequest returns the request to run a cell.
+func NewCellRequest(c Cell) CellRequest {
+	return CellRequest{Code: Text(c.Code), Language: c.Language, Context: c.Context, Args: Texts(c.Args), RunFields: runFields(c.RunOptions)}
+}
+
+// Cell returns the cell to run.
+func (r CellRequest) Cell() Cell {
+	return Cell{Code: string(r.Code), Language: r.Language, Context: r.Context, Args: Strings(r.Args), RunOptions: r.options()}
+}
+
+// NewCommandRequest returns the request to run a command.
+func NewCommandRequest(c Command) CommandRequest {
+	return CommandRequest{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), PTY: c.PTY, RunFields: runFields(c.RunOptions)}
+}
+
+// Command returns the command to run.
+func (r CommandRequest) Command() Command {
+	return Command{Args: Strings(r.Args), Shell: string(r.Shell), Dir: string(r.Dir), PTY: r.PTY, RunOptions: r.options()}
+}

@@ -1,0 +1,117 @@
+// Package problem maps errors to RFC 9457 problems and to HTTP statuses.
+package problem
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
+
+// Of returns the problem that reports err. An error that is not a *v1.Error becomes internal, without its text, which may contain paths of
+// the host.
+func Of(err error) v1.Problem {
+	e, ok := errors.AsType[*v1.Error](err)
+	if !ok {
+		e = &v1.Error{Code: v1.CodeInternal, Message: "the server failed", Remedy: "its log says why, under the id of this request"}
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			e = &v1.Error{Code: v1.CodeCancelled, Message: "given up", Retry: true}
+		}
+	}
+	p := v1.Problem{
+		Type: "urn:recluse:problem:" + string(e.Code), Title: strings.ReplaceAll(string(e.Code), "_", " "), Status: Status(e.Code),
+		Detail: e.Message, Code: e.Code, Op: e.Op, Remedy: e.Remedy, Retry: e.Retry,
+	}
+	if e.Err != nil {
+		p.Cause = e.Err.Error()
+	}
+	if p.Detail == "" {
+		p.Detail = p.Title
+	}
+	return p
+}
+
+// statusClientClosed is what nginx answers to a client that gave up; HTTP has no status for that.
+const statusClientClosed = 499
+
+// codes are the codes of each status; any other code is an internal server error.
+var codes = map[int][]v1.Code{
+	statusClientClosed: {
+		v1.CodeCancelled,
+	},
+	http.StatusBadGateway: {
+		v1.CodeImageUnreachable, v1.CodeSandboxLost, v1.CodeGuestLost, v1.CodeModelKeyRefused, v1.CodeModelUnreachable,
+		v1.CodeModelQuota, v1.CodeModelOverloaded,
+	},
+	http.StatusBadRequest: {
+		v1.CodeInvalidJSON, v1.CodeUnknownField, v1.CodeInvalidQuery, v1.CodeInvalidKey, v1.CodeBackendUnknown,
+		v1.CodeInvalidSpec, v1.CodeInvalidRequest, v1.CodePathEscapes, v1.CodePathInvalid, v1.CodeInvalidSchema,
+		v1.CodeContextMissing, v1.CodeContextEmpty,
+	},
+	http.StatusConflict: {
+		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit, v1.CodeNoExtension,
+		v1.CodeSessionPaused, v1.CodeSessionMoved, v1.CodeSnapshotExists, v1.CodeApprovalResolved, v1.CodeNoPython,
+		v1.CodeNoShell, v1.CodeBusy, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt, v1.CodeSnapshotVersion,
+		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,
+		v1.CodeRunEnded, v1.CodeContextChanged,
+	},
+	http.StatusForbidden: {
+		v1.CodeForbidden, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused, v1.CodeFilePermission,
+	},
+	http.StatusGatewayTimeout: {
+		v1.CodeRequestTime,
+	},
+	http.StatusGone: {
+		v1.CodeSessionExpired, v1.CodeSessionEnded, v1.CodeSessionLost,
+	},
+	http.StatusInsufficientStorage: {
+		v1.CodeDiskFull,
+	},
+	http.StatusMethodNotAllowed: {
+		v1.CodeMethod,
+	},
+	http.StatusNotFound: {
+		v1.CodeNoRoute, v1.CodeKeyUnknown, v1.CodeSessionNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound,
+		v1.CodeApprovalUnknown, v1.CodeNotFound, v1.CodeFileNotFound, v1.CodeRunNotFound, v1.CodeModelUnknown,
+	},
+	http.StatusNotImplemented: {
+		v1.CodeNotSupported,
+	},
+	http.StatusRequestEntityTooLarge: {
+		v1.CodeTooLarge, v1.CodeTooMany,
+	},
+	http.StatusServiceUnavailable: {
+		v1.CodeUnavailable, v1.CodeClosing, v1.CodeStoreBusy, v1.CodeBackendMissing, v1.CodeNoBackend, v1.CodeModelMissing,
+		v1.CodeModelKeyMissing,
+	},
+	http.StatusTooManyRequests: {
+		v1.CodeRateLimited, v1.CodeQueueFull, v1.CodeModelRateLimited,
+	},
+	http.StatusUnauthorized: {
+		v1.CodeUnauthorized,
+	},
+	http.StatusUnprocessableEntity: {
+		v1.CodeIdempotency, v1.CodeImageNotFound, v1.CodeImageDenied, v1.CodeImageCorrupt, v1.CodeImageArch, v1.CodeRootFS,
+		v1.CodeContextBinary, v1.CodeContextUnread, v1.CodeBudget, v1.CodeNoAnswer, v1.CodePriceUnknown, v1.CodeWindow,
+	},
+}
+
+var statuses = func() map[v1.Code]int {
+	out := map[v1.Code]int{}
+	for status, list := range codes {
+		for _, c := range list {
+			out[c] = status
+		}
+	}
+	return out
+}()
+
+// Status returns the HTTP status of a code.
+func Status(c v1.Code) int {
+	if s, ok := statuses[c]; ok {
+		return s
+	}
+	return http.StatusInternalServerError
+}

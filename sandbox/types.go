@@ -1,0 +1,80 @@
+package sandbox
+
+import v1 "github.com/recluse-dev/recluse/api/v1"
+
+// The types that a sandbox shares with the API of a server are declared in package v1; these are other names for them.
+type (
+	// Spec says what sandbox to make.
+	Spec = v1.Spec
+	// Limits bounds what a sandbox may use.
+	Limits = v1.Limits
+	// Mount shows a directory of the host inside the sandbox.
+	Mount = v1.Mount
+	// Volume shows a named volume of a container engine inside the sandbox.
+	Volume = v1.Volume
+
+	// Cell is code to run in a live interpreter.
+	Cell = v1.Cell
+	// Command is a command to run.
+	Command = v1.Command
+	// RunOptions are the options that a Cell and a Command share.
+	RunOptions = v1.RunOptions
+	// Size is the size of a terminal.
+	Size = v1.Size
+	// FollowOptions says what output to follow.
+	FollowOptions = v1.FollowOptions
+	// SignalOptions says which processes get a signal.
+	SignalOptions = v1.SignalOptions
+
+	// Verdict is how a cell or command ended.
+	Verdict = v1.Verdict
+	// Ending is what ended a cell or command.
+	Ending = v1.Ending
+	// Output is the part of a stream that a verdict keeps.
+	Output = v1.Output
+	// Process is a process inside a sandbox.
+	Process = v1.Process
+	// CellError is an exception that left a cell.
+	CellError = v1.CellError
+	// Bundle is a displayed value in several formats.
+	Bundle = v1.Bundle
+
+	// Operation is a cell or command that the sandbox remembers.
+	Operation = v1.Operation
+	// Context is a live interpreter.
+	Context = v1.Context
+	// Guest describes the inside of a sandbox.
+	Guest = v1.Guest
+	// Incident is something that others did to a sandbox.
+	Incident = v1.Incident
+
+	// FileSystem reads and writes the files of a sandbox.
+	FileSystem = v1.FileSystem
+	// FileInfo describes a file.
+	FileInfo = v1.FileInfo
+	// FilePage is a part of a directory.
+	FilePage = v1.FilePage
+	// FileEvent is a change of a file.
+	FileEvent = v1.FileEvent
+	// WriteOptions says how a file is written.
+	WriteOptions = v1.WriteOptions
+	// ListOptions says what to list.
+	ListOptions = v1.ListOptions
+	// MkdirOptions says how a directory is created.
+	MkdirOptions = v1.MkdirOptions
+	// MoveOptions says how a file is renamed.
+	MoveOptions = v1.MoveOptions
+	// RemoveOptions says what is removed.
+	RemoveOptions = v1.RemoveOptions
+	// WatchOptions says what is watched.
+	WatchOptions = v1.WatchOptions
+	// TarOptions bounds what is unpacked.
+	TarOptions = v1.TarOptions
+	// TarStats is what was packed or unpacked.
+	TarStats = v1.TarStats
+	// TarNote names an entry that was passed over.
+	TarNote = v1.TarNote
+)
+
+// LabelSession is the label under which sessions write their key on a sandbox, by which backends can show it where people look.
+const LabelSession = "recluse.session"
