@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -157,15 +156,9 @@ func (c *call) chat() error {
 	if err != nil {
 		return err
 	}
-	if err := checkShape(raw, nil); err != nil {
-		return err
-	}
 	var in chatRequest
-	if err := json.Unmarshal(raw, &in); err != nil {
-		if e, ok := errors.AsType[*v1.Error](err); ok {
-			return e
-		}
-		return jsonError(err)
+	if err := unmarshal(raw, &in); err != nil {
+		return err
 	}
 	if len(in.Messages) == 0 {
 		return invalid("there are no messages")

@@ -95,7 +95,7 @@ func startRun(c *call) error {
 	raw, release, err := c.readLarge()
 	defer release()
 	if err == nil {
-		err = unmarshal(raw, &in)
+		err = unmarshal(raw, &in, strict)
 	}
 	if err != nil {
 		return err

@@ -95,7 +95,7 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	if kind != websocket.MessageText {
 		return nil, invalid("the first message is a text that says what to run")
 	}
-	if err := unmarshal(raw, &in); err != nil {
+	if err := unmarshal(raw, &in, strict); err != nil {
 		return nil, err
 	}
 	if (in.Cell == nil) == (in.Command == nil) {
@@ -232,7 +232,7 @@ func (s *socket) read(ctx context.Context) {
 			continue
 		}
 		var in v1.Control
-		if err := unmarshal(raw, &in); err != nil {
+		if err := unmarshal(raw, &in, strict); err != nil {
 			s.send(v1.Control{Problem: s.problem(err)})
 			s.cancel()
 			return
