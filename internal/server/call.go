@@ -166,51 +166,6 @@ func invalid(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
 }
 
-func badQuery(name, want string) error {
-	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
-}
-
-// flag reads a yes or no of the query.
-func (c *call) flag(name string, otherwise bool) (bool, error) {
-	s := c.query.Get(name)
-	if s == "" {
-		return otherwise, nil
-	}
-	b, err := strconv.ParseBool(s)
-	if err != nil {
-		return false, badQuery(name, "true or false")
-	}
-	return b, nil
-}
-
-// number reads a number of the query that is not negative.
-func (c *call) number(name string, otherwise int64) (int64, error) {
-	s := c.query.Get(name)
-	if s == "" {
-		return otherwise, nil
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 {
-		return 0, badQuery(name, "a number, 0 or more")
-	}
-	return n, nil
-}
-
-// Pages of lists.
-const (
-	defaultPage = 100
-	maxPage     = 1000
-)
-
-// page reads the size of a page.
-func (c *call) page() (int, error) {
-	n, err := c.number("limit", defaultPage)
-	if err != nil || n < 1 || n > maxPage {
-		return 0, badQuery("limit", fmt.Sprintf("a number from 1 to %d", maxPage))
-	}
-	return int(n), nil
-}
-
 // recorder notes what was answered, for log and metrics.
 type recorder struct {
 	http.ResponseWriter

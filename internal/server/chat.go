@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -54,6 +55,9 @@ type chatFormat struct {
 
 // chatText is the texts of a message: one, or several parts.
 type chatText []string
+
+// JSONType is that of one text, which is how most clients send it.
+func (chatText) JSONType() reflect.Type { return reflect.TypeFor[string]() }
 
 // UnmarshalJSON implements json.Unmarshaler. Parts that are no text are refused.
 func (t *chatText) UnmarshalJSON(b []byte) error {

@@ -69,18 +69,20 @@ func TestTheSchemaOfAVerdictIsWhatIsWritten(t *testing.T) {
 	}
 	s := &Server{}
 	s.routes = s.table()
-	raw, err := json.Marshal(s.document().Components.Schemas)
+	raw, err := json.Marshal(s.document())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var schemas map[string]struct {
-		Properties map[string]any `json:"properties"`
+	var doc struct {
+		Components struct {
+			Schemas map[string]struct{ Properties map[string]any }
+		}
 	}
-	if err := json.Unmarshal(raw, &schemas); err != nil {
+	if err := json.Unmarshal(raw, &doc); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]map[string]json.RawMessage{"Verdict": written, "OutputSchema": stdout} {
-		if got, want := slices.Sorted(maps.Keys(schemas[name].Properties)), slices.Sorted(maps.Keys(want)); !slices.Equal(got, want) {
+	for name, want := range map[string]map[string]json.RawMessage{"Verdict": written, "Output": stdout} {
+		if got, want := slices.Sorted(maps.Keys(doc.Components.Schemas[name].Properties)), slices.Sorted(maps.Keys(want)); !slices.Equal(got, want) {
 			t.Errorf("%s has %v, and is written with %v", name, got, want)
 		}
 	}

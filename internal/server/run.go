@@ -98,11 +98,7 @@ func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bu
 }
 
 // runCell runs a cell; with Last-Event-ID it follows one that was begun by an earlier request.
-func runCell(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func runCell(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
@@ -130,11 +126,7 @@ func runCell(c *call) error {
 }
 
 // runCommand runs a command to its end, or starts it in the background.
-func runCommand(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func runCommand(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
@@ -189,10 +181,7 @@ func (c *call) found(ses *session.Session, id string, background bool) error {
 	defer cancel()
 	v, err := ses.Follow(ctx, id, sandbox.FollowOptions{})
 	if err != nil {
-		if c.s.draining() {
-			err = closingError()
-		}
-		return err
+		return c.drained(err)
 	}
 	return c.reply(v)
 }
@@ -242,9 +231,7 @@ func follow(c *call, ses *session.Session, m v1.Mark) error {
 	stdout.flush()
 	stderr.flush()
 	if err != nil {
-		if c.s.draining() {
-			err = closingError()
-		}
+		err = c.drained(err)
 		if !errors.Is(err, context.Canceled) {
 			st.problem(err)
 		}

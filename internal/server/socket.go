@@ -41,11 +41,7 @@ type socket struct {
 }
 
 // runSocket runs one cell or command over a WebSocket.
-func runSocket(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func runSocket(c *call, ses *session.Session) error {
 	conn, err := websocket.Accept(c.w, c.r, nil)
 	if err != nil {
 		c.w.problem = problem.Of(invalid("no WebSocket: %v", err))
