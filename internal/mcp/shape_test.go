@@ -8,11 +8,12 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/schema"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestTheSchemaOfLimitsFitsTheirJSON(t *testing.T) {
-	schema, err := limitsSchema().Resolve(nil)
+	schema, err := (&schema.Set{}).Of(reflect.TypeFor[v1.RunLimits]()).Resolve(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

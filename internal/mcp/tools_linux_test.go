@@ -130,6 +130,10 @@ func TestFilesByEveryAction(t *testing.T) {
 		_, res = do("move", "moved", nil)
 		fails("moving nowhere", res, "to")
 		do("write", "a/two", args{"content": "x"})
+		use[outcome](t, s, "run_bash", args{"command": "mkdir a/locked && chmod 0 a/locked"})
+		if r, _ := do("list", "a", args{"recursive": true}); r.Unreadable != 1 || len(r.Entries) != 3 {
+			t.Errorf("with a directory that cannot be entered: %+v", r)
+		}
 		_, res = do("remove", "a", nil)
 		fails("removing what is not empty", res, "")
 		if _, res := do("remove", "a", args{"recursive": true}); res.IsError {
@@ -235,7 +239,7 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
 		t.Error("told twice")
 	}
-	if got := text(answered(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"})); got != wentBack("then")+"\n42" {
+	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.shown()); got != wentBack("then")+"\n42" {
 		t.Errorf("an answer from a state that went back: %q", got)
 	}
 }
