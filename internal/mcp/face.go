@@ -144,14 +144,6 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (Out, error)) {
 	})
 }
 
-// told is an error whose text is written for a model; the SDK shows texts of errors only.
-func told(err error) error { return &tellable{err} }
-
-type tellable struct{ error }
-
-func (t *tellable) Error() string { return failed(t.error).Content[0].(*sdk.TextContent).Text }
-func (t *tellable) Unwrap() error { return t.error }
-
 // name is the session that a call means.
 func (c *call) name(given string) (string, error) {
 	if given == "" {
@@ -159,7 +151,7 @@ func (c *call) name(given string) (string, error) {
 	}
 	if given == "" {
 		return "", &v1.Error{
-			Code: CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
+			Code: v1.CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
 			Remedy: "give the argument session, a name of your choice, and the same one each time",
 		}
 	}

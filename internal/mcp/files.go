@@ -118,7 +118,7 @@ func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (files
 	out.File = infoOf(i)
 	data := b.Bytes()
 	more := in.Offset+int64(len(data)) < i.Size
-	if whole := wholeRunes(data); more && len(whole) > 0 && utf8.Valid(whole) { // a character is not cut in two
+	if whole := data[:len(data)-v1.Incomplete(data)]; more && len(whole) > 0 && utf8.Valid(whole) { // a character is not cut in two
 		data = whole
 	}
 	if more {
@@ -140,19 +140,6 @@ func (r filesResult) shown() *sdk.CallToolResult {
 		text += fmt.Sprintf("\n[%d of %d bytes; go on with offset %d]", r.Next, r.File.Size, r.Next)
 	}
 	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: text}}}
-}
-
-// wholeRunes drops the beginning of a character at the end.
-func wholeRunes(b []byte) []byte {
-	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
-		if c := b[len(b)-n]; utf8.RuneStart(c) {
-			if !utf8.FullRune(b[len(b)-n:]) {
-				return b[:len(b)-n]
-			}
-			break
-		}
-	}
-	return b
 }
 
 func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (filesResult, error) {

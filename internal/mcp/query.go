@@ -195,7 +195,7 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (quer
 	}
 	if c.f.opts.Engine == nil && c.f.opts.Lent == nil || in.InSession {
 		return queryResult{}, &v1.Error{
-			Code: CodeNoModel, Op: "begin run", Message: "the client's own model cannot be asked from there",
+			Code: v1.CodeModelMissing, Op: "begin run", Message: "the client's own model cannot be asked from there",
 			Remedy: "leave in_session out; or " + noModelRemedy, Err: cause,
 		}
 	}

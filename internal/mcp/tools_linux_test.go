@@ -343,10 +343,10 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	if r, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "ho"}); r.Response != "heard ho" {
 		t.Fatal(text(res))
 	}
-	if _, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "hum"}); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) {
+	if _, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "hum"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) {
 		t.Fatalf("more calls than allowed: %s", text(res))
 	}
-	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) {
+	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) {
 		t.Fatal(text(res))
 	}
 	count := func() int {
@@ -365,7 +365,7 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 
 	// The later era has no sampling, whatever its client could do.
 	later := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, "")
-	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent's command line") {
 		t.Fatal(text(res))
 	}
 	if n := count(); n != 2 {
@@ -432,7 +432,7 @@ func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 			t.Fatal(text(res))
 		}
 	}
-	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) || !strings.Contains(text(res), "50 times") {
+	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 times") {
 		t.Errorf("the fifty-first: %s", text(res))
 	}
 }

@@ -143,22 +143,7 @@ func (c *call) problem(err error) {
 		panic(http.ErrAbortHandler)
 	}
 	p.Instance = c.id
-	writeProblem(c.w, p)
-}
-
-func writeProblem(w http.ResponseWriter, p v1.Problem) {
-	b, err := json.Marshal(p)
-	if err != nil { // texts only
-		b = []byte(`{"code":"internal"}`)
-	}
-	w.Header().Set("Content-Type", v1.ProblemType)
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Del("Content-Length")
-	if p.Status == http.StatusUnauthorized {
-		w.Header().Set("WWW-Authenticate", `Bearer realm="recluse"`)
-	}
-	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(b, '\n'))
+	problem.Write(c.w, p)
 }
 
 // invalid is the error of a value that cannot be.

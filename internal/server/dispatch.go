@@ -66,7 +66,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
 			c.log.Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
-				writeProblem(c.w, problem.Of(errors.New("panic")))
+				problem.Write(c.w, problem.Of(errors.New("panic")))
 				aborted = nil
 			}
 		}

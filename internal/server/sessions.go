@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -48,7 +48,7 @@ func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 		return session.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
 	}
 	if in.Name == "" {
-		in.Name = "s-" + strings.ToLower(cmp.Or(c.request, rand.Text())[:16])
+		in.Name = "s-" + cmp.Or(c.request, ids.Hex(8))[:16]
 	}
 	in.New = true
 	return open(c, in)
