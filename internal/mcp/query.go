@@ -69,7 +69,7 @@ func (c *call) query(in queryArgs) (queryResult, error) {
 		o.Schema = raw
 	}
 	if in.Context != "" {
-		o.Contexts = append(o.Contexts, client.RunContext{Text: in.Context})
+		o.Contexts = append(o.Contexts, client.RunContext{Text: &in.Context})
 	}
 	if err := c.material(in, &o); err != nil {
 		return queryResult{}, err
@@ -109,7 +109,7 @@ func (c *call) material(in queryArgs, o *client.RunOptions) error {
 		if err != nil {
 			return err
 		}
-		o.Contexts = append(o.Contexts, client.RunContext{Name: name, Text: strings.ToValidUTF8(string(b), "\uFFFD")})
+		o.Contexts = append(o.Contexts, client.RunContext{Name: name, Text: new(strings.ToValidUTF8(string(b), "\uFFFD"))})
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (quer
 	}
 	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Labels: o.Labels}
 	for _, x := range o.Contexts {
-		input := rlm.Text(x.Text)
+		input := rlm.Text(*x.Text)
 		input.Name = x.Name
 		q.Inputs = append(q.Inputs, input)
 	}
