@@ -130,7 +130,7 @@ func (c *call) follow(id string) (*rlm.Info, error) {
 
 // watch tells a client that asked for it what a run does, until its events end.
 func (c *call) watch(events iter.Seq2[v1.RunEvent, error]) error {
-	var to io.Writer = io.Discard
+	to := io.Discard
 	if p := c.progress("working"); p != nil {
 		defer p.stop()
 		to = p

@@ -94,8 +94,9 @@ func kind(k jsontext.Kind) string {
 		return "object"
 	case jsontext.KindBeginArray:
 		return "array"
+	default:
+		return k.String()
 	}
-	return k.String()
 }
 
 // field returns the path of a field, such as "spec.limits.memory".

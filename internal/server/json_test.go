@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ func TestAMistakeInJSONIsNamed(t *testing.T) {
 	} {
 		var in v1.OpenRequest
 		err := unmarshal([]byte(body), &in, strict)
-		got, ok := err.(*v1.Error)
+		got, ok := errors.AsType[*v1.Error](err)
 		if !ok || got.Code != want.Code || got.Message != want.Message || got.Remedy != want.Remedy {
 			t.Errorf("%s: %v, want %v", body, err, &want)
 		}

@@ -138,7 +138,7 @@ func remoteOptions(options map[string]json.RawMessage) bool {
 	return true
 }
 
-func showSession(c *call, ses *session.Session, _ none) (session.Info, error) {
+func showSession(_ *call, ses *session.Session, _ none) (session.Info, error) {
 	return ses.Info(), nil
 }
 
