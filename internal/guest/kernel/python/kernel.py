@@ -1037,12 +1037,10 @@ def _follow():
 
 def _join_env(env, before):
     """Sets the variables of a cell, and notes what they were before."""
-    try:
-        for name, value in env.items():
-            before[name] = _environ.get(name)
-            _environ[name] = value
-    except AttributeError:  # code has made something else of os.environ, and does without
-        pass
+    for name, value in env.items():
+        was = _environ.get(name)
+        _environ[name] = value
+        before.setdefault(name, was)
 
 
 def _leave_env(env, before):
@@ -1065,8 +1063,7 @@ def _cell(header, body):
     filename = "<cell %d>" % S.cell
     if header.get("argv"):
         sys.argv = [str(a) for a in header["argv"]]
-    env = dict(header.get("env") or (), **(header.get("trace") or {}))
-    before_env = {}
+    env, trace, before_env = header.get("env") or {}, header.get("trace") or {}, {}
     stdin = header.get("stdin")
     before = _rusage(_SELF) if _rusage else None
     end = {"id": S.cell, "status": "ok", "exit_code": None, "error": None, "cpu_ns": 0, "maxrss": 0, "result": False, "spawned": 0}
@@ -1076,6 +1073,11 @@ def _cell(header, body):
         try:
             if env:
                 _join_env(env, before_env)  # may be none that a process can have
+            if trace:
+                try:
+                    _join_env(trace, before_env)
+                except Exception:  # code has made something else of os.environ, and does without
+                    pass
             if stdin:
                 _open_input(stdin)
             try:
@@ -1113,7 +1115,7 @@ def _cell(header, body):
     if S.hook is not None and end["status"] != "interrupted":
         _follow()
     if before_env:
-        _leave_env(env, before_env)
+        _leave_env(dict(env, **trace), before_env)
     if stdin:
         _close_input()
     if before is not None:
