@@ -173,11 +173,8 @@ func (c *call) open(given string) (*client.Session, session.Opened, error) {
 
 // absent reports the error of a session that is not there.
 func absent(err error) bool {
-	switch v1.CodeOf(err) {
-	case v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded:
-		return true
-	}
-	return false
+	code := v1.CodeOf(err)
+	return code == v1.CodeSessionNotFound || code == v1.CodeSessionExpired || code == v1.CodeSessionEnded
 }
 
 // between bounds a number.

@@ -31,16 +31,14 @@ type Handler struct {
 	loop    *loop
 	endings sync.WaitGroup
 	leaving chan struct{}
-
-	mu    sync.Mutex
-	calls map[string]context.Context // guarded by mu; requests that are being answered
-	once  sync.Once
+	once    sync.Once
+	calls   sync.Map // requests that are being answered: id → context.Context
 }
 
 // NewHandler serves what api can do: each call is a request to it, with the credentials of the one that came in. Close it when
 // nobody is served any more.
 func NewHandler(handler http.Handler, o Options) *Handler {
-	h := &Handler{loop: newLoop(handler), calls: map[string]context.Context{}, leaving: make(chan struct{})}
+	h := &Handler{loop: newLoop(handler), leaving: make(chan struct{})}
 	h.face = newFace(o, h.reach)
 	h.Transport = NewTransport(h.face.server)
 	return h
@@ -72,14 +70,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		problem.Write(w, problem.Of(err))
 		return
 	}
-	h.mu.Lock()
-	h.calls[id] = r.Context()
-	h.mu.Unlock()
-	defer func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.calls, id)
-	}()
+	h.calls.Store(id, r.Context())
+	defer h.calls.Delete(id)
 	next := http.Handler(h.Transport)
 	if r.Header.Get("Authorization") != "" {
 		// The SDK then lets nobody else into the connections of this caller.
@@ -121,10 +113,8 @@ func (h *Handler) reach(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error
 // present gives the context of a request that is being answered. Without a way to take up an answer later, one whose caller has gone
 // is of no use to anybody, in either era.
 func (h *Handler) present(id string) context.Context {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if ctx := h.calls[id]; ctx != nil {
-		return ctx
+	if ctx, ok := h.calls.Load(id); ok {
+		return ctx.(context.Context)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -34,20 +34,20 @@ type queryArgs struct {
 }
 
 type queryResult struct {
-	Run       string  `json:"run,omitempty" doc:"id of the run; its trajectory is the resource recluse://runs/ID"`
-	Answer    string  `json:"answer"`
-	Value     any     `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
-	Reason    string  `json:"reason" doc:"why the run ended: answered, or what ran out"`
-	Message   string  `json:"message,omitempty"`
-	Partial   bool    `json:"partial,omitempty" doc:"the answer was not handed in: it is the best there was"`
-	Plain     bool    `json:"plain,omitempty" doc:"the model was asked directly, the material being small"`
-	Turns     int     `json:"turns"`
-	Calls     int64   `json:"model_calls"`
-	Tokens    int64   `json:"tokens"`
-	Cost      float64 `json:"cost_usd"`
-	Estimated bool    `json:"estimated,omitempty" doc:"some of the tokens were not told but estimated"`
-	WallMS    int64   `json:"wall_ms"`
-	StateFrom string  `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
+	Run       string          `json:"run,omitempty" doc:"id of the run; its trajectory is the resource recluse://runs/ID"`
+	Answer    string          `json:"answer"`
+	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
+	Reason    string          `json:"reason" doc:"why the run ended: answered, or what ran out"`
+	Message   string          `json:"message,omitempty"`
+	Partial   bool            `json:"partial,omitempty" doc:"the answer was not handed in: it is the best there was"`
+	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, the material being small"`
+	Turns     int             `json:"turns"`
+	Calls     int64           `json:"model_calls"`
+	Tokens    int64           `json:"tokens"`
+	Cost      float64         `json:"cost_usd"`
+	Estimated bool            `json:"estimated,omitempty" doc:"some of the tokens were not told but estimated"`
+	WallMS    int64           `json:"wall_ms"`
+	StateFrom string          `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
 }
 
 func (f *face) addQuery() {
@@ -147,12 +147,8 @@ func (c *call) watch(events iter.Seq2[v1.RunEvent, error]) error {
 }
 
 func queryOf(id string, r *rlm.Result) queryResult {
-	var value any
-	if len(r.Value) > 0 {
-		value = r.Value
-	}
 	o := queryResult{
-		Run: id, Answer: r.Answer, Value: value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
+		Run: id, Answer: r.Answer, Value: r.Value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
 		Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Cost: r.Usage.Cost, Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
 	}
 	if r.StateFrom != nil {
@@ -179,11 +175,8 @@ func (o queryResult) shown() *sdk.CallToolResult {
 
 // noModelThere reports a server that has no model to ask, whatever it was asked for.
 func noModelThere(err error) bool {
-	switch v1.CodeOf(err) {
-	case v1.CodeModelMissing, v1.CodeNotSupported:
-		return true
-	}
-	return false
+	code := v1.CodeOf(err)
+	return code == v1.CodeModelMissing || code == v1.CodeNotSupported
 }
 
 // queryClient answers with the client's own model where the server has none. That model is reached only through this connection, so the run

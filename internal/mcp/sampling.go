@@ -95,7 +95,10 @@ func (c *call) sampler(hint string) (llm.Model, error) {
 	can := c.req.ClientCapabilities()
 	most := c.f.opts.SamplingCalls
 	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless || most < 0 {
-		return nil, noModel()
+		return nil, &v1.Error{
+			Code: v1.CodeModelMissing, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
+			Remedy: noModelRemedy,
+		}
 	}
 	if most == 0 {
 		most = DefaultSamplingCalls
@@ -104,13 +107,6 @@ func (c *call) sampler(hint string) (llm.Model, error) {
 }
 
 const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, or an installed agent's command line), or connect with a client that offers sampling"
-
-func noModel() error {
-	return &v1.Error{
-		Code: v1.CodeModelMissing, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
-		Remedy: noModelRemedy,
-	}
-}
 
 // Info implements llm.Model.
 func (s *sampler) Info() llm.Info {

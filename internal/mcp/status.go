@@ -1,10 +1,6 @@
 package mcp
 
-import (
-	"time"
-
-	"github.com/recluse-dev/recluse/sandbox"
-)
+import "time"
 
 type statusArgs struct {
 	where
@@ -77,15 +73,11 @@ func (c *call) status(in statusArgs) (out statusResult, err error) {
 	}
 	ops, err := s.Operations(c)
 	for _, o := range ops {
-		out.History = append(out.History, operationOf(o))
+		p := operation{ID: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, Started: o.Started}
+		if o.Verdict != nil {
+			p.Ended = string(o.Verdict.Ended)
+		}
+		out.History = append(out.History, p)
 	}
 	return out, err
-}
-
-func operationOf(o sandbox.Operation) operation {
-	p := operation{ID: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, Started: o.Started}
-	if o.Verdict != nil {
-		p.Ended = string(o.Verdict.Ended)
-	}
-	return p
 }
