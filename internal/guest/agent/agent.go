@@ -23,6 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/interpreter"
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
 	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/memory"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
@@ -34,7 +35,7 @@ var Version = "dev"
 
 // Agent is the guest's state.
 type Agent struct {
-	cfg      Config
+	cfg      launch.Config
 	files    *files.FS
 	ops      *operation.Table
 	nannies  *nanny.Pool
@@ -76,7 +77,7 @@ func Main() int {
 }
 
 // run serves hosts until the stream ends, and returns why it ended.
-func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
+func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
 		runtime.GOMAXPROCS(4)
@@ -95,7 +96,7 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 		return err
 	}
 	for _, t := range cfg.Tmpfs {
-		if err := t.mount(); err != nil {
+		if err := mount(t); err != nil {
 			return err
 		}
 	}
@@ -103,17 +104,31 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
 	a := &Agent{
-		cfg: cfg, born: time.Now(), link: in,
-		files: files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: cfg.switchesUser()}),
-		ops:   operation.NewTable(cfg.State),
+		cfg:  cfg,
+		born: time.Now(),
+		link: in,
+		ops:  operation.NewTable(cfg.State),
 		nannies: nanny.NewPool(self, nanny.Config{
-			UID: cfg.UID, GID: cfg.GID, Processes: cfg.Processes, OpenFiles: cfg.OpenFiles, Threads: min(cfg.Threads, nannyThreads),
-			OOMScore: cfg.OOMScore, Filter: cfg.Filter,
+			UID:       cfg.UID,
+			GID:       cfg.GID,
+			Processes: cfg.Processes,
+			OpenFiles: cfg.OpenFiles,
+			Threads:   min(cfg.Threads, nannyThreads),
+			OOMScore:  cfg.OOMScore,
+			Filter:    cfg.Filter,
 		}),
 	}
+	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})
 	a.contexts = interpreter.New(interpreter.Config{
-		Kernels: kernels, Nannies: a.nannies, Operations: a.ops, Dir: cfg.Dir, State: cfg.State, User: cfg.defaultUser(), SwitchUser: cfg.switchesUser(),
-		Env: func() map[string]string { return a.envMap(nil) }, Call: a.callHost,
+		Kernels:    kernels,
+		Nannies:    a.nannies,
+		Operations: a.ops,
+		Dir:        cfg.Dir,
+		State:      cfg.State,
+		User:       a.defaultUser(),
+		SwitchUser: a.switchesUser(),
+		Env:        func() map[string]string { return a.envMap(nil) },
+		Call:       a.callHost,
 	})
 	if cfg.Unpack != "" {
 		if err := a.unpack(cfg.Unpack); err != nil {

@@ -59,7 +59,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if bad != nil {
 		return answer(st, bad)
 	}
-	if u != nil && u.Same(a.cfg.defaultUser()) {
+	if u != nil && u.Same(a.defaultUser()) {
 		u = nil
 	}
 	line := make([]string, len(argv))

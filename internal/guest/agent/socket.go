@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/files"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -35,7 +36,7 @@ const (
 )
 
 // verbs are what the guest's binary does besides being the guest.
-var verbs = map[string]func(args []string) error{BridgeArg: bridge, PackArg: pack}
+var verbs = map[string]func(args []string) error{launch.BridgeArg: bridge, launch.PackArg: pack}
 
 // door is who is attached.
 type door struct {
