@@ -110,8 +110,12 @@ func TestDamagedCacheIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, damage := range []func() error{
-		func() error { return os.WriteFile(filepath.Join(filepath.Dir(img.RootFS), "config.json"), []byte("{}"), 0o600) },
-		func() error { return os.WriteFile(filepath.Join(filepath.Dir(img.RootFS), "manifest.json"), nil, 0o600) },
+		func() error {
+			return os.WriteFile(filepath.Join(filepath.Dir(img.RootFS), "config.json"), []byte("{}"), 0o600)
+		},
+		func() error {
+			return os.WriteFile(filepath.Join(filepath.Dir(img.RootFS), "manifest.json"), nil, 0o600)
+		},
 		func() error { return os.RemoveAll(img.RootFS) },
 	} {
 		if err := damage(); err != nil {

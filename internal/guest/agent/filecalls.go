@@ -28,7 +28,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		w := c.FileWrite
 		in := &dataReader{st: st}
 		info, err := fsys.Write(ctx, a.root(w.Root), string(w.Path), in, files.WriteOptions{
-			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append, Size: -1,
+			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append,
 		})
 		return a.fileEnd(st, info, err) && in.over, true
 	case *wire.Request_FileStat:

@@ -25,12 +25,9 @@ func (f *FS) read(ctx context.Context, root, path string, offset, limit int64, w
 	if offset < 0 {
 		return Info{}, 0, unix.EINVAL
 	}
-	if err := ctx.Err(); err != nil {
-		return Info{}, 0, err
-	}
 	var info Info
 	var file *os.File
-	err := f.asUser(func() error {
+	err := f.begin(ctx, func() error {
 		p, err := locate(root, path, how{follow: true})
 		if err != nil {
 			return err
