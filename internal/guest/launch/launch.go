@@ -22,7 +22,6 @@ type Config struct {
 	Home  string   `json:"home"`
 	Dir   string   `json:"dir"`   // where commands start
 	State string   `json:"state"` // the guest's own directory, for spooled output and FIFOs
-	Root  string   `json:"root"`  // what file operations are confined to; "" or "/": the whole sandbox
 	Env   []string `json:"env,omitempty"`
 	// Limits; zero: not enforced by the guest.
 	Processes int   `json:"processes,omitempty"`
