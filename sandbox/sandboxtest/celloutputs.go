@@ -58,8 +58,7 @@ display("second")
 	{"stdout and stderr come in order and while the cell runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		var both recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
+		done := beside(t.Context(), sb.Cell, sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
 import sys, time, os
 for i in range(20):
     print("out", i)
@@ -67,7 +66,6 @@ for i in range(20):
 print("waiting")
 while not os.path.exists("go"): time.sleep(0.01)
 print("over", end="")`})
-		})
 		both.await(t, "waiting\n")
 		var want strings.Builder
 		for i := range 20 {

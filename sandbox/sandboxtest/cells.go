@@ -69,9 +69,7 @@ var cells = []feature{
 		}
 		r, w := io.Pipe()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
-		})
+		done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		for _, line := range []string{"one", "two"} {
 			_, err := io.WriteString(w, line+"\n")
 			noError(t, err)

@@ -91,9 +91,7 @@ var endings = []feature{
 				unharmed := bystander(t, sb)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
-				})
+				done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
 				pids := pidsIn(t, sb, "pids", e.pids)
 				cancel()
 				v := verdictOf(t, done)
@@ -218,9 +216,7 @@ var endings = []feature{
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 10 {
-			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}})
-			}))
+			runs = append(runs, beside(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}}))
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)
@@ -246,7 +242,7 @@ func completeVerdicts(t *testing.T, s *suite) {
 	if s.caps.MemoryLimit {
 		spec.Limits.Memory = 256 << 20
 	}
-	sb := s.openSpec(t, s.backend(t), spec)
+	sb := s.own(t, s.backend(t), spec)
 	began := time.Now()
 	timed := func(what string, v *sandbox.Verdict, ended sandbox.Ending) {
 		t.Helper()
@@ -285,11 +281,9 @@ func completeVerdicts(t *testing.T, s *suite) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			command := python("time.sleep(1000)")
-			command.ID, command.Stdout = c.id, &out
-			return sb.Run(ctx, command)
-		})
+		command := python("time.sleep(1000)")
+		command.ID, command.Stdout = c.id, &out
+		done := beside(ctx, sb.Run, command)
 		out.await(t, "warm")
 		c.end(cancel)
 		whole(c.id, verdictOf(t, done), c.ended)
@@ -307,9 +301,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out recorder
-	done := beside(func() (*sandbox.Verdict, error) {
-		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
-	})
+	done := beside(ctx, sb.Cell, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 	out.await(t, "warm")
 	cancel()
 	whole("a cell's cancel", verdictOf(t, done), v1.EndedCancelled)

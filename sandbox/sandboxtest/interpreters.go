@@ -73,9 +73,7 @@ var interpreters = []feature{
 			pid := numbers(t, okCell(t, sb, "import os\nos.getpid()").Result.Text())[0]
 			// Only when it stands still can it no longer take anything.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
-			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
-			})
+			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
 			eventually(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
 				noError(t, err)
@@ -97,12 +95,7 @@ var interpreters = []feature{
 		})
 	}},
 	{"an interpreter that leaves before every cell is an error, not a success", inGuest, func(t *testing.T, s *suite) {
-		if !s.caps.Python {
-			t.Skip("SKIPPED: this backend has no Python in its default root file system")
-		}
-		spec := s.opts.Spec
-		spec.Env = map[string]string{"PYTHONPATH": "leave"}
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.python(t, func(x *sandbox.Spec) { x.Env = map[string]string{"PYTHONPATH": "leave"} })
 		shell(t, sb, `mkdir leave && echo '
 import os, sys
 sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startswith("<cell") and os._exit(0))' > leave/sitecustomize.py`)
@@ -115,12 +108,7 @@ sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startsw
 		}
 	}},
 	{"a cell ends in time while its interpreter starts, and the start is not in vain", inGuest, func(t *testing.T, s *suite) {
-		if !s.caps.Python {
-			t.Skip("SKIPPED: this backend has no Python in its default root file system")
-		}
-		spec := s.opts.Spec
-		spec.Env = map[string]string{"PYTHONPATH": "slow"}
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.python(t, func(x *sandbox.Spec) { x.Env = map[string]string{"PYTHONPATH": "slow"} })
 		shell(t, sb, `mkdir slow && touch slow/wait && echo '
 import os, time
 open("slow/pids", "a").write("%d\n" % os.getpid())
@@ -129,7 +117,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
+		done := beside(ctx, sb.Cell, sandbox.Cell{Code: "1", Context: "slow"})
 		pids := pidsIn(t, sb, "slow/pids", 1)
 		cancel()
 		if o := await(t, "the end of what was cancelled", done); o.err == nil {
@@ -150,14 +138,9 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
 			t.Run(name, func(t *testing.T) {
 				var out recorder
-				run := func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
-				}
-				done := beside(run)
+				done := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
-				next := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
-				})
+				next := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
 				same(t, "ended", v.Ended, v1.EndedKilled)
@@ -220,9 +203,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var out recorder
-				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
-				})
+				done := beside(ctx, sb.Cell, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
 				cancel()
 				v := verdictOf(t, done)
@@ -316,13 +297,9 @@ p.wait()`})
 		sb := s.python(t)
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
-		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
-		})
+		first := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "first")
-		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
-		})
+		second := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
 		eventually(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
@@ -331,9 +308,7 @@ p.wait()`})
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Context: "other"}))
 
 		ctx, cancel := context.WithCancel(t.Context())
-		third := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
-		})
+		third := beside(ctx, sb.Cell, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
 		eventually(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
