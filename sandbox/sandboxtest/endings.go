@@ -13,12 +13,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// escapes are ways in which a process tries to outlive its command. Each writes the pids of all it starts to
-// the file pids and then does not end by itself.
-var escapes = []struct {
+// escape is a way in which a process tries to outlive its command. It writes the pids of all it starts to the file pids and then
+// does not end by itself.
+type escape struct {
 	name, script string
 	pids         int
-}{
+}
+
+var escapes = []escape{
 	{"plain children", `for i in 1 2 3; do sh -c 'echo $$ >> pids; exec sleep 1000' & done; echo $$ >> pids; wait`, 4},
 	{"a session of its own", `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000`, 2},
 	{"a double fork", `sh -c 'setsid sh -c "echo \$\$ >> pids; exec sleep 1000" </dev/null >/dev/null 2>&1 & exit 0'; echo $$ >> pids; sleep 1000`, 2},
@@ -26,6 +28,16 @@ var escapes = []struct {
 	{"stopped processes", `sh -c 'echo $$ >> pids; kill -STOP $$; sleep 1000' & echo $$ >> pids; kill -STOP $$; sleep 1000`, 2},
 	{"a grandchild that holds stdout", `sh -c 'trap "" TERM; sh -c "trap \"\" TERM; echo \$\$ >> pids; exec sleep 1000" & wait' & echo $$ >> pids; sleep 1000`, 2},
 	{"all of it together", `trap '' TERM; sh -c 'setsid sh -c "trap \"\" TERM; echo \$\$ >> pids; kill -STOP \$\$; sleep 1000" & exit 0'; echo $$ >> pids; while :; do sleep 0.05; done`, 2},
+}
+
+// eachEscape tests all escapes at once.
+func (s *suite) eachEscape(t *testing.T, test func(t *testing.T, e escape)) {
+	t.Helper()
+	cases := map[string]func(t *testing.T){}
+	for _, e := range escapes {
+		cases[e.name] = func(t *testing.T) { test(t, e) }
+	}
+	s.atOnce(t, cases)
 }
 
 // bystander is a command of before, which nothing here may touch.
@@ -63,47 +75,43 @@ var endings = []feature{
 		}
 	}},
 	{"a timeout ends everything the command started and nothing else", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		for _, e := range escapes {
-			t.Run(e.name, func(t *testing.T) {
-				sb := s.open(t)
-				unharmed := bystander(t, sb)
-				began := time.Now()
-				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
-				took := time.Since(began)
-				same(t, "ended", v.Ended, v1.EndedTimeout)
-				same(t, "exit code", v.ExitCode, -1)
-				same(t, "status", v.Status(), 124)
-				same(t, "output so far", v.Stdout.String(), "before\n")
-				if took < time.Second || took > patience {
-					t.Errorf("it took %s", took)
-				}
-				if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
-					t.Errorf("%v live on", alive)
-				}
-				unharmed()
-			})
-		}
+		s.eachEscape(t, func(t *testing.T, e escape) {
+			sb := s.open(t)
+			unharmed := bystander(t, sb)
+			began := time.Now()
+			v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
+			took := time.Since(began)
+			same(t, "ended", v.Ended, v1.EndedTimeout)
+			same(t, "exit code", v.ExitCode, -1)
+			same(t, "status", v.Status(), 124)
+			same(t, "output so far", v.Stdout.String(), "before\n")
+			if took < time.Second || took > patience {
+				t.Errorf("it took %s", took)
+			}
+			if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
+				t.Errorf("%v live on", alive)
+			}
+			unharmed()
+		})
 	}},
 	{"a cancel ends everything the command started and keeps the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		for _, e := range escapes {
-			t.Run(e.name, func(t *testing.T) {
-				sb := s.open(t)
-				unharmed := bystander(t, sb)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
-				pids := pidsIn(t, sb, "pids", e.pids)
-				cancel()
-				v := verdictOf(t, done)
-				same(t, "ended", v.Ended, v1.EndedCancelled)
-				same(t, "status", v.Status(), 130)
-				same(t, "output so far", v.Stdout.String(), "before\n")
-				if alive := living(t, sb, pids); len(alive) > 0 {
-					t.Errorf("%v live on", alive)
-				}
-				unharmed()
-			})
-		}
+		s.eachEscape(t, func(t *testing.T, e escape) {
+			sb := s.open(t)
+			unharmed := bystander(t, sb)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
+			pids := pidsIn(t, sb, "pids", e.pids)
+			cancel()
+			v := verdictOf(t, done)
+			same(t, "ended", v.Ended, v1.EndedCancelled)
+			same(t, "status", v.Status(), 130)
+			same(t, "output so far", v.Stdout.String(), "before\n")
+			if alive := living(t, sb, pids); len(alive) > 0 {
+				t.Errorf("%v live on", alive)
+			}
+			unharmed()
+		})
 	}},
 	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second}})

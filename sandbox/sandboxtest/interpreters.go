@@ -26,6 +26,7 @@ var interpreters = []feature{
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
 	{"an interpreter that dies is told as what it died of, and the next one is fresh", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		cases := map[string]func(t *testing.T){}
 		for _, c := range []struct {
 			name, code string
 			ended      sandbox.Ending
@@ -38,7 +39,7 @@ var interpreters = []feature{
 			{"its own kill", "import os; print('before', flush=True); os.kill(os.getpid(), 9)", v1.EndedSignal, -1, syscall.SIGKILL},
 			{"exec of another program", "import os; print('before', flush=True); os.execvp('sh', ['sh', '-c', 'exit 5'])", v1.EndedExit, 5, 0},
 		} {
-			t.Run(c.name, func(t *testing.T) {
+			cases[c.name] = func(t *testing.T) {
 				sb := s.python(t)
 				okCell(t, sb, "x = 1")
 				v := cell(t, sb, c.code)
@@ -48,8 +49,9 @@ var interpreters = []feature{
 				same(t, "state kept", v.StateKept, false)
 				same(t, "output before", v.Stdout.String(), "before\n")
 				same(t, "the next cell", okCell(t, sb, "'x' in globals()").Result.Text(), "False")
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"an interpreter that died between cells is replaced, and the next verdict tells it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -194,11 +196,12 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
 	{"an interrupt keeps the state and the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		cases := map[string]func(t *testing.T){}
 		for name, code := range map[string]string{
 			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
 			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
 		} {
-			t.Run(name, func(t *testing.T) {
+			cases[name] = func(t *testing.T) {
 				sb := s.python(t)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -211,8 +214,9 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				same(t, "state kept", v.StateKept, true)
 				same(t, "stdout", v.Stdout.String(), "ready\n")
 				same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -225,6 +229,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		same(t, "ended, one interrupt swallowed", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "stdout", v.Stdout.String(), "once\n")
+		cases := map[string]func(t *testing.T){}
 		for name, code := range map[string]string{
 			"swallowing":  "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",
 			"ignoring":    "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
@@ -232,10 +237,11 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			"stuck in C":  "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
 			"in a thread": "import signal, threading\nsignal.signal(signal.SIGINT, lambda *_: None)\nt = threading.Thread(target=lambda: [None for _ in iter(int, 1)])\nt.start()\nt.join()",
 		} {
-			t.Run(name, func(t *testing.T) {
-				okCell(t, sb, "x = 1")
+			cases[name] = func(t *testing.T) {
+				own := strings.ReplaceAll(name, " ", "-")
+				succeeded(t, runCell(t, sb, sandbox.Cell{Code: "x = 1", Context: own}))
 				began := time.Now()
-				v := runCell(t, sb, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
+				v := runCell(t, sb, sandbox.Cell{Code: code, Context: own, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
 				same(t, "ended", v.Ended, v1.EndedTimeout)
 				if took := time.Since(began); took > patience {
 					t.Errorf("it took %s", took)
@@ -243,11 +249,12 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				if name != "stuck in C" { // re notices signals in newer versions
 					same(t, "state kept", v.StateKept, false)
 				}
-				if v.StateKept != (okCell(t, sb, "'x' in globals()").Result.Text() == "True") {
+				if v.StateKept != (runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: own}).Result.Text() == "True") {
 					t.Error("the verdict is wrong about the state")
 				}
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"a timeout ends what this cell started and nothing of earlier ones", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)

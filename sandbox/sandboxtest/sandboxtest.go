@@ -155,6 +155,27 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 	}
 }
 
+// slots bounds how many cases of atOnce run, whatever features they belong to.
+var slots = make(chan struct{}, 8)
+
+// atOnce runs the cases of a feature beside each other, unless the suite is serial: they wait more than they work.
+func (s *suite) atOnce(t *testing.T, cases map[string]func(t *testing.T)) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for name, test := range cases {
+		if s.opts.Serial {
+			t.Run(name, test)
+			continue
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			t.Run(name, test)
+		})
+	}
+	wg.Wait()
+}
+
 // open makes a sandbox that ends with the test, with changes to the suite's spec.
 func (s *suite) open(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
