@@ -108,7 +108,7 @@ var cells = []feature{
 		v := runCell(t, sb, sandbox.Cell{Code: "x = '''" + strings.Repeat("0123456789abcdef", 5<<16) + "'''\nlen(x)"})
 		succeeded(t, v)
 		same(t, "result", v.Result.Text(), fmt.Sprint(5<<20))
-		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", 256<<20+1)})
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", v1.MaxCode+1)})
 		fails(t, "more than can be", err, v1.CodeTooLarge)
 	}},
 	{"code that is not text is an error of the code", overHTTP, func(t *testing.T, s *suite) {
