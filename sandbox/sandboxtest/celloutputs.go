@@ -98,8 +98,8 @@ for i in range(10):
 			want = append(want, byte(i))
 		}
 		same(t, "stdout", string(v.Stdout.Head), string(want))
-		v = okCell(t, sb, "for i in range(200000): print('a line of some length', i)")
-		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > v1.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "199999\n") {
+		v = okCell(t, sb, "for i in range(50000): print('a line of some length', i)")
+		if v.Stdout.Cut() <= 0 || v.Stdout.Kept() > v1.DefaultInlineBytes || !strings.HasSuffix(string(v.Stdout.Tail), "49999\n") {
 			t.Errorf("produced %d, kept %d", v.Stdout.Produced, v.Stdout.Kept())
 		}
 		info, err := files(sb, "").Stat(t.Context(), v.Stdout.File)

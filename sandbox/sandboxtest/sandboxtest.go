@@ -42,7 +42,7 @@ type Options struct {
 	Restart func(t *testing.T)
 	// Without names features that are otherwise here, with the reason; they are left out, loudly.
 	Without map[string]string
-	// Many is how many sandboxes are made at once; 0: 50.
+	// Many is how many sandboxes are made at once; 0: 50, or 16 in the fast tier.
 	Many int
 	// Scope selects features by what they depend on.
 	Scope Scope
@@ -111,6 +111,9 @@ type feature struct {
 func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
 	if opts.Many == 0 {
 		opts.Many = 50
+		if testing.Short() {
+			opts.Many = 16
+		}
 	}
 	t.Setenv("RECLUSE_TEST_SECRET", hostSecret)
 	b := newBackend(t)
