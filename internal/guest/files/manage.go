@@ -14,12 +14,7 @@ import (
 // Stat describes a file, or a link itself and where it leads.
 func (f *FS) Stat(ctx context.Context, root, path string) (Info, error) {
 	var info Info
-	err := f.begin(ctx, func() error {
-		p, err := locate(root, path, how{})
-		if err != nil {
-			return err
-		}
-		defer p.close()
+	err := f.at(ctx, root, path, how{}, func(p *place) error {
 		st, err := lstatAt(p.dir, p.base)
 		if err != nil {
 			return err
@@ -50,7 +45,7 @@ func mkdir(root, path string, parents bool) error {
 		}
 		return unix.EEXIST
 	}
-	p, err := locateForWrite(root, path, parents)
+	p, err := locate(root, path, how{mkdir: parents, inside: true})
 	if err != nil {
 		return err
 	}
@@ -94,10 +89,10 @@ type MoveOptions struct {
 func (f *FS) Move(ctx context.Context, root, from, to string, opts MoveOptions) error {
 	var src, dst *place
 	err := f.begin(ctx, func() (err error) {
-		if src, err = locateForWrite(root, from, false); err != nil {
+		if src, err = locate(root, from, how{inside: true}); err != nil {
 			return fail("move", from, err)
 		}
-		if dst, err = locateForWrite(root, to, false); err != nil {
+		if dst, err = locate(root, to, how{inside: true}); err != nil {
 			return fail("move", to, err)
 		}
 		if _, err := lstatAt(src.dir, src.base); err != nil {
@@ -170,12 +165,7 @@ type RemoveOptions struct {
 // itself is refused. It stops at the first failure or when ctx ends; what is removed by then stays removed.
 func (f *FS) Remove(ctx context.Context, root, path string, opts RemoveOptions) (int64, error) {
 	var n int64
-	err := f.begin(ctx, func() error {
-		p, err := locateForWrite(root, path, false)
-		if err != nil {
-			return err
-		}
-		defer p.close()
+	err := f.at(ctx, root, path, how{inside: true}, func(p *place) (err error) {
 		n, err = remove(ctx, p.dir, p.base, opts.Recursive)
 		return err
 	})

@@ -266,20 +266,16 @@ func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts Tar
 		path = "/"
 	}
 	var dir *os.File
-	err := f.asUser(func() error {
-		if opts.MkdirParents {
-			if err := mkdir(root, path, true); err != nil {
-				return err
-			}
-		}
-		p, err := locate(root, path, how{follow: true})
-		if err != nil {
+	var err error
+	if opts.MkdirParents {
+		err = f.asUser(func() error { return mkdir(root, path, true) })
+	}
+	if err == nil {
+		err = f.at(ctx, root, path, how{follow: true}, func(p *place) (err error) {
+			dir, err = openPathAt(p.dir, p.base)
 			return err
-		}
-		defer p.close()
-		dir, err = openPathAt(p.dir, p.base)
-		return err
-	})
+		})
+	}
 	if err != nil {
 		return Stats{}, fail("untar", path, err)
 	}

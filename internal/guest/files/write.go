@@ -54,19 +54,6 @@ func (f *FS) Write(ctx context.Context, root, path string, r io.Reader, opts Wri
 // tempName returns a name that nobody can guess, recognisable for those who find one after a crash.
 func tempName() string { return ".recluse-" + rand.Text() + ".tmp" }
 
-// locateForWrite is locate with parents made on request.
-func locateForWrite(root, path string, mkdir bool) (*place, error) {
-	p, err := locate(root, path, how{mkdir: mkdir})
-	if err != nil {
-		return nil, err
-	}
-	if p.isRoot() {
-		p.close()
-		return nil, errRootItself
-	}
-	return p, nil
-}
-
 // followExisting returns the place a link leads to; a dangling one is ENOENT. Other places are returned as they are.
 func followExisting(root string, p *place) (*place, *stat, error) {
 	st, err := lstatAt(p.dir, p.base)
@@ -91,7 +78,7 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 	var p *place
 	var file *os.File
 	err := f.asUser(func() (err error) {
-		if p, err = locateForWrite(root, path, opts.MkdirParents); err != nil {
+		if p, err = locate(root, path, how{mkdir: opts.MkdirParents, inside: true}); err != nil {
 			return err
 		}
 		var old *stat
@@ -195,7 +182,7 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 	var st *stat
 	var where string
 	err := f.asUser(func() error {
-		p, err := locateForWrite(root, path, opts.MkdirParents)
+		p, err := locate(root, path, how{mkdir: opts.MkdirParents, inside: true})
 		if err != nil {
 			return err
 		}
