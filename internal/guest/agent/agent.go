@@ -148,42 +148,36 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 // attachments serves one host after the other.
 func (a *Agent) attachments(link *wire.Link) error {
 	for {
-		at, err := link.Accept(func(h *wire.Hello) *wire.Welcome {
-			return a.welcome(h)
-		})
+		at, err := link.Accept(a.welcome)
 		if err != nil {
 			return fmt.Errorf("await a host: %w", err)
 		}
-		s := wire.NewSession(at, at, false)
-		a.mu.Lock()
-		a.session = s
-		a.mu.Unlock()
-		a.serve(s, at.Epoch)
-		a.leave(s, at.Epoch)
+		a.attend(at)
 	}
 }
 
-// welcome adopts the identity that a host has sent.
-func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
-	a.adopt(h.Identity)
-	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
-}
-
-// leave ends an attachment's session and what was bound to it.
-func (a *Agent) leave(s *wire.Session, epoch uint64) {
+// attend serves one attachment until it ends, and ends what was bound to it.
+func (a *Agent) attend(at *wire.Attachment) {
+	s := wire.NewSession(at, at, false)
+	a.mu.Lock()
+	a.session = s
+	a.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, at.Epoch) })
 	_ = s.Close() // it has ended already, or was broken by code in the sandbox
 	a.mu.Lock()
 	if a.session == s {
 		a.session = nil
 	}
 	a.mu.Unlock()
-	a.ops.Cut(epoch)
+	a.ops.Cut(at.Epoch)
 }
 
-func (a *Agent) serve(s *wire.Session, epoch uint64) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, epoch) })
+// welcome adopts the identity that a host has sent.
+func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
+	a.adopt(h.Identity)
+	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
 }
 
 // processes is the sandbox as the enforcer of its memory limit sees it.

@@ -286,13 +286,9 @@ func (c *running) clock() {
 // supervise waits for the command and returns its verdict.
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
-	var timers []*time.Timer
 	defer func() {
 		if c.limit != nil {
-			timers = append(timers, c.limit)
-		}
-		for _, t := range timers {
-			t.Stop()
+			c.limit.Stop()
 		}
 	}()
 	if c.pid != 0 {
@@ -354,9 +350,9 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	c.settle(v, e)
 	killMu.Lock()
+	defer killMu.Unlock()
 	if killTimer != nil {
-		timers = append(timers, killTimer)
+		killTimer.Stop()
 	}
-	killMu.Unlock()
 	return v
 }

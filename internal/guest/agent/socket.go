@@ -114,12 +114,7 @@ func (a *Agent) host(d *door, c *net.UnixConn, token []byte, epoch uint64) {
 	if err != nil || !entered || c.SetReadDeadline(time.Time{}) != nil {
 		return
 	}
-	s := wire.NewSession(at, at, false)
-	a.mu.Lock()
-	a.session = s
-	a.mu.Unlock()
-	a.serve(s, at.Epoch)
-	a.leave(s, at.Epoch)
+	a.attend(at)
 }
 
 // bridge joins stdin and stdout to the guest's socket until either side ends.
