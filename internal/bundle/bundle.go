@@ -54,13 +54,17 @@ type Program struct {
 }
 
 // Engine gives the engine from the user's cache.
-func Engine(ctx context.Context) (Program, error) { return fromDefault(ctx, EngineName, runtime.GOARCH) }
+func Engine(ctx context.Context) (Program, error) {
+	return fromDefault(ctx, EngineName, runtime.GOARCH)
+}
 
 // Guest gives the guest from the user's cache.
 func Guest(ctx context.Context) (Program, error) { return GuestFor(ctx, runtime.GOARCH) }
 
 // GuestFor gives the guest for a Linux machine of another kind, as Go calls it: containers may be on one.
-func GuestFor(ctx context.Context, arch string) (Program, error) { return fromDefault(ctx, GuestName, arch) }
+func GuestFor(ctx context.Context, arch string) (Program, error) {
+	return fromDefault(ctx, GuestName, arch)
+}
 
 // fromDefault finds a program for the user's cache directory.
 func fromDefault(ctx context.Context, name, arch string) (Program, error) {
