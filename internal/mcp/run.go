@@ -26,7 +26,7 @@ type runCode struct {
 	Code    string            `json:"code" jsonschema:"Python to run; the value of a last expression is shown"`
 	Context string            `json:"context,omitempty" jsonschema:"name of the interpreter; left out: default. Each has variables of its own"`
 	Timeout float64           `json:"timeout_seconds,omitempty" jsonschema:"seconds it may take; left out: 30"`
-	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables, set for this cell and later ones"`
+	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables for this cell alone"`
 }
 
 type runBash struct {

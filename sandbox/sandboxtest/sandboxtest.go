@@ -130,7 +130,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
-		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters), false},
+		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters, notebook), false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},
