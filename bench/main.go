@@ -231,7 +231,7 @@ func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.engine, err = store.Engine(ctx); err != nil {
+	if b.engine, err = store.Choose(ctx, "", programs.EngineName); err != nil {
 		return nil, err
 	}
 	if b.backend, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "data"), CacheDir: cache}); err != nil {

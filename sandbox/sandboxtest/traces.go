@@ -69,12 +69,8 @@ var cellTraces = []feature{
 		code := func(mine, other string) string {
 			return fmt.Sprintf("import os, time\nbefore = os.environ['TRACEPARENT']\nopen('%s', 'w').close()\nwhile not os.path.exists('%s'): time.sleep(0.005)\n(before, os.environ['TRACEPARENT'])", mine, other)
 		}
-		a := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(first, sandbox.Cell{Code: code("a", "b"), Context: "a"})
-		})
-		b := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(second, sandbox.Cell{Code: code("b", "a"), Context: "b"})
-		})
+		a := beside(first, sb.Cell, sandbox.Cell{Code: code("a", "b"), Context: "a"})
+		b := beside(second, sb.Cell, sandbox.Cell{Code: code("b", "a"), Context: "b"})
 		same(t, "that of one", verdictOf(t, a).Result.Text(), fmt.Sprintf("('%s', '%s')", one, one))
 		same(t, "that of the other", verdictOf(t, b).Result.Text(), fmt.Sprintf("('%s', '%s')", two, two))
 	}},
