@@ -190,7 +190,8 @@ func (b *bench) batch(ctx context.Context, sub llm.Model) (time.Duration, error)
 	if err != nil {
 		return 0, err
 	}
-	return time.ParseDuration(res.Answer + "s")
+	d, err := v1.ParseDuration(res.Answer) // seconds
+	return d.Std(), err
 }
 
 // remoteModel is a model behind HTTP on loopback that says ok after the latency, in the words of an OpenAI-compatible server.

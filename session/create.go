@@ -2,13 +2,12 @@ package session
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -23,9 +22,7 @@ func newRecord(ctx context.Context, key Key, c creation) record {
 }
 
 func newID() string {
-	b := make([]byte, 8)
-	_, _ = rand.Read(b) // never fails
-	return "n" + hex.EncodeToString(b)
+	return "n" + ids.Hex(8)
 }
 
 // awaitCreated waits until the session is created, or returns why it could not be.

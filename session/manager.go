@@ -3,7 +3,6 @@ package session
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"log/slog"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/audit"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -131,7 +131,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		st, closeStore = own, own.Close
 	}
 	m := &Manager{
-		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
+		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: ids.Hex(16), log: opts.Logger, started: time.Now(), policy: policy,
 		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, removing: map[string]chan struct{}{},
 		live: map[Key]*Session{}, deferred: map[*Session]func(context.Context) error{},
 	}

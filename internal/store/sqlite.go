@@ -2,9 +2,7 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
@@ -15,6 +13,8 @@ import (
 	_ "modernc.org/sqlite" // the driver
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -33,7 +33,7 @@ const (
 // SQLite is a store in a file.
 type SQLite struct {
 	path     string
-	lock     *os.File
+	lock     *filelock.Lock
 	write    *sql.DB // one connection: SQLite has one writer, and waiting in Go is fair
 	read     *sql.DB
 	instance string
@@ -46,7 +46,7 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if err := xdg.Private(dir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 	}
-	if s.lock, err = lockDir(dir); err != nil {
+	if s.lock, err = lockDir(ctx, dir); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -154,9 +154,7 @@ func (s *SQLite) migrate(ctx context.Context) error {
 // identify gives the store's id and makes it the first time.
 func (s *SQLite) identify(ctx context.Context) (id string, err error) {
 	err = s.change(ctx, "identify store", func(tx *sql.Tx) error {
-		b := make([]byte, 8)
-		_, _ = rand.Read(b) // never fails
-		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", hex.EncodeToString(b)); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", ids.Hex(8)); err != nil {
 			return err
 		}
 		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&id)
@@ -176,7 +174,7 @@ func (s *SQLite) Close() error {
 		}
 	}
 	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
+		s.lock.Release()
 	}
 	return errors.Join(errs...)
 }
