@@ -63,6 +63,7 @@ type Options struct {
 
 	// For tests; 0: the constants of these names.
 	reapEvery, healthEvery, pingWait, reconnectWait, searchWait, stopWait, endGrace time.Duration
+	backoff                                                                         [RestoreAttempts]time.Duration
 	journalRoom                                                                     int
 }
 
@@ -138,6 +139,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	if m.log == nil {
 		m.log = slog.Default()
 	}
+	m.opts.backoff = cmp.Or(opts.backoff, backoff)
 	m.opts.reapEvery, m.opts.healthEvery = cmp.Or(opts.reapEvery, reapEvery), cmp.Or(opts.healthEvery, healthEvery)
 	m.opts.pingWait, m.opts.reconnectWait = cmp.Or(opts.pingWait, pingWait), cmp.Or(opts.reconnectWait, reconnectWait)
 	m.opts.searchWait, m.opts.stopWait = cmp.Or(opts.searchWait, searchWait), cmp.Or(opts.stopWait, stopWait)

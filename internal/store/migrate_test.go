@@ -42,6 +42,7 @@ func schema(t *testing.T, s *SQLite) string {
 }
 
 func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"WAL", "DELETE"} {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()
@@ -94,6 +95,7 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 }
 
 func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, statement string
 		code            v1.Code

@@ -41,7 +41,11 @@ type SQLite struct {
 
 // OpenSQLite locks a data directory and opens the store in it; both are created if they are missing. A damaged file is an
 // error and stays as it is.
-func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
+func OpenSQLite(ctx context.Context, dir string) (*SQLite, error) {
+	return openSQLite(ctx, dir, busyWait)
+}
+
+func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite, err error) {
 	s := &SQLite{path: filepath.Join(dir, File)}
 	if err := xdg.Private(dir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
@@ -66,7 +70,7 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if err != nil {
 		return nil, fileError("open store", err)
 	}
-	if s.write, err = connect(s.path, 1); err != nil {
+	if s.write, err = connect(s.path, 1, wait); err != nil {
 		return nil, s.explain("open store", err)
 	}
 	if info.Size() > 0 && info.Size() <= checkSize {
@@ -81,7 +85,7 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
 		return nil, s.explain("open store", err)
 	}
-	if s.read, err = connect(s.path, readers); err != nil {
+	if s.read, err = connect(s.path, readers, wait); err != nil {
 		return nil, s.explain("open store", err)
 	}
 	if s.instance, err = s.identify(ctx); err != nil {
@@ -92,9 +96,9 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 
 // connect opens the file. Writes survive the death of this program at any moment; after a power failure the last ones may be missing,
 // and then the backends, which lost their sandboxes too, say what there is.
-func connect(path string, conns int) (*sql.DB, error) {
+func connect(path string, conns int, wait time.Duration) (*sql.DB, error) {
 	q := url.Values{}
-	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", busyWait.Milliseconds()))
+	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", wait.Milliseconds()))
 	q.Add("_pragma", "synchronous(NORMAL)")
 	q.Add("_pragma", "foreign_keys(1)")
 	q.Add("_txlock", "immediate")
