@@ -168,9 +168,6 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// Instance returns the id that marks the sandboxes of this manager and its predecessors.
-func (m *Manager) Instance() string { return m.instance }
-
 // begin runs f in the background, and reports false without running it if the manager is leaving.
 func (m *Manager) begin(f func()) bool {
 	m.mu.Lock()

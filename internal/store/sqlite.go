@@ -214,6 +214,47 @@ func rowsOf[T any](ctx context.Context, s *SQLite, op string, scan func(*sql.Row
 	return out, s.explain(op, rows.Err())
 }
 
+// mapOf reads rows of a key and a value into a map.
+func mapOf[T any](ctx context.Context, s *SQLite, op, query string, args ...any) (map[string]T, error) {
+	out := map[string]T{}
+	_, err := rowsOf(ctx, s, op, func(rows *sql.Rows) (_ struct{}, err error) {
+		var key string
+		var value T
+		err = rows.Scan(&key, &value)
+		out[key] = value
+		return struct{}{}, err
+	}, query, args...)
+	return out, err
+}
+
+// affect runs one statement and counts the rows it changed.
+func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n int, err error) {
+	err = s.change(ctx, op, func(tx *sql.Tx) error {
+		r, err := tx.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		rows, err := r.RowsAffected()
+		n = int(rows)
+		return err
+	})
+	return n, err
+}
+
+// drop runs statements for each id, all or none.
+func (s *SQLite) drop(ctx context.Context, op string, ids []string, statements ...string) error {
+	return s.change(ctx, op, func(tx *sql.Tx) error {
+		for _, id := range ids {
+			for _, q := range statements {
+				if _, err := tx.ExecContext(ctx, q, id); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // where gathers the conditions of a query.
 type where struct {
 	text string
