@@ -12,7 +12,6 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/problem"
 )
 
 const (
@@ -31,11 +30,13 @@ type news struct {
 // nobody listens.
 func Tell(out *os.File, failed error) error {
 	var n news
-	if failed != nil {
-		if _, ok := errors.AsType[*v1.Error](failed); !ok {
-			failed = &v1.Error{Code: v1.CodeInternal, Message: failed.Error()}
+	if e, ok := errors.AsType[*v1.Error](failed); ok {
+		n.Problem = &v1.Problem{Code: e.Code, Op: e.Op, Detail: e.Message, Remedy: e.Remedy, Retry: e.Retry}
+		if e.Err != nil {
+			n.Problem.Cause = e.Err.Error()
 		}
-		n.Problem = new(problem.Of(failed))
+	} else if failed != nil {
+		n.Problem = &v1.Problem{Code: v1.CodeInternal, Detail: failed.Error()}
 	}
 	return errors.Join(json.NewEncoder(out).Encode(n), out.Close())
 }
