@@ -274,7 +274,7 @@ func (b *bench) prepare(ctx context.Context) {
 		}
 	}
 	cache := filepath.Join(b.dir, "cache")
-	b.engine = must(must(programs.Open(cache)).Engine(ctx))
+	b.engine = must(must(programs.Open(cache)).Choose(ctx, "", programs.EngineName))
 	b.backend = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "data"), CacheDir: cache}))
 	b.bare = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "bare"), CacheDir: cache, Guest: b.floor.Path, NoTemplates: true}))
 }

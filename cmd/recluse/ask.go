@@ -166,7 +166,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if strings.TrimSpace(query) == "" {
 		return usage("the question is empty")
 	}
-	opts := client.RunOptions{Query: query, Model: o.model, Sub: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
+	opts := client.RunOptions{Query: query, Model: o.model, SubModels: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
 	var err error
 	if opts.Schema, err = readSchema(o.schema); err != nil {
 		return err
@@ -263,7 +263,7 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 		if err != nil {
 			return fail(err)
 		}
-		return client.RunContext{Name: "stdin", Text: string(b)}, remove, nil
+		return client.RunContext{Name: "stdin", Text: new(string(b))}, remove, nil
 	}
 	info, err := os.Stat(path)
 	if err != nil {
@@ -283,7 +283,7 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	if err != nil {
 		return fail(err)
 	}
-	return client.RunContext{Name: filepath.Base(path), Text: string(b)}, remove, nil
+	return client.RunContext{Name: filepath.Base(path), Text: new(string(b))}, remove, nil
 }
 
 // spool writes the input to a file in a private directory. Everybody may read the file, so that the run can link to it.

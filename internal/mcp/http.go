@@ -2,21 +2,19 @@ package mcp
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"net/http"
 	"sync"
 	"time"
-
-	"github.com/recluse-dev/recluse/internal/problem"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/problem"
 )
 
 const (
@@ -61,17 +59,17 @@ func (h *Handler) Close() {
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := sameOrigin(r); err != nil {
-		refuse(w, err)
+		problem.Write(w, problem.Of(err))
 		return
 	}
 	r = r.Clone(r.Context())
-	id := rand.Text()
+	id := ids.Hex(16)
 	r.Header.Set(headerRemote, r.RemoteAddr)
 	r.Header.Set(headerHost, r.Host)
 	r.Header.Set(headerCall, id)
 	who, err := h.identify(r)
 	if err != nil {
-		refuse(w, err)
+		problem.Write(w, problem.Of(err))
 		return
 	}
 	h.mu.Lock()
@@ -158,19 +156,5 @@ func sameOrigin(r *http.Request) error {
 	if origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host {
 		return nil
 	}
-	return &v1.Error{Code: CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
-}
-
-// refuse answers as the API does.
-func refuse(w http.ResponseWriter, err error) {
-	p := problem.Of(err)
-	switch p.Code {
-	case CodeOrigin:
-		p.Status = http.StatusForbidden
-	case v1.CodeUnauthorized:
-		w.Header().Set("WWW-Authenticate", "Bearer")
-	}
-	w.Header().Set("Content-Type", v1.ProblemType)
-	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(p) // whoever has gone does not hear it
+	return &v1.Error{Code: v1.CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
 }

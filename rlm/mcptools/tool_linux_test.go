@@ -94,7 +94,7 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 				t.Errorf("the largest result: %d bytes, %v", len(got), err)
 			}
 			// More than is read at all.
-			if _, err := call(t.Context(), t, tools["shop_big"], `{"bytes":2000000}`); err == nil {
+			if _, err := call(t.Context(), t, tools["shop_big"], `{"bytes":1200000}`); err == nil {
 				t.Error("an endless result came through")
 			}
 			if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`); err != nil || got != `{"sum":1}` {
