@@ -20,11 +20,20 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 	return list
 }
 
-// open chooses a backend and makes a sandbox. The caller must close it.
-func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) (*sandbox.Sandbox, error) {
-	req := c.requirements(a)
+// backend chooses a backend for a sandbox that is made at once.
+func (a *app) backend(ctx context.Context, f *backendFlags) (sandbox.Backend, error) {
+	req, err := f.requirements(a)
+	if err != nil {
+		return nil, err
+	}
 	req.Soon = true
 	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+	return b, err
+}
+
+// open chooses a backend and makes a sandbox. The caller must close it.
+func (a *app) open(ctx context.Context, w *watch, f *backendFlags, spec sandbox.Spec) (*sandbox.Sandbox, error) {
+	b, err := a.backend(ctx, f)
 	if err != nil {
 		return nil, cause(ctx, err)
 	}

@@ -114,43 +114,25 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (
 	return p.Ensure(ctx, me, p.Background(args...))
 }
 
-// openSession opens a session, which is created as the flags say if there is none. The caller must call done.
-func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (s *client.Session, opened session.Opened, done func(), err error) {
-	for _, flag := range []string{"allow-no-isolation", "allow-container", "min-isolation", "pull"} {
-		if m != nil && m.flags.Changed(flag) {
-			return nil, opened, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
-		}
+// openOptions adds what flags say about the sandbox of a session to the options it is opened with.
+func (a *app) openOptions(f *sandboxFlags, o session.OpenOptions) (session.OpenOptions, error) {
+	if name := f.given("server"); name != "" {
+		return o, usage("--%s: for sessions the configuration of their server says this; see recluse config show", name)
 	}
-	if m != nil && m.said() {
-		if err := m.configure(a); err != nil {
-			return nil, opened, nil, err
-		}
-		spec, err := m.spec()
-		if err != nil {
-			return nil, opened, nil, err
-		}
-		spec.Env, spec.Dir = nil, "" // of the command alone
-		o.Spec = &spec
+	o.Backend = strings.Join(f.Host.Backends, ",")
+	if f.given("") == "" {
+		return o, nil
 	}
-	if m != nil && m.flags.Changed("backend") {
-		o.Backend = m.backend
-	}
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return nil, opened, nil, err
-	}
-	s, opened, err = c.Open(ctx, name, a.withLimits(o))
-	if err != nil {
-		done()
-		return nil, opened, nil, err
-	}
-	return s, opened, done, nil
+	spec, err := f.spec(a)
+	spec.Env, spec.Dir = nil, "" // of the command alone
+	o.Spec = &spec
+	return o, err
 }
 
 // withLimits adds the configured limits for a session that is created now. A session made from a snapshot has the
 // snapshot's.
 func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
-	if limits := limitsOf(a.cfg); o.From == "" && limits != (sandbox.Limits{}) {
+	if limits := a.cfg.SandboxLimits(); o.From == "" && limits != (sandbox.Limits{}) {
 		o.IfNew.Spec = &sandbox.Spec{Limits: limits}
 	}
 	return o

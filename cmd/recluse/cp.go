@@ -73,11 +73,15 @@ func (a *app) cp(ctx context.Context, sources []string, to string, o client.Copy
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	// What is copied into a session makes it; what is copied out of it must be there.
-	s, _, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
+	c, done, err := a.connect(ctx)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
+	s, _, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
+	if err != nil {
+		return cause(ctx, err)
+	}
 	o.Stdin, o.Stdout = a.stdin, a.stdout
 	var copied *client.Copied
 	if in {

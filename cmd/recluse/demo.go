@@ -19,7 +19,7 @@ import (
 const demoTimeout = time.Second
 
 func (a *app) demoCommand() *cobra.Command {
-	var c choice
+	var f backendFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show what a sandbox is: its own kernel, state, files, a limit, a snapshot, forks",
@@ -28,9 +28,9 @@ between cells, files, a limit that bites, a snapshot and its return, two forks t
 ways. The exit status is 1 if a step did not do what it should.`,
 		Example: "  recluse demo\n  recluse demo --json",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), &c) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), &f) },
 	}
-	c.register(cmd.Flags())
+	f.register(cmd.Flags())
 	return cmd
 }
 
@@ -56,14 +56,15 @@ type step struct {
 	Error   *failure      `json:"error,omitempty"`
 }
 
-func (a *app) demo(ctx context.Context, c *choice) error {
-	if err := c.configure(a); err != nil {
+func (a *app) demo(ctx context.Context, f *backendFlags) error {
+	req, err := f.requirements(a)
+	if err != nil {
 		return err
 	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	d := &demo{a: a, w: w, p: a.paint()}
-	b, _, err := backend.Select(ctx, a.backends(ctx), c.requirements(a))
+	b, _, err := backend.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return cause(ctx, err)
 	}

@@ -35,7 +35,7 @@ var demoMeetings = []string{
 }
 
 func (a *app) demoRLMCommand() *cobra.Command {
-	var m machine
+	var f sandboxFlags
 	c := &cobra.Command{
 		Use:   "rlm",
 		Short: "Show a run over 10 MB of text, with a scripted model and everything else real",
@@ -46,13 +46,13 @@ the child run with a sandbox of its own, the budget, and the record of the run. 
 The exit status is 1 if the answer is not the one that is hidden in the text.`,
 		Example: "  recluse demo rlm\n  recluse demo rlm --json",
 		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return a.demoRLM(c.Context(), &m) },
+		RunE:    func(c *cobra.Command, _ []string) error { return a.demoRLM(c.Context(), &f) },
 	}
-	m.register(c.Flags())
+	f.register(c.Flags())
 	return c
 }
 
-func (a *app) demoRLM(ctx context.Context, m *machine) error {
+func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	ctx, w := a.watch(ctx)
 	defer w.stop()
 	dir, err := os.MkdirTemp("", "recluse-demo-")
@@ -65,7 +65,7 @@ func (a *app) demoRLM(ctx context.Context, m *machine) error {
 		return err
 	}
 	root, sub := demoRoot(), demoSub()
-	e, err := a.engineOf(ctx, w, m, rlm.Options{
+	e, err := a.engineOf(ctx, w, f, rlm.Options{
 		Models: func(depth int, _ string) (llm.Model, error) {
 			if depth == 0 {
 				return root, nil

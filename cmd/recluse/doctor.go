@@ -54,7 +54,7 @@ type trial struct {
 }
 
 func (a *app) doctorCommand() *cobra.Command {
-	var c choice
+	var f backendFlags
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what works on this machine, what would be chosen, and why not the others",
@@ -65,14 +65,15 @@ The exit status is 0 when something that isolates works, else 1.`,
   recluse doctor --json
   recluse doctor --backend local --allow-no-isolation`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), &c) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), &f) },
 	}
-	c.register(cmd.Flags())
+	f.register(cmd.Flags())
 	return cmd
 }
 
-func (a *app) doctor(ctx context.Context, c *choice) error {
-	if err := c.configure(a); err != nil {
+func (a *app) doctor(ctx context.Context, f *backendFlags) error {
+	req, err := f.requirements(a)
+	if err != nil {
 		return err
 	}
 	ctx, w := a.watch(ctx)
@@ -82,7 +83,6 @@ func (a *app) doctor(ctx context.Context, c *choice) error {
 		Engine: findProgram(ctx, bundle.Engine), Guest: findProgram(ctx, bundle.Guest),
 	}
 	backends := a.backends(ctx)
-	req := c.requirements(a)
 	req.All = true
 	b, tried, err := backend.Select(ctx, backends, req)
 	d.Backends = tried

@@ -7,15 +7,14 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Runs are the business of the server. An engine of this program's own is for those that the server cannot have: of the demo, which needs no server, and with
 // the model of an agent that speaks MCP with this very process.
 
 // engineOf makes an engine with the sandboxes that flags and configuration describe.
-func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
-	g, err := a.ground(ctx, w, m)
+func (a *app) engineOf(ctx context.Context, w *watch, f *sandboxFlags, o rlm.Options) (*rlm.Engine, error) {
+	g, err := a.ground(ctx, w, f)
 	if err != nil {
 		return nil, err
 	}
@@ -33,17 +32,12 @@ type ground struct {
 }
 
 // ground makes it as flags and configuration say. It ends with the program.
-func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error) {
-	if err := m.configure(a); err != nil {
-		return nil, err
-	}
-	spec, err := m.spec()
+func (a *app) ground(ctx context.Context, w *watch, f *sandboxFlags) (*ground, error) {
+	spec, err := f.spec(a)
 	if err != nil {
 		return nil, err
 	}
-	req := m.requirements(a)
-	req.Soon = true
-	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+	b, err := a.backend(ctx, &f.backendFlags)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 
 func (a *app) forkCommand() *cobra.Command {
 	var (
-		n     count
+		n     int
 		names []string
 	)
 	c := &cobra.Command{
@@ -21,14 +21,14 @@ func (a *app) forkCommand() *cobra.Command {
 SESSION-1, SESSION-2, … unless --name says otherwise.`,
 		Example: "  recluse fork work --count 3\n  recluse fork work --name left --name right", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			if len(names) > 0 && n != 0 && int(n) != len(names) {
+			if len(names) > 0 && n != 0 && n != len(names) {
 				return usage("--count %d and %d names", n, len(names))
 			}
-			copies := max(int(n), len(names), 1)
+			copies := max(n, len(names), 1)
 			return a.fork(c.Context(), args[0], copies, names)
 		},
 	}
-	c.Flags().Var(&n, "count", "how many (default 1)")
+	c.Flags().Var(valueOf(&n), "count", "how many (default 1)")
 	c.Flags().StringArrayVar(&names, "name", nil, "`name` of a copy (repeatable)")
 	return c
 }

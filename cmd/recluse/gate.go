@@ -354,20 +354,6 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 	}
 }
 
-// judgeIn judges code that a session's server does not see as such, in the session's own mode: a script that goes in as a file.
-func (a *app) judgeIn(ctx context.Context, i session.Info, req gate.Request) (warning string, err error) {
-	cfg, err := a.config()
-	if err != nil || i.Gate == string(gate.ModeOff) && cfg.Gate.Least == string(gate.ModeOff) {
-		return "", err
-	}
-	req.Rules, req.Graph, req.Role = gate.Mode(i.Gate), gate.Mode(i.Gate), i.Role
-	j, err := a.judge(ctx, req)
-	if err != nil {
-		return "", err
-	}
-	return j.wait()
-}
-
 // wait gives the judgement; nil has passed.
 func (j *judging) wait() (warning string, err error) {
 	if j == nil {

@@ -441,7 +441,13 @@ func TestAnExecOfItsOwnPassesTheGate(t *testing.T) {
 	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
 		t.Errorf("%+v", got)
 	}
-	w.env = append(w.env, "RECLUSE_GATE_RULES=warn")
+	w.env = append(w.env, "RECLUSE_GATE_RULES=warn") // which is not the server's
+	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
+		t.Errorf("%+v", got)
+	}
+	if log := w.must("audit", "--session", "s", "--action", "command", "--json"); strings.Count(log, `"gate":"deny"`) != 2 || strings.Count(log, "shutil.rmtree") != 2 {
+		t.Errorf("the audit log has %s", log)
+	}
 	got = w.run("", "exec", "--", "bash", "-c", "echo on; exit 0\nrm -rf /")
 	if got.status != 0 || got.stdout != "on\n" || !strings.Contains(got.stderr, "rule no-root-removal") {
 		t.Errorf("%+v", got)

@@ -122,14 +122,14 @@ func (a *app) withRun(ctx context.Context, word string, do func(context.Context,
 }
 
 func (a *app) runsListCommand() *cobra.Command {
-	var limit count
+	var limit int
 	c := &cobra.Command{
 		Use: "list", Short: "List runs, the newest first", Args: cobra.NoArgs, Example: "  recluse runs list --limit 5",
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.listRuns(ctx, c, int(limit)) })
+			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.listRuns(ctx, c, limit) })
 		},
 	}
-	c.Flags().Var(&limit, "limit", "`number` of runs (default all)")
+	c.Flags().Var(valueOf(&limit), "limit", "`number` of runs (default all)")
 	return c
 }
 
@@ -290,7 +290,7 @@ func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(con
 
 func (a *app) runsReplayCommand() *cobra.Command {
 	var (
-		m     machine
+		f     sandboxFlags
 		quiet bool
 	)
 	c := &cobra.Command{
@@ -298,7 +298,7 @@ func (a *app) runsReplayCommand() *cobra.Command {
 		Long:    "Run a kept run again in a new sandbox, with the replies that models gave then. No model is asked and nothing is paid.",
 		Example: "  recluse runs replay last",
 		RunE: func(c *cobra.Command, args []string) error {
-			host, err := m.host(a)
+			host, err := f.host(a)
 			if err != nil {
 				return err
 			}
@@ -307,11 +307,11 @@ func (a *app) runsReplayCommand() *cobra.Command {
 				if err != nil {
 					return nil, err
 				}
-				return c.ReplayRun(ctx, info.ID, orNil(host))
+				return c.ReplayRun(ctx, info.ID, host)
 			})
 		},
 	}
-	m.register(c.Flags())
+	f.register(c.Flags())
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but the answer")
 	return c
 }

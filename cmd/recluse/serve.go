@@ -27,7 +27,7 @@ import (
 const detachWait = 20 * time.Second
 
 type serveOptions struct {
-	choice
+	backendFlags
 	background bool
 }
 
@@ -93,7 +93,8 @@ func (a *app) notServing(o *serveOptions, err error) error {
 
 // serve is a server from its beginning to its end.
 func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (err error) {
-	if err := o.configure(a); err != nil {
+	req, err := o.requirements(a)
+	if err != nil {
 		return err
 	}
 	ctx, w := a.watch(ctx)
@@ -144,7 +145,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		return cause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	mo := managerOptions(backends, data, cfg, o.requirements(a), log, o.background)
+	mo := managerOptions(backends, data, cfg, req, log, o.background)
 	mo.Gate, mo.Store = checker, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
@@ -165,13 +166,13 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	if so.Runs, err = a.keeper(cfg, data, backends, o.requirements(a), checker, m, log); err != nil {
+	if so.Runs, err = a.keeper(cfg, data, backends, req, checker, m, log); err != nil {
 		return err
 	}
 	defer so.Runs.Close() // before the manager: they may work in sessions
 	so.Store, so.Shutdown, so.Approvals = st, stop, questions
 	so.Health = func(ctx context.Context) error {
-		_, _, err := backend.Select(ctx, backends, o.requirements(a))
+		_, _, err := backend.Select(ctx, backends, req)
 		return err
 	}
 	if srv, err = server.New(ctx, so); err != nil {
@@ -191,7 +192,7 @@ func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config,
 		Webhook: string(cfg.Webhook.URL), AuditKept: cfg.Audit.Keep.Std(), RecordsKept: cfg.Session.Remember.Std(), Logger: log,
 	}
 	if !background && cfg.Pool.Enabled {
-		o.Warm = []sandbox.Spec{{Limits: limitsOf(cfg)}} // one that was started for a single call has nobody to keep more ready for
+		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}} // one that was started for a single call has nobody to keep more ready for
 	}
 	return o
 }

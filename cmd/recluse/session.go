@@ -40,11 +40,9 @@ processes, until it is ended or its time is up. One that nobody uses is written 
 
 func (a *app) sessionOpenCommand() *cobra.Command {
 	var (
-		m         machine
-		o         session.OpenOptions
-		ttl, idle v1.Duration
-		onIdle    string
-		vars      environment
+		sandbox sandboxFlags
+		o       session.OpenOptions
+		onIdle  string
 	)
 	c := &cobra.Command{
 		Use:   "open NAME",
@@ -57,32 +55,39 @@ and what it begins with.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Policy = session.Policy{TTL: ttl, Idle: idle, OnIdle: v1.IdleAction(onIdle)}
-			o.Vars = vars.values
-			return a.sessionOpen(c.Context(), args[0], &m, o)
+			o.Policy.OnIdle = v1.IdleAction(onIdle)
+			return a.sessionOpen(c.Context(), args[0], &sandbox, o)
 		},
 	}
 	f := c.Flags()
-	f.Var(&ttl, "ttl", "how long it lives, or none; time spent hibernated does not count")
-	f.Var(&idle, "idle", "how long it may be without use, or none")
+	f.Var(&o.Policy.TTL, "ttl", "how long it lives, or none; time spent hibernated does not count")
+	f.Var(&o.Policy.Idle, "idle", "how long it may be without use, or none")
 	f.StringVar(&onIdle, "on-idle", "", "what becomes of it then: hibernate, end or keep")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
-	f.Var(&vars, "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
+	f.Var(valueOf(&o.Vars), "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
 	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
 	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
-	m.register(f)
+	sandbox.register(f)
 	return c
 }
 
-func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
+func (a *app) sessionOpen(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) error {
+	o, err := a.openOptions(f, o)
+	if err != nil {
+		return err
+	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	_, opened, done, err := a.openSession(ctx, name, m, o)
+	c, done, err := a.connect(ctx)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer done()
+	_, opened, err := c.Open(ctx, name, a.withLimits(o))
+	if err != nil {
+		return cause(ctx, err)
+	}
 	return a.printSession(opened.Session)
 }
 

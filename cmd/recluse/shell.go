@@ -20,7 +20,7 @@ const hangUp = time.Second
 
 func (a *app) shellCommand() *cobra.Command {
 	var (
-		m       machine
+		f       sandboxFlags
 		session string
 	)
 	c := &cobra.Command{
@@ -36,16 +36,16 @@ With --json the verdict is printed on stderr when it has ended.`,
   recluse shell --session work
   recluse shell --memory 1g --mount "$PWD:/work"
   recluse shell -- python3`,
-		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &m, session, args) },
+		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &f, session, args) },
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&session, "session", "", "open it in the session of this `name`")
-	m.register(c.Flags())
+	f.register(c.Flags())
 	a.completeSession(c, "session")
 	return c
 }
 
-func (a *app) shell(ctx context.Context, m *machine, session string, args []string) error {
+func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args []string) error {
 	in := int(a.stdin.Fd())
 	screen, ok := a.stdout.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
@@ -53,7 +53,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 	}
 	ctx, w := a.watch(ctx)
 	defer w.stop()
-	t, done, err := a.target(ctx, w, session, m)
+	t, done, err := a.target(ctx, w, session, f)
 	if err != nil {
 		return err
 	}
@@ -68,10 +68,14 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 		}
 		args = []string{g.Shell}
 	}
-	a.say("%s", t.greeting())
+	_, greeting, err := t.describe(ctx)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	a.say("%s", greeting)
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
-		cmd.Env, cmd.Dir = m.env.values, m.dir
+		cmd.Env, cmd.Dir = f.sandbox.Env, f.sandbox.Dir
 	}
 	v, err := a.terminal(ctx, t, in, screen, cmd)
 	if err != nil {
