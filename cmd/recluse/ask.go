@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/session"
@@ -236,7 +237,7 @@ func readSchema(path string) (json.RawMessage, error) {
 func (a *app) answerOut(r *rlm.Result) {
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		text = harmless(text)
+		text = runview.Harmless(text)
 	}
 	if text != "" {
 		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // there is nobody else to tell

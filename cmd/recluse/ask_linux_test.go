@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/demo"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
@@ -271,7 +272,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 func TestDemoRLM(t *testing.T) {
 	w := newWorld(t)
 	got := w.run("", "demo", "rlm")
-	if got.status != 0 || got.stdout != demoAnswer+"\n" || !strings.Contains(got.stderr, "The model is scripted") || !strings.Contains(got.stderr, "child run") {
+	if got.status != 0 || got.stdout != demo.Answer+"\n" || !strings.Contains(got.stderr, "The model is scripted") || !strings.Contains(got.stderr, "child run") {
 		t.Errorf("%+v", got)
 	}
 	if !regexp.MustCompile(`models have read 100\.0 % of the context \((10,000,\d{3}) of (10,000,\d{3}) bytes\)`).MatchString(got.stderr) {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/term"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -98,7 +99,7 @@ type events struct {
 
 // Event prints one.
 func (v events) Event(e v1.RunEvent) {
-	if writeLine(v.a.stdout, e) != nil {
+	if console.WriteLine(v.a.stdout, e) != nil {
 		v.w.cancel(errPipe)
 	}
 }
@@ -114,5 +115,3 @@ func (silence) Event(v1.RunEvent) {}
 
 // Close does nothing.
 func (silence) Close() {}
-
-func harmless(s string) string { return runview.Harmless(s) }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -43,7 +44,7 @@ func (a *app) audit(ctx context.Context, o session.AuditOptions) error {
 			return err
 		}
 		if a.json {
-			if err := writeLine(a.stdout, e); err != nil {
+			if err := console.WriteLine(a.stdout, e); err != nil {
 				return err
 			}
 			continue
@@ -52,8 +53,8 @@ func (a *app) audit(ctx context.Context, o session.AuditOptions) error {
 		if e.Error != "" {
 			end = e.Error
 		}
-		line := fmt.Sprintf("%6d  %s  %-12s  %-12s  %-10s  %-10s  %s", e.ID, e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, end, clip(e.Detail, 80))
-		if _, err := fmt.Fprintln(a.stdout, oneLine(line)); err != nil {
+		line := fmt.Sprintf("%6d  %s  %-12s  %-12s  %-10s  %-10s  %s", e.ID, e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, end, console.Clip(e.Detail, 80))
+		if _, err := fmt.Fprintln(a.stdout, console.OneLine(line)); err != nil {
 			return err
 		}
 	}

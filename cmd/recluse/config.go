@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // config gives the configuration, read once.
@@ -52,21 +53,21 @@ func (a *app) showConfig() error {
 	}
 	settings := c.Settings()
 	if a.json {
-		return writeJSON(a.stdout, settings)
+		return console.WriteJSON(a.stdout, settings)
 	}
-	p := a.paint()
+	p := console.NewPaint(a.stdout)
 	section := ""
 	for _, s := range settings {
 		head, key, _ := strings.Cut(s.Key, ".")
 		if head != section {
 			section = head
-			fmt.Fprintf(a.stdout, "%s%s:%s\n", p.bold, head, p.off)
+			fmt.Fprintf(a.stdout, "%s%s:%s\n", p.Bold, head, p.Off)
 		}
 		value := s.Value
 		if value == "" || strings.ContainsAny(value, ":,#[]{} ") {
 			value = fmt.Sprintf("%q", value)
 		}
-		fmt.Fprintf(a.stdout, "  %-40s %s# %s%s\n", key+": "+value, p.dim, s.Source, p.off)
+		fmt.Fprintf(a.stdout, "  %-40s %s# %s%s\n", key+": "+value, p.Dim, s.Source, p.Off)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -96,13 +97,13 @@ func (a *app) cp(ctx context.Context, sources []string, to string, o client.Copy
 		return nil
 	}
 	if a.json {
-		return writeJSON(a.stdout, copied)
+		return console.WriteJSON(a.stdout, copied)
 	}
 	for _, name := range copied.Changed {
-		a.say("warning: %s changed while it was read", oneLine(name))
+		a.say("warning: %s changed while it was read", console.OneLine(name))
 	}
 	for _, s := range copied.Skipped {
-		a.say("left out: %s", oneLine(s))
+		a.say("left out: %s", console.OneLine(s))
 	}
 	return nil
 }

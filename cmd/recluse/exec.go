@@ -18,6 +18,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -185,7 +186,7 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 		return cause(ctx, err)
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]string{"session": name, "id": id})
+		return console.WriteJSON(a.stdout, map[string]string{"session": name, "id": id})
 	}
 	fmt.Fprintln(a.stdout, id)
 	return nil
@@ -211,7 +212,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	}
 	a.wentBack(v)
 	if a.json {
-		if err := writeJSON(a.stdout, v); err != nil {
+		if err := console.WriteJSON(a.stdout, v); err != nil {
 			return err
 		}
 		if err != nil { // stdout has its one value
@@ -257,7 +258,7 @@ func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 	switch v.Ended {
 	case v1.EndedExit:
 		if v.MemoryKills > 0 {
-			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), memoryLimit(ctx, t)))
+			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", console.Plural(v.MemoryKills, "process", "processes"), memoryLimit(ctx, t)))
 		}
 	case v1.EndedTimeout:
 		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))
@@ -267,9 +268,9 @@ func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 		parts = append(parts, v.String())
 	}
 	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == v1.EndedExit {
-		what := plural(n, "process was", "processes were") + " still running and ended with the sandbox"
+		what := console.Plural(n, "process was", "processes were") + " still running and ended with the sandbox"
 		if o.session != "" {
-			what = plural(n, "process goes", "processes go") + " on in the session"
+			what = console.Plural(n, "process goes", "processes go") + " on in the session"
 		}
 		parts = append(parts, what)
 	}
@@ -280,13 +281,6 @@ func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 		parts = append(parts, "the interpreter ended, and its variables with it")
 	}
 	return strings.Join(parts, "; ")
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
 
 // printText shows a value as text, as Python's prompt would.

@@ -1,21 +1,18 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
 func (a *app) report(err error) {
-	if a.json && writeJSON(a.stdout, map[string]any{"error": failureOf(err)}) == nil {
+	if a.json && console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(err)}) == nil {
 		return
 	}
 	a.tell(err)
@@ -61,45 +58,6 @@ func (a *app) tell(err error) {
 // say prints one line of our own on stderr.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "recluse: "+format+"\n", args...)
-}
-
-// failure is an error as JSON.
-type failure struct {
-	Code    v1.Code `json:"code"`
-	Op      string  `json:"op,omitempty"`
-	Message string  `json:"message"`
-	Remedy  string  `json:"remedy,omitempty"`
-	Retry   bool    `json:"retry"`
-	Cause   string  `json:"cause,omitempty"`
-}
-
-func failureOf(err error) failure {
-	e, ok := errors.AsType[*v1.Error](err)
-	if !ok {
-		return failure{Code: v1.CodeOf(err), Message: err.Error()}
-	}
-	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
-	remedy, cause := v1.SplitRemedy(e.Err)
-	f.Remedy = cmp.Or(e.Remedy, remedy)
-	if cause != nil {
-		f.Cause = cause.Error()
-	}
-	return f
-}
-
-// writeJSON prints one value, indented, as people read it too.
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
-// writeLine prints one value on a line of its own, for lists without an end.
-func writeLine(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }
 
 // logger hands warnings of the packages below to the user, one line each.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -59,5 +60,5 @@ func (a *app) fork(ctx context.Context, name string, n int, names []string) erro
 		}
 		infos = append(infos, i)
 	}
-	return writeJSON(a.stdout, infos)
+	return console.WriteJSON(a.stdout, infos)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -113,7 +114,7 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 		}
 	}
 	if a.json {
-		if err := writeJSON(a.stdout, all); err != nil {
+		if err := console.WriteJSON(a.stdout, all); err != nil {
 			return err
 		}
 	}
@@ -186,9 +187,9 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 		if f.Undecidable {
 			word += ", undecidable"
 		}
-		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, oneLine(f.Message), f.Rule)
+		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, console.OneLine(f.Message), f.Rule)
 		if f.Fix != "" && f.Severity != v1.GateAllow {
-			fmt.Fprintf(w, "  instead: %s\n", oneLine(f.Fix))
+			fmt.Fprintf(w, "  instead: %s\n", console.OneLine(f.Fix))
 		}
 	}
 	for _, s := range d.Suggestions {
@@ -218,9 +219,9 @@ func (a *app) gateTestCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, map[string]int{"rules": len(set.Names()), "tests": n})
+				return console.WriteJSON(a.stdout, map[string]int{"rules": len(set.Names()), "tests": n})
 			}
-			fmt.Fprintf(a.stdout, "%s of %s pass\n", plural(n, "test", "tests"), plural(len(set.Names()), "rule", "rules"))
+			fmt.Fprintf(a.stdout, "%s of %s pass\n", console.Plural(n, "test", "tests"), console.Plural(len(set.Names()), "rule", "rules"))
 			return nil
 		},
 	}
@@ -263,19 +264,19 @@ func (a *app) gateList(ctx context.Context, all bool) error {
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, questions)
+		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
 		a.say("nothing to answer")
 		return nil
 	}
 	for _, q := range questions {
-		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, oneLine(q.Request.Session), ago(q.Created), q.Request.Language)
-		for line := range strings.Lines(clip(q.Request.Text(), 2000)) {
-			fmt.Fprintf(a.stdout, "    %s\n", oneLine(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, console.OneLine(q.Request.Session), console.Ago(q.Created), q.Request.Language)
+		for line := range strings.Lines(console.Clip(q.Request.Text(), 2000)) {
+			fmt.Fprintf(a.stdout, "    %s\n", console.OneLine(strings.TrimSuffix(line, "\n")))
 		}
 		for _, f := range q.Decision.Findings {
-			fmt.Fprintf(a.stdout, "  %s\n", oneLine(f.String()))
+			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(f.String()))
 		}
 	}
 	return nil
@@ -296,7 +297,7 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, q)
+				return console.WriteJSON(a.stdout, q)
 			}
 			a.say("%s", q.State)
 			return nil

@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -53,7 +54,7 @@ func through(r runner) door {
 			v, err = r.Run(t.Context(), sandbox.Command{Shell: req.Code})
 		}
 		if v1.CodeOf(err) == v1.CodeGateRefused {
-			return said{Reason: failureOf(err).Message}
+			return said{Reason: console.NewFailure(err).Message}
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +418,7 @@ func (w *world) execDoor(req gate.Request, args ...string) said {
 	if v.Ended != "" {
 		return said{Runs: true, Reason: v.Metadata[session.MetaGate]}
 	}
-	var f failure
+	var f console.Failure
 	decodeJSON(w.t, string(v.Error), &f)
 	if f.Code != v1.CodeGateRefused {
 		w.t.Fatalf("%+v", got)

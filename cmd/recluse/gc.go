@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // collected is what was removed, as JSON.
@@ -40,9 +42,9 @@ func (a *app) gc(ctx context.Context) error {
 		return cause(ctx, err)
 	}
 	if a.json {
-		return writeJSON(a.stdout, collected(got))
+		return console.WriteJSON(a.stdout, collected(got))
 	}
-	fmt.Fprintf(a.stdout, "removed %s, %s (%s), %s, %s\n", plural(got.Sessions, "session", "sessions"), plural(got.Snapshots, "snapshot", "snapshots"),
-		bytesOf(got.Bytes), plural(got.Strays, "stray", "strays"), plural(got.Entries, "log entry", "log entries"))
+	fmt.Fprintf(a.stdout, "removed %s, %s (%s), %s, %s\n", console.Plural(got.Sessions, "session", "sessions"), console.Plural(got.Snapshots, "snapshot", "snapshots"),
+		console.Bytes(got.Bytes), console.Plural(got.Strays, "stray", "strays"), console.Plural(got.Entries, "log entry", "log entries"))
 	return nil
 }

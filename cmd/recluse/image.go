@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -43,7 +45,7 @@ func (a *app) imageFromHost(ctx context.Context, tag string) error {
 		return cause(ctx, err)
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]any{"image": tag})
+		return console.WriteJSON(a.stdout, map[string]any{"image": tag})
 	}
 	fmt.Fprintf(a.stdout, "%s\n", tag)
 	return nil

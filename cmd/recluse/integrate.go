@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/agents"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -71,7 +72,7 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		if changes == nil {
 			changes = []*agents.Change{}
 		}
-		return writeJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
+		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
 	}
 	if len(changes) == 0 {
 		a.say("nothing to change")
@@ -159,13 +160,13 @@ func (a *app) printSettings(c *agents.Change, dry bool) {
 	if dry {
 		verb = "would be " + verb
 	}
-	fmt.Fprintf(a.stdout, "%s: %s (%s)\n", oneLine(c.Path), verb, c.What)
+	fmt.Fprintf(a.stdout, "%s: %s (%s)\n", console.OneLine(c.Path), verb, c.What)
 	if c.Backup != "" {
-		fmt.Fprintf(a.stdout, "  before: %s\n", oneLine(c.Backup))
+		fmt.Fprintf(a.stdout, "  before: %s\n", console.OneLine(c.Backup))
 	}
 	if dry {
 		for _, l := range difference(string(c.Before), string(c.After)) {
-			fmt.Fprintf(a.stdout, "  %s\n", oneLine(l))
+			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(l))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 func (a *app) keyCommand() *cobra.Command {
@@ -54,7 +55,7 @@ Scopes: read looks; execute runs code, writes files and makes sessions, too; adm
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, made)
+				return console.WriteJSON(a.stdout, made)
 			}
 			fmt.Fprintln(a.stdout, made.Secret)
 			a.say("key %s of tenant %s, scope %s; it is not shown again", made.ID, made.Tenant, made.Scope)
@@ -81,7 +82,7 @@ func (a *app) keyListCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, keys)
+				return console.WriteJSON(a.stdout, keys)
 			}
 			rows := [][]string{{"ID", "NAME", "TENANT", "SCOPE", "AGE", "STATE"}}
 			for _, k := range keys {
@@ -92,11 +93,11 @@ func (a *app) keyListCommand() *cobra.Command {
 				case k.Expires != nil && k.Expires.Before(time.Now()):
 					state = "expired"
 				case k.Expires != nil:
-					state = "good for " + ahead(k.Expires)
+					state = "good for " + console.Ahead(k.Expires)
 				}
-				rows = append(rows, []string{k.ID, k.Name, k.Tenant, k.Scope, ago(k.Created), state})
+				rows = append(rows, []string{k.ID, k.Name, k.Tenant, k.Scope, console.Ago(k.Created), state})
 			}
-			return table(a.stdout, rows)
+			return console.Table(a.stdout, rows)
 		},
 	}
 }
@@ -116,7 +117,7 @@ func (a *app) keyRevokeCommand() *cobra.Command {
 				}
 			}
 			if a.json {
-				return writeJSON(a.stdout, map[string][]string{"revoked": args})
+				return console.WriteJSON(a.stdout, map[string][]string{"revoked": args})
 			}
 			return nil
 		},

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -45,7 +46,7 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 		}
 	}
 	if a.json {
-		return writeJSON(a.stdout, ops)
+		return console.WriteJSON(a.stdout, ops)
 	}
 	rows := [][]string{{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT", "COMMAND"}}
 	for _, o := range ops {
@@ -62,9 +63,9 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 		if o.PID > 0 {
 			pid = strconv.Itoa(o.PID)
 		}
-		rows = append(rows, []string{o.ID, pid, o.Kind, clip(state, 30), span(t), bytesOf(o.Stdout + o.Stderr), clip(o.Command, 60)})
+		rows = append(rows, []string{o.ID, pid, o.Kind, console.Clip(state, 30), console.Span(t), console.Bytes(o.Stdout + o.Stderr), console.Clip(o.Command, 60)})
 	}
-	return table(a.stdout, rows)
+	return console.Table(a.stdout, rows)
 }
 
 // operation finds what the user names: an id, the beginning of one, or a pid. Of several with one pid the running one is meant, else
@@ -158,7 +159,7 @@ func (a *app) kill(ctx context.Context, name string, words []string, sigName str
 		ids = append(ids, o.ID)
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"signalled": ids})
+		return console.WriteJSON(a.stdout, map[string][]string{"signalled": ids})
 	}
 	return nil
 }
@@ -191,7 +192,7 @@ func (a *app) logs(ctx context.Context, name, word string, follow bool) error {
 	}
 	var out, errs strings.Builder
 	opts := sandbox.FollowOptions{NoWait: !follow, Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}}
-	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", bytesOf(n)) }
+	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", console.Bytes(n)) }
 	if a.json {
 		opts.Stdout, opts.Stderr = &out, &errs
 	}
@@ -205,7 +206,7 @@ func (a *app) logs(ctx context.Context, name, word string, follow bool) error {
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
+		return console.WriteJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
 	}
 	if follow && v != nil && v.Ended != v1.EndedExit {
 		a.say("%s", v)
@@ -226,7 +227,7 @@ func (a *app) operationArgs(c *cobra.Command, args []string, word string) ([]str
 		}
 		for _, o := range list {
 			if strings.HasPrefix(o.ID, word) {
-				out = append(out, fmt.Sprintf("%s\t%s", o.ID, clip(oneLine(o.Command), 40)))
+				out = append(out, fmt.Sprintf("%s\t%s", o.ID, console.Clip(console.OneLine(o.Command), 40)))
 			}
 		}
 	})

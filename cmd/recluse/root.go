@@ -88,10 +88,8 @@ recluse itself failed.`,
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
 	root.AddGroup(run, sessions, serve)
-	demo := a.demoCommand()
-	demo.AddCommand(a.demoRLMCommand())
 	for group, commands := range map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), demo},
+		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(),

@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/rlm"
@@ -146,15 +147,15 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 		}
 	}
 	if a.json {
-		return writeJSON(a.stdout, list)
+		return console.WriteJSON(a.stdout, list)
 	}
 	rows := [][]string{{"RUN", "STATE", "AGE", "TURNS", "TOKENS", "COST", "QUESTION"}}
 	for _, i := range list {
 		rows = append(rows, []string{
-			i.ID, runState(i), ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), clip(i.Query, 60),
+			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), console.Clip(i.Query, 60),
 		})
 	}
-	return table(a.stdout, rows)
+	return console.Table(a.stdout, rows)
 }
 
 func runState(i *rlm.Info) string {
@@ -186,7 +187,7 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 		return writeEvents(ctx, c, info.ID, a.stdout)
 	}
 	if a.json {
-		return writeJSON(a.stdout, info)
+		return console.WriteJSON(a.stdout, info)
 	}
 	lines := runview.NewLines(a.stdout)
 	for ev, err := range c.PastRunEvents(ctx, info.ID) {
@@ -195,12 +196,12 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 		}
 		lines.Event(ev)
 	}
-	p := a.paint()
+	p := console.NewPaint(a.stdout)
 	switch {
 	case info.Running:
-		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.dim, p.off)
+		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.Dim, p.Off)
 	case info.Result == nil:
-		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.dim, info.ID, p.off)
+		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.Dim, info.ID, p.Off)
 	default:
 		fmt.Fprintln(a.stdout)
 		a.answerOut(info.Result)
@@ -214,7 +215,7 @@ func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) 
 		if err != nil {
 			return err
 		}
-		if err := writeLine(w, ev); err != nil {
+		if err := console.WriteLine(w, ev); err != nil {
 			return err
 		}
 	}
@@ -383,7 +384,7 @@ func (a *app) deleteRuns(ctx context.Context, c *client.Client, words []string) 
 		deleted = append(deleted, info.ID)
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"deleted": deleted})
+		return console.WriteJSON(a.stdout, map[string][]string{"deleted": deleted})
 	}
 	return nil
 }

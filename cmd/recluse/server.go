@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/daemon"
 )
 
@@ -46,7 +48,7 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	held, err := p.Find(c.Context())
 	if err != nil {
 		if a.json {
-			if err := writeJSON(a.stdout, map[string]any{"running": false, "log": p.Log()}); err != nil {
+			if err := console.WriteJSON(a.stdout, map[string]any{"running": false, "log": p.Log()}); err != nil {
 				return err
 			}
 		} else {
@@ -58,7 +60,7 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	s := held.Status
 	s.Callers-- // not us
 	if a.json {
-		return writeJSON(a.stdout, struct {
+		return console.WriteJSON(a.stdout, struct {
 			Running bool `json:"running"`
 			daemon.Status
 			Log string `json:"log"`
@@ -70,17 +72,17 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	}
 	rows := [][]string{
 		{"pid", fmt.Sprint(s.PID)},
-		{"started", s.Started.Local().Format(time.DateTime) + " (" + ago(s.Started) + " ago), " + how},
+		{"started", s.Started.Local().Format(time.DateTime) + " (" + console.Ago(s.Started) + " ago), " + how},
 		{"version", s.Stamp.Version},
 		{"socket", s.Socket},
-		{"listen", orDash(s.Listen)},
+		{"listen", cmp.Or(s.Listen, "-")},
 		{"data", s.Data},
 		{"callers", fmt.Sprint(s.Callers)},
 	}
 	if s.Background {
 		rows = append(rows, []string{"log", p.Log()})
 	}
-	return table(a.stdout, rows)
+	return console.Table(a.stdout, rows)
 }
 
 func (a *app) serverStop(c *cobra.Command, _ []string) error {
@@ -98,7 +100,7 @@ func (a *app) serverStop(c *cobra.Command, _ []string) error {
 		return cause(ctx, err)
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]bool{"running": false})
+		return console.WriteJSON(a.stdout, map[string]bool{"running": false})
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -129,7 +131,7 @@ func (a *app) sessionList(ctx context.Context, all bool) error {
 		infos = append(infos, i)
 	}
 	if a.json {
-		return writeJSON(a.stdout, infos)
+		return console.WriteJSON(a.stdout, infos)
 	}
 	if len(infos) == 0 {
 		a.say("no sessions; recluse exec --session NAME makes one")
@@ -137,15 +139,15 @@ func (a *app) sessionList(ctx context.Context, all bool) error {
 	}
 	rows := [][]string{{"NAME", "STATE", "BACKEND", "AGE", "UNUSED", "ENDS IN", "RUNNING", "SNAPSHOTS", "WHY"}}
 	for _, i := range infos {
-		ends := ahead(i.Expires)
+		ends := console.Ahead(i.Expires)
 		if i.Ended != nil {
 			ends = "-"
 		}
 		rows = append(rows, []string{
-			i.Key.Name, string(i.State), i.Backend, ago(i.Created), ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), clip(i.Reason, 60),
+			i.Key.Name, string(i.State), i.Backend, console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), console.Clip(i.Reason, 60),
 		})
 	}
-	return table(a.stdout, rows)
+	return console.Table(a.stdout, rows)
 }
 
 func (a *app) sessionShowCommand() *cobra.Command {
@@ -165,17 +167,17 @@ func (a *app) sessionShowCommand() *cobra.Command {
 
 func (a *app) printSession(i session.Info) error {
 	if a.json {
-		return writeJSON(a.stdout, i)
+		return console.WriteJSON(a.stdout, i)
 	}
-	p := a.paint()
+	p := console.NewPaint(a.stdout)
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(a.stdout, "%s%-11s%s %s\n", p.bold, name, p.off, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(a.stdout, "%s%-11s%s %s\n", p.Bold, name, p.Off, console.OneLine(fmt.Sprintf(format, args...)))
 	}
 	line("session", "%s (%s)", i.Key.Name, i.ID)
 	line("state", "%s: %s", i.State, i.Reason)
-	line("sandbox", "%s %s", i.Backend, orDash(i.Sandbox))
+	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
-	line("limits", "%s memory, %v cpus, %d processes, %s files", bytesOf(l.Memory), l.CPUs, l.Processes, bytesOf(l.Disk))
+	line("limits", "%s memory, %v cpus, %d processes, %s files", console.Bytes(l.Memory), l.CPUs, l.Processes, console.Bytes(l.Disk))
 	switch {
 	case i.Spec.Image != "":
 		line("image", "%s", i.Spec.Image)
@@ -194,18 +196,18 @@ func (a *app) printSession(i session.Info) error {
 	for _, v := range i.Spec.Volumes {
 		line("volume", "%s on %s", v.Name, v.Path)
 	}
-	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), ago(i.Created))
-	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), ago(i.Used))
+	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), console.Ago(i.Created))
+	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), console.Ago(i.Used))
 	if i.Ended != nil {
 		line("ended", "%s", i.Ended.Local().Format(time.DateTime))
 	} else {
-		line("ends", "in %s; extended %d of %d times", ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		line("ends", "in %s; extended %d of %d times", console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
 		if i.IdleAt != nil {
-			line("unused", "in %s: %s", ahead(i.IdleAt), i.Policy.OnIdle)
+			line("unused", "in %s: %s", console.Ahead(i.IdleAt), i.Policy.OnIdle)
 		}
 	}
 	line("running", "%d", i.Running)
-	line("output", "%s of %s", bytesOf(i.Output), bytesOf(i.Policy.Output))
+	line("output", "%s of %s", console.Bytes(i.Output), console.Bytes(i.Policy.Output))
 	line("snapshots", "%d of %d", i.Snapshots, i.Policy.Snapshots)
 	if i.StateFrom != nil {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
@@ -214,13 +216,6 @@ func (a *app) printSession(i session.Info) error {
 		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
 	}
 	return nil
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 func (a *app) sessionExtendCommand() *cobra.Command {
@@ -244,9 +239,9 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, i)
+				return console.WriteJSON(a.stdout, i)
 			}
-			fmt.Fprintf(a.stdout, "%s ends in %s; extended %d of %d times\n", args[0], ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+			fmt.Fprintf(a.stdout, "%s ends in %s; extended %d of %d times\n", args[0], console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
 			return nil
 		},
 	}
@@ -296,7 +291,7 @@ func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
 		}
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"ended": names})
+		return console.WriteJSON(a.stdout, map[string][]string{"ended": names})
 	}
 	return nil
 }
@@ -326,7 +321,7 @@ func (a *app) sessionChange(verb, short, example string, do func(*client.Session
 				infos = append(infos, i)
 			}
 			if a.json {
-				return writeJSON(a.stdout, infos)
+				return console.WriteJSON(a.stdout, infos)
 			}
 			for _, i := range infos {
 				fmt.Fprintf(a.stdout, "%s %s\n", i.Key.Name, i.State)
@@ -373,7 +368,7 @@ func (a *app) varsList(ctx context.Context, s *client.Session, _ []string) error
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, vars)
+		return console.WriteJSON(a.stdout, vars)
 	}
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
 		fmt.Fprintf(a.stdout, "%s=%s\n", k, vars[k])
@@ -387,7 +382,7 @@ func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) err
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]string{args[0]: v})
+		return console.WriteJSON(a.stdout, map[string]string{args[0]: v})
 	}
 	fmt.Fprintln(a.stdout, v)
 	return nil
@@ -460,7 +455,7 @@ func (a *app) eventsCommand() *cobra.Command {
 
 func (a *app) printEvent(e session.Event) error {
 	if a.json {
-		return writeLine(a.stdout, e)
+		return console.WriteLine(a.stdout, e)
 	}
 	parts := []string{fmt.Sprintf("%5d", e.Seq), e.Time.Local().Format(time.DateTime), fmt.Sprintf("%-10s", e.Kind)}
 	for _, p := range []string{string(e.State), e.Op, e.Reason} {
@@ -471,6 +466,6 @@ func (a *app) printEvent(e session.Event) error {
 	for _, k := range slices.Sorted(maps.Keys(e.Attrs)) {
 		parts = append(parts, k+"="+e.Attrs[k])
 	}
-	_, err := fmt.Fprintln(a.stdout, oneLine(strings.Join(parts, " ")))
+	_, err := fmt.Fprintln(a.stdout, console.OneLine(strings.Join(parts, " ")))
 	return err
 }

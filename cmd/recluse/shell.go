@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -83,7 +84,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	}
 	a.wentBack(v)
 	if a.json {
-		if err := writeJSON(a.stderr, v); err != nil {
+		if err := console.WriteJSON(a.stderr, v); err != nil {
 			return err
 		}
 	}

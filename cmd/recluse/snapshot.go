@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -53,9 +55,9 @@ func (a *app) snapshotSaveCommand() *cobra.Command {
 				return cause(ctx, err)
 			}
 			if a.json {
-				return writeJSON(a.stdout, snap)
+				return console.WriteJSON(a.stdout, snap)
 			}
-			fmt.Fprintf(a.stdout, "%s@%s  %s\n", snap.Session, snap.Name, bytesOf(snap.Size))
+			fmt.Fprintf(a.stdout, "%s@%s  %s\n", snap.Session, snap.Name, console.Bytes(snap.Size))
 			return nil
 		},
 	}
@@ -113,7 +115,7 @@ func (a *app) snapshotRestore(ctx context.Context, ref, into string) error {
 
 func (a *app) printRestored(i session.Info, ref string) error {
 	if a.json {
-		return writeJSON(a.stdout, i)
+		return console.WriteJSON(a.stdout, i)
 	}
 	fmt.Fprintf(a.stdout, "%s is as in %s\n", i.Key.Name, ref)
 	return nil
@@ -138,7 +140,7 @@ func (a *app) snapshotListCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return writeJSON(a.stdout, append([]session.Snapshot{}, list...))
+				return console.WriteJSON(a.stdout, append([]session.Snapshot{}, list...))
 			}
 			rows := [][]string{{"SNAPSHOT", "SIZE", "AGE", "PARENT", "HOLDS"}}
 			for _, s := range list {
@@ -146,9 +148,9 @@ func (a *app) snapshotListCommand() *cobra.Command {
 				if s.Memory {
 					holds = "files and memory"
 				}
-				rows = append(rows, []string{s.Session + "@" + s.Name, bytesOf(s.Size), ago(s.Created), orDash(s.Parent), holds})
+				rows = append(rows, []string{s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds})
 			}
-			return table(a.stdout, rows)
+			return console.Table(a.stdout, rows)
 		},
 	}
 }
@@ -194,7 +196,7 @@ func (a *app) snapshotDelete(ctx context.Context, args []string, all bool) error
 		}
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"deleted": args})
+		return console.WriteJSON(a.stdout, map[string][]string{"deleted": args})
 	}
 	return nil
 }
