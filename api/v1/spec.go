@@ -76,12 +76,18 @@ type Mount struct {
 	Writable bool   `json:"writable,omitempty"` // read-only otherwise
 }
 
+// String returns the mount for people.
+func (m Mount) String() string { return m.Host + " on " + m.Path }
+
 // Volume shows a named volume of a container engine inside the sandbox.
 type Volume struct {
 	Name     string `json:"name"`
 	Path     string `json:"path"`               // absolute, inside
 	Writable bool   `json:"writable,omitempty"` // read-only otherwise
 }
+
+// String returns the volume for people.
+func (v Volume) String() string { return v.Name + " on " + v.Path }
 
 var goodVolume = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 

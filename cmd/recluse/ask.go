@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,40 +165,30 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 // contextOf names a file for the user's own server; another one is sent its text. The caller must call remove once the run has begun.
 func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
 	fail := func(err error) (client.RunContext, func(), error) {
+		remove()
 		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
 	}
 	remove = func() {}
-	here := a.cfg.Client.URL == ""
-	if path == "-" && here {
+	if path == "-" {
 		dir, err := os.MkdirTemp("", "recluse-stdin-")
 		if err != nil {
 			return fail(err)
 		}
 		remove = func() { _ = os.RemoveAll(dir) } // nobody else is in it
-		file := filepath.Join(dir, "stdin")
-		if err := spool(file, a.stdin); err != nil {
-			remove()
+		x.Name, path = "stdin", filepath.Join(dir, "stdin")
+		if err := spool(path, a.stdin); err != nil {
 			return fail(err)
 		}
-		return client.RunContext{Name: "stdin", Path: file}, remove, nil
-	}
-	if path == "-" {
-		b, err := io.ReadAll(a.stdin)
-		if err != nil {
-			return fail(err)
-		}
-		return client.RunContext{Name: "stdin", Text: string(b)}, remove, nil
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return fail(err)
 	}
-	if here {
-		full, err := filepath.Abs(path) // the server works elsewhere
-		if err != nil {
+	if a.cfg.Client.URL == "" {
+		if x.Path, err = filepath.Abs(path); err != nil { // the server works elsewhere
 			return fail(err)
 		}
-		return client.RunContext{Path: full}, remove, nil
+		return x, remove, nil
 	}
 	if info.IsDir() {
 		return x, nil, usage("--context %s: a directory cannot be sent to another machine", path)
@@ -206,7 +197,8 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	if err != nil {
 		return fail(err)
 	}
-	return client.RunContext{Name: filepath.Base(path), Text: string(b)}, remove, nil
+	x.Name, x.Text = cmp.Or(x.Name, filepath.Base(path)), string(b)
+	return x, remove, nil
 }
 
 // spool writes the input to a file in a private directory. Everybody may read the file, so that the run can link to it.

@@ -28,8 +28,6 @@ func (a *app) configCommand() *cobra.Command {
 		Use:     "config",
 		Short:   "Say how recluse is configured",
 		Example: "  recluse config show",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	show := &cobra.Command{
 		Use:   "show",

@@ -38,13 +38,12 @@ func (a *app) demo(ctx context.Context, f *backendFlags) error {
 	if err != nil {
 		return err
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	b, _, err := backend.Select(ctx, a.backends(ctx), req)
 	if err != nil {
 		return cause(ctx, err)
 	}
-	o := demo.Options{Backend: b, Out: a.stdout, Made: w.guard, Failed: a.tell}
+	o := demo.Options{Backend: b, Out: a.stdout, Made: a.signals.guard, Failed: a.tell}
 	if a.json {
 		o.Out = nil
 	}
@@ -82,8 +81,7 @@ The exit status is 1 if the answer is not the one that is hidden in the text.`,
 }
 
 func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	dir, err := os.MkdirTemp("", "recluse-demo-")
 	if err != nil {
 		return err
@@ -93,7 +91,11 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	if err := demo.WriteHaystack(path); err != nil {
 		return err
 	}
-	e, err := a.engineOf(ctx, w, f, rlm.Options{
+	g, err := a.ground(ctx, f)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	e, err := g.engine(ctx, rlm.Options{
 		Models:     demo.Models(),
 		Limits:     v1.RunLimits{Tokens: new(int64(6_000_000)), Cost: new(2.0), Time: new(v1.Duration(5 * time.Minute)), Depth: new(2)},
 		PlainBelow: -1,
@@ -106,10 +108,13 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 			"  the calls from code inside, the child run and the budget are real. Nothing is paid: the prices are made up.\n\n", demo.HaystackBytes/1_000_000)
 	}
 	var last following
-	err = a.follow(ctx, w, false, func(ctx context.Context) (following, error) {
-		r, err := started(e.Start(ctx, rlm.Question{Query: demo.Question, Inputs: []rlm.Input{rlm.File(path)}, Labels: map[string]string{"demo": "rlm"}}))
+	err = a.follow(ctx, false, func(ctx context.Context) (following, error) {
+		r, err := e.Start(ctx, rlm.Question{Query: demo.Question, Inputs: []rlm.Input{rlm.File(path)}, Labels: map[string]string{"demo": "rlm"}})
+		if err != nil {
+			return nil, err
+		}
 		last = r
-		return r, err
+		return r, nil
 	})
 	if err != nil {
 		return err

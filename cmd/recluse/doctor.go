@@ -32,9 +32,8 @@ func (a *app) doctor(ctx context.Context, f *backendFlags) error {
 	if err != nil {
 		return err
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	report := doctor.Diagnose(ctx, doctor.Options{Backends: a.backends(ctx), Require: req, Made: w.guard, Failed: a.tell})
+	ctx = a.watch(ctx)
+	report := doctor.Diagnose(ctx, doctor.Options{Backends: a.backends(ctx), Require: req, Made: a.signals.guard, Failed: a.tell})
 	if a.json {
 		if err := console.WriteJSON(a.stdout, report); err != nil {
 			return err

@@ -127,28 +127,27 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 		req = gate.CommandRequest(cmd, o.sandbox)
 	}
 
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	var judged *judging // nil in a session, whose server judges
-	var err error
+	ctx = a.watch(ctx)
+	judged := func() (warning string, err error) { return "", nil } // by the server of the session
 	if o.session == "" {
+		var err error
 		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, w, o.session, &o.sandboxFlags)
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags)
 	if err != nil {
-		_, _ = judged.wait() // it leaves no process behind
+		_, _ = judged() // it leaves no process behind
 		return err
 	}
 	defer done()
-	warning, err := judged.wait()
+	warning, err := judged()
 	if err != nil {
 		return cause(ctx, err)
 	}
 
-	out := &output{w: a.stdout, cancel: w.cancel}
-	errs := &output{w: a.stderr, cancel: w.cancel}
+	out := a.output(a.stdout)
+	errs := a.output(a.stderr)
 	if a.json {
 		cmd.InlineBytes = jsonInline
 	} else {
@@ -164,12 +163,14 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	case cell:
 		c := sandbox.Cell{Code: req.Code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
 		if !a.json {
-			c.Display = func(b sandbox.Bundle) { printText(out, &b) }
+			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()) }
 		}
 		v, err = t.Cell(ctx, c)
 		if v != nil && !a.json {
-			printText(out, v.Result)
-			printTraceback(errs, v.Error)
+			printText(out, v.Result.Text())
+			if v.Error != nil {
+				printText(errs, v.Error.Traceback)
+			}
 		}
 	default:
 		v, err = t.Run(ctx, cmd)
@@ -185,11 +186,7 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 	if err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string]string{"session": name, "id": id})
-	}
-	fmt.Fprintln(a.stdout, id)
-	return nil
+	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
 
 // input gives what the command reads: ours, a terminal included, unless the shell runs us in the background of that
@@ -223,7 +220,6 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if err != nil {
 		return err
 	}
-	status := v.Status()
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == v1.EndedCancelled {
 		if !a.json {
 			a.say("cancelled %v", i)
@@ -233,10 +229,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // the verdict says it
 		a.say("%s", line)
 	}
-	if status == 0 {
-		return nil
-	}
-	return exit(status)
+	return exit(v.Status())
 }
 
 // wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
@@ -283,19 +276,15 @@ func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 	return strings.Join(parts, "; ")
 }
 
-// printText shows a value as text, as Python's prompt would.
-func printText(w io.Writer, b *sandbox.Bundle) {
-	if text := b.Text(); text != "" {
+// printText prints text, and ends its last line.
+func printText(w io.Writer, text string) {
+	if text != "" {
 		_, _ = io.WriteString(w, strings.TrimSuffix(text, "\n")+"\n") // output remembers
 	}
 }
 
-// printTraceback shows an exception as Python does.
-func printTraceback(w io.Writer, e *sandbox.CellError) {
-	if e != nil {
-		_, _ = io.WriteString(w, strings.TrimSuffix(e.Traceback, "\n")+"\n") // output remembers
-	}
-}
+// output returns one of our own streams for what runs.
+func (a *app) output(w io.Writer) *output { return &output{w: w, cancel: a.signals.cancel} }
 
 // output is one of our own streams. Once nobody reads it any more, what runs is cancelled: there is nobody to run it for.
 type output struct {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -21,32 +22,17 @@ func (a *app) report(err error) {
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
 	remedy, err := v1.SplitRemedy(err)
-	e, ok := err.(*v1.Error) //nolint:errorlint // a wrapped one is told by what wraps it
-	if !ok {
-		a.say("%v", err)
-		return
-	}
-	var line strings.Builder
-	for _, part := range []string{e.Op, e.Message} {
-		if part != "" {
-			if line.Len() > 0 {
-				line.WriteString(": ")
-			}
-			line.WriteString(part)
+	what, causes := err.Error(), []string(nil)
+	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // a wrapped one is told by what wraps it
+		what = cmp.Or((&console.Failure{Op: e.Op, Message: e.Message}).String(), string(e.Code))
+		if e.Err != nil {
+			causes = strings.Split(strings.TrimSpace(e.Err.Error()), "\n")
 		}
 	}
-	if line.Len() == 0 {
-		line.WriteString(string(e.Code))
-	}
-	var causes []string
-	if e.Err != nil {
-		causes = strings.Split(strings.TrimSpace(e.Err.Error()), "\n")
-	}
 	if len(causes) == 1 {
-		line.WriteString(": " + causes[0])
-		causes = nil
+		what, causes = what+": "+causes[0], nil
 	}
-	a.say("%s", line.String())
+	a.say("%s", what)
 	for _, c := range causes {
 		fmt.Fprintf(a.stderr, "  %s\n", c)
 	}

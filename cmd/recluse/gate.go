@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -33,8 +34,6 @@ passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is t
   recluse gate rules > my-rules.yaml && recluse gate test my-rules.yaml
   recluse gate list
   recluse gate grant ID`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
@@ -76,13 +75,6 @@ type checked struct {
 }
 
 func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string) error {
-	var mode gate.Mode
-	if o.mode != "" {
-		var err error
-		if mode, err = gate.ParseMode(o.mode); err != nil {
-			return err
-		}
-	}
 	cfg, err := a.config()
 	if err != nil {
 		return err
@@ -102,7 +94,7 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 		if err != nil {
 			return err
 		}
-		req.Role, req.Rules, req.Graph, req.Attempt = o.role, mode, mode, 1
+		req.Role, req.Rules, req.Graph, req.Attempt = o.role, gate.Mode(o.mode), gate.Mode(o.mode), 1
 		d, err := checker.Judge(ctx, req)
 		if err != nil {
 			return err
@@ -218,11 +210,8 @@ func (a *app) gateTestCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return console.WriteJSON(a.stdout, map[string]int{"rules": len(set.Names()), "tests": n})
-			}
-			fmt.Fprintf(a.stdout, "%s of %s pass\n", console.Plural(n, "test", "tests"), console.Plural(len(set.Names()), "rule", "rules"))
-			return nil
+			rules := len(set.Names())
+			return a.result(map[string]int{"rules": rules, "tests": n}, "%s of %s pass\n", console.Plural(n, "test", "tests"), console.Plural(rules, "rule", "rules"))
 		},
 	}
 }
@@ -243,22 +232,19 @@ func (a *app) gateListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the gate's questions to you", Args: cobra.NoArgs,
 		Example: "  recluse gate list\n  recluse gate list --all     # answered and expired ones, too",
-		RunE:    func(c *cobra.Command, _ []string) error { return a.gateList(c.Context(), all) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			state := v1.ApprovalPending
+			if all {
+				state = ""
+			}
+			return a.gateList(ctx, c, state)
+		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that are answered or have expired")
 	return c
 }
 
-func (a *app) gateList(ctx context.Context, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	state := v1.ApprovalPending
-	if all {
-		state = ""
-	}
+func (a *app) gateList(ctx context.Context, c *client.Client, state gate.ApprovalState) error {
 	questions, err := c.Approvals(ctx, state)
 	if err != nil {
 		return err
@@ -286,57 +272,43 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 	var note string
 	c := &cobra.Command{
 		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1), Example: "  recluse gate list\n  recluse gate " + verb + " ID",
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, done, err := a.connect(c.Context())
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			q, err := c.Resolve(ctx, args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {
 				return err
 			}
-			defer done()
-			q, err := cl.Resolve(c.Context(), args[0], client.Answer{Grant: grant, Note: note})
-			if err != nil {
-				return err
+			if !a.json {
+				a.say("%s", q.State)
 			}
-			if a.json {
-				return console.WriteJSON(a.stdout, q)
-			}
-			a.say("%s", q.State)
-			return nil
-		},
+			return a.result(q, "")
+		}),
 	}
 	c.Flags().StringVar(&note, "note", "", "`text` that the code's writer is told")
 	return c
 }
 
-// judging is the gate's judgement of what this call is about to run, begun while its sandbox is made.
-type judging struct {
-	done    chan struct{}
-	warning string
-	err     error
-}
-
-// judge begins to judge code that runs in a sandbox of this call's own. Sessions are judged by their server.
-func (a *app) judge(ctx context.Context, req gate.Request) (*judging, error) {
+// judge begins to judge code that runs in a sandbox of this call's own, while the sandbox is made; wait returns what the gate says. Sessions
+// are judged by their server.
+func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning string, err error), err error) {
 	cfg, err := a.config()
 	if err != nil {
 		return nil, err
 	}
-	j := &judging{done: make(chan struct{})}
-	go func() {
-		defer close(j.done)
+	wait = sync.OnceValues(func() (string, error) {
 		checker, err := cfg.Gate.Open(nil)
 		if err != nil {
-			j.err = err
-			return
+			return "", err
 		}
 		defer checker.Close()
 		req.Attempt = 1
 		d, err := gate.Enforce(ctx, checker, req)
-		j.err = err
-		if d.Action == v1.GateWarn {
-			j.warning = d.Reason
+		if d.Action != v1.GateWarn {
+			return "", err
 		}
-	}()
-	return j, nil
+		return d.Reason, err
+	})
+	go wait() //nolint:errcheck // who waits is told
+	return wait, nil
 }
 
 // warned tells what the gate had to say about code that ran all the same.
@@ -353,13 +325,4 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 	if text := v.Metadata[session.MetaGate]; text != "" && !a.json { // there it is part of the verdict
 		a.say("gate: %s", text)
 	}
-}
-
-// wait gives the judgement; nil has passed.
-func (j *judging) wait() (warning string, err error) {
-	if j == nil {
-		return "", nil
-	}
-	<-j.done
-	return j.warning, j.err
 }

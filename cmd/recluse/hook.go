@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -117,26 +118,21 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 	if !filepath.IsAbs(o.project) {
 		return usage("--project must be an absolute path")
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	spec := sandbox.Spec{Limits: a.cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: o.project, Path: o.project, Writable: true}}}
-	name := agents.SessionName(o.project)
-	t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
-	v, err := t.Run(ctx, sandbox.Command{
-		Shell: cmp.Or(code, ":"), // nothing is a command, too
-		Dir:   cmp.Or(o.dir, o.project),
-		RunOptions: sandbox.RunOptions{
-			Stdin:   a.input(),
-			Stdout:  &output{w: a.stdout, cancel: w.cancel},
-			Stderr:  &output{w: a.stderr, cancel: w.cancel},
-			Timeout: timeout(o.timeout),
-		},
+	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
+		spec := sandbox.Spec{Limits: a.cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: o.project, Path: o.project, Writable: true}}}
+		name := agents.SessionName(o.project)
+		t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
+		v, err := t.Run(ctx, sandbox.Command{
+			Shell: cmp.Or(code, ":"), // nothing is a command, too
+			Dir:   cmp.Or(o.dir, o.project),
+			RunOptions: sandbox.RunOptions{
+				Stdin:   a.input(),
+				Stdout:  a.output(a.stdout),
+				Stderr:  a.output(a.stderr),
+				Timeout: timeout(o.timeout),
+			},
+		})
+		a.warned(v, "")
+		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})
-	a.warned(v, "")
-	return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 }

@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
-
-	"github.com/recluse-dev/recluse/internal/console"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -14,8 +11,6 @@ func (a *app) imageCommand() *cobra.Command {
 		Use:     "image",
 		Short:   "Make images for the docker backend",
 		Example: "  recluse image from-host",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var tag string
 	host := &cobra.Command{
@@ -35,8 +30,7 @@ engine. No file of a user's is in it.`,
 }
 
 func (a *app) imageFromHost(ctx context.Context, tag string) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	b, err := a.docker()
 	if err != nil {
 		return err
@@ -44,9 +38,5 @@ func (a *app) imageFromHost(ctx context.Context, tag string) error {
 	if err := b.ImportHost(ctx, tag); err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string]any{"image": tag})
-	}
-	fmt.Fprintf(a.stdout, "%s\n", tag)
-	return nil
+	return a.result(map[string]any{"image": tag}, "%s\n", tag)
 }

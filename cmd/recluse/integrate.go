@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -120,26 +121,18 @@ func (o *integrateOptions) complete(agent string) (err error) {
 // lastingProgram is how agents call this program: by the name that PATH finds it under, which outlives an upgrade, where that is
 // this program.
 func lastingProgram() (string, error) {
-	self, err := programPath()
+	self, err := os.Executable()
 	if err != nil {
-		return "", err
+		return "", &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
-	if found := onPath(); sameProgram(self, found) {
-		return found, nil
-	}
-	return self, nil
-}
-
-// onPath is the recluse that PATH finds, or "".
-func onPath() string {
 	found, err := exec.LookPath("recluse")
 	if err == nil {
 		found, err = filepath.Abs(found)
 	}
-	if err != nil {
-		return ""
+	if err == nil && sameProgram(self, found) {
+		return found, nil
 	}
-	return found
+	return self, nil
 }
 
 func sameProgram(x, y string) bool {
@@ -166,20 +159,14 @@ func (a *app) printSettings(c *agents.Change, dry bool) {
 	}
 	if dry {
 		for _, l := range difference(string(c.Before), string(c.After)) {
-			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(l))
+			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(strings.TrimSuffix(l, "\n")))
 		}
 	}
 }
 
 // difference shows lines that go and come. What is the same at the beginning and the end is left out.
 func difference(before, after string) []string {
-	old, now := strings.Split(strings.TrimSuffix(before, "\n"), "\n"), strings.Split(strings.TrimSuffix(after, "\n"), "\n")
-	if before == "" {
-		old = nil
-	}
-	if after == "" {
-		now = nil
-	}
+	old, now := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
 	for len(old) > 0 && len(now) > 0 && old[0] == now[0] {
 		old, now = old[1:], now[1:]
 	}
@@ -194,13 +181,4 @@ func difference(before, after string) []string {
 		out = append(out, "+ "+l)
 	}
 	return out
-}
-
-// programPath is how an agent can call this program again.
-func programPath() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
-	}
-	return self, nil
 }

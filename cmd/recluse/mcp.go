@@ -37,8 +37,7 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			if calls < 0 {
 				return usage("--sampling-calls: a number of calls is needed")
 			}
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
+			ctx := a.watch(c.Context())
 			client, done, err := a.connect(ctx)
 			if err != nil {
 				return cause(ctx, err)
@@ -52,7 +51,7 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			}
 			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, samplingCalls(calls), a.logger()
 			if a.cfg.Client.URL == "" {
-				o.Engine = a.mcpEngine(w, &sandbox)
+				o.Engine = a.mcpEngine(&sandbox)
 			}
 			return cause(ctx, mcp.Serve(ctx, client, a.stdin, a.stdout, o))
 		},
@@ -89,27 +88,20 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 
 // mcpEngine makes engines for the agent's own model. It is lent to one call at a time, so each has its own engine; sandboxes and what judges code
 // are the same for all.
-func (a *app) mcpEngine(w *watch, f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
 		g  *ground
 	)
-	shared := func(ctx context.Context) (*ground, error) {
+	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if g != nil {
-			return g, nil
-		}
-		made, err := a.ground(ctx, w, f)
-		if err == nil {
+		if g == nil {
+			made, err := a.ground(ctx, f)
+			if err != nil {
+				return nil, err
+			}
 			g = made
-		}
-		return made, err
-	}
-	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
-		g, err := shared(ctx)
-		if err != nil {
-			return nil, err
 		}
 		return g.engine(ctx, rlm.Options{Models: models})
 	}

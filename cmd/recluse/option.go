@@ -81,7 +81,7 @@ func (o option) Type() string {
 	return "number"
 }
 
-// String returns a value that was given; pflag shows it as the default.
+// String returns the value for people; pflag shows it as the default.
 func (o option) String() string {
 	if !o.value.IsValid() || o.value.IsZero() {
 		return ""
@@ -90,7 +90,7 @@ func (o option) String() string {
 	case int64:
 		return config.Size(v).String()
 	default:
-		return fmt.Sprint(v)
+		return strings.Trim(fmt.Sprint(v), "[]")
 	}
 }
 

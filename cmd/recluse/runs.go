@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -33,8 +34,6 @@ resumed: its sandbox is taken over if it is still there, else restored or made a
   recluse runs resume 20260915-101112-0a1b2c3d --max-time 10m
   recluse runs fork last --at 5
   recluse runs export last --format rlm > run.jsonl`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(),
@@ -96,25 +95,10 @@ func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.She
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// withRuns connects to the server for something about kept runs.
-func (a *app) withRuns(ctx context.Context, do func(context.Context, *client.Client) error) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	if err := do(ctx, c); err != nil {
-		return cause(ctx, err)
-	}
-	return nil
-}
-
-// withRun is withRuns for one of them.
-func (a *app) withRun(ctx context.Context, word string, do func(context.Context, *client.Client, *rlm.Info) error) error {
-	return a.withRuns(ctx, func(ctx context.Context, c *client.Client) error {
-		info, err := findRun(ctx, c, word)
+// withRun is served for one of the runs.
+func (a *app) withRun(do func(context.Context, *client.Client, *rlm.Info) error) func(*cobra.Command, []string) error {
+	return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+		info, err := findRun(ctx, c, args[0])
 		if err != nil {
 			return err
 		}
@@ -126,9 +110,7 @@ func (a *app) runsListCommand() *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use: "list", Short: "List runs, the newest first", Args: cobra.NoArgs, Example: "  recluse runs list --limit 5",
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.listRuns(ctx, c, limit) })
-		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error { return a.listRuns(ctx, c, limit) }),
 	}
 	c.Flags().Var(valueOf(&limit), "limit", "`number` of runs (default all)")
 	return c
@@ -146,16 +128,13 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 			break
 		}
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, list)
-	}
 	rows := [][]string{{"RUN", "STATE", "AGE", "TURNS", "TOKENS", "COST", "QUESTION"}}
 	for _, i := range list {
 		rows = append(rows, []string{
 			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), console.Clip(i.Query, 60),
 		})
 	}
-	return console.Table(a.stdout, rows)
+	return a.resultTable(list, rows)
 }
 
 func runState(i *rlm.Info) string {
@@ -174,9 +153,7 @@ func (a *app) runsShowCommand() *cobra.Command {
 		Use: "show RUN", Short: "Show what a run did", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Long:    "Show what a run did, and its answer. With --json that is one object; with --events every event, one JSON object a line.",
 		Example: "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) })
-		},
+		RunE:    a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) }),
 	}
 	c.Flags().BoolVar(&all, "events", false, "print its events")
 	return c
@@ -226,15 +203,13 @@ func (a *app) runsCancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel RUN", Short: "Stop a run that the server works on, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs cancel last",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
-				i, err := c.CancelRun(ctx, i.ID)
-				if err != nil {
-					return err
-				}
-				return a.showRun(ctx, c, i, false)
-			})
-		},
+		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+			i, err := c.CancelRun(ctx, i.ID)
+			if err != nil {
+				return err
+			}
+			return a.showRun(ctx, c, i, false)
+		}),
 	}
 }
 
@@ -245,9 +220,7 @@ func (a *app) runsResumeCommand() *cobra.Command {
 		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
 		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
-				return c.ResumeRun(ctx, id, again)
-			})
+			return a.goOn(c.Context(), &o, args[0], (*client.Client).ResumeRun)
 		},
 	}
 	o.register(c.Flags())
@@ -263,7 +236,7 @@ func (a *app) runsForkCommand() *cobra.Command {
 		Use: "fork RUN --at TURN", Short: "Try again from one of a run's turns, as a new run", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
+			return a.goOn(c.Context(), &o, args[0], func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
 				return c.ForkRun(ctx, id, at, again)
 			})
 		},
@@ -275,7 +248,7 @@ func (a *app) runsForkCommand() *cobra.Command {
 }
 
 // goOn goes on with a kept run, with its own models unless others are named.
-func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(context.Context, *client.Client, string, client.RunAgain) (*rlm.Info, error)) error {
+func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error)) error {
 	host, err := o.host(a)
 	if err != nil {
 		return err
@@ -285,7 +258,7 @@ func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(con
 		if err != nil {
 			return nil, err
 		}
-		return begin(ctx, c, info.ID, client.RunAgain{Model: o.model, SubModels: o.sub, Limits: o.limits, Host: host})
+		return begin(c, ctx, info.ID, client.RunAgain{Model: o.model, SubModels: o.sub, Limits: o.limits, Host: host})
 	})
 }
 
@@ -327,14 +300,14 @@ func (a *app) runsExportCommand() *cobra.Command {
 			if format != "rlm" && format != "events" {
 				return usage("--format %s: there are rlm and events", format)
 			}
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+			return a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
 				return a.exportRun(out, func(w io.Writer) error {
 					if format == "rlm" {
 						return c.ExportRun(ctx, i.ID, w)
 					}
 					return writeEvents(ctx, c, i.ID, w)
 				})
-			})
+			})(c, args)
 		},
 	}
 	c.Flags().StringVar(&format, "format", "rlm", "`layout`: rlm or events")
@@ -351,11 +324,7 @@ func (a *app) exportRun(out string, write func(io.Writer) error) error {
 	if err != nil {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "export run", Message: "the file cannot be made", Err: err}
 	}
-	err = write(f)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	if err = errors.Join(write(f), f.Close()); err != nil {
 		_ = os.Remove(out) // half of it is of no use
 	}
 	return err
@@ -365,9 +334,7 @@ func (a *app) runsDeleteCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete RUN...", Short: "Remove runs with their events and their copies of the context", Args: cobra.MinimumNArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs delete last",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.deleteRuns(ctx, c, args) })
-		},
+		RunE:    a.served(a.deleteRuns),
 	}
 }
 
@@ -383,8 +350,5 @@ func (a *app) deleteRuns(ctx context.Context, c *client.Client, words []string) 
 		}
 		deleted = append(deleted, info.ID)
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string][]string{"deleted": deleted})
-	}
-	return nil
+	return a.result(map[string][]string{"deleted": deleted}, "")
 }

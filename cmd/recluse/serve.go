@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -33,9 +34,8 @@ type serveOptions struct {
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
-		o                         serveOptions
-		listen, socket, cert, key string
-		terraphim                 bool
+		o         serveOptions
+		terraphim bool
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -54,14 +54,14 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 			if err != nil {
 				return a.notServing(&o, err)
 			}
-			for flag, set := range map[string]func(){
-				"listen": func() { cfg.Server.Listen = listen }, "socket": func() { cfg.Server.Socket = socket },
-				"tls-cert": func() { cfg.Server.TLSCert = cert }, "tls-key": func() { cfg.Server.TLSKey = key },
-				"terraphim-names": func() { cfg.Server.TerraphimNames = terraphim },
-			} {
-				if c.Flags().Changed(flag) {
-					set()
+			s := &cfg.Server
+			for name, setting := range map[string]*string{"listen": &s.Listen, "socket": &s.Socket, "tls-cert": &s.TLSCert, "tls-key": &s.TLSKey} {
+				if flag := c.Flags().Lookup(name); flag.Changed {
+					*setting = flag.Value.String()
 				}
+			}
+			if c.Flags().Changed("terraphim-names") {
+				s.TerraphimNames = terraphim
 			}
 			if (cfg.Server.TLSCert == "") != (cfg.Server.TLSKey == "") {
 				return usage("--tls-cert and --tls-key go together")
@@ -70,10 +70,10 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&listen, "listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
-	f.StringVar(&socket, "socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
-	f.StringVar(&cert, "tls-cert", "", "`file` with a certificate, for --listen")
-	f.StringVar(&key, "tls-key", "", "`file` with its key")
+	f.String("listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
+	f.String("socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
+	f.String("tls-cert", "", "`file` with a certificate, for --listen")
+	f.String("tls-key", "", "`file` with its key")
 	f.BoolVar(&terraphim, "terraphim-names", false, "offer the tools of MCP also by the names terraphim gives them (rlm_code, rlm_bash, …)")
 	f.BoolVar(&o.background, "background", false, "be the one that was started by itself")
 	_ = f.MarkHidden("background")
@@ -97,8 +97,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	data, err := xdg.Data()
 	if err != nil {
 		return err
@@ -232,7 +231,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	if err != nil {
 		stop()
 	}
-	notify(ctx, "READY=1")
+	_, _ = systemd.SdNotify(false, systemd.SdNotifyReady) // a manager that does not hear it notices by itself
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().String(), "network", l.Addr().Network(), "pid", os.Getpid())
 	}
@@ -249,7 +248,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 		err, why = errors.Join(err, e), "a listener failed"
 	}
 	log.Info("leaving; sessions live on for the next server", "why", why)
-	notify(ctx, "STOPPING=1")
+	_, _ = systemd.SdNotify(false, systemd.SdNotifyStopping)
 	host.Depart()
 	stop()
 	for range left {

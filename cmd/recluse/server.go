@@ -18,8 +18,6 @@ func (a *app) serverCommand() *cobra.Command {
 		Long: `Sessions are looked after by a small server in the background. The first call that needs it starts it, a newer recluse replaces it,
 and it ends by itself when nothing is left to look after. There is no need to do anything about it.`,
 		Example: "  recluse server status\n  recluse server stop",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		&cobra.Command{
@@ -37,22 +35,14 @@ and it ends by itself when nothing is left to look after. There is no need to do
 }
 
 func (a *app) serverStatus(c *cobra.Command, _ []string) error {
-	cfg, err := a.config()
-	if err != nil {
-		return err
-	}
-	p, err := place(cfg)
+	p, err := a.place()
 	if err != nil {
 		return err
 	}
 	held, err := p.Find(c.Context())
 	if err != nil {
-		if a.json {
-			if err := console.WriteJSON(a.stdout, map[string]any{"running": false, "log": p.Log()}); err != nil {
-				return err
-			}
-		} else {
-			fmt.Fprintln(a.stdout, "no server runs; the next call that needs one starts it")
+		if err := a.result(map[string]any{"running": false, "log": p.Log()}, "no server runs; the next call that needs one starts it\n"); err != nil {
+			return err
 		}
 		return exit(1)
 	}
@@ -86,21 +76,13 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 }
 
 func (a *app) serverStop(c *cobra.Command, _ []string) error {
-	cfg, err := a.config()
+	p, err := a.place()
 	if err != nil {
 		return err
 	}
-	p, err := place(cfg)
-	if err != nil {
-		return err
-	}
-	ctx, w := a.watch(c.Context())
-	defer w.stop()
+	ctx := a.watch(c.Context())
 	if err := p.Stop(ctx); err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string]bool{"running": false})
-	}
-	return nil
+	return a.result(map[string]bool{"running": false}, "")
 }

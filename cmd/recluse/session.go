@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -27,8 +28,6 @@ processes, until it is ended or its time is up. One that nobody uses is written 
   recluse session list
   recluse session extend work --for 30m
   recluse session end work`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(), a.sessionEndCommand(),
@@ -58,7 +57,17 @@ and what it begins with.`,
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Policy.OnIdle = v1.IdleAction(onIdle)
-			return a.sessionOpen(c.Context(), args[0], &sandbox, o)
+			o, err := a.openOptions(&sandbox, o)
+			if err != nil {
+				return err
+			}
+			return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+				_, opened, err := c.Open(ctx, args[0], a.withLimits(o))
+				if err != nil {
+					return err
+				}
+				return a.printSession(opened.Session)
+			})(c, args)
 		},
 	}
 	f := c.Flags()
@@ -74,25 +83,6 @@ and what it begins with.`,
 	return c
 }
 
-func (a *app) sessionOpen(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) error {
-	o, err := a.openOptions(f, o)
-	if err != nil {
-		return err
-	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	_, opened, err := c.Open(ctx, name, a.withLimits(o))
-	if err != nil {
-		return cause(ctx, err)
-	}
-	return a.printSession(opened.Session)
-}
-
 func (a *app) sessionListCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
@@ -102,7 +92,13 @@ func (a *app) sessionListCommand() *cobra.Command {
 		Long:    "List sessions, by name. Looking at a session is not use: it renews nothing.",
 		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --json",
 		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return a.sessionList(c.Context(), all) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			var o session.ListOptions
+			if all {
+				o.States = everyState
+			}
+			return a.sessionList(ctx, c, o)
+		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that have ended or expired")
 	return c
@@ -113,16 +109,7 @@ var everyState = []session.State{
 	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
 }
 
-func (a *app) sessionList(ctx context.Context, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	var o session.ListOptions
-	if all {
-		o.States = everyState
-	}
+func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListOptions) error {
 	infos := []session.Info{}
 	for i, err := range c.List(ctx, o) {
 		if err != nil {
@@ -130,10 +117,7 @@ func (a *app) sessionList(ctx context.Context, all bool) error {
 		}
 		infos = append(infos, i)
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, infos)
-	}
-	if len(infos) == 0 {
+	if len(infos) == 0 && !a.json {
 		a.say("no sessions; recluse exec --session NAME makes one")
 		return nil
 	}
@@ -147,21 +131,20 @@ func (a *app) sessionList(ctx context.Context, all bool) error {
 			i.Key.Name, string(i.State), i.Backend, console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), console.Clip(i.Reason, 60),
 		})
 	}
-	return console.Table(a.stdout, rows)
+	return a.resultTable(infos, rows)
 }
 
 func (a *app) sessionShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "Say everything about a session", Example: "  recluse session show work\n  recluse session show work --json", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			_, i, done, err := a.session(c.Context(), args[0])
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			_, i, err := c.Get(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			defer done()
 			return a.printSession(i)
-		},
+		}),
 	}
 }
 
@@ -178,23 +161,10 @@ func (a *app) printSession(i session.Info) error {
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
 	line("limits", "%s memory, %v cpus, %d processes, %s files", console.Bytes(l.Memory), l.CPUs, l.Processes, console.Bytes(l.Disk))
-	switch {
-	case i.Spec.Image != "":
-		line("image", "%s", i.Spec.Image)
-	case i.Spec.RootFS != "":
-		line("rootfs", "%s", i.Spec.RootFS)
-	}
-	if i.Spec.User != "" {
-		line("user", "%s", i.Spec.User)
-	}
-	if i.Spec.Shell != "" {
-		line("shell", "%s", i.Spec.Shell)
-	}
-	for _, m := range i.Spec.Mounts {
-		line("mount", "%s on %s", m.Host, m.Path)
-	}
-	for _, v := range i.Spec.Volumes {
-		line("volume", "%s on %s", v.Name, v.Path)
+	for _, o := range optionsOf(&i.Spec) {
+		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
+			line(o.name(), "%s", o)
+		}
 	}
 	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), console.Ago(i.Created))
 	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), console.Ago(i.Used))
@@ -225,25 +195,19 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 		Short:   "Give a session more time",
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == v1.NoLimit {
+		PreRunE: func(*cobra.Command, []string) error {
+			if by == v1.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
-			s, _, done, err := a.session(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			defer done()
-			i, err := s.Extend(c.Context(), time.Duration(by))
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return console.WriteJSON(a.stdout, i)
-			}
-			fmt.Fprintf(a.stdout, "%s ends in %s; extended %d of %d times\n", args[0], console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
 			return nil
 		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			i, err := c.Session(args[0]).Extend(ctx, by.Std())
+			if err != nil {
+				return err
+			}
+			return a.result(i, "%s ends in %s; extended %d of %d times\n", args[0], console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		}),
 	}
 	c.Flags().Var(&by, "for", "how much (default: as much as the policy allows)")
 	return c
@@ -257,24 +221,21 @@ func (a *app) sessionEndCommand() *cobra.Command {
 		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. Ending one
 that has ended is no error.`,
 		Example: "  recluse session end work\n  recluse session end --all", ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return usage("name the sessions to end, or give --all")
 			}
-			return a.sessionEnd(c.Context(), args, all)
+			return nil
 		},
+		RunE: a.served(a.sessionEnd),
 	}
 	c.Flags().BoolVar(&all, "all", false, "all there are")
 	return c
 }
 
-func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if all {
+// sessionEnd ends sessions; no names: all there are.
+func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) error {
+	if len(names) == 0 {
 		for i, err := range c.List(ctx, session.ListOptions{}) {
 			if err != nil {
 				return err
@@ -290,44 +251,29 @@ func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
 			return err
 		}
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string][]string{"ended": names})
-	}
-	return nil
+	return a.result(map[string][]string{"ended": names}, "")
 }
 
 // sessionChange is a verb that does one thing to each session and says nothing more.
 func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
 	return &cobra.Command{
 		Use: verb + " NAME...", Short: short, Example: example, Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
-			cl, done, err := a.connect(ctx)
-			if err != nil {
-				return cause(ctx, err)
-			}
-			defer done()
-			infos := []session.Info{}
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			infos, lines := []session.Info{}, ""
 			for _, name := range args {
-				s := cl.Session(name)
+				s := c.Session(name)
 				if err := do(s, ctx); err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				i, err := s.Info(ctx)
 				if err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				infos = append(infos, i)
+				lines += fmt.Sprintf("%s %s\n", i.Key.Name, i.State)
 			}
-			if a.json {
-				return console.WriteJSON(a.stdout, infos)
-			}
-			for _, i := range infos {
-				fmt.Fprintf(a.stdout, "%s %s\n", i.Key.Name, i.State)
-			}
-			return nil
-		},
+			return a.result(infos, "%s", lines)
+		}),
 	}
 }
 
@@ -340,18 +286,11 @@ func (a *app) varsCommand() *cobra.Command {
   recluse session vars get work goal
   recluse session vars list work
   recluse session vars delete work goal`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	with := func(do func(ctx context.Context, s *client.Session, args []string) error) func(*cobra.Command, []string) error {
-		return func(c *cobra.Command, args []string) error {
-			s, _, done, err := a.session(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			defer done()
-			return do(c.Context(), s, args[1:])
-		}
+		return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			return do(ctx, c.Session(args[0]), args[1:])
+		})
 	}
 	c.AddCommand(
 		&cobra.Command{Use: "list NAME", Short: "List them", Example: "  recluse session vars list work", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsList)},
@@ -367,13 +306,11 @@ func (a *app) varsList(ctx context.Context, s *client.Session, _ []string) error
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, vars)
-	}
+	lines := ""
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		fmt.Fprintf(a.stdout, "%s=%s\n", k, vars[k])
+		lines += k + "=" + vars[k] + "\n"
 	}
-	return nil
+	return a.result(vars, "%s", lines)
 }
 
 func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) error {
@@ -381,11 +318,7 @@ func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) err
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return console.WriteJSON(a.stdout, map[string]string{args[0]: v})
-	}
-	fmt.Fprintln(a.stdout, v)
-	return nil
+	return a.result(map[string]string{args[0]: v}, "%s\n", v)
 }
 
 func (a *app) varsSet(ctx context.Context, s *client.Session, args []string) error {
@@ -429,24 +362,17 @@ func (a *app) eventsCommand() *cobra.Command {
 		Use: "events NAME", Short: "Print what happened to a session", Example: "  recluse session events work\n  recluse session events work --follow --json", Args: cobra.ExactArgs(1),
 		Long:              "Print what happened to a session, oldest first. With --json each event is one line.",
 		ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
-			s, _, done, err := a.session(ctx, args[0])
-			if err != nil {
-				return cause(ctx, err)
-			}
-			defer done()
-			for e, err := range s.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			for e, err := range c.Session(args[0]).Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				if err := a.printEvent(e); err != nil {
 					return err
 				}
 			}
 			return nil
-		},
+		}),
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as they happen")
 	c.Flags().Int64Var(&after, "after", 0, "begin behind this `number`")

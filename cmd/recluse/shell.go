@@ -52,9 +52,8 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	t, done, err := a.target(ctx, w, session, f)
+	ctx = a.watch(ctx)
+	t, done, err := a.target(ctx, session, f)
 	if err != nil {
 		return err
 	}
@@ -94,10 +93,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if v.Ended != v1.EndedExit {
 		a.say("%s", v)
 	}
-	if status := v.Status(); status != 0 {
-		return exit(status)
-	}
-	return nil
+	return exit(v.Status())
 }
 
 // terminal runs a command on our terminal, which is raw meanwhile and as before on every way out.
@@ -125,21 +121,15 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	}
 	signals := make(chan os.Signal, 1)
 	notifyResize(signals)
-	done := make(chan struct{})
-	defer close(done)
+	defer close(signals)
 	defer signal.Stop(signals)
 	go func() {
-		for {
+		for range signals {
 			select {
-			case <-done:
-				return
-			case <-signals:
+			case <-resize: // nobody has taken the size before, which no longer matters
+			default:
 			}
-			select {
-			case resize <- size():
-			case <-done:
-				return
-			}
+			resize <- size()
 		}
 	}()
 	first := size()

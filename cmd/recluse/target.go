@@ -24,7 +24,7 @@ type target interface {
 }
 
 // target returns the session of a name, or without a name makes a sandbox. The caller must call done.
-func (a *app) target(ctx context.Context, w *watch, name string, f *sandboxFlags) (t target, done func(), err error) {
+func (a *app) target(ctx context.Context, name string, f *sandboxFlags) (t target, done func(), err error) {
 	if name != "" {
 		return a.inSession(ctx, name, f, session.OpenOptions{})
 	}
@@ -32,7 +32,7 @@ func (a *app) target(ctx context.Context, w *watch, name string, f *sandboxFlags
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := a.open(ctx, w, &f.backendFlags, spec)
+	s, err := a.open(ctx, &f.backendFlags, spec)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -79,7 +79,7 @@ func (d *demo) show(ctx context.Context) (failed bool) {
 	defer d.cleanUp(ctx)
 	for _, s := range []struct {
 		title string
-		run   func(ctx context.Context, tell func(format string, args ...any)) error
+		run   func(context.Context, *attempt)
 	}{
 		{"a sandbox, and the first line of Python in it", d.boot},
 		{"a kernel of its own", d.kernel},
@@ -93,20 +93,20 @@ func (d *demo) show(ctx context.Context) (failed bool) {
 		if ctx.Err() != nil {
 			return true
 		}
-		st := Step{Title: s.title}
+		t := attempt{step: Step{Title: s.title}}
 		start := time.Now()
-		err := s.run(ctx, func(format string, args ...any) { st.Lines = append(st.Lines, fmt.Sprintf(format, args...)) })
-		st.Took = time.Since(start)
+		s.run(ctx, &t)
+		t.step.Took = time.Since(start)
 		switch {
-		case err == nil:
-			st.OK = true
-		case errors.Is(err, sandbox.ErrNotSupported):
-			st.OK, st.Skipped = true, console.NewFailure(err).Message
+		case t.err == nil:
+			t.step.OK = true
+		case errors.Is(t.err, sandbox.ErrNotSupported):
+			t.step.OK, t.step.Skipped = true, console.NewFailure(t.err).Message
 		default:
-			st.Error, failed = console.NewFailure(err), true
+			t.step.Error, failed = console.NewFailure(t.err), true
 		}
-		d.steps = append(d.steps, st)
-		d.tell(len(d.steps), st)
+		d.steps = append(d.steps, t.step)
+		d.tell(len(d.steps), t.step)
 		if d.s == nil {
 			return true
 		}
@@ -142,220 +142,192 @@ func (d *demo) close(s *sandbox.Sandbox) {
 	}
 }
 
-// cell runs code that must succeed and gives its value, or what it printed.
-func (d *demo) cell(ctx context.Context, s *sandbox.Sandbox, code string) (string, error) {
-	v, err := s.Cell(ctx, sandbox.Cell{Code: code})
-	if err != nil {
-		return "", err
+// attempt is a step under way. After its first failure it does nothing more, so that a step need not look after each call.
+type attempt struct {
+	step Step
+	err  error
+}
+
+// must notes a failure.
+func (t *attempt) must(err error) {
+	if t.err == nil {
+		t.err = err
 	}
-	if !v.OK() {
-		why := v.String()
-		if v.Error != nil {
-			why = v.Error.Name + ": " + v.Error.Value
+}
+
+// want fails the step unless something holds.
+func (t *attempt) want(ok bool, format string, args ...any) {
+	if !ok {
+		t.must(&v1.Error{Code: v1.CodeInternal, Message: "not what was expected: " + fmt.Sprintf(format, args...)})
+	}
+}
+
+// tell adds lines to what is shown.
+func (t *attempt) tell(format string, args ...any) {
+	if t.err == nil {
+		t.step.Lines = append(t.step.Lines, fmt.Sprintf(format, args...))
+	}
+}
+
+// verdict runs something. The verdict is never nil.
+func (t *attempt) verdict(run func() (*sandbox.Verdict, error)) *sandbox.Verdict {
+	if t.err == nil {
+		v, err := run()
+		if err == nil {
+			return v
 		}
-		return "", unexpected("%q ended with %s", code, why)
+		t.err = err
 	}
+	return &sandbox.Verdict{}
+}
+
+// cell runs code that must succeed and returns its value, or what it printed.
+func (t *attempt) cell(ctx context.Context, s *sandbox.Sandbox, code string) string {
+	v := t.verdict(func() (*sandbox.Verdict, error) { return s.Cell(ctx, sandbox.Cell{Code: code}) })
+	if t.err != nil {
+		return ""
+	}
+	why := v.String()
+	if v.Error != nil {
+		why = v.Error.Name + ": " + v.Error.Value
+	}
+	t.want(v.OK(), "%q ended with %s", code, why)
 	if v.Result != nil {
-		return v.Result.Text(), nil
+		return v.Result.Text()
 	}
-	return strings.TrimSpace(v.Stdout.String()), nil
+	return strings.TrimSpace(v.Stdout.String())
 }
 
-func unexpected(format string, args ...any) error {
-	return &v1.Error{Code: v1.CodeInternal, Message: "not what was expected: " + fmt.Sprintf(format, args...)}
-}
+func (t *attempt) expect(got, want string) { t.want(got == want, "%q, and not %q", got, want) }
 
-func (d *demo) boot(ctx context.Context, tell func(string, ...any)) error {
+func (d *demo) boot(ctx context.Context, t *attempt) {
 	start := time.Now()
 	s, err := sandbox.Open(ctx, d.Backend, sandbox.Spec{})
 	if err != nil {
-		return err
+		t.must(err)
+		return
 	}
 	d.s = s
 	d.Made(s)
 	made := time.Since(start)
 	start = time.Now()
-	got, err := d.cell(ctx, s, `f"hello from Python {__import__('platform').python_version()}"`)
-	if err != nil {
-		return err
-	}
-	tell("sandbox %s in %s, first cell in %s", s.ID(), console.Short(made), console.Short(time.Since(start)))
-	tell(">>> %s", got)
+	got := t.cell(ctx, s, `f"hello from Python {__import__('platform').python_version()}"`)
+	t.tell("sandbox %s in %s, first cell in %s", s.ID(), console.Short(made), console.Short(time.Since(start)))
+	t.tell(">>> %s", got)
 	start = time.Now()
-	if _, err := d.cell(ctx, s, "1+1"); err != nil {
-		return err
-	}
-	tell("the next cell takes %s", console.Short(time.Since(start)))
-	return nil
+	t.cell(ctx, s, "1+1")
+	t.tell("the next cell takes %s", console.Short(time.Since(start)))
 }
 
-func (d *demo) kernel(ctx context.Context, tell func(string, ...any)) error {
-	inside, err := d.cell(ctx, d.s, "import platform; print(platform.release())")
-	if err != nil {
-		return err
-	}
-	tell("host:   Linux %s", doctor.HostKernel())
-	tell("inside: Linux %s", inside)
+func (d *demo) kernel(ctx context.Context, t *attempt) {
+	inside := t.cell(ctx, d.s, "import platform; print(platform.release())")
+	t.tell("host:   Linux %s", doctor.HostKernel())
+	t.tell("inside: Linux %s", inside)
 	if d.Backend.Capabilities(ctx).Isolation < sandbox.IsolationKernel {
-		return backend.NotSupported(d.Backend.Name(), "isolate", "")
+		t.must(backend.NotSupported(d.Backend.Name(), "isolate", ""))
 	}
-	v, err := d.s.Run(ctx, sandbox.Command{Shell: "id; echo $(ls /)"})
-	if err != nil {
-		return err
-	}
-	tell("$ id; echo $(ls /)\n%s", v.Stdout)
-	if inside == doctor.HostKernel() {
-		return unexpected("it is the host's kernel")
-	}
-	return nil
+	v := t.verdict(func() (*sandbox.Verdict, error) { return d.s.Run(ctx, sandbox.Command{Shell: "id; echo $(ls /)"}) })
+	t.tell("$ id; echo $(ls /)\n%s", v.Stdout)
+	t.want(inside != doctor.HostKernel(), "it is the host's kernel")
 }
 
-func (d *demo) state(ctx context.Context, tell func(string, ...any)) error {
-	if _, err := d.cell(ctx, d.s, "x = 41\nwords = ['a', 'machine', 'of', 'its', 'own']"); err != nil {
-		return err
-	}
-	v, err := d.s.Cell(ctx, sandbox.Cell{Code: "y = x + 1\n1/0"})
-	if err != nil {
-		return err
-	}
+func (d *demo) state(ctx context.Context, t *attempt) {
+	t.cell(ctx, d.s, "x = 41\nwords = ['a', 'machine', 'of', 'its', 'own']")
+	v := t.verdict(func() (*sandbox.Verdict, error) { return d.s.Cell(ctx, sandbox.Cell{Code: "y = x + 1\n1/0"}) })
 	if v.Error == nil || v.Error.Name != "ZeroDivisionError" || !v.StateKept {
-		return unexpected("an exception that was told as %s", v)
+		t.want(false, "an exception that was told as %s", v)
+		return
 	}
-	tell(">>> x = 41")
-	tell(">>> y = x + 1; 1/0   # %s: %s", v.Error.Name, v.Error.Value)
-	got, err := d.cell(ctx, d.s, "(y, ' '.join(words))")
-	if err != nil {
-		return err
-	}
-	tell(">>> (y, ' '.join(words))\n%s", got)
-	return expect(got, "(42, 'a machine of its own')")
+	t.tell(">>> x = 41")
+	t.tell(">>> y = x + 1; 1/0   # %s: %s", v.Error.Name, v.Error.Value)
+	got := t.cell(ctx, d.s, "(y, ' '.join(words))")
+	t.tell(">>> (y, ' '.join(words))\n%s", got)
+	t.expect(got, "(42, 'a machine of its own')")
 }
 
-func expect(got, want string) error {
-	if got != want {
-		return unexpected("%q, and not %q", got, want)
-	}
-	return nil
-}
-
-func (d *demo) files(ctx context.Context, tell func(string, ...any)) error {
+func (d *demo) files(ctx context.Context, t *attempt) {
 	g, err := d.s.Guest(ctx)
 	if err != nil {
-		return err
+		t.must(err)
+		return
 	}
 	in, out := g.Home+"/numbers.csv", g.Home+"/sum.txt"
-	if err := d.s.Files().WriteAll(ctx, in, []byte("3\n4\n5\n"), sandbox.WriteOptions{}); err != nil {
-		return err
-	}
-	if _, err := d.cell(ctx, d.s, fmt.Sprintf("open(%q, 'w').write(str(sum(map(int, open(%q)))))", out, in)); err != nil {
-		return err
-	}
+	t.must(d.s.Files().WriteAll(ctx, in, []byte("3\n4\n5\n"), sandbox.WriteOptions{}))
+	t.cell(ctx, d.s, fmt.Sprintf("open(%q, 'w').write(str(sum(map(int, open(%q)))))", out, in))
 	got, err := d.s.Files().ReadAll(ctx, out)
-	if err != nil {
-		return err
-	}
-	tell("wrote %s, summed it up inside, read %s: %s", in, out, got)
-	if _, err := os.Stat(out); err == nil && d.Backend.Capabilities(ctx).Isolation > sandbox.IsolationNone {
-		return unexpected("%s is on the host", out)
-	}
-	return expect(string(got), "12")
+	t.must(err)
+	t.tell("wrote %s, summed it up inside, read %s: %s", in, out, got)
+	_, err = os.Stat(out)
+	t.want(err != nil || d.Backend.Capabilities(ctx).Isolation == sandbox.IsolationNone, "%s is on the host", out)
+	t.expect(string(got), "12")
 }
 
-func (d *demo) limit(ctx context.Context, tell func(string, ...any)) error {
-	v, err := d.s.Run(ctx, sandbox.Command{Shell: "echo working; (setsid sleep 1000 &) ; sleep 1000", RunOptions: sandbox.RunOptions{Timeout: timeout}})
-	if err != nil {
-		return err
-	}
-	if v.Ended != v1.EndedTimeout {
-		return unexpected("a command without end gave %s", v)
-	}
-	tell("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; everything it started has ended too", v, strings.TrimSpace(v.Stdout.String()))
-	v, err = d.s.Cell(ctx, sandbox.Cell{Code: "while True: pass", RunOptions: sandbox.RunOptions{Timeout: timeout / 2}})
-	if err != nil {
-		return err
-	}
-	if v.Ended != v1.EndedTimeout || !v.StateKept {
-		return unexpected("a loop without end gave %s, state kept: %t", v, v.StateKept)
-	}
-	got, err := d.cell(ctx, d.s, "x")
-	if err != nil {
-		return err
-	}
-	tell(">>> while True: pass\n%s; x is still %s", v, got)
-	return expect(got, "41")
+func (d *demo) limit(ctx context.Context, t *attempt) {
+	v := t.verdict(func() (*sandbox.Verdict, error) {
+		return d.s.Run(ctx, sandbox.Command{Shell: "echo working; (setsid sleep 1000 &) ; sleep 1000", RunOptions: sandbox.RunOptions{Timeout: timeout}})
+	})
+	t.want(v.Ended == v1.EndedTimeout, "a command without end gave %s", v)
+	t.tell("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; everything it started has ended too", v, strings.TrimSpace(v.Stdout.String()))
+	v = t.verdict(func() (*sandbox.Verdict, error) {
+		return d.s.Cell(ctx, sandbox.Cell{Code: "while True: pass", RunOptions: sandbox.RunOptions{Timeout: timeout / 2}})
+	})
+	t.want(v.Ended == v1.EndedTimeout && v.StateKept, "a loop without end gave %s, state kept: %t", v, v.StateKept)
+	got := t.cell(ctx, d.s, "x")
+	t.tell(">>> while True: pass\n%s; x is still %s", v, got)
+	t.expect(got, "41")
 }
 
-func (d *demo) snapshot(ctx context.Context, tell func(string, ...any)) error {
+func (d *demo) snapshot(ctx context.Context, t *attempt) {
 	snap, err := d.s.Snapshot(ctx, sandbox.SnapshotOptions{})
 	if err != nil {
-		return err
+		t.must(err)
+		return
 	}
 	d.snap = snap
-	tell("snapshot %s, %.1f MB, x is 41 in it", snap.ID, float64(snap.Size)/1e6)
-	return nil
+	t.tell("snapshot %s, %.1f MB, x is 41 in it", snap.ID, float64(snap.Size)/1e6)
 }
 
-func (d *demo) restore(ctx context.Context, tell func(string, ...any)) error {
+func (d *demo) restore(ctx context.Context, t *attempt) {
 	if d.snap == nil {
-		return backend.NotSupported(d.Backend.Name(), "restore", "")
+		t.must(backend.NotSupported(d.Backend.Name(), "restore", ""))
+		return
 	}
-	if _, err := d.cell(ctx, d.s, "x = 'changed since'"); err != nil {
-		return err
-	}
+	t.cell(ctx, d.s, "x = 'changed since'")
 	old, err := sandbox.Restore(ctx, d.Backend, d.snap, sandbox.RestoreOptions{})
 	if err != nil {
-		return err
+		t.must(err)
+		return
 	}
 	d.Made(old)
 	defer d.close(old)
-	now, err := d.cell(ctx, d.s, "x")
-	if err != nil {
-		return err
-	}
-	then, err := d.cell(ctx, old, "x")
-	if err != nil {
-		return err
-	}
-	tell("x in the running session: %s; in the snapshot brought back to life: %s", now, then)
-	return expect(then, "41")
+	now, then := t.cell(ctx, d.s, "x"), t.cell(ctx, old, "x")
+	t.tell("x in the running session: %s; in the snapshot brought back to life: %s", now, then)
+	t.expect(then, "41")
 }
 
-func (d *demo) fork(ctx context.Context, tell func(string, ...any)) error {
-	if _, err := d.cell(ctx, d.s, "import random; x = 100; path = []"); err != nil {
-		return err
-	}
+func (d *demo) fork(ctx context.Context, t *attempt) {
+	t.cell(ctx, d.s, "import random; x = 100; path = []")
 	start := time.Now()
 	forks, err := d.s.Fork(ctx, 2)
 	for _, f := range forks {
 		d.Made(f)
 		defer d.close(f)
 	}
-	if err != nil {
-		return err
-	}
-	tell("both alive after %s", console.Short(time.Since(start)))
-	var seen []string
+	t.must(err)
+	t.tell("both alive after %s", console.Short(time.Since(start)))
+	seen := map[string]bool{}
 	for i, f := range forks {
 		way := []string{"left", "right"}[i]
-		got, err := d.cell(ctx, f, fmt.Sprintf("x += %d; path.append(%q); (x, path, random.random())", i+1, way))
-		if err != nil {
-			return err
-		}
-		if !strings.HasPrefix(got, fmt.Sprintf("(%d, ['%s'], ", 101+i, way)) {
-			return unexpected("fork %d has %s", i+1, got)
-		}
-		tell("fork %d: x, path, random.random() = %s", i+1, got)
-		seen = append(seen, got[strings.LastIndex(got, " "):])
+		got := t.cell(ctx, f, fmt.Sprintf("x += %d; path.append(%q); (x, path, random.random())", i+1, way))
+		t.want(strings.HasPrefix(got, fmt.Sprintf("(%d, ['%s'], ", 101+i, way)), "fork %d has %s", i+1, got)
+		t.tell("fork %d: x, path, random.random() = %s", i+1, got)
+		number := got[strings.LastIndex(got, " ")+1:]
+		t.want(!seen[number], "both forks drew the same random number")
+		seen[number] = true
 	}
-	if seen[0] == seen[1] {
-		return unexpected("both forks drew the same random number")
-	}
-	got, err := d.cell(ctx, d.s, "(x, path)")
-	if err != nil {
-		return err
-	}
-	tell("parent: x, path = %s", got)
-	return expect(got, "(100, [])")
+	got := t.cell(ctx, d.s, "(x, path)")
+	t.tell("parent: x, path = %s", got)
+	t.expect(got, "(100, [])")
 }
 
 // cleanUp removes what the demo made.

@@ -86,7 +86,7 @@ func TestTheHaystackHidesTheMeetings(t *testing.T) {
 		t.Fatalf("the models are the same, or %v", err)
 	}
 	reply, err := sub.Complete(t.Context(), llm.Request{
-		Messages: []llm.Message{{Role: llm.User, Content: string(text[len(text)/2 : len(text)/2+100_000]) + meetings[0]}},
+		Messages: []llm.Message{{Role: llm.User, Content: string(text[len(text)/2:len(text)/2+100_000]) + meetings[0]}},
 		Tags:     map[string]string{"call": v1.CallSub},
 	})
 	if err != nil || !strings.Contains(reply.Text, strings.TrimSuffix(meetings[0], ".")) {
