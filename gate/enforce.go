@@ -34,6 +34,8 @@ func Bypass(ctx context.Context) context.Context { return context.WithValue(ctx,
 // as arguments of that program, because it need not be a shell.
 func CommandRequest(c sandbox.Command, spec sandbox.Spec) Request {
 	switch {
+	case c.Python != "":
+		return Request{Language: Python, Code: c.Python}
 	case c.Shell == "":
 		return Request{Language: Command, Args: c.Args}
 	case spec.Shell != "":

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
 	"syscall"
 	"time"
@@ -17,6 +18,9 @@ import (
 
 // maxInline keeps a verdict well below one frame, two streams of it together.
 const maxInline = 1 << 20
+
+// maxShell is the longest script that is an argument of a shell: Linux takes 128 KiB for one.
+const maxShell = 100 << 10
 
 // maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
@@ -87,7 +91,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 }
 
 func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
-	if len(c.Args) > 0 == (c.Shell != "") {
+	if len(c.Args) > 0 == (c.Shell != "") || c.Shell != "" && c.Python != "" {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
@@ -99,11 +103,42 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c, err = s.storeScript(ctx, c); err != nil {
+		return nil, err
+	}
 	req := &wire.Exec{Options: opts, Argv: byteSlices(c.Args), Shell: []byte(c.Shell), Dir: []byte(c.Dir)}
 	if c.PTY != nil {
 		req.Pty, req.Rows, req.Cols = true, uint32(max(1, c.PTY.Rows)), uint32(max(1, c.PTY.Cols))
 	}
 	return req, nil
+}
+
+// storeScript writes code that is too long for an argument of a program to a file inside, and returns the command that runs the file.
+func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
+	var file string
+	code := c.Python
+	switch {
+	case c.Python != "":
+		g, err := s.Guest(ctx)
+		if err != nil {
+			return c, err
+		}
+		if g.Python == "" {
+			return c, &v1.Error{Code: v1.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
+		}
+		file = path.Join(g.Home, ".recluse-script", path.Base(c.Args[0]))
+		c.Python, c.Args = "", append([]string{g.Python, file}, c.Args[1:]...)
+	case len(c.Shell) > maxShell && s.Spec().Shell == "": // another program than a shell need not know how to read a file
+		file = "/tmp/.recluse-" + s.newID("script") + ".sh"
+		code = "rm -f " + file + "; " + c.Shell
+		c.Shell = ". " + file
+	default:
+		return c, nil
+	}
+	if len(code) > v1.MaxCode {
+		return c, &v1.Error{Code: v1.CodeTooLarge, Op: "run the script", Message: fmt.Sprintf("a script of %d bytes, the most is %d MiB", len(code), v1.MaxCode>>20)}
+	}
+	return c, s.Files().WriteAll(ctx, file, []byte(code), WriteOptions{Parents: true})
 }
 
 // wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.

@@ -122,7 +122,10 @@ func outputBytes(v *sandbox.Verdict) int64 {
 
 // commandLine returns a command as a person would type it.
 func commandLine(c sandbox.Command) string {
-	if c.Shell != "" {
+	switch {
+	case c.Python != "":
+		return c.Python
+	case c.Shell != "":
 		return c.Shell
 	}
 	return strings.Join(c.Args, " ")

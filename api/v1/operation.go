@@ -29,7 +29,9 @@ type Command struct {
 	// Args is the program and its arguments; Shell, instead, a script for bash, or sh.
 	Args  []string
 	Shell string
-	Dir   string // empty: the sandbox's, or the home directory of User
+	// Python, if not empty, is a program that runs in an interpreter of its own; Args are then its file name and its arguments.
+	Python string
+	Dir    string // empty: the sandbox's, or the home directory of User
 
 	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
 	PTY *Size

@@ -36,6 +36,7 @@ type CellRequest struct {
 type CommandRequest struct {
 	Args       []Text `json:"args,omitempty" doc:"the program and its arguments"`
 	Shell      Text   `json:"shell,omitempty" doc:"instead of args, a script"`
+	Python     Text   `json:"python,omitempty" doc:"a program for an interpreter of its own; args are then its file name and its arguments"`
 	Dir        Text   `json:"dir,omitempty"`
 	Background bool   `json:"background,omitempty" doc:"answer with its id as soon as it runs"`
 	PTY        *Size  `json:"pty,omitempty" doc:"only over a WebSocket"`
@@ -128,10 +129,10 @@ func (r CellRequest) Cell() Cell {
 
 // NewCommandRequest returns the request to run a command.
 func NewCommandRequest(c Command) CommandRequest {
-	return CommandRequest{Args: Texts(c.Args), Shell: Text(c.Shell), Dir: Text(c.Dir), PTY: c.PTY, RunFields: runFields(c.RunOptions)}
+	return CommandRequest{Args: Texts(c.Args), Shell: Text(c.Shell), Python: Text(c.Python), Dir: Text(c.Dir), PTY: c.PTY, RunFields: runFields(c.RunOptions)}
 }
 
 // Command returns the command to run.
 func (r CommandRequest) Command() Command {
-	return Command{Args: Strings(r.Args), Shell: string(r.Shell), Dir: string(r.Dir), PTY: r.PTY, RunOptions: r.options()}
+	return Command{Args: Strings(r.Args), Shell: string(r.Shell), Python: string(r.Python), Dir: string(r.Dir), PTY: r.PTY, RunOptions: r.options()}
 }

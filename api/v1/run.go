@@ -149,10 +149,10 @@ type NewRun struct {
 // as the server is configured.
 type RunHost struct {
 	Spec             *Spec       `json:"spec,omitempty" doc:"of its sandboxes; limits that are left out are as configured"`
-	Backends         []string    `json:"backends,omitempty" doc:"the first of these that works"`
-	MinIsolation     string      `json:"min_isolation,omitempty" enum:"none,container,kernel,vm" doc:"refuse anything weaker"`
-	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" doc:"consent to a backend that isolates nothing"`
-	AllowContainer   *bool       `json:"allow_container,omitempty" doc:"consent to containers that share the host's kernel"`
+	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"the first of these that works, such as gvisor,docker,local"`
+	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" value:"level" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation: none, container, kernel or vm"`
+	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"consent to a backend that isolates nothing"`
+	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"consent to containers that share the host's kernel; to name docker is consent too"`
 	MCP              []MCPServer `json:"mcp,omitempty" doc:"more MCP servers whose tools its code can call"`
 	PlainBelow       *int64      `json:"plain_below,omitempty" minimum:"0" doc:"tokens of a context below which the model is simply given it; 0: never"`
 	CacheBytes       *int64      `json:"cache_bytes,omitempty" minimum:"0" doc:"bytes of replies that are kept on disk for later runs; 0: none"`

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -13,50 +14,59 @@ import (
 
 // Spec says what sandbox to make. The zero Spec is the default sandbox: the
 // host's /usr read-only, no network, the default limits.
+//
+// It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and the schemas are derived
+// from its fields. Tags: flag is the name on the command line, short its letter, value what help calls the value, doc the description. A
+// setting with scope command can also differ for each command of a sandbox. To add a setting, add a field here and its consumer.
 type Spec struct {
 	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). Empty, with
 	// RootFS empty too: the default root file system.
-	Image string `json:"image,omitempty"`
+	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a registry reference, oci:DIR or tar:FILE"`
 	// RootFS is a directory of the host to use as the root, read-only.
-	RootFS string `json:"rootfs,omitempty"`
+	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory, read-only"`
 	// Limits bounds the sandbox; zero fields take their defaults.
 	Limits Limits `json:"limits"`
 	// Mounts are host directories to show inside; none by default.
-	Mounts []Mount `json:"mounts,omitempty"`
+	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
 	// limit, and is in no snapshot.
-	Volumes []Volume `json:"volumes,omitempty"`
+	Volumes []Volume `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"named volume of docker to show inside, read-only unless rw"`
 	// Options are settings of a single backend, keyed by its name; the backend's package documents them. Options of
 	// another backend than the one that makes the sandbox are refused.
 	Options map[string]json.RawMessage `json:"options,omitempty"`
 	// Env is the environment of everything that runs inside.
-	Env map[string]string `json:"env,omitempty"`
+	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
 	// Dir is where commands start; empty: the home directory, or the image's own.
-	Dir string `json:"dir,omitempty"`
+	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside"`
 	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH. It has to be there,
 	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
-	Shell string `json:"shell,omitempty"`
+	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
-	User string `json:"user,omitempty"`
+	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
-	Hostname string `json:"hostname,omitempty"`
+	Hostname string `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
 	// Labels are kept with the sandbox and given back by List.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Persist keeps the sandbox when the program that made it ends without closing it.
 	// Otherwise whatever such a program left is ended by the next one that looks.
 	Persist bool `json:"persist,omitempty"`
 	// Cold makes the backend boot instead of restoring its template.
-	Cold bool `json:"cold,omitempty"`
+	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a warm template"`
 }
 
 // Limits bounds what a sandbox may use. Zero means the default; hitting a limit
 // costs the process that hit it, not the sandbox.
 type Limits struct {
-	Memory    int64   `json:"memory,omitempty"`     // bytes
-	CPUs      float64 `json:"cpus,omitempty"`       // of one core's time, e.g. 0.5
-	Processes int     `json:"processes,omitempty"`  // and threads
-	Disk      int64   `json:"disk,omitempty"`       // bytes of files in the sandbox; counts as memory where files are kept there
-	OpenFiles int     `json:"open_files,omitempty"` // per process
+	// Memory is in bytes.
+	Memory int64 `json:"memory,omitempty" flag:"memory" doc:"memory of a sandbox"`
+	// CPUs is a share of one core's time, such as 0.5.
+	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"processor time, in cores"`
+	// Processes counts threads, too.
+	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
+	// Disk is in bytes. It counts as memory where files are kept there.
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the sandbox (default half of the memory)"`
+	// OpenFiles is for each process.
+	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
 }
 
 // Mount shows a directory of the host inside the sandbox.
@@ -66,6 +76,9 @@ type Mount struct {
 	Writable bool   `json:"writable,omitempty"` // read-only otherwise
 }
 
+// String returns the mount for people.
+func (m Mount) String() string { return m.Host + " on " + m.Path }
+
 // Volume shows a named volume of a container engine inside the sandbox.
 type Volume struct {
 	Name     string `json:"name"`
@@ -73,25 +86,26 @@ type Volume struct {
 	Writable bool   `json:"writable,omitempty"` // read-only otherwise
 }
 
+// String returns the volume for people.
+func (v Volume) String() string { return v.Name + " on " + v.Path }
+
 var goodVolume = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+
+// Over returns l with the fields of base where l has zero.
+func (l Limits) Over(base Limits) Limits {
+	return Limits{
+		Memory:    cmp.Or(l.Memory, base.Memory),
+		CPUs:      cmp.Or(l.CPUs, base.CPUs),
+		Processes: cmp.Or(l.Processes, base.Processes),
+		Disk:      cmp.Or(l.Disk, base.Disk),
+		OpenFiles: cmp.Or(l.OpenFiles, base.OpenFiles),
+	}
+}
 
 // WithDefaults fills what is zero.
 func (l Limits) WithDefaults() Limits {
-	if l.Memory == 0 {
-		l.Memory = DefaultMemory
-	}
-	if l.CPUs == 0 {
-		l.CPUs = DefaultCPUs
-	}
-	if l.Processes == 0 {
-		l.Processes = DefaultProcesses
-	}
-	if l.OpenFiles == 0 {
-		l.OpenFiles = DefaultOpenFiles
-	}
-	if l.Disk == 0 {
-		l.Disk = l.Memory / 2
-	}
+	l = l.Over(Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles})
+	l.Disk = cmp.Or(l.Disk, l.Memory/2)
 	return l
 }
 

@@ -90,7 +90,7 @@ func TestCellAndCommandGoThereAndBack(t *testing.T) {
 	if got := in.Cell(); !reflect.DeepEqual(got, c) {
 		t.Errorf("got %+v", got)
 	}
-	d := Command{Args: []string{"a", "\xff"}, Dir: "/\xff", PTY: &Size{Rows: 1, Cols: 2}, RunOptions: RunOptions{Timeout: time.Minute, ID: "j"}}
+	d := Command{Args: []string{"a", "\xff"}, Shell: "s\xff", Python: "p\xff", Dir: "/\xff", PTY: &Size{Rows: 1, Cols: 2}, RunOptions: RunOptions{Timeout: time.Minute, ID: "j"}}
 	var cmd CommandRequest
 	through(t, NewCommandRequest(d), &cmd)
 	if got := cmd.Command(); !reflect.DeepEqual(got, d) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,7 +18,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/rlm/mcptools"
 	"github.com/recluse-dev/recluse/session"
@@ -27,8 +27,6 @@ import (
 // askOptions is what the user says about a question.
 type askOptions struct {
 	runFlags
-	plain    int
-	cache    string
 	contexts []string
 	schema   string
 	session  string
@@ -38,7 +36,7 @@ type askOptions struct {
 
 // runFlags are the flags of everything that lets models work.
 type runFlags struct {
-	machine
+	sandboxFlags
 	model  string
 	sub    []string
 	limits v1.RunLimits
@@ -54,15 +52,11 @@ func (o *runFlags) register(f *pflag.FlagSet) {
 	}
 	f.StringArrayVar(&o.mcp, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
-	o.machine.register(f)
+	o.sandboxFlags.register(f)
 }
 
 // host returns what the flags ask of the server's machine; nil: nothing.
 func (o *runFlags) host(a *app) (*client.RunHost, error) {
-	h, err := o.machine.host(a)
-	if err != nil {
-		return nil, err
-	}
 	for _, text := range o.mcp {
 		s, err := mcptools.Parse(text)
 		if err != nil {
@@ -77,53 +71,9 @@ func (o *runFlags) host(a *app) (*client.RunHost, error) {
 				m.Command[0] = path
 			}
 		}
-		h.MCP = append(h.MCP, m)
+		o.Host.MCP = append(o.Host.MCP, m)
 	}
-	return orNil(h), nil
-}
-
-// orNil returns nil where nothing was asked for.
-func orNil(h client.RunHost) *client.RunHost {
-	if reflect.ValueOf(h).IsZero() {
-		return nil
-	}
-	return &h
-}
-
-// host returns what the flags say about sandboxes and backends, for runs in the server.
-func (m *machine) host(a *app) (h client.RunHost, err error) {
-	if m.flags.Changed("pull") {
-		return h, usage("--pull: for runs the configuration of their server says this; see recluse config show")
-	}
-	if m.flags.Changed("backend") {
-		h.Backends = m.order()
-	}
-	if m.flags.Changed("min-isolation") {
-		h.MinIsolation = m.min.String()
-	}
-	if m.flags.Changed("allow-no-isolation") {
-		h.AllowNoIsolation = &m.allowNone
-	}
-	if m.flags.Changed("allow-container") {
-		h.AllowContainer = &m.container
-	}
-	if !m.said() && !m.flags.Changed("env") && !m.flags.Changed("dir") {
-		return h, nil
-	}
-	if err := m.configure(a); err != nil {
-		return h, err
-	}
-	spec, err := m.spec()
-	if err != nil {
-		return h, err
-	}
-	if spec.RootFS != "" {
-		if spec.RootFS, err = filepath.Abs(spec.RootFS); err != nil { // the server works elsewhere
-			return h, err
-		}
-	}
-	h.Spec = &spec
-	return h, nil
+	return o.sandboxFlags.host(a)
 }
 
 func (a *app) askCommand() *cobra.Command {
@@ -155,8 +105,8 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
 	f.StringVar(&o.gate, "gate", "", "judge the model's code before it runs: off, warn or block (default as configured)")
 	f.StringVar(&o.role, "role", "", "judge it by the thesaurus of this `role`")
-	f.IntVar(&o.plain, "plain-below", 0, "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
-	f.StringVar(&o.cache, "cache", "", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
+	f.Var(valueOf(&o.Host.PlainBelow), "plain-below", "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
+	f.Var(valueOf(&o.Host.CacheBytes), "cache", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
 	o.register(f)
 	a.completeSession(c, "session")
 	return c
@@ -197,32 +147,6 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	})
 }
 
-// host adds how the run saves calls.
-func (o *askOptions) host(a *app) (*client.RunHost, error) {
-	h, err := o.runFlags.host(a)
-	if err != nil {
-		return nil, err
-	}
-	var more client.RunHost
-	if h != nil {
-		more = *h
-	}
-	if o.flags.Changed("plain-below") {
-		if o.plain < 0 {
-			return nil, usage("--plain-below: %d is below zero", o.plain)
-		}
-		more.PlainBelow = new(int64(o.plain))
-	}
-	if o.flags.Changed("cache") {
-		n, err := config.ParseSize(o.cache)
-		if err != nil {
-			return nil, usage("--cache: %v", err)
-		}
-		more.CacheBytes = new(int64(n))
-	}
-	return orNil(more), nil
-}
-
 // inSession refuses what the session or the configuration of its server says.
 func (o *askOptions) inSession(h *client.RunHost) error {
 	switch {
@@ -230,7 +154,7 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 		return usage("--gate and --role: they are those of the session; say them when it is opened, with recluse session open")
 	case len(o.mcp) > 0:
 		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
-	case o.flags.Changed("plain-below") || o.flags.Changed("cache"):
+	case o.Host.PlainBelow != nil || o.Host.CacheBytes != nil:
 		return usage("--plain-below, --cache: the server answers in a session, as its own configuration says (models.plain_below, models.cache)")
 	case h != nil:
 		return usage("--session: the sandbox is that of the session; make it with recluse session open")
@@ -241,40 +165,30 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 // contextOf names a file for the user's own server; another one is sent its text. The caller must call remove once the run has begun.
 func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
 	fail := func(err error) (client.RunContext, func(), error) {
+		remove()
 		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
 	}
 	remove = func() {}
-	here := a.cfg.Client.URL == ""
-	if path == "-" && here {
+	if path == "-" {
 		dir, err := os.MkdirTemp("", "recluse-stdin-")
 		if err != nil {
 			return fail(err)
 		}
 		remove = func() { _ = os.RemoveAll(dir) } // nobody else is in it
-		file := filepath.Join(dir, "stdin")
-		if err := spool(file, a.stdin); err != nil {
-			remove()
+		x.Name, path = "stdin", filepath.Join(dir, "stdin")
+		if err := spool(path, a.stdin); err != nil {
 			return fail(err)
 		}
-		return client.RunContext{Name: "stdin", Path: file}, remove, nil
-	}
-	if path == "-" {
-		b, err := io.ReadAll(a.stdin)
-		if err != nil {
-			return fail(err)
-		}
-		return client.RunContext{Name: "stdin", Text: new(string(b))}, remove, nil
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return fail(err)
 	}
-	if here {
-		full, err := filepath.Abs(path) // the server works elsewhere
-		if err != nil {
+	if a.cfg.Client.URL == "" {
+		if x.Path, err = filepath.Abs(path); err != nil { // the server works elsewhere
 			return fail(err)
 		}
-		return client.RunContext{Path: full}, remove, nil
+		return x, remove, nil
 	}
 	if info.IsDir() {
 		return x, nil, usage("--context %s: a directory cannot be sent to another machine", path)
@@ -283,7 +197,8 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	if err != nil {
 		return fail(err)
 	}
-	return client.RunContext{Name: filepath.Base(path), Text: new(string(b))}, remove, nil
+	x.Name, x.Text = cmp.Or(x.Name, filepath.Base(path)), new(string(b))
+	return x, remove, nil
 }
 
 // spool writes the input to a file in a private directory. Everybody may read the file, so that the run can link to it.
@@ -314,7 +229,7 @@ func readSchema(path string) (json.RawMessage, error) {
 func (a *app) answerOut(r *rlm.Result) {
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		text = harmless(text)
+		text = runview.Harmless(text)
 	}
 	if text != "" {
 		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // there is nobody else to tell

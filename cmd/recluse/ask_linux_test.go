@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/demo"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
@@ -161,7 +162,7 @@ func TestAsk(t *testing.T) {
 			"empty":                                  {"Q?", "--context", filepath.Join(a.dir, "empty")},
 			`"--max-cost" flag: 0 is not above zero`: {"Q?", "--max-cost", "0"},
 			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
-			"plain-below: -1 is below":               {"Q?", "--plain-below", "-1"},
+			`"--plain-below" flag: -1 is below zero`: {"Q?", "--plain-below", "-1"},
 			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
 			"schema for answers is no":               {"Q?", "--schema", a.big},
 		} {
@@ -260,7 +261,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 		t.Errorf("from the recording, and the reply that the first run has left: %+v", res)
 	}
 	a.env = env
-	if got := a.run("", "ask", "Q?", "--cache", "much"); got.status != statusFailure || !strings.Contains(got.stderr, `--cache: "much" is not a size`) {
+	if got := a.run("", "ask", "Q?", "--cache", "much"); got.status != statusFailure || !strings.Contains(got.stderr, `"--cache" flag: "much" is not a size`) {
 		t.Errorf("%+v", got)
 	}
 	if got := a.run("", "ask", "Q?", "--session", "work", "--plain-below", "0"); got.status != statusFailure || !strings.Contains(got.stderr, "models.plain_below") {
@@ -271,7 +272,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 func TestDemoRLM(t *testing.T) {
 	w := newWorld(t)
 	got := w.run("", "demo", "rlm")
-	if got.status != 0 || got.stdout != demoAnswer+"\n" || !strings.Contains(got.stderr, "The model is scripted") || !strings.Contains(got.stderr, "child run") {
+	if got.status != 0 || got.stdout != demo.Answer+"\n" || !strings.Contains(got.stderr, "The model is scripted") || !strings.Contains(got.stderr, "child run") {
 		t.Errorf("%+v", got)
 	}
 	if !regexp.MustCompile(`models have read 100\.0 % of the context \((10,000,\d{3}) of (10,000,\d{3}) bytes\)`).MatchString(got.stderr) {

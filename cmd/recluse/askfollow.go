@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"io"
 	"iter"
 	"os"
 
 	"golang.org/x/term"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -19,14 +21,6 @@ type following interface {
 	Wait() (*rlm.Result, error)
 }
 
-// started keeps a nil run from becoming a following that is not nil.
-func started(r *rlm.Run, err error) (following, error) {
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
-}
-
 // view shows a run.
 type view interface {
 	Event(e v1.RunEvent)
@@ -34,7 +28,7 @@ type view interface {
 }
 
 // follow begins a run, shows it until its end, and prints the answer.
-func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(context.Context) (following, error)) error {
+func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context) (following, error)) error {
 	// The run is stopped, not given up: so it has a result, whatever ctx ends by.
 	own := context.WithoutCancel(ctx)
 	beginning, cancel := context.WithCancel(own)
@@ -46,14 +40,16 @@ func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(conte
 		return cause(ctx, err)
 	}
 	defer context.AfterFunc(ctx, r.Cancel)()
-	v := a.view(w, quiet)
+	v := a.view(quiet)
 	defer context.AfterFunc(ctx, func() {
 		const text = "stopping; Ctrl-C again leaves at once"
 		switch v := v.(type) {
 		case *runview.Live:
 			v.Note(text)
 		case *runview.Lines:
-			a.say("%s", text)
+			if !quiet {
+				a.say("%s", text)
+			}
 		}
 	})()
 	for e, err := range r.Events(own, 0) {
@@ -75,44 +71,30 @@ func (a *app) follow(ctx context.Context, w *watch, quiet bool, begin func(conte
 }
 
 // view chooses how to show a run: events for programs, a tree on a terminal, else lines.
-func (a *app) view(w *watch, quiet bool) view {
+func (a *app) view(quiet bool) view {
 	f, ok := a.stderr.(*os.File)
 	switch {
 	case a.json:
-		return events{a, w}
+		return events{a}
 	case quiet:
-		return silence{}
+		return runview.NewLines(io.Discard)
 	case ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb":
 		live := runview.NewLive(f)
-		w.onLeave(live.Abandon)
+		a.signals.onLeave(func(context.Context) { live.Abandon() })
 		return live
 	}
 	return runview.NewLines(a.stderr)
 }
 
 // events prints a run as JSON Lines.
-type events struct {
-	a *app
-	w *watch
-}
+type events struct{ a *app }
 
 // Event prints one.
 func (v events) Event(e v1.RunEvent) {
-	if writeLine(v.a.stdout, e) != nil {
-		v.w.cancel(errPipe)
+	if console.WriteLine(v.a.stdout, e) != nil {
+		v.a.signals.cancel(errPipe)
 	}
 }
 
 // Close does nothing.
 func (events) Close() {}
-
-// silence shows nothing.
-type silence struct{}
-
-// Event does nothing.
-func (silence) Event(v1.RunEvent) {}
-
-// Close does nothing.
-func (silence) Close() {}
-
-func harmless(s string) string { return runview.Harmless(s) }

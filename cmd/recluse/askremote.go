@@ -21,22 +21,17 @@ const (
 
 // inServer begins a run in the server, shows it until its end, and prints the answer.
 func (a *app) inServer(ctx context.Context, quiet bool, begin func(context.Context, *client.Client) (*rlm.Info, error)) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	if a.otherConfig && !quiet {
-		a.say("the server was started with another configuration, which holds; recluse server stop ends it, and the next call starts one with yours")
-	}
-	return a.follow(ctx, w, quiet, func(ctx context.Context) (following, error) {
-		info, err := begin(ctx, c)
-		if err != nil {
-			return nil, err
+	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
+		if a.otherConfig && !quiet {
+			a.say("the server was started with another configuration, which holds; recluse server stop ends it, and the next call starts one with yours")
 		}
-		return &remote{c: c, id: info.ID}, nil
+		return a.follow(ctx, quiet, func(ctx context.Context) (following, error) {
+			info, err := begin(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			return &remote{c: c, id: info.ID}, nil
+		})
 	})
 }
 

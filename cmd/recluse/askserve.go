@@ -28,7 +28,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	}
 	k := runs.New(runs.Options{
 		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume, PlainBelow: cfg.Models.Small(), CacheBytes: int64(cfg.Models.Cache),
-		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: limitsOf(cfg)}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Logger: log,
+		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: cfg.SandboxLimits()}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Logger: log,
 		Known: backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := backend.Select(ctx, backends, req)
@@ -39,6 +39,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 			if err != nil {
 				return nil, err
 			}
+			req.Soon = true
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},
@@ -48,25 +49,4 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	})
 	k.Recover()
 	return k, nil
-}
-
-// requirementsOf lays what a run asks for over what the server is configured with.
-func requirementsOf(req backend.Requirements, h v1.RunHost) (backend.Requirements, error) {
-	req.Soon = true
-	if len(h.Backends) > 0 {
-		req.Order = h.Backends
-	}
-	if h.AllowNoIsolation != nil {
-		req.AllowNone = *h.AllowNoIsolation
-	}
-	if h.AllowContainer != nil {
-		req.AllowContainer = *h.AllowContainer
-	}
-	if h.MinIsolation == "" {
-		return req, nil
-	}
-	if err := req.MinIsolation.UnmarshalText([]byte(h.MinIsolation)); err != nil {
-		return req, &v1.Error{Code: v1.CodeInvalidRequest, Op: "select backend", Message: err.Error()}
-	}
-	return req, nil
 }

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -17,7 +20,13 @@ func (a *app) auditCommand() *cobra.Command {
 		Short:   "Print who ran what when, and how it ended",
 		Long:    "Print the audit log, oldest first. With --json each entry is one line.",
 		Example: "  recluse audit\n  recluse audit --session work --action command --json | jq .", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return a.audit(c.Context(), o) },
+		PreRunE: func(*cobra.Command, []string) error {
+			if o.Limit < 0 || o.After < 0 {
+				return usage("--limit and --after are not negative")
+			}
+			return nil
+		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error { return a.audit(ctx, c, o) }),
 	}
 	f := c.Flags()
 	f.StringVar(&o.Session, "session", "", "only of the session of this `name`")
@@ -29,31 +38,20 @@ func (a *app) auditCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) audit(ctx context.Context, o session.AuditOptions) error {
-	if o.Limit < 0 || o.After < 0 {
-		return usage("--limit and --after are not negative")
-	}
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
+func (a *app) audit(ctx context.Context, c *client.Client, o session.AuditOptions) error {
 	for e, err := range c.Audit(ctx, o) {
 		if err != nil {
 			return err
 		}
 		if a.json {
-			if err := writeLine(a.stdout, e); err != nil {
+			if err := console.WriteLine(a.stdout, e); err != nil {
 				return err
 			}
 			continue
 		}
-		end := e.Verdict
-		if e.Error != "" {
-			end = e.Error
-		}
-		line := fmt.Sprintf("%6d  %s  %-12s  %-12s  %-10s  %-10s  %s", e.ID, e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, end, clip(e.Detail, 80))
-		if _, err := fmt.Fprintln(a.stdout, oneLine(line)); err != nil {
+		line := fmt.Sprintf("%6d  %s  %-12s  %-12s  %-10s  %-10s  %s",
+			e.ID, e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, cmp.Or(e.Error, e.Verdict), console.Clip(e.Detail, 80))
+		if _, err := fmt.Fprintln(a.stdout, console.OneLine(line)); err != nil {
 			return err
 		}
 	}

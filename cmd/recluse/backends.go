@@ -2,29 +2,82 @@ package main
 
 import (
 	"context"
+	"errors"
+	"runtime"
 
+	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
+	"github.com/recluse-dev/recluse/sandbox/docker"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
-// backends gives every backend there is, those that cannot work here included: the report of a selection names them all.
+// backends returns every backend there is, those that cannot work here included: the report of a selection names them all.
 func (a *app) backends(ctx context.Context) []sandbox.Backend {
-	var list []sandbox.Backend
-	for _, b := range builtin {
-		made, err := b.make(ctx, a)
-		if err != nil {
-			made = backend.Unavailable(b.name, err)
-		}
-		list = append(list, made)
+	return []sandbox.Backend{
+		usable(gvisor.Name, a.gvisor),
+		usable(docker.Name, a.docker),
+		usable(local.Name, func() (*local.Backend, error) {
+			if runtime.GOOS != "linux" {
+				return local.New(local.Options{}), nil
+			}
+			guest, err := bundle.Guest(ctx)
+			return local.New(local.Options{GuestPath: guest.Path}), err
+		}),
 	}
-	return list
+}
+
+// usable makes a backend, or one that says why it cannot be used.
+func usable[B sandbox.Backend](name string, make func() (B, error)) sandbox.Backend {
+	b, err := make()
+	if err != nil {
+		return backend.Unavailable(name, err)
+	}
+	return b
+}
+
+func (a *app) gvisor() (*gvisor.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts})
+}
+
+// docker gives the backend as it is configured. It is closed when the program ends.
+func (a *app) docker() (*docker.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	o, err := cfg.Docker.Options()
+	if err != nil {
+		return nil, err
+	}
+	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
+	b, err := docker.New(o)
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
+	return b, nil
+}
+
+// backend chooses a backend for a sandbox that is made at once.
+func (a *app) backend(ctx context.Context, f *backendFlags) (sandbox.Backend, error) {
+	req, err := f.requirements(a)
+	if err != nil {
+		return nil, err
+	}
+	req.Soon = true
+	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+	return b, err
 }
 
 // open chooses a backend and makes a sandbox. The caller must close it.
-func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) (*sandbox.Sandbox, error) {
-	req := c.requirements(a)
-	req.Soon = true
-	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sandbox.Sandbox, error) {
+	b, err := a.backend(ctx, f)
 	if err != nil {
 		return nil, cause(ctx, err)
 	}
@@ -32,7 +85,7 @@ func (a *app) open(ctx context.Context, w *watch, c *choice, spec sandbox.Spec) 
 	if err != nil {
 		return nil, cause(ctx, err)
 	}
-	w.guard(s)
+	a.signals.guard(s)
 	for _, what := range unkept(spec.Limits, b.Capabilities(ctx)) {
 		a.say("warning: the %s backend does not guarantee a limit on %s here; recluse doctor says why", b.Name(), what)
 	}
@@ -59,9 +112,10 @@ func unkept(l sandbox.Limits, c sandbox.Capabilities) []string {
 	return out
 }
 
-// cause prefers the reason for which ctx ended over what that led to.
+// cause prefers the reason for which ctx ended over what that led to, except where a verb has told it.
 func cause(ctx context.Context, err error) error {
-	if why := context.Cause(ctx); why != nil {
+	_, told := errors.AsType[exit](err)
+	if why := context.Cause(ctx); why != nil && !told {
 		return why
 	}
 	return err

@@ -5,21 +5,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"time"
-
-	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/internal/daemon"
 	"github.com/recluse-dev/recluse/internal/xdg"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
-
-// lookWait bounds a completion: a shell waits for it.
-const lookWait = 2 * time.Second
 
 // stamp identifies this build with its configuration.
 func stamp(cfg *config.Config) daemon.Stamp {
@@ -31,8 +24,12 @@ func stamp(cfg *config.Config) daemon.Stamp {
 	return s
 }
 
-// place is where this user's own server is.
-func place(cfg *config.Config) (*daemon.Place, error) {
+// place returns where this user's own server is.
+func (a *app) place() (*daemon.Place, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
 	data, err := xdg.Data()
 	if err != nil {
 		return nil, err
@@ -98,7 +95,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, hel
 
 // ensure gives the user's own server, which is started if need be.
 func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (*daemon.Conn, error) {
-	p, err := place(cfg)
+	p, err := a.place()
 	if err != nil {
 		return nil, err
 	}
@@ -114,102 +111,28 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (
 	return p.Ensure(ctx, me, p.Background(args...))
 }
 
-// openSession opens a session, which is created as the flags say if there is none. The caller must call done.
-func (a *app) openSession(ctx context.Context, name string, m *machine, o session.OpenOptions) (s *client.Session, opened session.Opened, done func(), err error) {
-	for _, flag := range []string{"allow-no-isolation", "allow-container", "min-isolation", "pull"} {
-		if m != nil && m.flags.Changed(flag) {
-			return nil, opened, nil, usage("--%s: for sessions the configuration of their server says this; see recluse config show", flag)
-		}
+// openOptions adds what flags say about the sandbox of a session to the options it is opened with.
+func (a *app) openOptions(f *sandboxFlags, o session.OpenOptions) (session.OpenOptions, error) {
+	if name := f.given("server"); name != "" {
+		return o, usage("--%s: for sessions the configuration of their server says this; see recluse config show", name)
 	}
-	if m != nil && m.said() {
-		if err := m.configure(a); err != nil {
-			return nil, opened, nil, err
-		}
-		spec, err := m.spec()
-		if err != nil {
-			return nil, opened, nil, err
-		}
-		spec.Env, spec.Dir = nil, "" // of the command alone
-		o.Spec = &spec
+	o.Backend = strings.Join(f.Host.Backends, ",")
+	if f.given("") == "" {
+		return o, nil
 	}
-	if m != nil && m.flags.Changed("backend") {
-		o.Backend = m.backend
-	}
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return nil, opened, nil, err
-	}
-	s, opened, err = c.Open(ctx, name, a.withLimits(o))
-	if err != nil {
-		done()
-		return nil, opened, nil, err
-	}
-	return s, opened, done, nil
+	spec, err := f.spec(a)
+	spec.Env, spec.Dir = nil, "" // of the command alone
+	o.Spec = &spec
+	return o, err
 }
 
 // withLimits adds the configured limits for a session that is created now. A session made from a snapshot has the
 // snapshot's.
 func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
-	if limits := limitsOf(a.cfg); o.From == "" && limits != (sandbox.Limits{}) {
-		o.IfNew.Spec = &sandbox.Spec{Limits: limits}
+	if o.From == "" {
+		o.IfNew.Spec = configuredSpec(a.cfg)
 	}
 	return o
-}
-
-// session finds a session that is there.
-func (a *app) session(ctx context.Context, name string) (*client.Session, session.Info, func(), error) {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return nil, session.Info{}, nil, err
-	}
-	s, i, err := c.Get(ctx, name)
-	if err != nil {
-		done()
-		return nil, session.Info{}, nil, err
-	}
-	return s, i, done, nil
-}
-
-// look asks a server something for completion. It never starts one: a key press must not.
-func (a *app) look(ctx context.Context, ask func(context.Context, *client.Client)) {
-	ctx, cancel := context.WithTimeout(ctx, lookWait)
-	defer cancel()
-	cfg, err := a.config()
-	if err != nil {
-		return
-	}
-	if cfg.Client.URL == "" {
-		p, err := place(cfg)
-		if err != nil {
-			return
-		}
-		held, err := p.Find(ctx)
-		if err != nil {
-			return
-		}
-		defer held.Close()
-	}
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return
-	}
-	defer done()
-	ask(ctx, c)
-}
-
-// sessionNames completes names of sessions.
-func (a *app) sessionNames(ctx context.Context, prefix string) (names []string) {
-	a.look(ctx, func(ctx context.Context, c *client.Client) {
-		for i, err := range c.List(ctx, session.ListOptions{}) {
-			if err != nil {
-				return
-			}
-			if strings.HasPrefix(i.Key.Name, prefix) {
-				names = append(names, i.Key.Name+"\t"+string(i.State))
-			}
-		}
-	})
-	return names
 }
 
 // gone reports the error of a session that is not there.
@@ -219,19 +142,4 @@ func gone(err error) bool {
 		return true
 	}
 	return false
-}
-
-// completeSession completes the value of a flag.
-func (a *app) completeSession(c *cobra.Command, flag string) {
-	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-		return a.sessionNames(c.Context(), word), cobra.ShellCompDirectiveNoFileComp
-	})
-}
-
-// sessionFirst completes the first argument.
-func (a *app) sessionFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return a.sessionNames(c.Context(), word), cobra.ShellCompDirectiveNoFileComp
 }

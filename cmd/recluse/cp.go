@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -27,16 +28,15 @@ Owners are not kept; nor are devices, pipes and sockets, and, on the way out, li
   tar c . | recluse cp - work:src.tar`,
 		Args: cobra.MinimumNArgs(2),
 		ValidArgsFunction: func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-			names := a.sessionNames(c.Context(), word)
+			names, _ := a.complete(c.Context(), word, sessionNames)
 			for i, n := range names {
-				name, state, _ := strings.Cut(n, "\t")
-				names[i] = name + ":\t" + state
+				names[i] = strings.Replace(n, "\t", ":\t", 1)
 			}
 			return names, cobra.ShellCompDirectiveNoSpace
 		},
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.cp(c.Context(), args[:len(args)-1], args[len(args)-1], o)
-		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.cp(ctx, c, args[:len(args)-1], args[len(args)-1], o)
+		}),
 	}
 	c.Flags().BoolVarP(&o.NoClobber, "no-clobber", "n", false, "never replace a file")
 	return c
@@ -56,7 +56,7 @@ func remotePath(arg string) (name, file string, ok bool) {
 	return arg[:i], arg[i+1:], true
 }
 
-func (a *app) cp(ctx context.Context, sources []string, to string, o client.CopyOptions) error {
+func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to string, o client.CopyOptions) error {
 	name, dst, in := remotePath(to)
 	var remote []string
 	for _, s := range sources {
@@ -70,14 +70,11 @@ func (a *app) cp(ctx context.Context, sources []string, to string, o client.Copy
 			name, remote = from, append(remote, file)
 		}
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
 	// What is copied into a session makes it; what is copied out of it must be there.
-	s, _, done, err := a.openSession(ctx, name, nil, session.OpenOptions{Existing: !in})
+	s, _, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
 	if err != nil {
-		return cause(ctx, err)
+		return err
 	}
-	defer done()
 	o.Stdin, o.Stdout = a.stdin, a.stdout
 	var copied *client.Copied
 	if in {
@@ -85,20 +82,17 @@ func (a *app) cp(ctx context.Context, sources []string, to string, o client.Copy
 	} else {
 		copied, err = s.CopyOut(ctx, remote, to, o)
 	}
-	if err != nil {
-		return cause(ctx, err)
-	}
-	if to == "-" {
-		return nil
+	if err != nil || to == "-" {
+		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, copied)
+		return console.WriteJSON(a.stdout, copied)
 	}
 	for _, name := range copied.Changed {
-		a.say("warning: %s changed while it was read", oneLine(name))
+		a.say("warning: %s changed while it was read", console.OneLine(name))
 	}
 	for _, s := range copied.Skipped {
-		a.say("left out: %s", oneLine(s))
+		a.say("left out: %s", console.OneLine(s))
 	}
 	return nil
 }

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/demo"
 )
 
 // nobody is the uid of the ordinary user in tests.
@@ -32,12 +32,7 @@ const demoSteps = 8
 // checkDemo wants that all steps of a demo worked, and that those and no others were skipped: to a person both look alike.
 func checkDemo(t *testing.T, got result, backend string, skipped ...int) {
 	t.Helper()
-	var d struct {
-		Backend string
-		OK      bool
-		Took    time.Duration `json:"took_ns"`
-		Steps   []step
-	}
+	var d demo.Result
 	if err := json.Unmarshal([]byte(got.stdout), &d); err != nil {
 		t.Fatalf("%v in %q, stderr %q", err, got.stdout, got.stderr)
 	}

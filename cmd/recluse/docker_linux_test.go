@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/doctor"
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
@@ -57,7 +58,7 @@ func TestDocker(t *testing.T) {
 	t.Setenv("RECLUSE_DOCKER_IMAGE", "mine")
 	t.Setenv("RECLUSE_DOCKER_PULL", "never")
 	kernel := []string{"exec", "--backend", "docker", "--python", "import platform; print(platform.release())"}
-	if got := must(kernel...); strings.TrimSpace(got) != hostKernel() {
+	if got := must(kernel...); strings.TrimSpace(got) != doctor.HostKernel() {
 		t.Errorf("runc's kernel is %q", got)
 	}
 	const whoami = "id -u; cat /proc/self/oom_score_adj; basename $SHELL; ulimit -n; hostname"
@@ -108,7 +109,7 @@ func TestDocker(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	doctor := func(part string) {
+	awaitDoctor := func(part string) {
 		t.Helper()
 		var got string
 		for end := time.Now().Add(30 * time.Second); !strings.Contains(got, part); got = must("doctor", "--backend", "docker") {
@@ -118,15 +119,15 @@ func TestDocker(t *testing.T) {
 		}
 	}
 	reload()
-	doctor("runtime runsc of ")
-	if got := must(kernel...); strings.TrimSpace(got) == hostKernel() {
+	awaitDoctor("runtime runsc of ")
+	if got := must(kernel...); strings.TrimSpace(got) == doctor.HostKernel() {
 		t.Errorf("runsc's kernel is %q", got)
 	}
 	if got := must("install-runtime", "--daemon-config", file, "--undo", "--yes"); !strings.Contains(got, "written") {
 		t.Errorf("%s", got)
 	}
 	reload()
-	doctor("runtime runc of ")
+	awaitDoctor("runtime runc of ")
 	if now, err := os.ReadFile(file); err != nil || strings.Contains(string(now), "runsc") || !strings.Contains(string(now), "data-root") {
 		t.Errorf("after the undoing: %s, %v", now, err)
 	}

@@ -7,25 +7,14 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Runs are the business of the server. An engine of this program's own is for those that the server cannot have: of the demo, which needs no server, and with
 // the model of an agent that speaks MCP with this very process.
 
-// engineOf makes an engine with the sandboxes that flags and configuration describe.
-func (a *app) engineOf(ctx context.Context, w *watch, m *machine, o rlm.Options) (*rlm.Engine, error) {
-	g, err := a.ground(ctx, w, m)
-	if err != nil {
-		return nil, err
-	}
-	return g.engine(ctx, o)
-}
-
 // ground is what engines of this program have in common: where code runs, and what judges it.
 type ground struct {
 	a       *app
-	w       *watch
 	backend sandbox.Backend
 	spec    sandbox.Spec
 	checker *gate.Checker
@@ -33,17 +22,12 @@ type ground struct {
 }
 
 // ground makes it as flags and configuration say. It ends with the program.
-func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error) {
-	if err := m.configure(a); err != nil {
-		return nil, err
-	}
-	spec, err := m.spec()
+func (a *app) ground(ctx context.Context, f *sandboxFlags) (*ground, error) {
+	spec, err := f.spec(a)
 	if err != nil {
 		return nil, err
 	}
-	req := m.requirements(a)
-	req.Soon = true
-	b, _, err := backend.Select(ctx, a.backends(ctx), req)
+	b, err := a.backend(ctx, &f.backendFlags)
 	if err != nil {
 		return nil, err
 	}
@@ -52,12 +36,12 @@ func (a *app) ground(ctx context.Context, w *watch, m *machine) (*ground, error)
 		return nil, err
 	}
 	a.atEnd = append(a.atEnd, checker.Close)
-	return &ground{a: a, w: w, backend: b, spec: spec, checker: checker}, nil
+	return &ground{a: a, backend: b, spec: spec, checker: checker}, nil
 }
 
 // engine makes one of them.
 func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
-	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.w}, g.spec, g.a.logger(), true, g.checker
+	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.a.signals}, g.spec, g.a.logger(), true, g.checker
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()
 	}

@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,6 +18,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -26,7 +27,7 @@ import (
 const jsonInline = 1 << 20
 
 type execOptions struct {
-	machine
+	sandboxFlags
 	session       string
 	context       string
 	background    bool
@@ -77,7 +78,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from the input")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
-	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "end what it leaves running without a word")
+	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
@@ -99,98 +100,83 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 		return usage("--context needs --python")
 	case o.background && cell:
 		return usage("--background is for commands; a cell holds its interpreter")
-	case o.session != "" && o.dir != "" && cell:
+	case o.session != "" && o.sandbox.Dir != "" && cell:
 		return usage("--dir: the interpreter of a session has its own directory; os.chdir changes it")
 	}
 	return nil
 }
 
 func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
-	stdin := a.input()
-	code := o.python
-	var err error
-	if cell && code == "-" {
+	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors}}
+	req := gate.Request{Language: gate.Python, Code: o.python}
+	if cell && o.python == "-" {
 		b, err := io.ReadAll(a.stdin)
 		if err != nil {
 			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the code", Message: "the input cannot be read", Err: err}
 		}
-		code, stdin = string(b), nil
+		req.Code, cmd.Stdin = string(b), nil
 	}
-	var script []byte
 	if o.pythonFile != "" {
-		if script, err = os.ReadFile(o.pythonFile); err != nil {
+		b, err := os.ReadFile(o.pythonFile)
+		if err != nil {
 			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "it cannot be read", Err: err}
 		}
+		cmd.Python, cmd.Args = cmp.Or(string(b), "\n"), append([]string{filepath.Base(o.pythonFile)}, args...)
+	}
+	if !cell {
+		req = gate.CommandRequest(cmd, o.sandbox)
 	}
 
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	var judged *judging // nil in a session, whose server judges
+	ctx = a.watch(ctx)
+	judged := func() (warning string, err error) { return "", nil } // by the server of the session
 	if o.session == "" {
-		if judged, err = a.judge(ctx, o.request(cell, code, script, args)); err != nil {
+		var err error
+		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, w, o.session, &o.machine)
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags)
 	if err != nil {
-		_, _ = judged.wait() // it leaves no process behind
+		_, _ = judged() // it leaves no process behind
 		return err
 	}
 	defer done()
-	warning, err := judged.wait()
-	if in, ok := t.(inSession); ok && script != nil {
-		warning, err = a.judgeIn(ctx, in.info, o.request(cell, code, script, args))
-	}
+	warning, err := judged()
 	if err != nil {
 		return cause(ctx, err)
 	}
 
-	out := &output{w: a.stdout, cancel: w.cancel}
-	errs := &output{w: a.stderr, cancel: w.cancel}
-	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{
-		Stdin: stdin, Stdout: out, Stderr: errs, Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors,
-	}}
-	if o.session != "" {
-		cmd.Env, cmd.Dir = o.env.values, o.dir
-	}
+	out := a.output(a.stdout)
+	errs := a.output(a.stderr)
 	if a.json {
-		cmd.Stdout, cmd.Stderr, cmd.InlineBytes = nil, nil, jsonInline
+		cmd.InlineBytes = jsonInline
+	} else {
+		cmd.Stdout, cmd.Stderr = out, errs
+	}
+	if o.session != "" {
+		cmd.Env, cmd.Dir = o.sandbox.Env, o.sandbox.Dir
 	}
 	var v *sandbox.Verdict
-	if o.pythonFile != "" {
-		if cmd.Args, err = upload(ctx, t, o.pythonFile, script, args); err != nil {
-			return cause(ctx, err)
-		}
-	}
 	switch {
 	case o.background:
 		return a.background(ctx, t, o.session, cmd)
 	case cell:
-		c := sandbox.Cell{Code: code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
+		c := sandbox.Cell{Code: req.Code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
 		if !a.json {
-			c.Display = func(b sandbox.Bundle) { printText(out, &b) }
+			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()) }
 		}
 		v, err = t.Cell(ctx, c)
 		if v != nil && !a.json {
-			printText(out, v.Result)
-			printTraceback(errs, v.Error)
+			printText(out, v.Result.Text())
+			if v.Error != nil {
+				printText(errs, v.Error.Traceback)
+			}
 		}
 	default:
 		v, err = t.Run(ctx, cmd)
 	}
 	a.warned(v, warning)
 	return a.conclude(ctx, o, t, v, err)
-}
-
-// request is what the gate is asked about.
-func (o *execOptions) request(cell bool, code string, script []byte, args []string) gate.Request {
-	switch {
-	case cell:
-		return gate.Request{Language: gate.Python, Code: code}
-	case o.pythonFile != "":
-		return gate.Request{Language: gate.Python, Code: string(script)}
-	}
-	return gate.Request{Language: gate.Command, Args: args}
 }
 
 // background starts a command in a session and prints its id.
@@ -200,11 +186,7 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 	if err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string]string{"session": name, "id": id})
-	}
-	fmt.Fprintln(a.stdout, id)
-	return nil
+	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
 
 // input gives what the command reads: ours, a terminal included, unless the shell runs us in the background of that
@@ -214,22 +196,6 @@ func (a *app) input() io.Reader {
 		return nil
 	}
 	return a.stdin
-}
-
-// upload puts a script into the sandbox and gives the command that runs it.
-func upload(ctx context.Context, t target, name string, script []byte, args []string) ([]string, error) {
-	g, err := t.Guest(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if g.Python == "" {
-		return nil, &v1.Error{Code: v1.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
-	}
-	file := path.Join(g.Home, ".recluse-script", filepath.Base(name))
-	if err := t.put(ctx, file, script); err != nil {
-		return nil, err
-	}
-	return append([]string{g.Python, file}, args...), nil
 }
 
 // conclude tells how it ended and gives that as an exit status.
@@ -243,7 +209,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	}
 	a.wentBack(v)
 	if a.json {
-		if err := writeJSON(a.stdout, v); err != nil {
+		if err := console.WriteJSON(a.stdout, v); err != nil {
 			return err
 		}
 		if err != nil { // stdout has its one value
@@ -254,20 +220,16 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if err != nil {
 		return err
 	}
-	status := v.Status()
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == v1.EndedCancelled {
 		if !a.json {
 			a.say("cancelled %v", i)
 		}
 		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(o, t, v); line != "" && !a.json { // the verdict says it
+	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // the verdict says it
 		a.say("%s", line)
 	}
-	if status == 0 {
-		return nil
-	}
-	return exit(status)
+	return exit(v.Status())
 }
 
 // wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
@@ -284,24 +246,24 @@ func (a *app) sayWentBack(from time.Time) {
 }
 
 // epitaph says in one line what ended it, where its status alone does not tell, or "".
-func epitaph(o *execOptions, t target, v *sandbox.Verdict) string {
+func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
 	case v1.EndedExit:
 		if v.MemoryKills > 0 {
-			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", plural(v.MemoryKills, "process", "processes"), formatSize(t.memory())))
+			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", console.Plural(v.MemoryKills, "process", "processes"), memoryLimit(ctx, t)))
 		}
 	case v1.EndedTimeout:
 		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))
 	case v1.EndedMemory:
-		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, formatSize(t.memory())))
+		parts = append(parts, fmt.Sprintf("%s (limit %s; see --memory)", v, memoryLimit(ctx, t)))
 	default:
 		parts = append(parts, v.String())
 	}
 	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == v1.EndedExit {
-		what := plural(n, "process was", "processes were") + " still running and ended with the sandbox"
+		what := console.Plural(n, "process was", "processes were") + " still running and ended with the sandbox"
 		if o.session != "" {
-			what = plural(n, "process goes", "processes go") + " on in the session"
+			what = console.Plural(n, "process goes", "processes go") + " on in the session"
 		}
 		parts = append(parts, what)
 	}
@@ -314,26 +276,15 @@ func epitaph(o *execOptions, t target, v *sandbox.Verdict) string {
 	return strings.Join(parts, "; ")
 }
 
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
-// printText shows a value as text, as Python's prompt would.
-func printText(w io.Writer, b *sandbox.Bundle) {
-	if text := b.Text(); text != "" {
+// printText prints text, and ends its last line.
+func printText(w io.Writer, text string) {
+	if text != "" {
 		_, _ = io.WriteString(w, strings.TrimSuffix(text, "\n")+"\n") // output remembers
 	}
 }
 
-// printTraceback shows an exception as Python does.
-func printTraceback(w io.Writer, e *sandbox.CellError) {
-	if e != nil {
-		_, _ = io.WriteString(w, strings.TrimSuffix(e.Traceback, "\n")+"\n") // output remembers
-	}
-}
+// output returns one of our own streams for what runs.
+func (a *app) output(w io.Writer) *output { return &output{w: w, cancel: a.signals.cancel} }
 
 // output is one of our own streams. Once nobody reads it any more, what runs is cancelled: there is nobody to run it for.
 type output struct {

@@ -3,19 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
 func (a *app) report(err error) {
-	if a.json && writeJSON(a.stdout, map[string]any{"error": failureOf(err)}) == nil {
+	if a.json && console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(err)}) == nil {
 		return
 	}
 	a.tell(err)
@@ -24,32 +22,17 @@ func (a *app) report(err error) {
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
 	remedy, err := v1.SplitRemedy(err)
-	e, ok := err.(*v1.Error) //nolint:errorlint // a wrapped one is told by what wraps it
-	if !ok {
-		a.say("%v", err)
-		return
-	}
-	var line strings.Builder
-	for _, part := range []string{e.Op, e.Message} {
-		if part != "" {
-			if line.Len() > 0 {
-				line.WriteString(": ")
-			}
-			line.WriteString(part)
+	what, causes := err.Error(), []string(nil)
+	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // a wrapped one is told by what wraps it
+		what = cmp.Or((&console.Failure{Op: e.Op, Message: e.Message}).String(), string(e.Code))
+		if e.Err != nil {
+			causes = strings.Split(strings.TrimSpace(e.Err.Error()), "\n")
 		}
 	}
-	if line.Len() == 0 {
-		line.WriteString(string(e.Code))
-	}
-	var causes []string
-	if e.Err != nil {
-		causes = strings.Split(strings.TrimSpace(e.Err.Error()), "\n")
-	}
 	if len(causes) == 1 {
-		line.WriteString(": " + causes[0])
-		causes = nil
+		what, causes = what+": "+causes[0], nil
 	}
-	a.say("%s", line.String())
+	a.say("%s", what)
 	for _, c := range causes {
 		fmt.Fprintf(a.stderr, "  %s\n", c)
 	}
@@ -61,45 +44,6 @@ func (a *app) tell(err error) {
 // say prints one line of our own on stderr.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "recluse: "+format+"\n", args...)
-}
-
-// failure is an error as JSON.
-type failure struct {
-	Code    v1.Code `json:"code"`
-	Op      string  `json:"op,omitempty"`
-	Message string  `json:"message"`
-	Remedy  string  `json:"remedy,omitempty"`
-	Retry   bool    `json:"retry"`
-	Cause   string  `json:"cause,omitempty"`
-}
-
-func failureOf(err error) failure {
-	e, ok := errors.AsType[*v1.Error](err)
-	if !ok {
-		return failure{Code: v1.CodeOf(err), Message: err.Error()}
-	}
-	f := failure{Code: e.Code, Op: e.Op, Message: e.Message, Retry: e.Retry}
-	remedy, cause := v1.SplitRemedy(e.Err)
-	f.Remedy = cmp.Or(e.Remedy, remedy)
-	if cause != nil {
-		f.Cause = cause.Error()
-	}
-	return f
-}
-
-// writeJSON prints one value, indented, as people read it too.
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
-// writeLine prints one value on a line of its own, for lists without an end.
-func writeLine(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }
 
 // logger hands warnings of the packages below to the user, one line each.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -44,7 +45,7 @@ func TestAFailureIsOneJSONValue(t *testing.T) {
 	var out, errs bytes.Buffer
 	a := &app{stdout: &out, stderr: &errs, json: true}
 	a.report(missing)
-	var got struct{ Error failure }
+	var got struct{ Error console.Failure }
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Error.Code != v1.CodeEngineMissing || got.Error.Remedy != "run make build" || strings.Contains(got.Error.Cause, "run make") {
 		t.Errorf("%+v %v", got, err)
 	}

@@ -1,35 +1,132 @@
 package main
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-func TestSize(t *testing.T) {
-	for in, want := range map[string]int64{
-		"1": 1, "512": 512, "64k": 64 << 10, "256m": 256 << 20, "256M": 256 << 20, "256MB": 256 << 20, "256MiB": 256 << 20,
-		"1.5g": 3 << 29, "2t": 2 << 40, " 1g ": 1 << 30,
-	} {
-		var s size
-		if err := s.Set(in); err != nil || int64(s) != want {
-			t.Errorf("%q: got %d, %v, want %d", in, s, err, want)
-		}
+// parse reads a command line with the flags of a sandbox.
+func parse(t *testing.T, args ...string) (*sandboxFlags, error) {
+	t.Helper()
+	f, set := &sandboxFlags{}, pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.register(set)
+	return f, set.Parse(args)
+}
+
+func TestSandboxFlagsMakeASpec(t *testing.T) {
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, in := range []string{"", "0", "0m", "-1", "-1g", "m", "1x", "nan", "inf", "infg", "99999999t", "1e400", "0.1", "1 2"} {
-		var s size
-		if err := s.Set(in); err == nil {
-			t.Errorf("%q was taken as %d", in, s)
+	t.Setenv("COPIED", "from here")
+	f, err := parse(t, "--image", "tar:box.tar", "--memory", "1.5GiB", "--cpus", "0.5", "--processes", "100", "--mount", "/a:/b:rw", "--volume", "v:/c",
+		"-e", "K=V=W", "--env", "COPIED", "--dir", "/d", "--user", "7:8", "--shell", "dash", "--hostname", "h", "--cold", "--oom-score-adj", "0", "--host-config", "{}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := config.Default()
+	got, err := f.spec(&app{cfg: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sandbox.Spec{
+		Image: "tar:" + filepath.Join(here, "box.tar"), Limits: sandbox.Limits{Memory: 3 << 29, CPUs: 0.5, Processes: 100},
+		Mounts:   []sandbox.Mount{{Host: "/a", Path: "/b", Writable: true}},
+		Volumes:  []sandbox.Volume{{Name: "v", Path: "/c"}},
+		Env:      map[string]string{"K": "V=W", "COPIED": "from here"},
+		Dir:      "/d",
+		User:     "7:8",
+		Shell:    "dash",
+		Hostname: "h",
+		Cold:     true,
+		Options:  map[string]json.RawMessage{"docker": json.RawMessage(`{"host_config":{},"oom_score_adj":0}`)},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestEachSandboxFlagHasItsScope(t *testing.T) {
+	values := map[string]string{"K=V": "a=b", "host:path[:rw]": "/a:/b", "name:path[:rw]": "a:/b", "level": "kernel", "when": "never", "bool": "true"}
+	for _, o := range new(sandboxFlags).options() {
+		value, ok := values[o.Type()]
+		if !ok {
+			value = "1"
+		}
+		f, err := parse(t, "--"+o.name()+"="+value)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, scope := range []string{"", "backend", "command", "server"} {
+			if got := f.given(scope); (got == o.name()) != (scope == o.scope()) {
+				t.Errorf("--%s: %q was given for the scope %q", o.name(), got, scope)
+			}
+		}
+		if !slices.Contains([]string{"", "backend", "command", "server"}, o.scope()) || o.field.Tag.Get("doc") == "" {
+			t.Errorf("--%s has the scope %q and the doc %q", o.name(), o.scope(), o.field.Tag.Get("doc"))
 		}
 	}
 }
 
-func TestSizeIsPrintedAsItIsRead(t *testing.T) {
-	for n, want := range map[int64]string{0: "", 1: "1", 1000: "1000", 1 << 10: "1k", 512 << 20: "512m", 3 << 29: "1536m", 1 << 40: "1t"} {
-		if got := formatSize(n); got != want {
-			t.Errorf("%d: got %q, want %q", n, got, want)
+func TestRequirementsAreThoseOfFlagsOverTheConfiguration(t *testing.T) {
+	cfg := config.Default()
+	cfg.Backend = config.Backend{Order: []string{"docker"}, MinIsolation: "container", AllowNoIsolation: true, AllowContainer: true}
+	for _, tt := range []struct {
+		args []string
+		want backend.Requirements
+	}{
+		{nil, backend.Requirements{Order: []string{"docker"}, MinIsolation: sandbox.IsolationContainer, AllowNone: true, AllowContainer: true}},
+		{
+			[]string{"--backend", "gvisor, local", "--min-isolation", "kernel", "--allow-no-isolation=false", "--allow-container=false"},
+			backend.Requirements{Order: []string{"gvisor", "local"}, MinIsolation: sandbox.IsolationKernel},
+		},
+	} {
+		f, err := parse(t, tt.args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.requirements(&app{cfg: cfg})
+		got.Logger = nil
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%v: %+v, %v", tt.args, got, err)
+		}
+	}
+}
+
+func TestValuesThatAreNone(t *testing.T) {
+	t.Setenv("ABSENT", "")
+	os.Unsetenv("ABSENT")
+	for flag, values := range map[string][]string{
+		"memory":          {"", "0", "0m", "-1", "-1g", "m", "1x", "nan", "inf", "infg", "99999999t", "1e400", "0.1", "1 2"},
+		"cpus":            {"", "0", "-1", "nan", "inf", "x"},
+		"processes":       {"", "0", "-1", "nan", "inf", "x"},
+		"oom-score-adj":   {"", "x"},
+		"mount":           {"", "/a", ":/b", "/a:", "/a:/b:", "/a:/b:wr", "/a:/b:/c:rw"},
+		"volume":          {"", "/a", "a:/b:wr"},
+		"env":             {"ABSENT"},
+		"min-isolation":   {"", "strong"},
+		"pull":            {"sometimes"},
+		"cold":            {"maybe"},
+		"allow-container": {"maybe"},
+	} {
+		for _, value := range values {
+			if f, err := parse(t, "--"+flag+"="+value); err == nil {
+				t.Errorf("--%s=%s was taken: %+v", flag, value, f.sandbox)
+			}
 		}
 	}
 }
@@ -52,19 +149,6 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-func TestNumbersAboveZero(t *testing.T) {
-	for _, in := range []string{"", "0", "-1", "nan", "inf", "x"} {
-		var c cpus
-		if err := c.Set(in); err == nil {
-			t.Errorf("%q cpus were taken as %v", in, c)
-		}
-		var n count
-		if err := n.Set(in); err == nil {
-			t.Errorf("%q processes were taken as %d", in, n)
-		}
-	}
-}
-
 func TestMount(t *testing.T) {
 	for in, want := range map[string]sandbox.Mount{
 		"/a:/b":    {Host: "/a", Path: "/b"},
@@ -73,11 +157,6 @@ func TestMount(t *testing.T) {
 	} {
 		if got, err := parseMount(in); err != nil || got != want {
 			t.Errorf("%q: got %v, %v, want %v", in, got, err, want)
-		}
-	}
-	for _, in := range []string{"", "/a", ":/b", "/a:", "/a:/b:", "/a:/b:wr", "/a:/b:/c:rw"} {
-		if got, err := parseMount(in); err == nil {
-			t.Errorf("%q was taken as %v", in, got)
 		}
 	}
 }

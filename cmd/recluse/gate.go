@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -32,8 +34,6 @@ passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is t
   recluse gate rules > my-rules.yaml && recluse gate test my-rules.yaml
   recluse gate list
   recluse gate grant ID`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
@@ -75,13 +75,6 @@ type checked struct {
 }
 
 func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string) error {
-	var mode gate.Mode
-	if o.mode != "" {
-		var err error
-		if mode, err = gate.ParseMode(o.mode); err != nil {
-			return err
-		}
-	}
 	cfg, err := a.config()
 	if err != nil {
 		return err
@@ -101,7 +94,7 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 		if err != nil {
 			return err
 		}
-		req.Role, req.Rules, req.Graph, req.Attempt = o.role, mode, mode, 1
+		req.Role, req.Rules, req.Graph, req.Attempt = o.role, gate.Mode(o.mode), gate.Mode(o.mode), 1
 		d, err := checker.Judge(ctx, req)
 		if err != nil {
 			return err
@@ -113,7 +106,7 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 		}
 	}
 	if a.json {
-		if err := writeJSON(a.stdout, all); err != nil {
+		if err := console.WriteJSON(a.stdout, all); err != nil {
 			return err
 		}
 	}
@@ -186,9 +179,9 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 		if f.Undecidable {
 			word += ", undecidable"
 		}
-		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, oneLine(f.Message), f.Rule)
+		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, console.OneLine(f.Message), f.Rule)
 		if f.Fix != "" && f.Severity != v1.GateAllow {
-			fmt.Fprintf(w, "  instead: %s\n", oneLine(f.Fix))
+			fmt.Fprintf(w, "  instead: %s\n", console.OneLine(f.Fix))
 		}
 	}
 	for _, s := range d.Suggestions {
@@ -217,11 +210,8 @@ func (a *app) gateTestCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return writeJSON(a.stdout, map[string]int{"rules": len(set.Names()), "tests": n})
-			}
-			fmt.Fprintf(a.stdout, "%s of %s pass\n", plural(n, "test", "tests"), plural(len(set.Names()), "rule", "rules"))
-			return nil
+			rules := len(set.Names())
+			return a.result(map[string]int{"rules": rules, "tests": n}, "%s of %s pass\n", console.Plural(n, "test", "tests"), console.Plural(rules, "rule", "rules"))
 		},
 	}
 }
@@ -242,40 +232,37 @@ func (a *app) gateListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the gate's questions to you", Args: cobra.NoArgs,
 		Example: "  recluse gate list\n  recluse gate list --all     # answered and expired ones, too",
-		RunE:    func(c *cobra.Command, _ []string) error { return a.gateList(c.Context(), all) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			state := v1.ApprovalPending
+			if all {
+				state = ""
+			}
+			return a.gateList(ctx, c, state)
+		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that are answered or have expired")
 	return c
 }
 
-func (a *app) gateList(ctx context.Context, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	state := v1.ApprovalPending
-	if all {
-		state = ""
-	}
+func (a *app) gateList(ctx context.Context, c *client.Client, state gate.ApprovalState) error {
 	questions, err := c.Approvals(ctx, state)
 	if err != nil {
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, questions)
+		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
 		a.say("nothing to answer")
 		return nil
 	}
 	for _, q := range questions {
-		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, oneLine(q.Request.Session), ago(q.Created), q.Request.Language)
-		for line := range strings.Lines(clip(q.Request.Text(), 2000)) {
-			fmt.Fprintf(a.stdout, "    %s\n", oneLine(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, console.OneLine(q.Request.Session), console.Ago(q.Created), q.Request.Language)
+		for line := range strings.Lines(console.Clip(q.Request.Text(), 2000)) {
+			fmt.Fprintf(a.stdout, "    %s\n", console.OneLine(strings.TrimSuffix(line, "\n")))
 		}
 		for _, f := range q.Decision.Findings {
-			fmt.Fprintf(a.stdout, "  %s\n", oneLine(f.String()))
+			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(f.String()))
 		}
 	}
 	return nil
@@ -285,57 +272,43 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 	var note string
 	c := &cobra.Command{
 		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1), Example: "  recluse gate list\n  recluse gate " + verb + " ID",
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, done, err := a.connect(c.Context())
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			q, err := c.Resolve(ctx, args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {
 				return err
 			}
-			defer done()
-			q, err := cl.Resolve(c.Context(), args[0], client.Answer{Grant: grant, Note: note})
-			if err != nil {
-				return err
+			if !a.json {
+				a.say("%s", q.State)
 			}
-			if a.json {
-				return writeJSON(a.stdout, q)
-			}
-			a.say("%s", q.State)
-			return nil
-		},
+			return a.result(q, "")
+		}),
 	}
 	c.Flags().StringVar(&note, "note", "", "`text` that the code's writer is told")
 	return c
 }
 
-// judging is the gate's judgement of what this call is about to run, begun while its sandbox is made.
-type judging struct {
-	done    chan struct{}
-	warning string
-	err     error
-}
-
-// judge begins to judge code that runs in a sandbox of this call's own. Sessions are judged by their server.
-func (a *app) judge(ctx context.Context, req gate.Request) (*judging, error) {
+// judge begins to judge code that runs in a sandbox of this call's own, while the sandbox is made; wait returns what the gate says. Sessions
+// are judged by their server.
+func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning string, err error), err error) {
 	cfg, err := a.config()
 	if err != nil {
 		return nil, err
 	}
-	j := &judging{done: make(chan struct{})}
-	go func() {
-		defer close(j.done)
+	wait = sync.OnceValues(func() (string, error) {
 		checker, err := cfg.Gate.Open(nil)
 		if err != nil {
-			j.err = err
-			return
+			return "", err
 		}
 		defer checker.Close()
 		req.Attempt = 1
 		d, err := gate.Enforce(ctx, checker, req)
-		j.err = err
-		if d.Action == v1.GateWarn {
-			j.warning = d.Reason
+		if d.Action != v1.GateWarn {
+			return "", err
 		}
-	}()
-	return j, nil
+		return d.Reason, err
+	})
+	go wait() //nolint:errcheck // who waits is told
+	return wait, nil
 }
 
 // warned tells what the gate had to say about code that ran all the same.
@@ -352,27 +325,4 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 	if text := v.Metadata[session.MetaGate]; text != "" && !a.json { // there it is part of the verdict
 		a.say("gate: %s", text)
 	}
-}
-
-// judgeIn judges code that a session's server does not see as such, in the session's own mode: a script that goes in as a file.
-func (a *app) judgeIn(ctx context.Context, i session.Info, req gate.Request) (warning string, err error) {
-	cfg, err := a.config()
-	if err != nil || i.Gate == string(gate.ModeOff) && cfg.Gate.Least == string(gate.ModeOff) {
-		return "", err
-	}
-	req.Rules, req.Graph, req.Role = gate.Mode(i.Gate), gate.Mode(i.Gate), i.Role
-	j, err := a.judge(ctx, req)
-	if err != nil {
-		return "", err
-	}
-	return j.wait()
-}
-
-// wait gives the judgement; nil has passed.
-func (j *judging) wait() (warning string, err error) {
-	if j == nil {
-		return "", nil
-	}
-	<-j.done
-	return j.warning, j.err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/local"
@@ -53,7 +54,7 @@ func through(r runner) door {
 			v, err = r.Run(t.Context(), sandbox.Command{Shell: req.Code})
 		}
 		if v1.CodeOf(err) == v1.CodeGateRefused {
-			return said{Reason: failureOf(err).Message}
+			return said{Reason: console.NewFailure(err).Message}
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +418,7 @@ func (w *world) execDoor(req gate.Request, args ...string) said {
 	if v.Ended != "" {
 		return said{Runs: true, Reason: v.Metadata[session.MetaGate]}
 	}
-	var f failure
+	var f console.Failure
 	decodeJSON(w.t, string(v.Error), &f)
 	if f.Code != v1.CodeGateRefused {
 		w.t.Fatalf("%+v", got)
@@ -441,7 +442,13 @@ func TestAnExecOfItsOwnPassesTheGate(t *testing.T) {
 	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
 		t.Errorf("%+v", got)
 	}
-	w.env = append(w.env, "RECLUSE_GATE_RULES=warn")
+	w.env = append(w.env, "RECLUSE_GATE_RULES=warn") // which is not the server's
+	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
+		t.Errorf("%+v", got)
+	}
+	if log := w.must("audit", "--session", "s", "--action", "command", "--json"); strings.Count(log, `"gate":"deny"`) != 2 || strings.Count(log, "shutil.rmtree") != 2 {
+		t.Errorf("the audit log has %s", log)
+	}
 	got = w.run("", "exec", "--", "bash", "-c", "echo on; exit 0\nrm -rf /")
 	if got.status != 0 || got.stdout != "on\n" || !strings.Contains(got.stderr, "rule no-root-removal") {
 		t.Errorf("%+v", got)

@@ -2,19 +2,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
-)
 
-// collected is what was removed, as JSON.
-type collected struct {
-	Sessions  int   `json:"sessions"`
-	Snapshots int   `json:"snapshots"`
-	Strays    int   `json:"strays"`
-	Entries   int   `json:"entries"`
-	Bytes     int64 `json:"bytes"`
-}
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
+)
 
 func (a *app) gcCommand() *cobra.Command {
 	return &cobra.Command{
@@ -23,26 +16,13 @@ func (a *app) gcCommand() *cobra.Command {
 		Long: `Remove what nothing needs any more: sessions and log entries past their time, data of snapshots that nobody names, sandboxes that
 belong to no session. A server does the same from time to time; where none runs for long, cron can.`,
 		Example: "  recluse gc\n  0 4 * * * recluse gc --json >> /var/log/recluse-gc.json", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return a.gc(c.Context()) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			got, err := c.GC(ctx)
+			if err != nil {
+				return err
+			}
+			return a.result(got, "removed %s, %s (%s), %s, %s\n", console.Plural(got.Sessions, "session", "sessions"), console.Plural(got.Snapshots, "snapshot", "snapshots"),
+				console.Bytes(got.Bytes), console.Plural(got.Strays, "stray", "strays"), console.Plural(got.Entries, "log entry", "log entries"))
+		}),
 	}
-}
-
-func (a *app) gc(ctx context.Context) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	got, err := c.GC(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	if a.json {
-		return writeJSON(a.stdout, collected(got))
-	}
-	fmt.Fprintf(a.stdout, "removed %s, %s (%s), %s, %s\n", plural(got.Sessions, "session", "sessions"), plural(got.Snapshots, "snapshot", "snapshots"),
-		bytesOf(got.Bytes), plural(got.Strays, "stray", "strays"), plural(got.Entries, "log entry", "log entries"))
-	return nil
 }

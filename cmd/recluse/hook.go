@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -9,14 +10,10 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
-
-// maxScript is the longest script that is run as an argument of a shell: Linux takes 128 KiB for one.
-const maxScript = 100 << 10
 
 func (a *app) hookCommand() *cobra.Command {
 	var h agents.HookFlags
@@ -121,65 +118,21 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 	if !filepath.IsAbs(o.project) {
 		return usage("--project must be an absolute path")
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	name := agents.SessionName(o.project)
-	s, info, err := a.projectSession(ctx, c, name, o.project)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	dir := o.dir
-	if dir == "" {
-		dir = o.project
-	}
-	t := inSession{s, info}
-	warning := ""
-	if len(code) > maxScript {
-		var forget func()
-		if code, warning, forget, err = a.longScript(ctx, t, code); err != nil {
-			return cause(ctx, err)
-		}
-		defer forget()
-	}
-	if code == "" {
-		code = ":" // nothing is a command, too
-	}
-	v, err := t.Run(ctx, sandbox.Command{
-		Shell: code, Dir: dir,
-		RunOptions: sandbox.RunOptions{
-			Stdin: a.input(), Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}, Timeout: timeout(o.timeout),
-		},
+	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
+		spec := sandbox.Spec{Limits: a.cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: o.project, Path: o.project, Writable: true}}}
+		name := agents.SessionName(o.project)
+		t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
+		v, err := t.Run(ctx, sandbox.Command{
+			Shell: cmp.Or(code, ":"), // nothing is a command, too
+			Dir:   cmp.Or(o.dir, o.project),
+			RunOptions: sandbox.RunOptions{
+				Stdin:   a.input(),
+				Stdout:  a.output(a.stdout),
+				Stderr:  a.output(a.stderr),
+				Timeout: timeout(o.timeout),
+			},
+		})
+		a.warned(v, "")
+		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})
-	a.warned(v, warning)
-	return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
-}
-
-// longScript puts a script into the session's sandbox that no command line takes, and gives the short one that runs it. The gate of the session
-// sees only that one, so the script is judged here.
-func (a *app) longScript(ctx context.Context, t inSession, code string) (short, warning string, forget func(), err error) {
-	if warning, err = a.judgeIn(ctx, t.info, gate.Request{Language: gate.Bash, Code: code}); err != nil {
-		return "", "", nil, err
-	}
-	file := "/tmp/.recluse-" + shortID() + ".sh"
-	if err := t.put(ctx, file, []byte(code)); err != nil {
-		return "", "", nil, err
-	}
-	forget = func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
-		defer cancel()
-		_ = t.Files().Remove(ctx, file, sandbox.RemoveOptions{}) // it ends with the session otherwise
-	}
-	return ". " + file, warning, forget, nil
-}
-
-// projectSession opens a project's session.
-func (a *app) projectSession(ctx context.Context, c *client.Client, name, project string) (*client.Session, session.Info, error) {
-	spec := sandbox.Spec{Limits: limitsOf(a.cfg), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
-	s, opened, err := c.Open(ctx, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
-	return s, opened.Session, err
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/internal/agents"
+	"github.com/recluse-dev/recluse/internal/doctor"
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
@@ -80,7 +81,7 @@ func TestAnAgentsCommandsRunInItsProjectsSession(t *testing.T) {
 		stdout        string
 		stderr        string
 	}{
-		{"another kernel", `[ "$(uname -r)" = '` + hostKernel() + `' ] || echo inside`, 0, "inside\n", ""},
+		{"another kernel", `[ "$(uname -r)" = '` + doctor.HostKernel() + `' ] || echo inside`, 0, "inside\n", ""},
 		{"its own directory", "pwd", 0, sub + "\n", ""},
 		{"streams and status", "echo out; echo err >&2; exit 7", 7, "out\n", "err\n"},
 		{"quotes", `printf '%s|' "a b" 'c'"'"'d' e\\f $'g\nh'`, 0, "a b|c'd|e\\f|g\nh|", ""},

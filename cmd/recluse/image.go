@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 )
@@ -12,8 +11,6 @@ func (a *app) imageCommand() *cobra.Command {
 		Use:     "image",
 		Short:   "Make images for the docker backend",
 		Example: "  recluse image from-host",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var tag string
 	host := &cobra.Command{
@@ -33,8 +30,7 @@ engine. No file of a user's is in it.`,
 }
 
 func (a *app) imageFromHost(ctx context.Context, tag string) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	b, err := a.docker()
 	if err != nil {
 		return err
@@ -42,9 +38,5 @@ func (a *app) imageFromHost(ctx context.Context, tag string) error {
 	if err := b.ImportHost(ctx, tag); err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string]any{"image": tag})
-	}
-	fmt.Fprintf(a.stdout, "%s\n", tag)
-	return nil
+	return a.result(map[string]any{"image": tag}, "%s\n", tag)
 }

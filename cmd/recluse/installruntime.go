@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/dockersetup"
 )
 
@@ -89,7 +90,7 @@ func (a *app) installRuntime(ctx context.Context, o *runtimeOptions) error {
 		}
 	}
 	if a.json {
-		return writeJSON(a.stdout, done)
+		return console.WriteJSON(a.stdout, done)
 	}
 	switch {
 	case !change.Needed():

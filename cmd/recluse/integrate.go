@@ -5,12 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/agents"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -71,7 +73,7 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		if changes == nil {
 			changes = []*agents.Change{}
 		}
-		return writeJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
+		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
 	}
 	if len(changes) == 0 {
 		a.say("nothing to change")
@@ -119,26 +121,18 @@ func (o *integrateOptions) complete(agent string) (err error) {
 // lastingProgram is how agents call this program: by the name that PATH finds it under, which outlives an upgrade, where that is
 // this program.
 func lastingProgram() (string, error) {
-	self, err := programPath()
+	self, err := os.Executable()
 	if err != nil {
-		return "", err
+		return "", &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
-	if found := onPath(); sameProgram(self, found) {
-		return found, nil
-	}
-	return self, nil
-}
-
-// onPath is the recluse that PATH finds, or "".
-func onPath() string {
 	found, err := exec.LookPath("recluse")
 	if err == nil {
 		found, err = filepath.Abs(found)
 	}
-	if err != nil {
-		return ""
+	if err == nil && sameProgram(self, found) {
+		return found, nil
 	}
-	return found
+	return self, nil
 }
 
 func sameProgram(x, y string) bool {
@@ -159,26 +153,20 @@ func (a *app) printSettings(c *agents.Change, dry bool) {
 	if dry {
 		verb = "would be " + verb
 	}
-	fmt.Fprintf(a.stdout, "%s: %s (%s)\n", oneLine(c.Path), verb, c.What)
+	fmt.Fprintf(a.stdout, "%s: %s (%s)\n", console.OneLine(c.Path), verb, c.What)
 	if c.Backup != "" {
-		fmt.Fprintf(a.stdout, "  before: %s\n", oneLine(c.Backup))
+		fmt.Fprintf(a.stdout, "  before: %s\n", console.OneLine(c.Backup))
 	}
 	if dry {
 		for _, l := range difference(string(c.Before), string(c.After)) {
-			fmt.Fprintf(a.stdout, "  %s\n", oneLine(l))
+			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(strings.TrimSuffix(l, "\n")))
 		}
 	}
 }
 
 // difference shows lines that go and come. What is the same at the beginning and the end is left out.
 func difference(before, after string) []string {
-	old, now := strings.Split(strings.TrimSuffix(before, "\n"), "\n"), strings.Split(strings.TrimSuffix(after, "\n"), "\n")
-	if before == "" {
-		old = nil
-	}
-	if after == "" {
-		now = nil
-	}
+	old, now := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
 	for len(old) > 0 && len(now) > 0 && old[0] == now[0] {
 		old, now = old[1:], now[1:]
 	}
@@ -193,13 +181,4 @@ func difference(before, after string) []string {
 		out = append(out, "+ "+l)
 	}
 	return out
-}
-
-// programPath is how an agent can call this program again.
-func programPath() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
-	}
-	return self, nil
 }

@@ -32,20 +32,20 @@ func signalled(err error) (status int, ok bool) {
 // errPipe is the cause of a context that ended because nobody reads our output any more.
 var errPipe = errors.New("the output is closed")
 
-// watch gives a context that the first SIGINT, SIGTERM or SIGHUP ends, so that what runs is cancelled and cleaned up. A
-// second signal leaves at once, after a last attempt to end what was given to guard.
+// watch is what the signals of a verb end.
 type watch struct {
 	cancel context.CancelCauseFunc
-	stop   func()
 
 	mu    sync.Mutex
-	boxes []*sandbox.Sandbox // guarded by mu
-	leave []func()           // guarded by mu
+	leave []func(context.Context) // guarded by mu
 }
 
-func (a *app) watch(ctx context.Context) (context.Context, *watch) {
+// watch returns a context that the first SIGINT, SIGTERM or SIGHUP ends, so that what runs is cancelled and cleaned up. A
+// second signal leaves at once, after a last attempt to end what was given to guard. It holds until the verb has ended.
+func (a *app) watch(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watch{cancel: cancel}
+	a.signals = w
 	signals := make(chan os.Signal, 4)
 	done, watched := make(chan struct{}), make(chan struct{})
 	signal.Notify(signals, endingSignals...)
@@ -69,24 +69,23 @@ func (a *app) watch(ctx context.Context) (context.Context, *watch) {
 			os.Exit(128 + int(sig))
 		}
 	}()
-	w.stop = sync.OnceFunc(func() {
+	a.atEnd = append(a.atEnd, func() error {
 		signal.Stop(signals)
 		close(done)
 		<-watched // what is abandoned wakes the verb, which must not get ahead of who leaves at once
 		cancel(nil)
+		return nil
 	})
-	return ctx, w
+	return ctx
 }
 
 // guard names a sandbox that is to be ended before leaving at once.
 func (w *watch) guard(s *sandbox.Sandbox) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.boxes = append(w.boxes, s)
+	w.onLeave(func(ctx context.Context) { _ = s.Backend().Stop(ctx, s.ID()) }) // there is no time to tell
 }
 
-// onLeave names what else is to be done before leaving at once. It must be quick.
-func (w *watch) onLeave(f func()) {
+// onLeave names what else is to be done before leaving at once.
+func (w *watch) onLeave(f func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leave = append(w.leave, f)
@@ -95,16 +94,13 @@ func (w *watch) onLeave(f func()) {
 // abandon ends what is guarded, as far as that goes quickly.
 func (w *watch) abandon() {
 	w.mu.Lock()
-	boxes, leave := w.boxes, w.leave
+	leave := w.leave
 	w.mu.Unlock()
-	for _, f := range leave {
-		f()
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, s := range boxes {
-		wg.Go(func() { _ = s.Backend().Stop(ctx, s.ID()) }) // there is no time to tell
+	for _, f := range leave {
+		wg.Go(func() { f(ctx) })
 	}
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()

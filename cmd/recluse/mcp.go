@@ -18,7 +18,7 @@ import (
 
 func (a *app) mcpCommand() *cobra.Command {
 	var (
-		m         machine
+		sandbox   sandboxFlags
 		o         mcp.StdioOptions
 		terraphim bool
 		calls     int
@@ -37,14 +37,13 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			if calls < 0 {
 				return usage("--sampling-calls: a number of calls is needed")
 			}
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
+			ctx := a.watch(c.Context())
 			client, done, err := a.connect(ctx)
 			if err != nil {
 				return cause(ctx, err)
 			}
 			defer done()
-			if o.Spec, err = a.mcpSpec(&m); err != nil {
+			if o.Spec, err = a.mcpSpec(&sandbox); err != nil {
 				return err
 			}
 			if o.Session == "" {
@@ -52,7 +51,7 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			}
 			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, samplingCalls(calls), a.logger()
 			if a.cfg.Client.URL == "" {
-				o.Engine = a.mcpEngine(w, &m)
+				o.Engine = a.mcpEngine(&sandbox)
 			}
 			return cause(ctx, mcp.Serve(ctx, client, a.stdin, a.stdout, o))
 		},
@@ -62,21 +61,18 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 	f.BoolVar(&o.Keep, "keep", false, "do not end the session with this process")
 	f.BoolVar(&terraphim, "terraphim-names", false, "also offer the tools by the names terraphim gives them (rlm_code, rlm_bash, …)")
 	f.IntVar(&calls, "sampling-calls", mcp.DefaultSamplingCalls, "how `often` the agent's own model may be asked")
-	m.register(f)
-	for _, flag := range []string{"backend", "allow-no-isolation", "min-isolation", "env", "dir"} {
-		_ = f.MarkHidden(flag) // of a single command, or said by the configuration of the server
+	sandbox.register(f)
+	for _, o := range sandbox.options() {
+		f.Lookup(o.name()).Hidden = o.scope() != "" // of a single command, or said by the configuration of the server
 	}
 	a.completeSession(c, "session")
 	return c
 }
 
 // mcpSpec says what a session that has to be made is made from: what the flags say, else the limits that are configured.
-func (a *app) mcpSpec(m *machine) (*sandbox.Spec, error) {
-	if m.said() {
-		if err := m.configure(a); err != nil {
-			return nil, err
-		}
-		spec, err := m.spec()
+func (a *app) mcpSpec(f *sandboxFlags) (*sandbox.Spec, error) {
+	if f.given("") != "" {
+		spec, err := f.spec(a)
 		return &spec, err
 	}
 	return configuredSpec(a.cfg), nil
@@ -84,7 +80,7 @@ func (a *app) mcpSpec(m *machine) (*sandbox.Spec, error) {
 
 // configuredSpec is nil where the configuration says nothing about sandboxes.
 func configuredSpec(cfg *config.Config) *sandbox.Spec {
-	if limits := limitsOf(cfg); limits != (sandbox.Limits{}) {
+	if limits := cfg.SandboxLimits(); limits != (sandbox.Limits{}) {
 		return &sandbox.Spec{Limits: limits}
 	}
 	return nil
@@ -92,27 +88,20 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 
 // mcpEngine makes engines for the agent's own model. It is lent to one call at a time, so each has its own engine; sandboxes and what judges code
 // are the same for all.
-func (a *app) mcpEngine(w *watch, m *machine) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
 		g  *ground
 	)
-	shared := func(ctx context.Context) (*ground, error) {
+	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if g != nil {
-			return g, nil
-		}
-		made, err := a.ground(ctx, w, m)
-		if err == nil {
+		if g == nil {
+			made, err := a.ground(ctx, f)
+			if err != nil {
+				return nil, err
+			}
 			g = made
-		}
-		return made, err
-	}
-	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
-		g, err := shared(ctx)
-		if err != nil {
-			return nil, err
 		}
 		return g.engine(ctx, rlm.Options{Models: models})
 	}

@@ -15,8 +15,12 @@ func usage(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf(format, args...)}
 }
 
-// noteRuns has every verb note that it was begun. Cobra tells of mistakes in many ways, but of all of them before that.
+// noteRuns has every verb note that it was begun: cobra tells of mistakes in many ways, but of all of them before that. A verb that only
+// has others below it prints its help, and refuses words: cobra looks at them only if the verb can run.
 func (a *app) noteRuns(c *cobra.Command) {
+	if c.HasSubCommands() && c.RunE == nil {
+		c.Args, c.RunE = cobra.NoArgs, func(c *cobra.Command, _ []string) error { return c.Help() }
+	}
 	if run := c.RunE; run != nil {
 		c.RunE = func(c *cobra.Command, args []string) error {
 			a.begun = true
@@ -80,22 +84,19 @@ func asksForJSON(args []string) bool {
 	return false
 }
 
-// strictCobra makes the verbs that cobra brings along refuse words that they do not know, as ours do.
-func strictCobra(root *cobra.Command) {
+// strictHelp makes the help verb refuse words that it does not know, as ours do.
+func strictHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	for _, c := range root.Commands() {
-		switch c.Name() {
-		case "help":
-			c.Args = func(_ *cobra.Command, words []string) error {
-				verb, rest, err := root.Find(words)
-				if err != nil {
-					return err
-				}
-				return cobra.NoArgs(verb, rest)
-			}
-		case "completion":
-			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // words are looked at only if it can run
+	help, _, err := root.Find([]string{"help"})
+	if err != nil {
+		return
+	}
+	help.Args = func(_ *cobra.Command, words []string) error {
+		verb, rest, err := root.Find(words)
+		if err != nil {
+			return err
 		}
+		return cobra.NoArgs(verb, rest)
 	}
 }

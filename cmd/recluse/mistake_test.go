@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // called gives what an invocation in this process did.
@@ -50,7 +51,7 @@ func TestAWrongCallSaysWhatToDo(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			status, stdout, stderr := called(t, tt.args...)
-			var got struct{ Error failure }
+			var got struct{ Error console.Failure }
 			if err := json.Unmarshal([]byte(stdout), &got); err != nil {
 				t.Fatalf("%v: stdout %q, stderr %q", err, stdout, stderr)
 			}

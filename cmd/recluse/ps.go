@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 	"syscall"
@@ -12,6 +11,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -22,18 +22,17 @@ func (a *app) psCommand() *cobra.Command {
 		Short:   "List what runs in a session",
 		Long:    "List the cells and commands that run in a session. kill and logs take the id, its beginning, or the pid.",
 		Example: "  recluse ps work\n  recluse ps work --all     # also what has ended lately", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error { return a.ps(c.Context(), args[0], all) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error { return a.ps(ctx, c, args[0], all) }),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also what has ended lately")
 	return c
 }
 
-func (a *app) ps(ctx context.Context, name string, all bool) error {
-	s, info, done, err := a.session(ctx, name)
+func (a *app) ps(ctx context.Context, c *client.Client, name string, all bool) error {
+	s, info, err := c.Get(ctx, name)
 	if err != nil {
 		return err
 	}
-	defer done()
 	list, err := s.Operations(ctx)
 	if err != nil {
 		return err
@@ -43,9 +42,6 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 		if o.Running || all {
 			ops = append(ops, o)
 		}
-	}
-	if a.json {
-		return writeJSON(a.stdout, ops)
 	}
 	rows := [][]string{{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT", "COMMAND"}}
 	for _, o := range ops {
@@ -62,9 +58,9 @@ func (a *app) ps(ctx context.Context, name string, all bool) error {
 		if o.PID > 0 {
 			pid = strconv.Itoa(o.PID)
 		}
-		rows = append(rows, []string{o.ID, pid, o.Kind, clip(state, 30), span(t), bytesOf(o.Stdout + o.Stderr), clip(o.Command, 60)})
+		rows = append(rows, []string{o.ID, pid, o.Kind, console.Clip(state, 30), console.Span(t), console.Bytes(o.Stdout + o.Stderr), console.Clip(o.Command, 60)})
 	}
-	return table(a.stdout, rows)
+	return a.resultTable(ops, rows)
 }
 
 // operation finds what the user names: an id, the beginning of one, or a pid. Of several with one pid the running one is meant, else
@@ -117,26 +113,23 @@ as by Ctrl-C, and its interpreter lives on if it heeds that.
 
 With --signal that signal is sent instead, and nothing else is done.`,
 		Example: "  recluse kill work 7\n  recluse kill work 7 --signal HUP", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.operationArgs,
-		RunE: func(c *cobra.Command, args []string) error { return a.kill(c.Context(), args[0], args[1:], name, tree) },
+		RunE: func(c *cobra.Command, args []string) error {
+			sig, ok := parseSignal(name)
+			if name != "" && !ok {
+				return usage("--signal %s: there is no such signal", name)
+			}
+			return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+				return a.kill(ctx, c.Session(args[0]), args[1:], sig, sandbox.SignalOptions{Tree: tree})
+			})(c, args)
+		},
 	}
 	c.Flags().StringVarP(&name, "signal", "s", "", "send this `signal`, by name or number")
 	c.Flags().BoolVar(&tree, "tree", false, "with --signal: also to everything it started")
 	return c
 }
 
-func (a *app) kill(ctx context.Context, name string, words []string, sigName string, tree bool) error {
-	var sig syscall.Signal
-	if sigName != "" {
-		var ok bool
-		if sig, ok = parseSignal(sigName); !ok {
-			return usage("--signal %s: there is no such signal", sigName)
-		}
-	}
-	s, _, done, err := a.session(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer done()
+// kill sends a signal to cells and commands; 0 cancels them.
+func (a *app) kill(ctx context.Context, s *client.Session, words []string, sig syscall.Signal, opts sandbox.SignalOptions) error {
 	ids := []string{}
 	for _, word := range words {
 		o, err := operation(ctx, s, word)
@@ -147,8 +140,8 @@ func (a *app) kill(ctx context.Context, name string, words []string, sigName str
 			a.say("%s has ended already", o.ID)
 			continue
 		}
-		if sigName != "" {
-			err = s.Signal(ctx, o.ID, sig, sandbox.SignalOptions{Tree: tree})
+		if sig != 0 {
+			err = s.Signal(ctx, o.ID, sig, opts)
 		} else {
 			err = s.Cancel(ctx, o.ID)
 		}
@@ -157,10 +150,7 @@ func (a *app) kill(ctx context.Context, name string, words []string, sigName str
 		}
 		ids = append(ids, o.ID)
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"signalled": ids})
-	}
-	return nil
+	return a.result(map[string][]string{"signalled": ids}, "")
 }
 
 func (a *app) logsCommand() *cobra.Command {
@@ -171,64 +161,34 @@ func (a *app) logsCommand() *cobra.Command {
 		Long: `Print what a cell or command of a session has written so far, its errors on stderr; with --follow go on until it ends. Leaving
 by Ctrl-C does not end it. With --json the output is in one value, with the verdict if it has ended.`,
 		Example: "  recluse logs work 7\n  recluse logs work 7 --follow", Args: cobra.ExactArgs(2), ValidArgsFunction: a.operationArgs,
-		RunE: func(c *cobra.Command, args []string) error { return a.logs(c.Context(), args[0], args[1], follow) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.logs(ctx, c.Session(args[0]), args[1], follow)
+		}),
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it ends")
 	return c
 }
 
-func (a *app) logs(ctx context.Context, name, word string, follow bool) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	s, _, done, err := a.session(ctx, name)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
+func (a *app) logs(ctx context.Context, s *client.Session, word string, follow bool) error {
 	o, err := operation(ctx, s, word)
 	if err != nil {
-		return cause(ctx, err)
+		return err
 	}
 	var out, errs strings.Builder
-	opts := sandbox.FollowOptions{NoWait: !follow, Stdout: &output{w: a.stdout, cancel: w.cancel}, Stderr: &output{w: a.stderr, cancel: w.cancel}}
-	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", bytesOf(n)) }
+	opts := sandbox.FollowOptions{NoWait: !follow, Stdout: a.output(a.stdout), Stderr: a.output(a.stderr)}
+	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", console.Bytes(n)) }
 	if a.json {
 		opts.Stdout, opts.Stderr = &out, &errs
 	}
 	v, err := s.Follow(ctx, o.ID, opts)
-	switch why := context.Cause(ctx); {
-	case why == errPipe: //nolint:errorlint // it is never wrapped
-		return exit(statusPipe)
-	case why != nil:
-		return why
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	if a.json {
-		return writeJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
+		return console.WriteJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
 	}
 	if follow && v != nil && v.Ended != v1.EndedExit {
 		a.say("%s", v)
 	}
 	return nil
-}
-
-// operationArgs completes a session, and then its cells and commands.
-func (a *app) operationArgs(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return a.sessionFirst(c, args, word)
-	}
-	var out []string
-	a.look(c.Context(), func(ctx context.Context, cl *client.Client) {
-		list, err := cl.Session(args[0]).Operations(ctx)
-		if err != nil {
-			return
-		}
-		for _, o := range list {
-			if strings.HasPrefix(o.ID, word) {
-				out = append(out, fmt.Sprintf("%s\t%s", o.ID, clip(oneLine(o.Command), 40)))
-			}
-		}
-	})
-	return out, cobra.ShellCompDirectiveNoFileComp
 }

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -42,26 +43,60 @@ func (w *world) countRequests() (requests func() []string) {
 	}
 }
 
-func TestAWarmSessionTakesTwoRequests(t *testing.T) {
+func TestAWarmSessionTakesOneRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "RECLUSE_LIMITS_MEMORY=256m") // of a new session alone
 	w.must("session", "open", "work", "--memory", "128m")
+	script := filepath.Join(writeFiles(t, map[string]string{"s.py": "print(7)"}), "s.py")
 	env := w.env
 	requests := w.countRequests()
 	defer func() { w.env = env }()
-	w.expect("42\n", "exec", "--session", "work", "--python", "40 + 2")
-	w.expect("hi\n", "exec", "--session", "work", "--", "echo", "hi")
-	want := []string{"PUT /v1/sessions/work", "GET /v1/sessions/work/stream"}
-	if got := requests(); !slices.Equal(got, slices.Concat(want, want)) {
-		t.Errorf("two commands made the requests %q", got)
+	const (
+		open   = "PUT /v1/sessions/work"
+		stream = "GET /v1/sessions/work/stream"
+	)
+	for _, tt := range []struct {
+		name string
+		out  string
+		args []string
+		want []string
+	}{
+		{"a cell", "42\n", []string{"--python", "40 + 2"}, []string{stream}},
+		{"a command", "hi\n", []string{"--", "echo", "hi"}, []string{stream}},
+		{"a script", "7\n", []string{"--python-file", script}, []string{stream}},
+		{"its own settings", "hi\n", []string{"--memory", "128m", "--", "echo", "hi"}, []string{open, stream}},
+		{"its own backend", "hi\n", []string{"--backend", "gvisor", "--", "echo", "hi"}, []string{open, stream}},
+		{"settings of the command", "v\n", []string{"--env", "K=v", "--dir", "/tmp", "--", "printenv", "K"}, []string{stream}},
+	} {
+		w.expect(tt.out, append([]string{"exec", "--session", "work"}, tt.args...)...)
+		if got := requests(); !slices.Equal(got, tt.want) {
+			t.Errorf("%s made the requests %q", tt.name, got)
+		}
 	}
-	w.must("exec", "--session", "other", "--json", "--python", "1")
-	if got := requests(); len(got) != 2 {
+	// It is made by the second request where the first finds none, and what is typed goes to the third.
+	if got := w.run("typed", "exec", "--session", "other", "--", "cat"); got.status != 0 || got.stdout != "typed" {
+		t.Errorf("%+v", got)
+	}
+	if got := requests(); !slices.Equal(got, []string{"GET /v1/sessions/other/stream", "PUT /v1/sessions/other", "GET /v1/sessions/other/stream"}) {
 		t.Errorf("a command in a new session made the requests %q", got)
+	}
+	w.must("exec", "--session", "third", "--memory", "128m", "--json", "--python", "1")
+	if got := requests(); len(got) != 2 {
+		t.Errorf("a command in a new session with settings made the requests %q", got)
 	}
 	var i session.Info
 	decodeJSON(t, w.must("session", "show", "other", "--json"), &i)
 	if i.Spec.Limits.Memory != 256<<20 {
 		t.Errorf("a new session has %d bytes of memory", i.Spec.Limits.Memory)
+	}
+}
+
+func TestAnExpiredSessionIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "brief", "--ttl", "1s")
+	w.await("its end", func() bool { return w.run("", "session", "show", "brief").status != 0 })
+	if got := w.run("typed", "exec", "--session", "brief", "--", "cat"); got.status != 0 || got.stdout != "typed" {
+		t.Errorf("%+v", got)
 	}
 }

@@ -21,6 +21,7 @@ type app struct {
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
 	otherConfig    bool           // the server that we are connected to has another one
+	signals        *watch         // of the verb; nil before watch
 	atEnd          []func() error // what the verb used and lets go of
 }
 
@@ -30,7 +31,7 @@ const (
 	statusPipe    = 141 // nobody reads our output any more: what a program that is killed by SIGPIPE gives
 )
 
-// exit is the error of a verb that has said everything and only wants a status.
+// exit is the error of a verb that has said everything and only wants a status, which may be zero.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
@@ -51,6 +52,8 @@ func (a *app) main(ctx context.Context, args []string) int {
 		return 0
 	case errors.As(err, &status):
 		return int(status)
+	case errors.Is(err, errPipe):
+		return statusPipe
 	}
 	a.report(err)
 	if s, ok := signalled(err); ok {
@@ -76,8 +79,6 @@ recluse itself failed.`,
   recluse doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
@@ -88,10 +89,8 @@ recluse itself failed.`,
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
 	root.AddGroup(run, sessions, serve)
-	demo := a.demoCommand()
-	demo.AddCommand(a.demoRLMCommand())
 	for group, commands := range map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), demo},
+		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(),
@@ -103,7 +102,7 @@ recluse itself failed.`,
 			root.AddCommand(c)
 		}
 	}
-	strictCobra(root)
+	strictHelp(root)
 	a.noteRuns(root)
 	return root
 }

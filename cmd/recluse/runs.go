@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/rlm"
@@ -32,8 +34,6 @@ resumed: its sandbox is taken over if it is still there, else restored or made a
   recluse runs resume 20260915-101112-0a1b2c3d --max-time 10m
   recluse runs fork last --at 5
   recluse runs export last --format rlm > run.jsonl`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(),
@@ -95,25 +95,10 @@ func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.She
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// withRuns connects to the server for something about kept runs.
-func (a *app) withRuns(ctx context.Context, do func(context.Context, *client.Client) error) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	if err := do(ctx, c); err != nil {
-		return cause(ctx, err)
-	}
-	return nil
-}
-
-// withRun is withRuns for one of them.
-func (a *app) withRun(ctx context.Context, word string, do func(context.Context, *client.Client, *rlm.Info) error) error {
-	return a.withRuns(ctx, func(ctx context.Context, c *client.Client) error {
-		info, err := findRun(ctx, c, word)
+// withRun is served for one of the runs.
+func (a *app) withRun(do func(context.Context, *client.Client, *rlm.Info) error) func(*cobra.Command, []string) error {
+	return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+		info, err := findRun(ctx, c, args[0])
 		if err != nil {
 			return err
 		}
@@ -122,14 +107,12 @@ func (a *app) withRun(ctx context.Context, word string, do func(context.Context,
 }
 
 func (a *app) runsListCommand() *cobra.Command {
-	var limit count
+	var limit int
 	c := &cobra.Command{
 		Use: "list", Short: "List runs, the newest first", Args: cobra.NoArgs, Example: "  recluse runs list --limit 5",
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.listRuns(ctx, c, int(limit)) })
-		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error { return a.listRuns(ctx, c, limit) }),
 	}
-	c.Flags().Var(&limit, "limit", "`number` of runs (default all)")
+	c.Flags().Var(valueOf(&limit), "limit", "`number` of runs (default all)")
 	return c
 }
 
@@ -145,16 +128,13 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 			break
 		}
 	}
-	if a.json {
-		return writeJSON(a.stdout, list)
-	}
 	rows := [][]string{{"RUN", "STATE", "AGE", "TURNS", "TOKENS", "COST", "QUESTION"}}
 	for _, i := range list {
 		rows = append(rows, []string{
-			i.ID, runState(i), ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), clip(i.Query, 60),
+			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), console.Clip(i.Query, 60),
 		})
 	}
-	return table(a.stdout, rows)
+	return a.resultTable(list, rows)
 }
 
 func runState(i *rlm.Info) string {
@@ -173,9 +153,7 @@ func (a *app) runsShowCommand() *cobra.Command {
 		Use: "show RUN", Short: "Show what a run did", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Long:    "Show what a run did, and its answer. With --json that is one object; with --events every event, one JSON object a line.",
 		Example: "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) })
-		},
+		RunE:    a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) }),
 	}
 	c.Flags().BoolVar(&all, "events", false, "print its events")
 	return c
@@ -186,7 +164,7 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 		return writeEvents(ctx, c, info.ID, a.stdout)
 	}
 	if a.json {
-		return writeJSON(a.stdout, info)
+		return console.WriteJSON(a.stdout, info)
 	}
 	lines := runview.NewLines(a.stdout)
 	for ev, err := range c.PastRunEvents(ctx, info.ID) {
@@ -195,12 +173,12 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 		}
 		lines.Event(ev)
 	}
-	p := a.paint()
+	p := console.NewPaint(a.stdout)
 	switch {
 	case info.Running:
-		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.dim, p.off)
+		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.Dim, p.Off)
 	case info.Result == nil:
-		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.dim, info.ID, p.off)
+		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.Dim, info.ID, p.Off)
 	default:
 		fmt.Fprintln(a.stdout)
 		a.answerOut(info.Result)
@@ -214,7 +192,7 @@ func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) 
 		if err != nil {
 			return err
 		}
-		if err := writeLine(w, ev); err != nil {
+		if err := console.WriteLine(w, ev); err != nil {
 			return err
 		}
 	}
@@ -225,15 +203,13 @@ func (a *app) runsCancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel RUN", Short: "Stop a run that the server works on, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs cancel last",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
-				i, err := c.CancelRun(ctx, i.ID)
-				if err != nil {
-					return err
-				}
-				return a.showRun(ctx, c, i, false)
-			})
-		},
+		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+			i, err := c.CancelRun(ctx, i.ID)
+			if err != nil {
+				return err
+			}
+			return a.showRun(ctx, c, i, false)
+		}),
 	}
 }
 
@@ -244,9 +220,7 @@ func (a *app) runsResumeCommand() *cobra.Command {
 		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
 		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
-				return c.ResumeRun(ctx, id, again)
-			})
+			return a.goOn(c.Context(), &o, args[0], (*client.Client).ResumeRun)
 		},
 	}
 	o.register(c.Flags())
@@ -262,7 +236,7 @@ func (a *app) runsForkCommand() *cobra.Command {
 		Use: "fork RUN --at TURN", Short: "Try again from one of a run's turns, as a new run", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(ctx context.Context, c *client.Client, id string, again client.RunAgain) (*rlm.Info, error) {
+			return a.goOn(c.Context(), &o, args[0], func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
 				return c.ForkRun(ctx, id, at, again)
 			})
 		},
@@ -274,7 +248,7 @@ func (a *app) runsForkCommand() *cobra.Command {
 }
 
 // goOn goes on with a kept run, with its own models unless others are named.
-func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(context.Context, *client.Client, string, client.RunAgain) (*rlm.Info, error)) error {
+func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error)) error {
 	host, err := o.host(a)
 	if err != nil {
 		return err
@@ -284,13 +258,13 @@ func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(con
 		if err != nil {
 			return nil, err
 		}
-		return begin(ctx, c, info.ID, client.RunAgain{Model: o.model, SubModels: o.sub, Limits: o.limits, Host: host})
+		return begin(c, ctx, info.ID, client.RunAgain{Model: o.model, SubModels: o.sub, Limits: o.limits, Host: host})
 	})
 }
 
 func (a *app) runsReplayCommand() *cobra.Command {
 	var (
-		m     machine
+		f     sandboxFlags
 		quiet bool
 	)
 	c := &cobra.Command{
@@ -298,7 +272,7 @@ func (a *app) runsReplayCommand() *cobra.Command {
 		Long:    "Run a kept run again in a new sandbox, with the replies that models gave then. No model is asked and nothing is paid.",
 		Example: "  recluse runs replay last",
 		RunE: func(c *cobra.Command, args []string) error {
-			host, err := m.host(a)
+			host, err := f.host(a)
 			if err != nil {
 				return err
 			}
@@ -307,11 +281,11 @@ func (a *app) runsReplayCommand() *cobra.Command {
 				if err != nil {
 					return nil, err
 				}
-				return c.ReplayRun(ctx, info.ID, orNil(host))
+				return c.ReplayRun(ctx, info.ID, host)
 			})
 		},
 	}
-	m.register(c.Flags())
+	f.register(c.Flags())
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but the answer")
 	return c
 }
@@ -326,14 +300,14 @@ func (a *app) runsExportCommand() *cobra.Command {
 			if format != "rlm" && format != "events" {
 				return usage("--format %s: there are rlm and events", format)
 			}
-			return a.withRun(c.Context(), args[0], func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+			return a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
 				return a.exportRun(out, func(w io.Writer) error {
 					if format == "rlm" {
 						return c.ExportRun(ctx, i.ID, w)
 					}
 					return writeEvents(ctx, c, i.ID, w)
 				})
-			})
+			})(c, args)
 		},
 	}
 	c.Flags().StringVar(&format, "format", "rlm", "`layout`: rlm or events")
@@ -350,11 +324,7 @@ func (a *app) exportRun(out string, write func(io.Writer) error) error {
 	if err != nil {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "export run", Message: "the file cannot be made", Err: err}
 	}
-	err = write(f)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	if err = errors.Join(write(f), f.Close()); err != nil {
 		_ = os.Remove(out) // half of it is of no use
 	}
 	return err
@@ -364,9 +334,7 @@ func (a *app) runsDeleteCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete RUN...", Short: "Remove runs with their events and their copies of the context", Args: cobra.MinimumNArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs delete last",
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.withRuns(c.Context(), func(ctx context.Context, c *client.Client) error { return a.deleteRuns(ctx, c, args) })
-		},
+		RunE:    a.served(a.deleteRuns),
 	}
 }
 
@@ -382,8 +350,5 @@ func (a *app) deleteRuns(ctx context.Context, c *client.Client, words []string) 
 		}
 		deleted = append(deleted, info.ID)
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"deleted": deleted})
-	}
-	return nil
+	return a.result(map[string][]string{"deleted": deleted}, "")
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -27,15 +28,14 @@ import (
 const detachWait = 20 * time.Second
 
 type serveOptions struct {
-	choice
+	backendFlags
 	background bool
 }
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
-		o                         serveOptions
-		listen, socket, cert, key string
-		terraphim                 bool
+		o         serveOptions
+		terraphim bool
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -54,14 +54,14 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 			if err != nil {
 				return a.notServing(&o, err)
 			}
-			for flag, set := range map[string]func(){
-				"listen": func() { cfg.Server.Listen = listen }, "socket": func() { cfg.Server.Socket = socket },
-				"tls-cert": func() { cfg.Server.TLSCert = cert }, "tls-key": func() { cfg.Server.TLSKey = key },
-				"terraphim-names": func() { cfg.Server.TerraphimNames = terraphim },
-			} {
-				if c.Flags().Changed(flag) {
-					set()
+			s := &cfg.Server
+			for name, setting := range map[string]*string{"listen": &s.Listen, "socket": &s.Socket, "tls-cert": &s.TLSCert, "tls-key": &s.TLSKey} {
+				if flag := c.Flags().Lookup(name); flag.Changed {
+					*setting = flag.Value.String()
 				}
+			}
+			if c.Flags().Changed("terraphim-names") {
+				s.TerraphimNames = terraphim
 			}
 			if (cfg.Server.TLSCert == "") != (cfg.Server.TLSKey == "") {
 				return usage("--tls-cert and --tls-key go together")
@@ -70,10 +70,10 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&listen, "listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
-	f.StringVar(&socket, "socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
-	f.StringVar(&cert, "tls-cert", "", "`file` with a certificate, for --listen")
-	f.StringVar(&key, "tls-key", "", "`file` with its key")
+	f.String("listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
+	f.String("socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
+	f.String("tls-cert", "", "`file` with a certificate, for --listen")
+	f.String("tls-key", "", "`file` with its key")
 	f.BoolVar(&terraphim, "terraphim-names", false, "offer the tools of MCP also by the names terraphim gives them (rlm_code, rlm_bash, …)")
 	f.BoolVar(&o.background, "background", false, "be the one that was started by itself")
 	_ = f.MarkHidden("background")
@@ -93,11 +93,11 @@ func (a *app) notServing(o *serveOptions, err error) error {
 
 // serve is a server from its beginning to its end.
 func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (err error) {
-	if err := o.configure(a); err != nil {
+	req, err := o.requirements(a)
+	if err != nil {
 		return err
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
+	ctx = a.watch(ctx)
 	data, err := xdg.Data()
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 		return cause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	mo := managerOptions(backends, data, cfg, o.requirements(a), log, o.background)
+	mo := managerOptions(backends, data, cfg, req, log, o.background)
 	mo.Gate, mo.Store = checker, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
@@ -165,13 +165,13 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	if so.Runs, err = a.keeper(cfg, data, backends, o.requirements(a), checker, m, log); err != nil {
+	if so.Runs, err = a.keeper(cfg, data, backends, req, checker, m, log); err != nil {
 		return err
 	}
 	defer so.Runs.Close() // before the manager: they may work in sessions
 	so.Store, so.Shutdown, so.Approvals = st, stop, questions
 	so.Health = func(ctx context.Context) error {
-		_, _, err := backend.Select(ctx, backends, o.requirements(a))
+		_, _, err := backend.Select(ctx, backends, req)
 		return err
 	}
 	if srv, err = server.New(ctx, so); err != nil {
@@ -191,7 +191,7 @@ func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config,
 		Webhook: string(cfg.Webhook.URL), AuditKept: cfg.Audit.Keep.Std(), RecordsKept: cfg.Session.Remember.Std(), Logger: log,
 	}
 	if !background && cfg.Pool.Enabled {
-		o.Warm = []sandbox.Spec{{Limits: limitsOf(cfg)}} // one that was started for a single call has nobody to keep more ready for
+		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}} // one that was started for a single call has nobody to keep more ready for
 	}
 	return o
 }
@@ -231,7 +231,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	if err != nil {
 		stop()
 	}
-	notify(ctx, "READY=1")
+	_, _ = systemd.SdNotify(false, systemd.SdNotifyReady) // a manager that does not hear it notices by itself
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().String(), "network", l.Addr().Network(), "pid", os.Getpid())
 	}
@@ -248,7 +248,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 		err, why = errors.Join(err, e), "a listener failed"
 	}
 	log.Info("leaving; sessions live on for the next server", "why", why)
-	notify(ctx, "STOPPING=1")
+	_, _ = systemd.SdNotify(false, systemd.SdNotifyStopping)
 	host.Depart()
 	stop()
 	for range left {

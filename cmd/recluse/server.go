@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/daemon"
 )
 
@@ -16,8 +18,6 @@ func (a *app) serverCommand() *cobra.Command {
 		Long: `Sessions are looked after by a small server in the background. The first call that needs it starts it, a newer recluse replaces it,
 and it ends by itself when nothing is left to look after. There is no need to do anything about it.`,
 		Example: "  recluse server status\n  recluse server stop",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		&cobra.Command{
@@ -35,22 +35,14 @@ and it ends by itself when nothing is left to look after. There is no need to do
 }
 
 func (a *app) serverStatus(c *cobra.Command, _ []string) error {
-	cfg, err := a.config()
-	if err != nil {
-		return err
-	}
-	p, err := place(cfg)
+	p, err := a.place()
 	if err != nil {
 		return err
 	}
 	held, err := p.Find(c.Context())
 	if err != nil {
-		if a.json {
-			if err := writeJSON(a.stdout, map[string]any{"running": false, "log": p.Log()}); err != nil {
-				return err
-			}
-		} else {
-			fmt.Fprintln(a.stdout, "no server runs; the next call that needs one starts it")
+		if err := a.result(map[string]any{"running": false, "log": p.Log()}, "no server runs; the next call that needs one starts it\n"); err != nil {
+			return err
 		}
 		return exit(1)
 	}
@@ -58,7 +50,7 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	s := held.Status
 	s.Callers-- // not us
 	if a.json {
-		return writeJSON(a.stdout, struct {
+		return console.WriteJSON(a.stdout, struct {
 			Running bool `json:"running"`
 			daemon.Status
 			Log string `json:"log"`
@@ -70,35 +62,27 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	}
 	rows := [][]string{
 		{"pid", fmt.Sprint(s.PID)},
-		{"started", s.Started.Local().Format(time.DateTime) + " (" + ago(s.Started) + " ago), " + how},
+		{"started", s.Started.Local().Format(time.DateTime) + " (" + console.Ago(s.Started) + " ago), " + how},
 		{"version", s.Stamp.Version},
 		{"socket", s.Socket},
-		{"listen", orDash(s.Listen)},
+		{"listen", cmp.Or(s.Listen, "-")},
 		{"data", s.Data},
 		{"callers", fmt.Sprint(s.Callers)},
 	}
 	if s.Background {
 		rows = append(rows, []string{"log", p.Log()})
 	}
-	return table(a.stdout, rows)
+	return console.Table(a.stdout, rows)
 }
 
 func (a *app) serverStop(c *cobra.Command, _ []string) error {
-	cfg, err := a.config()
+	p, err := a.place()
 	if err != nil {
 		return err
 	}
-	p, err := place(cfg)
-	if err != nil {
-		return err
-	}
-	ctx, w := a.watch(c.Context())
-	defer w.stop()
+	ctx := a.watch(c.Context())
 	if err := p.Stop(ctx); err != nil {
 		return cause(ctx, err)
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string]bool{"running": false})
-	}
-	return nil
+	return a.result(map[string]bool{"running": false}, "")
 }

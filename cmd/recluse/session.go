@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -25,8 +28,6 @@ processes, until it is ended or its time is up. One that nobody uses is written 
   recluse session list
   recluse session extend work --for 30m
   recluse session end work`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(), a.sessionEndCommand(),
@@ -40,11 +41,9 @@ processes, until it is ended or its time is up. One that nobody uses is written 
 
 func (a *app) sessionOpenCommand() *cobra.Command {
 	var (
-		m         machine
-		o         session.OpenOptions
-		ttl, idle v1.Duration
-		onIdle    string
-		vars      environment
+		sandbox sandboxFlags
+		o       session.OpenOptions
+		onIdle  string
 	)
 	c := &cobra.Command{
 		Use:   "open NAME",
@@ -57,33 +56,31 @@ and what it begins with.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Policy = session.Policy{TTL: ttl, Idle: idle, OnIdle: v1.IdleAction(onIdle)}
-			o.Vars = vars.values
-			return a.sessionOpen(c.Context(), args[0], &m, o)
+			o.Policy.OnIdle = v1.IdleAction(onIdle)
+			o, err := a.openOptions(&sandbox, o)
+			if err != nil {
+				return err
+			}
+			return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+				_, opened, err := c.Open(ctx, args[0], a.withLimits(o))
+				if err != nil {
+					return err
+				}
+				return a.printSession(opened.Session)
+			})(c, args)
 		},
 	}
 	f := c.Flags()
-	f.Var(&ttl, "ttl", "how long it lives, or none; time spent hibernated does not count")
-	f.Var(&idle, "idle", "how long it may be without use, or none")
+	f.Var(&o.Policy.TTL, "ttl", "how long it lives, or none; time spent hibernated does not count")
+	f.Var(&o.Policy.Idle, "idle", "how long it may be without use, or none")
 	f.StringVar(&onIdle, "on-idle", "", "what becomes of it then: hibernate, end or keep")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
-	f.Var(&vars, "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
+	f.Var(valueOf(&o.Vars), "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
 	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
 	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
-	m.register(f)
+	sandbox.register(f)
 	return c
-}
-
-func (a *app) sessionOpen(ctx context.Context, name string, m *machine, o session.OpenOptions) error {
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	_, opened, done, err := a.openSession(ctx, name, m, o)
-	if err != nil {
-		return cause(ctx, err)
-	}
-	defer done()
-	return a.printSession(opened.Session)
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
@@ -95,7 +92,13 @@ func (a *app) sessionListCommand() *cobra.Command {
 		Long:    "List sessions, by name. Looking at a session is not use: it renews nothing.",
 		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --json",
 		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return a.sessionList(c.Context(), all) },
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			var o session.ListOptions
+			if all {
+				o.States = everyState
+			}
+			return a.sessionList(ctx, c, o)
+		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that have ended or expired")
 	return c
@@ -106,16 +109,7 @@ var everyState = []session.State{
 	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
 }
 
-func (a *app) sessionList(ctx context.Context, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	var o session.ListOptions
-	if all {
-		o.States = everyState
-	}
+func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListOptions) error {
 	infos := []session.Info{}
 	for i, err := range c.List(ctx, o) {
 		if err != nil {
@@ -123,84 +117,67 @@ func (a *app) sessionList(ctx context.Context, all bool) error {
 		}
 		infos = append(infos, i)
 	}
-	if a.json {
-		return writeJSON(a.stdout, infos)
-	}
-	if len(infos) == 0 {
+	if len(infos) == 0 && !a.json {
 		a.say("no sessions; recluse exec --session NAME makes one")
 		return nil
 	}
 	rows := [][]string{{"NAME", "STATE", "BACKEND", "AGE", "UNUSED", "ENDS IN", "RUNNING", "SNAPSHOTS", "WHY"}}
 	for _, i := range infos {
-		ends := ahead(i.Expires)
+		ends := console.Ahead(i.Expires)
 		if i.Ended != nil {
 			ends = "-"
 		}
 		rows = append(rows, []string{
-			i.Key.Name, string(i.State), i.Backend, ago(i.Created), ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), clip(i.Reason, 60),
+			i.Key.Name, string(i.State), i.Backend, console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), console.Clip(i.Reason, 60),
 		})
 	}
-	return table(a.stdout, rows)
+	return a.resultTable(infos, rows)
 }
 
 func (a *app) sessionShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "Say everything about a session", Example: "  recluse session show work\n  recluse session show work --json", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			_, i, done, err := a.session(c.Context(), args[0])
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			_, i, err := c.Get(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			defer done()
 			return a.printSession(i)
-		},
+		}),
 	}
 }
 
 func (a *app) printSession(i session.Info) error {
 	if a.json {
-		return writeJSON(a.stdout, i)
+		return console.WriteJSON(a.stdout, i)
 	}
-	p := a.paint()
+	p := console.NewPaint(a.stdout)
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(a.stdout, "%s%-11s%s %s\n", p.bold, name, p.off, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(a.stdout, "%s%-11s%s %s\n", p.Bold, name, p.Off, console.OneLine(fmt.Sprintf(format, args...)))
 	}
 	line("session", "%s (%s)", i.Key.Name, i.ID)
 	line("state", "%s: %s", i.State, i.Reason)
-	line("sandbox", "%s %s", i.Backend, orDash(i.Sandbox))
+	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
-	line("limits", "%s memory, %v cpus, %d processes, %s files", bytesOf(l.Memory), l.CPUs, l.Processes, bytesOf(l.Disk))
-	switch {
-	case i.Spec.Image != "":
-		line("image", "%s", i.Spec.Image)
-	case i.Spec.RootFS != "":
-		line("rootfs", "%s", i.Spec.RootFS)
+	line("limits", "%s memory, %v cpus, %d processes, %s files", console.Bytes(l.Memory), l.CPUs, l.Processes, console.Bytes(l.Disk))
+	for _, o := range optionsOf(&i.Spec) {
+		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
+			line(o.name(), "%s", o)
+		}
 	}
-	if i.Spec.User != "" {
-		line("user", "%s", i.Spec.User)
-	}
-	if i.Spec.Shell != "" {
-		line("shell", "%s", i.Spec.Shell)
-	}
-	for _, m := range i.Spec.Mounts {
-		line("mount", "%s on %s", m.Host, m.Path)
-	}
-	for _, v := range i.Spec.Volumes {
-		line("volume", "%s on %s", v.Name, v.Path)
-	}
-	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), ago(i.Created))
-	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), ago(i.Used))
+	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), console.Ago(i.Created))
+	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), console.Ago(i.Used))
 	if i.Ended != nil {
 		line("ended", "%s", i.Ended.Local().Format(time.DateTime))
 	} else {
-		line("ends", "in %s; extended %d of %d times", ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		line("ends", "in %s; extended %d of %d times", console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
 		if i.IdleAt != nil {
-			line("unused", "in %s: %s", ahead(i.IdleAt), i.Policy.OnIdle)
+			line("unused", "in %s: %s", console.Ahead(i.IdleAt), i.Policy.OnIdle)
 		}
 	}
 	line("running", "%d", i.Running)
-	line("output", "%s of %s", bytesOf(i.Output), bytesOf(i.Policy.Output))
+	line("output", "%s of %s", console.Bytes(i.Output), console.Bytes(i.Policy.Output))
 	line("snapshots", "%d of %d", i.Snapshots, i.Policy.Snapshots)
 	if i.StateFrom != nil {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
@@ -211,13 +188,6 @@ func (a *app) printSession(i session.Info) error {
 	return nil
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
 func (a *app) sessionExtendCommand() *cobra.Command {
 	var by v1.Duration
 	c := &cobra.Command{
@@ -225,25 +195,19 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 		Short:   "Give a session more time",
 		Long:    "Give a session more time, as often and as much as its policy allows.",
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			if time.Duration(by) == v1.NoLimit {
+		PreRunE: func(*cobra.Command, []string) error {
+			if by == v1.NoLimit {
 				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
 			}
-			s, _, done, err := a.session(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			defer done()
-			i, err := s.Extend(c.Context(), time.Duration(by))
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return writeJSON(a.stdout, i)
-			}
-			fmt.Fprintf(a.stdout, "%s ends in %s; extended %d of %d times\n", args[0], ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
 			return nil
 		},
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			i, err := c.Session(args[0]).Extend(ctx, by.Std())
+			if err != nil {
+				return err
+			}
+			return a.result(i, "%s ends in %s; extended %d of %d times\n", args[0], console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		}),
 	}
 	c.Flags().Var(&by, "for", "how much (default: as much as the policy allows)")
 	return c
@@ -257,24 +221,21 @@ func (a *app) sessionEndCommand() *cobra.Command {
 		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. Ending one
 that has ended is no error.`,
 		Example: "  recluse session end work\n  recluse session end --all", ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return usage("name the sessions to end, or give --all")
 			}
-			return a.sessionEnd(c.Context(), args, all)
+			return nil
 		},
+		RunE: a.served(a.sessionEnd),
 	}
 	c.Flags().BoolVar(&all, "all", false, "all there are")
 	return c
 }
 
-func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
-	c, done, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if all {
+// sessionEnd ends sessions; no names: all there are.
+func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) error {
+	if len(names) == 0 {
 		for i, err := range c.List(ctx, session.ListOptions{}) {
 			if err != nil {
 				return err
@@ -290,44 +251,29 @@ func (a *app) sessionEnd(ctx context.Context, names []string, all bool) error {
 			return err
 		}
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string][]string{"ended": names})
-	}
-	return nil
+	return a.result(map[string][]string{"ended": names}, "")
 }
 
 // sessionChange is a verb that does one thing to each session and says nothing more.
 func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
 	return &cobra.Command{
 		Use: verb + " NAME...", Short: short, Example: example, Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
-			cl, done, err := a.connect(ctx)
-			if err != nil {
-				return cause(ctx, err)
-			}
-			defer done()
-			infos := []session.Info{}
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			infos, lines := []session.Info{}, ""
 			for _, name := range args {
-				s := cl.Session(name)
+				s := c.Session(name)
 				if err := do(s, ctx); err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				i, err := s.Info(ctx)
 				if err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				infos = append(infos, i)
+				lines += fmt.Sprintf("%s %s\n", i.Key.Name, i.State)
 			}
-			if a.json {
-				return writeJSON(a.stdout, infos)
-			}
-			for _, i := range infos {
-				fmt.Fprintf(a.stdout, "%s %s\n", i.Key.Name, i.State)
-			}
-			return nil
-		},
+			return a.result(infos, "%s", lines)
+		}),
 	}
 }
 
@@ -340,18 +286,11 @@ func (a *app) varsCommand() *cobra.Command {
   recluse session vars get work goal
   recluse session vars list work
   recluse session vars delete work goal`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	with := func(do func(ctx context.Context, s *client.Session, args []string) error) func(*cobra.Command, []string) error {
-		return func(c *cobra.Command, args []string) error {
-			s, _, done, err := a.session(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			defer done()
-			return do(c.Context(), s, args[1:])
-		}
+		return a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			return do(ctx, c.Session(args[0]), args[1:])
+		})
 	}
 	c.AddCommand(
 		&cobra.Command{Use: "list NAME", Short: "List them", Example: "  recluse session vars list work", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsList)},
@@ -367,13 +306,11 @@ func (a *app) varsList(ctx context.Context, s *client.Session, _ []string) error
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return writeJSON(a.stdout, vars)
-	}
+	lines := ""
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		fmt.Fprintf(a.stdout, "%s=%s\n", k, vars[k])
+		lines += k + "=" + vars[k] + "\n"
 	}
-	return nil
+	return a.result(vars, "%s", lines)
 }
 
 func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) error {
@@ -381,11 +318,7 @@ func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) err
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return writeJSON(a.stdout, map[string]string{args[0]: v})
-	}
-	fmt.Fprintln(a.stdout, v)
-	return nil
+	return a.result(map[string]string{args[0]: v}, "%s\n", v)
 }
 
 func (a *app) varsSet(ctx context.Context, s *client.Session, args []string) error {
@@ -429,24 +362,17 @@ func (a *app) eventsCommand() *cobra.Command {
 		Use: "events NAME", Short: "Print what happened to a session", Example: "  recluse session events work\n  recluse session events work --follow --json", Args: cobra.ExactArgs(1),
 		Long:              "Print what happened to a session, oldest first. With --json each event is one line.",
 		ValidArgsFunction: a.sessionFirst,
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, w := a.watch(c.Context())
-			defer w.stop()
-			s, _, done, err := a.session(ctx, args[0])
-			if err != nil {
-				return cause(ctx, err)
-			}
-			defer done()
-			for e, err := range s.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			for e, err := range c.Session(args[0]).Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
-					return cause(ctx, err)
+					return err
 				}
 				if err := a.printEvent(e); err != nil {
 					return err
 				}
 			}
 			return nil
-		},
+		}),
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as they happen")
 	c.Flags().Int64Var(&after, "after", 0, "begin behind this `number`")
@@ -455,7 +381,7 @@ func (a *app) eventsCommand() *cobra.Command {
 
 func (a *app) printEvent(e session.Event) error {
 	if a.json {
-		return writeLine(a.stdout, e)
+		return console.WriteLine(a.stdout, e)
 	}
 	parts := []string{fmt.Sprintf("%5d", e.Seq), e.Time.Local().Format(time.DateTime), fmt.Sprintf("%-10s", e.Kind)}
 	for _, p := range []string{string(e.State), e.Op, e.Reason} {
@@ -466,6 +392,6 @@ func (a *app) printEvent(e session.Event) error {
 	for _, k := range slices.Sorted(maps.Keys(e.Attrs)) {
 		parts = append(parts, k+"="+e.Attrs[k])
 	}
-	_, err := fmt.Fprintln(a.stdout, oneLine(strings.Join(parts, " ")))
+	_, err := fmt.Fprintln(a.stdout, console.OneLine(strings.Join(parts, " ")))
 	return err
 }

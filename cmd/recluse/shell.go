@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -20,7 +21,7 @@ const hangUp = time.Second
 
 func (a *app) shellCommand() *cobra.Command {
 	var (
-		m       machine
+		f       sandboxFlags
 		session string
 	)
 	c := &cobra.Command{
@@ -36,24 +37,23 @@ With --json the verdict is printed on stderr when it has ended.`,
   recluse shell --session work
   recluse shell --memory 1g --mount "$PWD:/work"
   recluse shell -- python3`,
-		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &m, session, args) },
+		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &f, session, args) },
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&session, "session", "", "open it in the session of this `name`")
-	m.register(c.Flags())
+	f.register(c.Flags())
 	a.completeSession(c, "session")
 	return c
 }
 
-func (a *app) shell(ctx context.Context, m *machine, session string, args []string) error {
+func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args []string) error {
 	in := int(a.stdin.Fd())
 	screen, ok := a.stdout.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
 	}
-	ctx, w := a.watch(ctx)
-	defer w.stop()
-	t, done, err := a.target(ctx, w, session, m)
+	ctx = a.watch(ctx)
+	t, done, err := a.target(ctx, session, f)
 	if err != nil {
 		return err
 	}
@@ -68,10 +68,14 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 		}
 		args = []string{g.Shell}
 	}
-	a.say("%s", t.greeting())
+	_, greeting, err := t.describe(ctx)
+	if err != nil {
+		return cause(ctx, err)
+	}
+	a.say("%s", greeting)
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
-		cmd.Env, cmd.Dir = m.env.values, m.dir
+		cmd.Env, cmd.Dir = f.sandbox.Env, f.sandbox.Dir
 	}
 	v, err := a.terminal(ctx, t, in, screen, cmd)
 	if err != nil {
@@ -79,7 +83,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 	}
 	a.wentBack(v)
 	if a.json {
-		if err := writeJSON(a.stderr, v); err != nil {
+		if err := console.WriteJSON(a.stderr, v); err != nil {
 			return err
 		}
 	}
@@ -89,10 +93,7 @@ func (a *app) shell(ctx context.Context, m *machine, session string, args []stri
 	if v.Ended != v1.EndedExit {
 		a.say("%s", v)
 	}
-	if status := v.Status(); status != 0 {
-		return exit(status)
-	}
-	return nil
+	return exit(v.Status())
 }
 
 // terminal runs a command on our terminal, which is raw meanwhile and as before on every way out.
@@ -120,21 +121,15 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	}
 	signals := make(chan os.Signal, 1)
 	notifyResize(signals)
-	done := make(chan struct{})
-	defer close(done)
+	defer close(signals)
 	defer signal.Stop(signals)
 	go func() {
-		for {
+		for range signals {
 			select {
-			case <-done:
-				return
-			case <-signals:
+			case <-resize: // nobody has taken the size before, which no longer matters
+			default:
 			}
-			select {
-			case resize <- size():
-			case <-done:
-				return
-			}
+			resize <- size()
 		}
 	}()
 	first := size()

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -17,31 +19,20 @@ type target interface {
 	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
 	Start(ctx context.Context, c sandbox.Command) (string, error)
 	Guest(ctx context.Context) (*sandbox.Guest, error)
-	// put writes a file and makes its directory.
-	put(ctx context.Context, name string, data []byte) error
-	// memory is the limit.
-	memory() int64
-	// greeting says where one is.
-	greeting() string
+	// describe returns the spec that the sandbox was made from, and one line about where the caller is.
+	describe(ctx context.Context) (spec sandbox.Spec, line string, err error)
 }
 
-// target opens the session of a name, or without a name makes a sandbox. The caller must call done.
-func (a *app) target(ctx context.Context, w *watch, name string, m *machine) (t target, done func(), err error) {
+// target returns the session of a name, or without a name makes a sandbox. The caller must call done.
+func (a *app) target(ctx context.Context, name string, f *sandboxFlags) (t target, done func(), err error) {
 	if name != "" {
-		s, opened, done, err := a.openSession(ctx, name, m, session.OpenOptions{})
-		if err != nil {
-			return nil, nil, cause(ctx, err)
-		}
-		return inSession{s, opened.Session}, done, nil
+		return a.inSession(ctx, name, f, session.OpenOptions{})
 	}
-	if err := m.configure(a); err != nil {
-		return nil, nil, err
-	}
-	spec, err := m.spec()
+	spec, err := f.spec(a)
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := a.open(ctx, w, &m.choice, spec)
+	s, err := a.open(ctx, &f.backendFlags, spec)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -51,48 +42,98 @@ func (a *app) target(ctx context.Context, w *watch, name string, m *machine) (t 
 // inSandbox is a sandbox that ends with the call.
 type inSandbox struct{ *sandbox.Sandbox }
 
-func (t inSandbox) put(ctx context.Context, name string, data []byte) error {
-	return t.Files().WriteAll(ctx, name, data, sandbox.WriteOptions{Parents: true})
+func (t inSandbox) describe(context.Context) (sandbox.Spec, string, error) {
+	return t.Spec(), fmt.Sprintf("%s sandbox %s; nothing of it is kept after you leave", t.Backend().Name(), t.ID()), nil
 }
 
-func (t inSandbox) memory() int64 { return t.Spec().Limits.Memory }
-
-func (t inSandbox) greeting() string {
-	return fmt.Sprintf("%s sandbox %s; nothing of it is kept after you leave", t.Backend().Name(), t.ID())
-}
-
-// inSession is a session, by way of its server.
+// inSession is a session, by way of its server. A session that is there is used in a single request; open is called only when there is none.
 type inSession struct {
 	*client.Session
-	info session.Info // as it was opened
+	open func(context.Context) (session.Opened, error) // nil: it has been called
+}
+
+// inSession returns the session that flags describe. One that is there must be checked against settings, so it is opened first if there are
+// any. The caller must call done.
+func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (*inSession, func(), error) {
+	o, err := a.openOptions(f, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return nil, nil, cause(ctx, err)
+	}
+	t := newInSession(c, name, a.withLimits(o))
+	if f.given("", "backend") != "" {
+		if _, err := t.open(ctx); err != nil {
+			done()
+			return nil, nil, cause(ctx, err)
+		}
+		t.open = nil
+	}
+	return t, done, nil
+}
+
+func newInSession(c *client.Client, name string, o session.OpenOptions) *inSession {
+	return &inSession{c.Session(name), func(ctx context.Context) (session.Opened, error) {
+		_, opened, err := c.Open(ctx, name, o)
+		return opened, err
+	}}
+}
+
+// opened does something in a session, which is opened first if there is none.
+func opened[T any](ctx context.Context, t *inSession, do func() (T, error)) (T, error) {
+	out, err := do()
+	code := v1.CodeOf(err)
+	if t.open == nil || code != v1.CodeSessionNotFound && code != v1.CodeSessionExpired {
+		return out, err
+	}
+	made, failed := t.open(ctx)
+	t.open = nil
+	if failed != nil {
+		return out, failed
+	}
+	if code == v1.CodeSessionExpired && !made.New { // it was found, and its time is up
+		return out, err
+	}
+	return do()
 }
 
 // Run gives the command an id that people can type.
-func (t inSession) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
+func (t *inSession) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	c.ID = shortID()
-	return t.Session.Run(ctx, c)
+	return opened(ctx, t, func() (*sandbox.Verdict, error) { return t.Session.Run(ctx, c) })
 }
 
-// Start does so, too.
-func (t inSession) Start(ctx context.Context, c sandbox.Command) (string, error) {
+// Start gives the command such an id.
+func (t *inSession) Start(ctx context.Context, c sandbox.Command) (string, error) {
 	c.ID = shortID()
-	return t.Session.Start(ctx, c)
+	return opened(ctx, t, func() (string, error) { return t.Session.Start(ctx, c) })
 }
 
-// Cell does so, too.
-func (t inSession) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
+// Cell gives the cell such an id.
+func (t *inSession) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	c.ID = shortID()
-	return t.Session.Cell(ctx, c)
+	return opened(ctx, t, func() (*sandbox.Verdict, error) { return t.Session.Cell(ctx, c) })
 }
 
 func shortID() string { return strings.ToLower(rand.Text()[:6]) }
 
-func (t inSession) put(ctx context.Context, name string, data []byte) error {
-	return t.Files().WriteAll(ctx, name, data, sandbox.WriteOptions{Parents: true})
+// Guest describes the inside of the sandbox.
+func (t *inSession) Guest(ctx context.Context) (*sandbox.Guest, error) {
+	return opened(ctx, t, func() (*sandbox.Guest, error) { return t.Session.Guest(ctx) })
 }
 
-func (t inSession) memory() int64 { return t.info.Spec.Limits.Memory }
+func (t *inSession) describe(ctx context.Context) (sandbox.Spec, string, error) {
+	i, err := opened(ctx, t, func() (session.Info, error) { return t.Info(ctx) })
+	return i.Spec, fmt.Sprintf("session %s in %s sandbox %s; it stays when you leave", i.Key.Name, i.Backend, i.Sandbox), err
+}
 
-func (t inSession) greeting() string {
-	return fmt.Sprintf("session %s in %s sandbox %s; it stays when you leave", t.info.Key.Name, t.info.Backend, t.info.Sandbox)
+// memoryLimit returns the limit of the memory as people write it.
+func memoryLimit(ctx context.Context, t target) string {
+	spec, _, err := t.describe(ctx)
+	if err != nil {
+		return "unknown"
+	}
+	return config.Size(spec.Limits.Memory).String()
 }

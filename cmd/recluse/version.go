@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -9,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/doctor"
 )
 
 // Set by make build. A program that was made by go install knows them from its build information.
@@ -16,20 +17,14 @@ var version, commit string
 
 // build says which recluse this is.
 type build struct {
-	Version  string   `json:"version"`
-	Commit   string   `json:"commit,omitempty"`
-	Time     string   `json:"time,omitempty"`
-	Modified bool     `json:"modified"` // built from files that differ from the commit, as far as is known
-	Go       string   `json:"go"`
-	Platform string   `json:"platform"`
-	Engine   *program `json:"engine,omitempty"`
-	Guest    *program `json:"guest,omitempty"`
-}
-
-// program is a program of ours, or why there is none.
-type program struct {
-	bundle.Program
-	Error *failure `json:"error,omitempty"`
+	Version  string          `json:"version"`
+	Commit   string          `json:"commit,omitempty"`
+	Time     string          `json:"time,omitempty"`
+	Modified bool            `json:"modified"` // built from files that differ from the commit, as far as is known
+	Go       string          `json:"go"`
+	Platform string          `json:"platform"`
+	Engine   *doctor.Program `json:"engine,omitempty"`
+	Guest    *doctor.Program `json:"guest,omitempty"`
 }
 
 func (a *app) versionCommand() *cobra.Command {
@@ -40,9 +35,9 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := thisBuild()
-			b.Engine, b.Guest = findProgram(c.Context(), bundle.Engine), findProgram(c.Context(), bundle.Guest)
+			b.Engine, b.Guest = doctor.FindProgram(c.Context(), bundle.Engine), doctor.FindProgram(c.Context(), bundle.Guest)
 			if a.json {
-				return writeJSON(a.stdout, b)
+				return console.WriteJSON(a.stdout, b)
 			}
 			fmt.Fprintf(a.stdout, "recluse %s\n", b.Version)
 			if b.Commit != "" {
@@ -84,21 +79,4 @@ func thisBuild() build {
 		}
 	}
 	return b
-}
-
-func findProgram(ctx context.Context, find func(context.Context) (bundle.Program, error)) *program {
-	p, err := find(ctx)
-	if err != nil {
-		f := failureOf(err)
-		return &program{Error: &f}
-	}
-	return &program{Program: p}
-}
-
-// String is one line about it.
-func (p *program) String() string {
-	if p.Error != nil {
-		return "not found: " + p.Error.Message
-	}
-	return fmt.Sprintf("%.16s  %s", p.Hash, p.Origin)
 }

@@ -15,28 +15,27 @@ import (
 	"github.com/recluse-dev/recluse/internal/mcp"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/rlm"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Config is everything that can be configured. Tags: key is the name, doc says what it is for, min is the least number,
+// Config is everything that can be configured. Tags: key is the name (in a section of package v1 the name in JSON is), doc says what it is for, min is the least number,
 // oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits, path says that the
 // value names files: yes, role where they may have a role before them, or out where the program writes them.
 type Config struct {
-	Server  Server  `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
-	Client  Client  `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
-	Session Session `key:"session" doc:"what a new session gets when its opener does not say"`
-	Pool    Pool    `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
-	Backend Backend `key:"backend" doc:"which backend makes sandboxes"`
-	Docker  Docker  `key:"docker" doc:"the docker backend; docs/backends/docker.md tells about it"`
-	Limits  Limits  `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
-	Gate    Gate    `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
-	Models  Models  `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
-	MCP     MCP     `key:"mcp" doc:"MCP servers whose tools are functions for the code of runs"`
-	Log     Log     `key:"log" doc:"the log of the server"`
-	Audit   Audit   `key:"audit" doc:"the log of who ran what when"`
-	Webhook Webhook `key:"webhook" doc:"who is told of alerts"`
+	Server  Server    `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
+	Client  Client    `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
+	Session Session   `key:"session" doc:"what a new session gets when its opener does not say"`
+	Pool    Pool      `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
+	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
+	Docker  Docker    `key:"docker" doc:"the docker backend; docs/backends/docker.md tells about it"`
+	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
+	Gate    Gate      `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
+	Models  Models    `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
+	MCP     MCP       `key:"mcp" doc:"MCP servers whose tools are functions for the code of runs"`
+	Log     Log       `key:"log" doc:"the log of the server"`
+	Audit   Audit     `key:"audit" doc:"the log of who ran what when"`
+	Webhook Webhook   `key:"webhook" doc:"who is told of alerts"`
 
 	Telemetry Telemetry `key:"telemetry" doc:"traces and metrics of the server"`
 
@@ -101,15 +100,6 @@ type Backend struct {
 	AllowContainer   bool     `key:"allow_container" doc:"consent to containers that share the host's kernel, such as Docker's with runc; to name docker in the order is consent too"`
 }
 
-// Limits configures sandboxes. Zero is the default of package sandbox.
-type Limits struct {
-	Memory    Size    `key:"memory" doc:"memory of a sandbox"`
-	CPUs      float64 `key:"cpus" min:"0" doc:"processor time, in cores"`
-	Processes int     `key:"processes" min:"0" doc:"processes and threads"`
-	Disk      Size    `key:"disk" doc:"files in the sandbox; 0: half of the memory"`
-	OpenFiles int     `key:"open_files" min:"0" doc:"files that one process may have open"`
-}
-
 // Models configures which language models there are, and what a run may take.
 type Models struct {
 	Default   string   `key:"default" doc:"model of a run, provider/model, or several with commas: the next is asked when one fails; empty: RECLUSE_MODEL, or one that is found"`
@@ -151,7 +141,8 @@ type Webhook struct {
 
 // Default is what holds where nothing is said.
 func Default() *Config {
-	l := sandbox.Limits{}.WithDefaults()
+	limits := v1.Limits{}.WithDefaults()
+	limits.Disk = 0 // it follows the memory
 	return &Config{
 		Server: Server{
 			Linger: DefaultLinger, Drain: v1.Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: v1.Duration(server.DefaultTime),
@@ -170,7 +161,7 @@ func Default() *Config {
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Docker:  defaultDocker(),
-		Limits:  Limits{Memory: Size(l.Memory), CPUs: l.CPUs, Processes: l.Processes, OpenFiles: l.OpenFiles},
+		Limits:  limits,
 		Gate: Gate{
 			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(terms.Normal), MinRatio: terms.DefaultMinRatio,
 			Least: string(gate.ModeOff), Tries: gate.DefaultEscalateAfter, Approval: v1.Duration(gate.DefaultApprovalTTL),
@@ -197,6 +188,17 @@ func (s Session) Policy() session.Policy {
 // Limits gives what a request may ask as the server's package wants it.
 func (s Server) Limits() server.Limits {
 	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Rate: s.Rate, Burst: s.Burst}
+}
+
+// SandboxLimits returns the limits that somebody configured. The others are zero, so that they are nobody's demand.
+func (c *Config) SandboxLimits() v1.Limits {
+	var set Config
+	for _, f := range fields("limits") {
+		if _, ok := c.Set(f.key); ok {
+			f.in(&set).Set(f.in(c))
+		}
+	}
+	return set.Limits
 }
 
 // Options gives the pool's sizes as its package wants them.

@@ -189,6 +189,47 @@ func TestValuesAreWrittenAsTheyAreRead(t *testing.T) {
 	}
 }
 
+func TestSizes(t *testing.T) {
+	for in, want := range map[string]Size{
+		"0": 0, "1": 1, "512": 512, "64k": 64 << 10, "256m": 256 << 20, "256M": 256 << 20, "256MB": 256 << 20, "256MiB": 256 << 20,
+		"1.5g": 3 << 29, "1.5GiB": 3 << 29, "2t": 2 << 40, " 1g ": 1 << 30,
+	} {
+		if s, err := ParseSize(in); err != nil || s != want {
+			t.Errorf("%q: got %d, %v, want %d", in, s, err, want)
+		}
+	}
+	for _, in := range []string{"", "-1", "-1g", "m", "1x", "nan", "inf", "infg", "99999999t", "1e400", "1 2"} {
+		if s, err := ParseSize(in); err == nil || !strings.Contains(err.Error(), "256m") {
+			t.Errorf("%q: got %d, %v", in, s, err)
+		}
+	}
+	for s, want := range map[Size]string{0: "0", 1: "1", 1000: "1000", 1 << 10: "1k", 512 << 20: "512m", 3 << 29: "1536m", 1 << 40: "1t"} {
+		if got := s.String(); got != want {
+			t.Errorf("%d: got %q, want %q", s, got, want)
+		}
+	}
+}
+
+func TestSandboxLimitsAreThoseThatSomebodySet(t *testing.T) {
+	for _, f := range append(fields("limits"), field{}) {
+		var environ []string
+		want := &Config{}
+		if f.key != "" {
+			environ = append(environ, f.variable()+"=200")
+			if err := set(f, f.in(want), "200"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, _, err := load(t, "", environ...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.SandboxLimits(); got != want.Limits {
+			t.Errorf("%s: %+v, want %+v", f.key, got, want.Limits)
+		}
+	}
+}
+
 func TestEveryKeyIsDocumented(t *testing.T) {
 	for _, f := range all() {
 		if f.doc() == "" || strings.HasSuffix(f.key, ".") {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"strings"
@@ -57,7 +58,8 @@ func fields(section string) []field {
 	}
 	var out []field
 	for f := range s.typ.Fields() {
-		one := field{key: section + "." + f.Tag.Get("key"), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		one := field{key: section + "." + cmp.Or(f.Tag.Get("key"), name), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
 		limits := strings.Fields(f.Tag.Get("limits"))
 		for _, name := range limits {
 			one.key, one.flag = section+"."+name, strings.ReplaceAll(name, "_", "-")

@@ -10,40 +10,33 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // DefaultLinger is how long a server that was started by itself stays with nothing to look after.
 const DefaultLinger = v1.Duration(time.Minute)
 
-// Size is a number of bytes, written 4096, 64k, 256m, 2g; all are powers of 1024.
+// Size is a number of bytes, written 4096, 64k, 256m, 1.5GiB; all units are powers of 1024.
 type Size int64
 
 func (s Size) String() string {
 	for i, letter := range []string{"t", "g", "m", "k"} {
-		if unit := int64(1) << (10 * (4 - i)); int64(s) >= unit && int64(s)%unit == 0 {
-			return fmt.Sprintf("%d%s", int64(s)/unit, letter)
+		if unit := Size(1) << (10 * (4 - i)); s >= unit && s%unit == 0 {
+			return fmt.Sprintf("%d%s", s/unit, letter)
 		}
 	}
 	return strconv.FormatInt(int64(s), 10)
 }
 
-// ParseSize reads a size.
+// ParseSize reads a size. What overflows is negative or the largest number, by the kind of processor.
 func ParseSize(text string) (Size, error) {
-	digits := strings.ToLower(strings.TrimSpace(text))
-	digits = strings.TrimSuffix(strings.TrimSuffix(digits, "b"), "i")
-	unit := 1.0
-	for i, letter := range []string{"k", "m", "g", "t"} {
-		if rest, ok := strings.CutSuffix(digits, letter); ok {
-			digits, unit = rest, float64(int64(1)<<(10*(i+1)))
-			break
-		}
+	n, err := units.RAMInBytes(strings.TrimSpace(text))
+	if err != nil || n < 0 || n == math.MaxInt64 {
+		return 0, fmt.Errorf("%q is not a size, like 4096, 256m or 2g", text)
 	}
-	n, err := strconv.ParseFloat(digits, 64)
-	if bytes := n * unit; err != nil || math.IsNaN(bytes) || bytes < 0 || bytes >= math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size, like 256m or 2g", text)
-	}
-	return Size(n * unit), nil
+	return Size(n), nil
 }
 
 // Secret is a text that is never shown.
@@ -82,6 +75,12 @@ func set(f field, v reflect.Value, text string) error {
 			return err
 		}
 		*p = n
+	case *int64: // of bytes, in the types of package v1
+		n, err := ParseSize(text)
+		if err != nil {
+			return err
+		}
+		*p = int64(n)
 	case *Secret:
 		*p = Secret(text)
 	case *string:
@@ -144,6 +143,8 @@ func (f field) text(c *Config) string {
 		return strings.Join(v, ",")
 	case v1.RunLimits:
 		return f.limit(&v).String()
+	case int64:
+		return Size(v).String()
 	default:
 		return fmt.Sprint(v)
 	}

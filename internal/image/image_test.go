@@ -378,3 +378,31 @@ func rawBlob(t *testing.T, l v1.Layer) []byte {
 	}
 	return b
 }
+
+func TestAbsolute(t *testing.T) {
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("there.tar", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for ref, want := range map[string]string{
+		"":                      "",
+		"python:3.12-slim":      "python:3.12-slim",
+		"oci://registry/x":      "oci://registry/x",
+		"tar:":                  "tar:",
+		"tar:/a/b.tar":          "tar:/a/b.tar",
+		"tar:b.tar":             "tar:" + here + "/b.tar",
+		"oci:dir:tag":           "oci:" + here + "/dir:tag",
+		"docker-archive:../a/b": "docker-archive:" + filepath.Join(here, "../a/b"),
+		"./dir":                 here + "/dir",
+		"there.tar":             here + "/there.tar",
+		"missing.tar":           "missing.tar",
+	} {
+		if got, err := Absolute(ref); err != nil || got != want {
+			t.Errorf("%q: %q, %v, want %q", ref, got, err, want)
+		}
+	}
+}

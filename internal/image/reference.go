@@ -43,10 +43,8 @@ func parseReference(ref string) (reference, error) {
 	if rest, ok := cutPath(ref); ok {
 		return parsePath(rest)
 	}
-	if strings.HasSuffix(ref, ".tar") {
-		if st, err := os.Stat(ref); err == nil && st.Mode().IsRegular() {
-			return parsePath(ref)
-		}
+	if isArchive(ref) {
+		return parsePath(ref)
 	}
 	ref = strings.TrimPrefix(ref, "docker://")
 	parsed, err := name.ParseReference(ref)
@@ -67,6 +65,22 @@ func cutPath(ref string) (string, bool) {
 		}
 	}
 	return ref, strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") || filepath.IsAbs(ref)
+}
+
+// isArchive reports whether a reference without a scheme is the name of an archive.
+func isArchive(ref string) bool {
+	st, err := os.Stat(ref)
+	return strings.HasSuffix(ref, ".tar") && err == nil && st.Mode().IsRegular()
+}
+
+// Absolute returns a reference whose path, if it is one, is absolute, for a program that works in another directory.
+func Absolute(ref string) (string, error) {
+	p, ok := cutPath(ref)
+	if p == "" || !ok && !isArchive(ref) {
+		return ref, nil
+	}
+	abs, err := filepath.Abs(p)
+	return strings.TrimSuffix(ref, p) + abs, err
 }
 
 // IsPath reports whether a reference may name a file or directory of this machine. It looks at the words alone, so that the answer tells

@@ -31,12 +31,8 @@ func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 	if h == nil || h.Spec == nil {
 		return k.o.Spec
 	}
-	s, usual := *h.Spec, k.o.Spec.Limits
-	s.Limits.Memory = cmp.Or(s.Limits.Memory, usual.Memory)
-	s.Limits.CPUs = cmp.Or(s.Limits.CPUs, usual.CPUs)
-	s.Limits.Processes = cmp.Or(s.Limits.Processes, usual.Processes)
-	s.Limits.Disk = cmp.Or(s.Limits.Disk, usual.Disk)
-	s.Limits.OpenFiles = cmp.Or(s.Limits.OpenFiles, usual.OpenFiles)
+	s := *h.Spec
+	s.Limits = s.Limits.Over(k.o.Spec.Limits)
 	return s
 }
 

@@ -32,6 +32,30 @@ var commands = []feature{
 		sb := s.open(t, func(x *sandbox.Spec) { x.Shell = "python3" })
 		same(t, "stdout", shell(t, sb, "import os; print(6 * 7, os.path.basename(os.environ['SHELL']))"), "42 python3\n")
 	}},
+	{"a script of a megabyte runs, and its file is gone", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		long := strings.Repeat("# "+strings.Repeat("x", 997)+"\n", 1000)
+		same(t, "stdout", shell(t, sb, "a=1\n"+long+"echo $((a + 1)); test -e \"$BASH_SOURCE\" || echo gone"), "2\ngone\n")
+	}},
+	{"a Python program has its name, arguments and input", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		s.needPython(t)
+		long := strings.Repeat("# "+strings.Repeat("x", 997)+"\n", 1000)
+		v := run(t, s.open(t), sandbox.Command{
+			Python:     "import sys, os\n" + long + "if __name__ == '__main__':\n    print(os.path.basename(__file__), sys.argv[1:], sys.stdin.read())\n    sys.exit(5)\n",
+			Args:       []string{"../s.py", "x", "-y"},
+			RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("data")},
+		})
+		same(t, "stdout", v.Stdout.String(), "s.py ['x', '-y'] data\n")
+		same(t, "status", v.Status(), 5)
+	}},
+	{"a Python program goes neither with a shell script nor without a name", onBackend, func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		for _, c := range []sandbox.Command{{Python: "1"}, {Python: "1", Shell: "true"}, {Python: "1", Shell: "true", Args: []string{"s.py"}}} {
+			if _, err := sb.Run(t.Context(), c); v1.CodeOf(err) != v1.CodeInvalidRequest {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+	}},
 	{"a sandbox whose spec names a shell that is not there is not made", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t)
 		spec := s.opts.Spec

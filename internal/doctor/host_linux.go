@@ -1,8 +1,7 @@
-package main
+package doctor
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // hostWait bounds one check of the host.
@@ -24,10 +25,11 @@ func systemName() string {
 			}
 		}
 	}
-	return name + ", kernel " + hostKernel()
+	return name + ", kernel " + HostKernel()
 }
 
-func hostKernel() string {
+// HostKernel returns the release of the kernel of this machine.
+func HostKernel() string {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return "unknown"
@@ -35,13 +37,13 @@ func hostKernel() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-func hostChecks(ctx context.Context) []fact {
-	return []fact{userNamespaces(ctx), cgroups(), python(), kvm()}
+func hostChecks(ctx context.Context) []Fact {
+	return []Fact{userNamespaces(ctx), cgroups(), python(), kvm()}
 }
 
 // userNamespaces makes one, as sandboxes of an ordinary user do.
-func userNamespaces(ctx context.Context) fact {
-	f := fact{Name: "user namespaces"}
+func userNamespaces(ctx context.Context) Fact {
+	f := Fact{Name: "user namespaces"}
 	ctx, cancel := context.WithTimeout(ctx, hostWait)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/true")
@@ -81,8 +83,8 @@ func sysctl(name string) string {
 }
 
 // cgroups says which there are, and whether we may make our own.
-func cgroups() fact {
-	f := fact{Name: "cgroups"}
+func cgroups() Fact {
+	f := Fact{Name: "cgroups"}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &fs); err != nil {
 		f.Detail, f.Remedy = "none: "+err.Error(), "mount them; without, memory and cpu limits do not hold"
@@ -101,23 +103,21 @@ func cgroups() fact {
 	return f
 }
 
-func python() fact {
+func python() Fact {
 	for _, p := range []string{"/usr/bin/python3", "/bin/python3"} {
 		if _, err := os.Stat(p); err == nil {
-			return fact{Name: "python", OK: true, Detail: p + ", in the default root file system"}
+			return Fact{Name: "python", OK: true, Detail: p + ", in the default root file system"}
 		}
 	}
-	return fact{Name: "python", Detail: "none below /usr, so none in the default root file system: commands only", Remedy: "apt-get install python3, or use --image"}
+	return Fact{Name: "python", Detail: "none below /usr, so none in the default root file system: commands only", Remedy: "apt-get install python3, or use --image"}
 }
 
-func kvm() fact {
-	f := fact{Name: "kvm", Detail: "/dev/kvm can be opened; nothing here needs it"}
-	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fact{Name: "kvm", OK: true, Detail: "no /dev/kvm; nothing here needs it"}
+func kvm() Fact {
+	f := Fact{Name: "kvm", OK: true, Detail: "no /dev/kvm; nothing here needs it"}
+	if fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+		_ = unix.Close(fd)
+		f.Detail = "/dev/kvm can be opened; nothing here needs it"
 	}
-	_ = unix.Close(fd)
-	f.OK = true
 	return f
 }
 
@@ -127,5 +127,5 @@ func freeSpace(path string) string {
 	if unix.Statfs(path, &fs) != nil || fs.Bsize <= 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%.1f GB free)", float64(fs.Bavail)*float64(fs.Bsize)/1e9)
+	return " (" + console.Bytes(int64(fs.Bavail)*fs.Bsize) + " free)"
 }

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// completeWait bounds a completion: a shell waits for it.
+const completeWait = 2 * time.Second
+
+// complete completes a word with what the server lists, each with a note behind a tab. It never starts a server: a key press must not.
+func (a *app) complete(ctx context.Context, word string, list func(context.Context, *client.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(ctx, completeWait)
+	defer cancel()
+	words, err := a.listed(ctx, list)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, word) }), cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) listed(ctx context.Context, list func(context.Context, *client.Client) ([]string, error)) ([]string, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Client.URL == "" {
+		p, err := a.place()
+		if err != nil {
+			return nil, err
+		}
+		held, err := p.Find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer held.Close()
+	}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return list(ctx, c)
+}
+
+func sessionNames(ctx context.Context, c *client.Client) (names []string, err error) {
+	for i, err := range c.List(ctx, session.ListOptions{}) {
+		if err != nil {
+			return names, err
+		}
+		names = append(names, i.Key.Name+"\t"+string(i.State))
+	}
+	return names, nil
+}
+
+// completeSession completes the value of a flag.
+func (a *app) completeSession(c *cobra.Command, flag string) {
+	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+		return a.complete(c.Context(), word, sessionNames)
+	})
+}
+
+// sessionFirst completes the first argument.
+func (a *app) sessionFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.complete(c.Context(), word, sessionNames)
+}
+
+// operationArgs completes a session, and then its cells and commands.
+func (a *app) operationArgs(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return a.sessionFirst(c, args, word)
+	}
+	return a.complete(c.Context(), word, func(ctx context.Context, c *client.Client) (ids []string, err error) {
+		list, err := c.Session(args[0]).Operations(ctx)
+		for _, o := range list {
+			ids = append(ids, o.ID+"\t"+console.Clip(console.OneLine(o.Command), 40))
+		}
+		return ids, err
+	})
+}
+
+// snapshotFirst completes SESSION@NAME.
+func (a *app) snapshotFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.complete(c.Context(), word, func(ctx context.Context, c *client.Client) (refs []string, err error) {
+		list, err := c.Snapshots(ctx, "")
+		for _, s := range list {
+			refs = append(refs, s.Session+"@"+s.Name)
+		}
+		return refs, err
+	})
+}

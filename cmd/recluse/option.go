@@ -1,0 +1,190 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// option is a field of a struct as a flag. It implements pflag.Value.
+//
+// Tags: flag is the flag's name, short its letter, value what help calls its value, doc its description, and enum the words that are
+// valid. scope says what the flag means where there is a session: empty, that it must be as the session was made; backend, that the session
+// must be there; command, that it is for this command alone; server, that the configuration of the server decides.
+type option struct {
+	field reflect.StructField
+	value reflect.Value
+}
+
+// valueOf returns a variable as the value of a flag.
+func valueOf(pointer any) option { return option{value: reflect.ValueOf(pointer).Elem()} }
+
+// optionsOf returns the fields of structs that are flags, those of structs inside included.
+func optionsOf(structs ...any) (out []option) {
+	for _, s := range structs {
+		v := reflect.ValueOf(s).Elem()
+		for i := range v.NumField() {
+			o := option{v.Type().Field(i), v.Field(i)}
+			switch {
+			case o.name() != "":
+				out = append(out, o)
+			case o.value.Kind() == reflect.Struct && o.field.IsExported():
+				out = append(out, optionsOf(o.value.Addr().Interface())...)
+			}
+		}
+	}
+	return out
+}
+
+func (o option) name() string { return o.field.Tag.Get("flag") }
+
+func (o option) scope() string { return o.field.Tag.Get("scope") }
+
+// register declares the flag.
+func (o option) register(f *pflag.FlagSet) {
+	doc := o.field.Tag.Get("doc")
+	switch o.value.Interface().(type) {
+	case map[string]string:
+		doc += "; K alone copies ours (repeatable)"
+	case []sandbox.Mount, []sandbox.Volume:
+		doc += " (repeatable)"
+	}
+	made := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
+	if o.Type() == "bool" {
+		made.NoOptDefVal = "true"
+	}
+}
+
+// Type names the value in help texts.
+func (o option) Type() string {
+	if name := o.field.Tag.Get("value"); name != "" {
+		return name
+	}
+	switch o.value.Interface().(type) {
+	case bool, *bool:
+		return "bool"
+	case int64:
+		return "size"
+	case map[string]string:
+		return "K=V"
+	}
+	return "number"
+}
+
+// String returns the value for people; pflag shows it as the default.
+func (o option) String() string {
+	if !o.value.IsValid() || o.value.IsZero() {
+		return ""
+	}
+	switch v := o.value.Interface().(type) {
+	case int64:
+		return config.Size(v).String()
+	default:
+		return strings.Trim(fmt.Sprint(v), "[]")
+	}
+}
+
+// Set reads one value. Numbers are above zero, which would mean the default.
+func (o option) Set(text string) error {
+	switch p := o.value.Addr().Interface().(type) {
+	case *string:
+		if words := strings.Split(o.field.Tag.Get("enum"), ","); words[0] != "" && !slices.Contains(words, text) {
+			return fmt.Errorf("%q is not one of %s", text, strings.Join(words, ", "))
+		}
+		*p = text
+	case *json.RawMessage:
+		*p = json.RawMessage(text)
+	case *[]string:
+		*p = strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+	case *bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+		*p = b
+	case **bool: // nil where the flag is left out
+		*p = new(bool)
+		return valueOf(*p).Set(text)
+	case **int64: // nil where the flag is left out, so that zero is a value
+		if strings.HasPrefix(text, "-") {
+			return fmt.Errorf("%s is below zero", text)
+		}
+		n, err := config.ParseSize(text)
+		if err != nil {
+			return err
+		}
+		*p = new(int64(n))
+	case **int:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		*p = &n
+	case *int:
+		n, err := strconv.Atoi(text)
+		if err != nil || n <= 0 {
+			return fmt.Errorf("%q is not a whole number above zero", text)
+		}
+		*p = n
+	case *int64:
+		n, err := config.ParseSize(text)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%q is not a size above zero, like 256m or 2g", text)
+		}
+		*p = int64(n)
+	case *float64:
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || n <= 0 {
+			return fmt.Errorf("%q is not a number above zero", text)
+		}
+		*p = n
+	case *map[string]string:
+		k, v, ok := strings.Cut(text, "=")
+		if !ok {
+			if v, ok = os.LookupEnv(k); !ok {
+				return fmt.Errorf("there is no variable %s to copy", k)
+			}
+		}
+		if *p == nil {
+			*p = map[string]string{}
+		}
+		(*p)[k] = v
+	case *[]sandbox.Mount:
+		m, err := parseMount(text)
+		if err != nil {
+			return err
+		}
+		*p = append(*p, m)
+	case *[]sandbox.Volume:
+		m, err := parseMount(text)
+		if err != nil {
+			return err
+		}
+		*p = append(*p, sandbox.Volume{Name: m.Host, Path: m.Path, Writable: m.Writable})
+	default:
+		panic("no flag can have the type of " + o.field.Name)
+	}
+	return nil
+}
+
+// parseMount reads host:path[:rw|:ro]. A host path with a colon in it cannot be given.
+func parseMount(s string) (sandbox.Mount, error) {
+	parts := strings.Split(s, ":")
+	if len(parts) == 3 && (parts[2] == "rw" || parts[2] == "ro") || len(parts) == 2 {
+		m := sandbox.Mount{Host: parts[0], Path: parts[1], Writable: len(parts) == 3 && parts[2] == "rw"}
+		if m.Host != "" && m.Path != "" {
+			return m, nil
+		}
+	}
+	return sandbox.Mount{}, fmt.Errorf("want two paths as A:B or A:B:rw, not %q", s)
+}

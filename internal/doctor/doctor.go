@@ -1,0 +1,191 @@
+// Package doctor finds out what works on this machine, which backend would be chosen, and why not the others.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+// tryTimeout bounds the sandbox that doctor makes to see that it works.
+const tryTimeout = 20 * time.Second
+
+// Report is what works on this machine, and what does not.
+type Report struct {
+	System    string           `json:"system"`
+	User      string           `json:"user"`
+	Checks    []Fact           `json:"checks"`
+	Chosen    string           `json:"chosen,omitempty"`
+	Backends  []backend.Tried  `json:"backends"`
+	Trial     *Trial           `json:"trial,omitempty"`
+	Sandboxes []sandbox.Info   `json:"sandboxes,omitempty"`
+	Engine    *Program         `json:"engine"`
+	Guest     *Program         `json:"guest"`
+	Error     *console.Failure `json:"error,omitempty"` // why nothing would be chosen
+}
+
+// Fact is one thing about this machine.
+type Fact struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Trial is a sandbox that was really made.
+type Trial struct {
+	OK     bool             `json:"ok"`
+	Kernel string           `json:"kernel,omitempty"`
+	Python string           `json:"python,omitempty"`
+	First  time.Duration    `json:"first_cell_ns"` // from nothing to the first result
+	Warm   time.Duration    `json:"warm_cell_ns"`
+	Error  *console.Failure `json:"error,omitempty"`
+}
+
+// Options says what is looked at.
+type Options struct {
+	Backends []sandbox.Backend
+	Require  backend.Requirements
+	// Made is called with the sandbox of the trial, so that it can be ended when the program is left at once.
+	Made func(*sandbox.Sandbox)
+	// Failed is called if the sandbox of the trial cannot be ended.
+	Failed func(error)
+}
+
+// Diagnose looks at this machine and at all backends, and tries the one that would be chosen.
+func Diagnose(ctx context.Context, o Options) *Report {
+	r := &Report{
+		System: systemName(),
+		User:   userName(),
+		Checks: append(directories(), hostChecks(ctx)...),
+		Engine: FindProgram(ctx, bundle.Engine),
+		Guest:  FindProgram(ctx, bundle.Guest),
+	}
+	o.Require.All = true
+	b, tried, err := backend.Select(ctx, o.Backends, o.Require)
+	r.Backends = tried
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	r.Error = console.NewFailure(err)
+	if b == nil {
+		return r
+	}
+	r.Chosen, r.Trial = b.Name(), &Trial{}
+	err = r.Trial.run(ctx, b, o)
+	r.Trial.OK, r.Trial.Error = err == nil, console.NewFailure(err)
+	if r.Sandboxes, err = b.List(ctx); err != nil {
+		r.Checks = append(r.Checks, Fact{Name: "sandboxes", Detail: err.Error()})
+	}
+	return r
+}
+
+// Isolates reports whether something that isolates works.
+func (r *Report) Isolates() bool {
+	return slices.ContainsFunc(r.Backends, func(t backend.Tried) bool {
+		return t.Chosen && t.Capabilities.Isolation > sandbox.IsolationNone && r.Trial.OK
+	})
+}
+
+// run makes a sandbox and runs something in it.
+func (t *Trial) run(ctx context.Context, b sandbox.Backend, o Options) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	start := time.Now()
+	s, err := sandbox.Open(ctx, b, sandbox.Spec{})
+	if err != nil {
+		return err
+	}
+	o.Made(s)
+	defer func() {
+		if err := s.Close(); err != nil {
+			o.Failed(err)
+		}
+	}()
+	g, err := s.Guest(ctx)
+	if err != nil {
+		return err
+	}
+	t.Kernel = g.Kernel
+	if g.Python == "" {
+		t.First = time.Since(start)
+		return nil
+	}
+	v, err := s.Cell(ctx, sandbox.Cell{Code: "import platform; platform.python_version()"})
+	if err != nil {
+		return err
+	}
+	t.First = time.Since(start)
+	if !v.OK() {
+		return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: v.String()}
+	}
+	t.Python = strings.Trim(v.Result.Text(), "'")
+	start = time.Now()
+	if v, err = s.Cell(ctx, sandbox.Cell{Code: "1+1"}); err != nil {
+		return err
+	}
+	t.Warm = time.Since(start)
+	if got := v.Result.Text(); got != "2" {
+		return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: fmt.Sprintf("1+1 gave %q", got)}
+	}
+	return nil
+}
+
+// directories says where files are kept.
+func directories() []Fact {
+	var out []Fact
+	for _, d := range []struct {
+		name string
+		find func() (string, error)
+	}{{"data", xdg.Data}, {"cache", xdg.Cache}} {
+		path, err := d.find()
+		if err != nil {
+			f := console.NewFailure(err)
+			out = append(out, Fact{Name: d.name, Detail: f.String(), Remedy: f.Remedy})
+			continue
+		}
+		out = append(out, Fact{Name: d.name, OK: true, Detail: path + freeSpace(path)})
+	}
+	return out
+}
+
+func userName() string {
+	if runtime.GOOS == "windows" {
+		return "user " + os.Getenv("USERNAME")
+	}
+	if uid := os.Geteuid(); uid != 0 {
+		return fmt.Sprintf("uid %d", uid)
+	}
+	return "root"
+}
+
+// Program is a program that comes with recluse, or why there is none.
+type Program struct {
+	bundle.Program
+	Error *console.Failure `json:"error,omitempty"`
+}
+
+// FindProgram finds one of them.
+func FindProgram(ctx context.Context, find func(context.Context) (bundle.Program, error)) *Program {
+	p, err := find(ctx)
+	return &Program{p, console.NewFailure(err)}
+}
+
+// String returns one line about the program.
+func (p *Program) String() string {
+	if p.Error != nil {
+		return "not found: " + p.Error.Message
+	}
+	return fmt.Sprintf("%.16s  %s", p.Hash, p.Origin)
+}

@@ -1,0 +1,65 @@
+package doctor
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+	"github.com/recluse-dev/recluse/sandbox/local"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestDiagnose(t *testing.T) {
+	guest, err := testbin.Guest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := &v1.Error{Code: v1.CodeUnavailable, Op: "open", Message: "not on this machine", Remedy: "install it"}
+	o := Options{
+		Backends: []sandbox.Backend{backend.Unavailable("gvisor", why), local.New(local.Options{Dir: t.TempDir(), GuestPath: guest.Path})},
+		Require:  backend.Requirements{AllowNone: true},
+		Made:     func(*sandbox.Sandbox) {},
+		Failed:   func(err error) { t.Error(err) },
+	}
+	r := Diagnose(t.Context(), o)
+	if r.Chosen != "local" || r.Trial == nil || !r.Trial.OK || !strings.Contains(r.Trial.Kernel, HostKernel()) || r.Trial.First <= 0 || r.Error != nil || r.Isolates() {
+		t.Errorf("%+v, %+v", r, r.Trial)
+	}
+	if len(r.Backends) != 2 || len(r.Checks) < 6 || r.System == "" || r.User == "" {
+		t.Errorf("%+v", r)
+	}
+	printed(t, r, "not on this machine", "install it", "would be chosen", "isolation by none", HostKernel())
+
+	o.Require.AllowNone = false
+	r = Diagnose(t.Context(), o)
+	if r.Chosen != "" || r.Trial != nil || r.Error == nil || r.Error.Code != v1.CodeNoBackend || r.Isolates() {
+		t.Errorf("%+v", r)
+	}
+	printed(t, r, "nothing would be chosen")
+}
+
+func TestToExpect(t *testing.T) {
+	if got, want := toExpect(sandbox.Capabilities{ColdStart: time.Second, MaxLifetime: time.Hour}), "a first sandbox takes about 1s to make; it lives 1h0m0s at most"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// printed wants parts in the report for people.
+func printed(t *testing.T, r *Report, parts ...string) {
+	t.Helper()
+	var out bytes.Buffer
+	r.Print(&out)
+	for _, p := range parts {
+		if !strings.Contains(out.String(), p) {
+			t.Errorf("%q is missing in\n%s", p, out.String())
+		}
+	}
+}

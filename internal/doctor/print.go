@@ -1,0 +1,134 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// Print writes the report for people.
+func (r *Report) Print(w io.Writer) {
+	p := console.NewPaint(w)
+	fmt.Fprintf(w, "%s, %s\n\n", r.System, r.User)
+	table := func(rows func(row func(mark, name, detail, remedy string))) {
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		rows(func(mark, name, detail, remedy string) {
+			fmt.Fprintf(tw, "  %s\t%s\t%s\n", mark, name, detail)
+			if remedy != "" {
+				fmt.Fprintf(tw, "  %s\t\tremedy: %s\n", p.None, remedy)
+			}
+		})
+		_ = tw.Flush() // to our own output, where nothing can be told
+	}
+	table(func(row func(mark, name, detail, remedy string)) {
+		for _, pr := range []struct {
+			name string
+			p    *Program
+		}{{"engine", r.Engine}, {"guest", r.Guest}} {
+			if e := pr.p.Error; e != nil {
+				row(p.Bad, pr.name, e.Message, e.Remedy)
+			} else {
+				row(p.Good, pr.name, pr.p.String(), "")
+			}
+		}
+		for _, f := range r.Checks {
+			row(p.Mark(f.OK), f.Name, f.Detail, f.Remedy)
+		}
+	})
+	fmt.Fprintln(w, "\nbackends, in order")
+	table(func(row func(mark, name, detail, remedy string)) {
+		for _, t := range r.Backends {
+			mark := p.Bad
+			switch {
+			case t.Chosen:
+				mark = p.Good
+			case t.Health.OK:
+				mark = p.None
+			}
+			reason := t.Reason
+			if t.Chosen {
+				reason = "would be chosen: " + reason
+			}
+			row(mark, t.Name, reason, t.Remedy)
+			if t.Health.OK {
+				row(p.None, "", "isolation by "+t.Capabilities.Isolation.String()+"; "+able(t.Capabilities), "")
+				row(p.None, "", toExpect(t.Capabilities), "")
+				for _, n := range t.Capabilities.Notes {
+					row(p.None, "", n, "")
+				}
+			}
+		}
+	})
+	fmt.Fprintln(w)
+	switch t := r.Trial; {
+	case t == nil:
+		fmt.Fprintf(w, "%s nothing would be chosen\n", p.Bad)
+		if r.Error != nil && r.Error.Remedy != "" && r.Error.Code != v1.CodeNoBackend {
+			fmt.Fprintf(w, "  %s; remedy: %s\n", r.Error.Message, r.Error.Remedy)
+		}
+	case !t.OK:
+		fmt.Fprintf(w, "%s a sandbox was tried, and failed: %s\n", p.Bad, t.Error)
+		if t.Error.Remedy != "" {
+			fmt.Fprintf(w, "  remedy: %s\n", t.Error.Remedy)
+		}
+	case t.Python == "":
+		fmt.Fprintf(w, "%s a sandbox was made in %s: kernel %s, no Python, so commands only\n", p.Good, console.Short(t.First), t.Kernel)
+	default:
+		fmt.Fprintf(w, "%s a sandbox was made and ran Python %s in %s, the next cell in %s: kernel %s\n", p.Good, t.Python, console.Short(t.First), console.Short(t.Warm), t.Kernel)
+	}
+	if n := len(r.Sandboxes); n > 0 {
+		fmt.Fprintf(w, "  %s of this user's:", console.Plural(n, "sandbox exists", "sandboxes exist"))
+		for _, s := range r.Sandboxes[:min(n, 10)] {
+			fmt.Fprintf(w, " %s", s.ID)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// toExpect says how long a sandbox takes to come, and may stay.
+func toExpect(c sandbox.Capabilities) string {
+	lives := "it lives as long as it is wanted"
+	if c.MaxLifetime > 0 {
+		lives = "it lives " + c.MaxLifetime.String() + " at most"
+	}
+	return "a first sandbox takes about " + c.ColdStart.String() + " to make; " + lives
+}
+
+// able lists what a backend can and cannot do.
+func able(c sandbox.Capabilities) string {
+	var can, cannot []string
+	for _, x := range []struct {
+		name string
+		ok   bool
+	}{
+		{"snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory},
+		{"snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory},
+		{"network off", c.NetworkOff},
+		{"network policy", c.NetworkPolicy},
+		{"memory limit", c.MemoryLimit},
+		{"cpu limit", c.CPULimit},
+		{"process limit", c.ProcessLimit},
+		{"disk limit", c.DiskLimit},
+		{"images", c.Images},
+		{"mounts", c.Mounts},
+		{"python", c.Python},
+		{"bash", c.Bash},
+		{"terminal", c.PTY},
+	} {
+		if x.ok {
+			can = append(can, x.name)
+		} else {
+			cannot = append(cannot, x.name)
+		}
+	}
+	s := "can: " + strings.Join(can, ", ")
+	if len(cannot) > 0 {
+		s += "; cannot: " + strings.Join(cannot, ", ")
+	}
+	return s
+}
