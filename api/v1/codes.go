@@ -54,7 +54,8 @@ const (
 	CodeSpecConflict     Code = "spec_conflict"
 	CodeInvalidKey       Code = "invalid_key"
 	CodeQueueFull        Code = "queue_full"
-	CodeSessionLimit     Code = "session_limit" // snapshots, output
+	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
+	CodeSessionLimit     Code = "session_limit"  // snapshots, output
 	CodeNoExtension      Code = "no_extension_left"
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call

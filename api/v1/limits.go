@@ -27,7 +27,7 @@ type RunLimits struct {
 	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" doc:"CPU time of all cells and commands; none: unlimited"`
 }
 
-// Limit is one field of a RunLimits. It implements the Value interface of package pflag.
+// Limit is one field of a RunLimits or a Quota. It implements the Value interface of package pflag.
 type Limit struct {
 	Name string // in JSON
 	Flag string // on the command line
@@ -38,8 +38,10 @@ type Limit struct {
 }
 
 // Fields returns the limits in the order of the struct. Setting one of them sets the field of l.
-func (l *RunLimits) Fields() []Limit {
-	v := reflect.ValueOf(l).Elem()
+func (l *RunLimits) Fields() []Limit { return fieldsOf(reflect.ValueOf(l).Elem()) }
+
+// fieldsOf returns the fields of a struct of pointers, which its tags describe.
+func fieldsOf(v reflect.Value) []Limit {
 	out := make([]Limit, v.NumField())
 	for i := range out {
 		f := v.Type().Field(i)
@@ -167,6 +169,18 @@ func (f Limit) number() float64 {
 		return float64(v.Int())
 	}
 	return f.value.Elem().Float()
+}
+
+// amount returns a number as String returns the value of such a field.
+func (f Limit) amount(n float64) string {
+	v := reflect.New(f.value.Type().Elem())
+	if v.Elem().Kind() == reflect.Float64 {
+		v.Elem().SetFloat(n)
+	} else {
+		v.Elem().SetInt(int64(n))
+	}
+	f.value = v
+	return f.String()
 }
 
 func (f Limit) validate() error {

@@ -104,6 +104,7 @@ var codes = map[int][]v1.Code{
 		v1.CodeModelKeyMissing,
 	},
 	http.StatusTooManyRequests: {
+		v1.CodeQuotaExceeded,
 		v1.CodeRateLimited, v1.CodeQueueFull, v1.CodeModelRateLimited,
 	},
 	http.StatusUnauthorized: {
