@@ -23,79 +23,59 @@ import (
 const warmCells = 100
 
 // cells compares a warm cell through the library with raw frames through the bare agent.
-func cells(ctx context.Context, b *bench) (_ []row, err error) {
-	sb, err := sandbox.Open(ctx, b.backend, sandbox.Spec{})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sb.Close()) }()
-	f, err := openFloor(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, f.close(ctx)) }()
+func cells(ctx context.Context, b *bench) {
+	sb := b.open(ctx)
+	defer closing(sb.Close)
+	f := openFloor(ctx, b)
+	defer closing(func() error { return f.close(ctx) })
 
 	ours, floor, ping := samples{}, samples{}, samples{}
-	round := func(n int, count bool) error {
+	round := func(n int, count bool) {
 		for range n {
 			began := time.Now()
-			v, err := sb.Cell(ctx, sandbox.Cell{Code: "1+1"})
+			v := must(sb.Cell(ctx, sandbox.Cell{Code: "1+1"}))
 			took := time.Since(began)
-			if err != nil {
-				return err
-			}
-			if v.Result.Text() != "2" {
-				return fmt.Errorf("1+1 is %q", v.Result.Text())
-			}
+			checkf(v.Result.Text() == "2", "1+1 is %q", v.Result.Text())
 			if count {
 				ours = append(ours, took)
 			}
 		}
 		for range n {
 			began := time.Now()
-			if err := f.cell("1+1"); err != nil {
-				return err
-			}
+			f.cell("1+1")
 			if count {
 				floor = append(floor, time.Since(began))
 			}
 		}
 		for range n / 5 {
 			began := time.Now()
-			if err := sb.Ping(ctx); err != nil {
-				return err
-			}
+			check(sb.Ping(ctx))
 			if count {
 				ping = append(ping, time.Since(began))
 			}
 		}
-		return nil
 	}
-	if err := round(warmCells, false); err != nil {
-		return nil, err
-	}
+	round(warmCells, false)
 	for range b.times(60, 20) {
-		if err := round(50, true); err != nil {
-			return nil, err
-		}
+		round(50, true)
 	}
-	rows := []row{
+	b.report([]row{
 		{
 			Name: "cell_p50", What: "warm cell 1+1, p50", Measured: ours.median(), Unit: "ms", Baseline: floor.median(), Against: "raw frames",
 			Target: "≤ 1.8 × floor", Reached: reached(ours.median() <= 1.8*floor.median()),
 		},
 		{Name: "cell_p99", What: "warm cell 1+1, p99", Measured: ours.at(99), Unit: "ms", Baseline: floor.at(99), Against: "raw frames"},
 		{Name: "ping_p50", What: "ping through the guest, p50", Measured: ping.median(), Unit: "ms"},
-	}
-	docker, err := dockerExec(ctx, b)
-	if err != nil {
+	})
+	var docker samples
+	if err := attempt(func() { docker = dockerExec(ctx, b) }); err != nil {
 		b.log("cell: no comparison with docker exec: %v", err)
-		return rows, nil
+		return
 	}
-	return append(rows, row{
+	b.report([]row{{
 		Name: "cell_docker", What: "warm cell against docker exec python3 -c", Measured: ours.median(), Unit: "ms", Baseline: docker.median(), Against: "docker exec",
 		Target: "≥ 80 × faster", Reached: reached(docker.median() >= 80*ours.median()),
-	}), nil
+	}})
 }
 
 // floorAgent is the bare agent in a sandbox of the same kind.
@@ -108,34 +88,27 @@ type floorAgent struct {
 	seq     int
 }
 
-func openFloor(ctx context.Context, b *bench) (*floorAgent, error) {
-	m, err := b.bare.Start(ctx, sandbox.Spec{}.WithDefaults())
-	if err != nil {
-		return nil, err
-	}
+func openFloor(ctx context.Context, b *bench) *floorAgent {
+	m := must(b.bare.Start(ctx, sandbox.Spec{}.WithDefaults()))
 	s := m.Stream()
 	f := &floorAgent{b: b, machine: m, r: bufio.NewReader(s), w: s, buf: make([]byte, 64<<10)}
-	if err := f.await(kernel.TypeHello); err != nil {
-		return nil, errors.Join(err, f.close(ctx))
+	if err := attempt(func() { f.await(kernel.TypeHello) }); err != nil {
+		check(errors.Join(err, f.close(ctx)))
 	}
-	return f, nil
+	return f
 }
 
-func (f *floorAgent) cell(code string) error {
+func (f *floorAgent) cell(code string) {
 	f.seq++
 	header := []byte(`{"id":` + strconv.Itoa(f.seq) + `}`)
-	frame := kernel.AppendFrame(nil, kernel.TypeExecute, []byte{byte(len(header)), 0, 0, 0}, header, []byte(code))
-	if _, err := f.w.Write(frame); err != nil {
-		return err
-	}
-	return f.await(kernel.TypeEnd)
+	must(f.w.Write(kernel.AppendFrame(nil, kernel.TypeExecute, []byte{byte(len(header)), 0, 0, 0}, header, []byte(code))))
+	f.await(kernel.TypeEnd)
 }
 
-func (f *floorAgent) await(want byte) error {
+func (f *floorAgent) await(want byte) {
 	for {
-		typ, _, err := kernel.ReadFrame(f.r, f.buf, 64<<20)
-		if err != nil || typ == want {
-			return err
+		if typ, _ := must2(kernel.ReadFrame(f.r, f.buf, 64<<20)); typ == want {
+			return
 		}
 	}
 }
@@ -146,7 +119,7 @@ func (f *floorAgent) close(ctx context.Context) error {
 }
 
 // dockerExec times docker exec of a small Python program in a container that has the host's /usr, if a Docker engine answers.
-func dockerExec(ctx context.Context, b *bench) (_ samples, err error) {
+func dockerExec(ctx context.Context, b *bench) samples {
 	docker := func(args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
@@ -157,42 +130,34 @@ func dockerExec(ctx context.Context, b *bench) (_ samples, err error) {
 		}
 		return text, nil
 	}
-	if _, err := docker("version"); err != nil {
-		return nil, err
+	remove := func(args ...string) func() error {
+		return func() error {
+			_, err := docker(args...)
+			return err
+		}
 	}
+	must(docker("version"))
 	// An image of links into /usr is enough.
 	root := filepath.Join(b.dir, "docker")
 	for _, d := range []string{"usr", "proc", "dev", "sys", "etc", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			return nil, err
-		}
+		check(os.MkdirAll(filepath.Join(root, d), 0o755))
 	}
 	for _, l := range []string{"bin", "lib", "lib64"} {
-		if err := os.Symlink("usr/"+l, filepath.Join(root, l)); err != nil {
-			return nil, err
-		}
+		check(os.Symlink("usr/"+l, filepath.Join(root, l)))
 	}
 	tar := filepath.Join(b.dir, "docker.tar")
-	if out, err := exec.CommandContext(ctx, "tar", "-C", root, "-cf", tar, ".").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("tar: %w: %s", err, out)
-	}
+	out, err := exec.CommandContext(ctx, "tar", "-C", root, "-cf", tar, ".").CombinedOutput()
+	checkf(err == nil, "tar: %w: %s", err, out)
 	const image = "recluse-bench"
-	if _, err := docker("import", tar, image); err != nil {
-		return nil, err
-	}
-	defer func() { _, e := docker("rmi", "-f", image); err = errors.Join(err, e) }()
-	id, err := docker("run", "-d", "--network=none", "-v", "/usr:/usr:ro", image, "/usr/bin/sleep", "600")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _, e := docker("rm", "-f", id); err = errors.Join(err, e) }()
+	must(docker("import", tar, image))
+	defer closing(remove("rmi", "-f", image))
+	id := must(docker("run", "-d", "--network=none", "-v", "/usr:/usr:ro", image, "/usr/bin/sleep", "600"))
+	defer closing(remove("rm", "-f", id))
 	var took samples
 	for range b.times(20, 8) {
 		began := time.Now()
-		if _, err := docker("exec", id, "python3", "-c", "print(1+1)"); err != nil {
-			return nil, err
-		}
+		must(docker("exec", id, "python3", "-c", "print(1+1)"))
 		took = append(took, time.Since(began))
 	}
-	return took, nil
+	return took
 }

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
@@ -18,36 +17,30 @@ import (
 )
 
 // dockers compares containers with plain docker run and docker exec, and with gVisor, on an engine of their own: all take turns.
-func dockers(ctx context.Context, b *bench) (_ []row, err error) {
-	e, err := dockertest.Start(ctx, b.engine.Path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, e.Stop()) }()
+func dockers(ctx context.Context, b *bench) {
+	e := must(dockertest.Start(ctx, b.engine.Path))
+	defer closing(e.Stop)
 	d := &dockerBench{b: b, host: e.Host}
 	for _, r := range []struct {
 		runtime string
 		to      **docker.Backend
 	}{{"runc", &d.runc}, {"runsc", &d.runsc}} {
-		made, err := docker.New(docker.Options{
-			Host: e.Host, Image: dockertest.Image, Pull: docker.PullNever, Runtime: r.runtime, Dir: filepath.Join(b.dir, "docker-"+r.runtime), Instance: "bench-" + r.runtime,
-		})
-		if err != nil {
-			return nil, err
-		}
-		defer made.Close()
-		*r.to = made
+		*r.to = must(docker.New(docker.Options{
+			Host:     e.Host,
+			Image:    dockertest.Image,
+			Pull:     docker.PullNever,
+			Runtime:  r.runtime,
+			Dir:      filepath.Join(b.dir, "docker-"+r.runtime),
+			Instance: "bench-" + r.runtime,
+		}))
+		defer (*r.to).Close()
 	}
-	if err := d.runc.ImportHost(ctx, dockertest.Image); err != nil {
-		return nil, err
-	}
-	var rows []row
+	check(d.runc.ImportHost(ctx, dockertest.Image))
 	var errs []error
-	for _, f := range []func(context.Context) ([]row, error){d.cells, d.creates, d.crowd} {
-		got, err := f(ctx)
-		rows, errs = append(rows, got...), append(errs, err)
+	for _, f := range []func(context.Context){d.cells, d.creates, d.crowd} {
+		errs = append(errs, attempt(func() { f(ctx) }))
 	}
-	return rows, errors.Join(errs...)
+	check(errors.Join(errs...))
 }
 
 type dockerBench struct {
@@ -56,129 +49,103 @@ type dockerBench struct {
 	runc, runsc *docker.Backend
 }
 
-// command runs the docker command, and gives what it wrote and how long it took.
-func (d *dockerBench) command(ctx context.Context, args ...string) (string, time.Duration, error) {
+// command runs the docker command, and returns what it wrote and how long it took.
+func (d *dockerBench) command(ctx context.Context, args ...string) (string, time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	began := time.Now()
 	out, err := exec.CommandContext(ctx, "docker", append([]string{"-H", d.host}, args...)...).CombinedOutput()
 	took := time.Since(began)
 	text := strings.TrimSpace(string(out))
-	if err != nil {
-		return "", took, fmt.Errorf("docker %s: %w: %s", args[0], err, text)
-	}
-	return text, took, nil
+	checkf(err == nil, "docker %s: %w: %s", args[0], err, text)
+	return text, took
+}
+
+// first makes a sandbox of a backend, and waits for the result of its first cell.
+func (d *dockerBench) first(ctx context.Context, back sandbox.Backend) (*sandbox.Sandbox, time.Duration) {
+	return firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, back, sandbox.Spec{}) })
 }
 
 // cells compares a warm cell with an exec of Python.
-func (d *dockerBench) cells(ctx context.Context) (_ []row, err error) {
-	id, _, err := d.command(ctx, "run", "-d", "--network=none", dockertest.Image, "sleep", "3600")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		_, _, e := d.command(context.WithoutCancel(ctx), "rm", "-f", id)
-		err = errors.Join(err, e)
-	}()
+func (d *dockerBench) cells(ctx context.Context) {
+	id, _ := d.command(ctx, "run", "-d", "--network=none", dockertest.Image, "sleep", "3600")
+	defer closing(func() error {
+		return attempt(func() { d.command(context.WithoutCancel(ctx), "rm", "-f", id) })
+	})
 	const each = 20 // cells for one exec, which takes that much longer
 	backends := []sandbox.Backend{d.runc, d.runsc, d.b.backend}
 	took, execs := make([]samples, len(backends)), samples{}
 	boxes := make([]*sandbox.Sandbox, len(backends))
-	defer func() { err = errors.Join(err, closeAll(boxes)) }()
+	defer closing(func() error { return closeAll(boxes) })
 	for i, back := range backends {
-		if boxes[i], _, err = firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, back, sandbox.Spec{}) }); err != nil {
-			return nil, err
-		}
+		boxes[i], _ = d.first(ctx, back)
 	}
 	for range d.b.times(20, 6) {
-		_, one, err := d.command(ctx, "exec", id, "python3", "-c", "print(1+1)")
-		if err != nil {
-			return nil, err
-		}
+		_, one := d.command(ctx, "exec", id, "python3", "-c", "print(1+1)")
 		execs = append(execs, one)
 		for i, sb := range boxes {
 			for range each {
 				began := time.Now()
-				v, err := sb.Cell(ctx, sandbox.Cell{Code: "1+1"})
-				if err != nil || v.Result.Text() != "2" {
-					return nil, fmt.Errorf("cell: %v, %w", v, err)
-				}
+				want(ctx, sb, "1+1", "2")
 				took[i] = append(took[i], time.Since(began))
 			}
 		}
 	}
 	against := "docker exec python3 -c"
-	return []row{
+	d.b.report([]row{
 		{
 			Name: "docker_cell", What: "docker (runc): warm cell, p50", Measured: took[0].median(), Unit: "ms", Baseline: execs.median(), Against: against,
 			Target: "≤ 1/80 ×", Reached: reached(took[0].median()*80 <= execs.median()), Note: fmt.Sprintf("%.0f times faster; p90 %.3f ms", execs.median()/took[0].median(), took[0].at(90)),
 		},
 		{Name: "docker_cell_runsc", What: "docker (runsc): warm cell, p50", Measured: took[1].median(), Unit: "ms", Baseline: execs.median(), Against: against},
 		{Name: "docker_cell_gvisor", What: "gvisor, beside these: warm cell, p50", Measured: took[2].median(), Unit: "ms", Baseline: execs.median(), Against: against},
-	}, nil
+	})
 }
 
 // creates compares a new sandbox, up to its first result, with a run of true.
-func (d *dockerBench) creates(ctx context.Context) ([]row, error) {
+func (d *dockerBench) creates(ctx context.Context) {
 	backends := []sandbox.Backend{d.runc, d.runsc, d.b.backend}
 	took, runs := make([]samples, len(backends)), samples{}
 	for i := range d.b.times(20, 6) + 1 {
 		name := fmt.Sprintf("bench-true-%d", i)
-		_, one, err := d.command(ctx, "run", "--name", name, "--network=none", dockertest.Image, "true")
-		if err != nil {
-			return nil, err
-		}
-		if _, _, err := d.command(ctx, "rm", "-f", name); err != nil {
-			return nil, err
-		}
+		_, one := d.command(ctx, "run", "--name", name, "--network=none", dockertest.Image, "true")
+		d.command(ctx, "rm", "-f", name)
 		if i > 0 { // the first of each warms caches, and brings the guest and the template
 			runs = append(runs, one)
 		}
 		for j, back := range backends {
-			sb, first, err := firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, back, sandbox.Spec{}) })
-			if err == nil {
-				err = sb.Close()
-			}
-			if err != nil {
-				return nil, err
-			}
+			sb, first := d.first(ctx, back)
+			check(sb.Close())
 			if i > 0 {
 				took[j] = append(took[j], first)
 			}
 		}
 	}
 	against := "docker run true"
-	return []row{
+	d.b.report([]row{
 		{
 			Name: "docker_create", What: "docker (runc): create to first cell, p50", Measured: took[0].median(), Unit: "ms", Baseline: runs.median(), Against: against,
 			Target: "≤ 1.3 ×", Reached: reached(took[0].median() <= 1.3*runs.median()),
 		},
 		{Name: "docker_create_runsc", What: "docker (runsc): create to first cell, p50", Measured: took[1].median(), Unit: "ms", Baseline: runs.median(), Against: against},
 		{Name: "docker_create_gvisor", What: "gvisor, beside these: create to first cell, p50", Measured: took[2].median(), Unit: "ms", Baseline: runs.median(), Against: against},
-	}, nil
+	})
 }
 
 // crowd makes many containers at once, asks each something, ends them, and counts what is left.
-func (d *dockerBench) crowd(ctx context.Context) ([]row, error) {
+func (d *dockerBench) crowd(ctx context.Context) {
 	many := d.b.times(50, 12)
-	count := func() (int, error) {
-		text, _, err := d.command(ctx, "ps", "-aq")
-		volumes, _, verr := d.command(ctx, "volume", "ls", "-q")
-		return len(strings.Fields(text)) + len(strings.Fields(volumes)), errors.Join(err, verr)
+	count := func() int {
+		containers, _ := d.command(ctx, "ps", "-aq")
+		volumes, _ := d.command(ctx, "volume", "ls", "-q")
+		return len(strings.Fields(containers)) + len(strings.Fields(volumes))
 	}
-	before, err := count()
-	if err != nil {
-		return nil, err
-	}
+	before := count()
 	boxes, took, errs := make([]*sandbox.Sandbox, many), make(samples, many), make([]error, many)
 	began := time.Now()
-	var wg sync.WaitGroup
-	for i := range boxes {
-		wg.Go(func() {
-			boxes[i], took[i], errs[i] = firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, d.runc, sandbox.Spec{}) })
-		})
-	}
-	wg.Wait()
+	each(many, many, func(i int) {
+		errs[i] = attempt(func() { boxes[i], took[i] = d.first(ctx, d.runc) })
+	})
 	all := time.Since(began)
 	answered := 0
 	for _, err := range errs {
@@ -189,8 +156,8 @@ func (d *dockerBench) crowd(ctx context.Context) ([]row, error) {
 	began = time.Now()
 	errs = append(errs, closeAll(boxes))
 	ending := time.Since(began)
-	after, err := count()
-	return []row{
+	after := count()
+	d.b.report([]row{
 		{
 			Name: "docker_crowd", What: fmt.Sprintf("docker (runc): of %d made at once answered", many), Measured: float64(answered), Target: "all", Reached: reached(answered == many),
 			Note: fmt.Sprintf("all in %.1f s, p50 %.0f ms; ending all took %.1f s", all.Seconds(), took.median(), ending.Seconds()),
@@ -198,5 +165,6 @@ func (d *dockerBench) crowd(ctx context.Context) ([]row, error) {
 		{
 			Name: "docker_left", What: "containers and volumes left when they have ended", Measured: float64(after - before), Target: "nothing", Reached: reached(after == before),
 		},
-	}, errors.Join(append(errs, err)...)
+	})
+	check(errors.Join(errs...))
 }

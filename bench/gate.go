@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -18,7 +17,7 @@ import (
 
 // gates measures what the gate costs: a large thesaurus, a megabyte of code judged by it, and the default rules. The baselines are the plainest
 // way to do about the same: reading the same JSON into a map, and looking up every word in it.
-func gates(ctx context.Context, b *bench) (_ []row, err error) {
+func gates(ctx context.Context, b *bench) {
 	count := b.times(100_000, 10_000)
 	data, code := thesaurus(count), knownCode(1<<20)
 
@@ -27,63 +26,41 @@ func gates(ctx context.Context, b *bench) (_ []row, err error) {
 	load, decode := samples{}, samples{}
 	for range b.times(5, 3) {
 		began := time.Now()
-		if th, err = terms.Parse("bench.json", data); err != nil {
-			return nil, err
-		}
+		th = must(terms.Parse("bench.json", data))
 		load = append(load, time.Since(began))
 		began = time.Now()
-		if err := json.Unmarshal(data, &plain); err != nil {
-			return nil, err
-		}
+		check(json.Unmarshal(data, &plain))
 		decode = append(decode, time.Since(began))
 	}
-	rows := []row{{
+	b.report([]row{{
 		Name: "gate_load", What: fmt.Sprintf("thesaurus of %d terms, from JSON, p50", count), Measured: load.median(), Unit: "ms", Baseline: decode.median(), Against: "encoding/json",
 		Target: "< 1 s", Reached: reached(load.median() < 1000),
-	}}
+	}})
 	for _, strictness := range []terms.Strictness{terms.Permissive, terms.Normal, terms.Strict} {
-		r, err := b.judge(ctx, th, strictness, code, plain.Data)
-		if err != nil {
-			return rows, err
-		}
-		rows = append(rows, r)
+		b.report([]row{b.judge(ctx, th, strictness, code, plain.Data)})
 	}
 	// Memory is counted in a round of its own, without what the others have left.
-	th, plain.Data = nil, nil
+	plain.Data = nil
 	grown := watch(func() {
-		if th, err = terms.Parse("bench.json", data); err == nil {
-			_, err = b.judge(ctx, th, terms.Strict, code, nil)
-		}
+		b.judge(ctx, must(terms.Parse("bench.json", data)), terms.Strict, code, nil)
 	})
-	if err != nil {
-		return rows, err
-	}
-	rows = append(rows, row{
+	b.report([]row{{
 		Name: "gate_memory", What: "our own memory for both, above idle", Measured: float64(grown) / 1e6, Unit: "MB", Target: "≤ 200 MB", Reached: reached(grown <= 200_000_000),
-	})
-	more, err := ruled(ctx, b)
-	return append(rows, more...), err
+	}})
+	ruled(ctx, b)
 }
 
 // judge times the judgement of code by a thesaurus, in turn with a plain look at every word.
-func (b *bench) judge(ctx context.Context, th *terms.Thesaurus, strictness terms.Strictness, code string, plain map[string]json.RawMessage) (_ row, err error) {
-	g, err := terms.NewGraph(th, terms.GraphOptions{Strictness: strictness})
-	if err != nil {
-		return row{}, err
-	}
-	c, err := gate.New(gate.Options{Graphs: map[string]*terms.Graph{"": g}})
-	if err != nil {
-		return row{}, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+func (b *bench) judge(ctx context.Context, th *terms.Thesaurus, strictness terms.Strictness, code string, plain map[string]json.RawMessage) row {
+	g := must(terms.NewGraph(th, terms.GraphOptions{Strictness: strictness}))
+	c := must(gate.New(gate.Options{Graphs: map[string]*terms.Graph{"": g}}))
+	defer closing(c.Close)
 	ours, words := samples{}, samples{}
 	known := 0
 	var d gate.Decision
 	for i := range b.times(30, 8) + 1 {
 		began := time.Now()
-		if d, err = c.Judge(ctx, gate.Request{Language: gate.Python, Code: code}); err != nil {
-			return row{}, err
-		}
+		d = must(c.Judge(ctx, gate.Request{Language: gate.Python, Code: code}))
 		judged := time.Since(began)
 		began = time.Now()
 		known = lookUp(plain, code)
@@ -91,14 +68,12 @@ func (b *bench) judge(ctx context.Context, th *terms.Thesaurus, strictness terms
 			ours, words = append(ours, judged), append(words, time.Since(began))
 		}
 	}
-	if plain != nil && (len(d.ConceptsMatched) == 0) != (known == 0) {
-		return row{}, fmt.Errorf("the gate knows %d concepts, a plain look %d words", len(d.ConceptsMatched), known)
-	}
+	checkf(plain == nil || (len(d.ConceptsMatched) == 0) == (known == 0), "the gate knows %d concepts, a plain look %d words", len(d.ConceptsMatched), known)
 	return row{
 		Name: "gate_judge_" + string(strictness), What: "judge 1 MB of code, " + string(strictness) + ", p50", Measured: ours.median(), Unit: "ms",
 		Baseline: words.median(), Against: "one look at each word", Target: "< 50 ms", Reached: reached(ours.median() < 50),
 		Note: fmt.Sprintf("%s, %d concepts", d.Action, len(d.ConceptsMatched)),
-	}, nil
+	}
 }
 
 // lookUp counts the words of a text that are terms by themselves.
@@ -113,17 +88,10 @@ func lookUp(terms map[string]json.RawMessage, text string) int {
 }
 
 // ruled times the default rules on a few lines, for information.
-func ruled(ctx context.Context, b *bench) (_ []row, err error) {
-	set, err := rules.Default()
-	if err != nil {
-		return nil, err
-	}
-	c, err := gate.New(gate.Options{Rules: set, RulesMode: gate.ModeBlock})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	var rows []row
+func ruled(ctx context.Context, b *bench) {
+	set := must(rules.Default())
+	c := must(gate.New(gate.Options{Rules: set, RulesMode: gate.ModeBlock}))
+	defer closing(c.Close)
 	for _, r := range []gate.Request{
 		{Language: gate.Bash, Code: "for f in data/*.csv; do\n  head -n 3 \"$f\" | cut -d, -f1,2\ndone\n"},
 		{Language: gate.Python, Code: "import csv\nwith open('data.csv') as f:\n    rows = list(csv.reader(f))\nprint(len(rows), rows[:3])\n"},
@@ -131,17 +99,14 @@ func ruled(ctx context.Context, b *bench) (_ []row, err error) {
 		took := samples{}
 		for i := range b.times(300, 60) + 10 {
 			began := time.Now()
-			d, err := c.Judge(ctx, r)
-			if err != nil || !d.Action.Runs() {
-				return rows, errors.Join(fmt.Errorf("harmless code is judged %s", d.Action), err)
-			}
+			d := must(c.Judge(ctx, r))
+			checkf(d.Action.Runs(), "harmless code is judged %s", d.Action)
 			if i >= 10 {
 				took = append(took, time.Since(began))
 			}
 		}
-		rows = append(rows, row{Name: "gate_rules_" + string(r.Language), What: "default rules on a few lines of " + string(r.Language) + ", p50", Measured: took.median(), Unit: "ms"})
+		b.report([]row{{Name: "gate_rules_" + string(r.Language), What: "default rules on a few lines of " + string(r.Language) + ", p50", Measured: took.median(), Unit: "ms"}})
 	}
-	return rows, nil
 }
 
 // pronounceable makes words that look like a language's, the same ones for the same seed.

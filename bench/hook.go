@@ -20,88 +20,62 @@ import (
 
 // hooks measures what an agent waits for our own sake at each of its commands, with its project's session warm: the hook, and the program that
 // the hook puts in the command's place, less the same command through a client that is there already.
-func hooks(ctx context.Context, b *bench) (_ []row, err error) {
-	p, err := b.hookProgram(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, p.end()) }()
-	call, err := json.Marshal(map[string]any{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": p.project, "tool_input": map[string]any{"command": "true"}})
-	if err != nil {
-		return nil, err
-	}
+func hooks(ctx context.Context, b *bench) {
+	p := b.hookProgram(ctx)
+	defer closing(p.end)
+	call := must(json.Marshal(map[string]any{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": p.project, "tool_input": map[string]any{"command": "true"}}))
 	inside := []string{"hook", "run", "--project", p.project, "--", "true"}
-	if _, err := p.run(ctx, "", inside...); err != nil { // makes the session
-		return nil, err
-	}
-	c, err := client.New(client.Options{Socket: p.socket()})
-	if err != nil {
-		return nil, err
-	}
+	p.run(ctx, "", inside...) // makes the session
+	c := must(client.New(client.Options{Socket: p.socket()}))
 	defer c.Close()
-	s, _, err := c.Get(ctx, agents.SessionName(p.project))
-	if err != nil {
-		return nil, err
-	}
+	s, _ := must2(c.Get(ctx, agents.SessionName(p.project)))
 	var own, bare samples
 	for range b.times(100, 10) {
-		hook, err := p.run(ctx, string(call), "hook", "--agent", string(agents.ClaudeCode), "--project", p.project)
-		if err != nil {
-			return nil, err
-		}
-		run, err := p.run(ctx, "", inside...)
-		if err != nil {
-			return nil, err
-		}
+		hook := p.run(ctx, string(call), "hook", "--agent", string(agents.ClaudeCode), "--project", p.project)
+		run := p.run(ctx, "", inside...)
 		began := time.Now()
-		v, err := s.Run(ctx, sandbox.Command{Shell: "true", Dir: p.project})
+		v := must(s.Run(ctx, sandbox.Command{Shell: "true", Dir: p.project}))
 		direct := time.Since(began)
-		if err != nil || !v.OK() {
-			return nil, fmt.Errorf("true: %v, %w", v, err)
-		}
+		checkf(v.OK(), "true: %v", v)
 		own, bare = append(own, hook+run-direct), append(bare, direct)
 	}
-	return []row{{
+	b.report([]row{{
 		Name: "hook", What: "a hook's own time on a warm session, p50", Measured: own.median(), Unit: "ms", Baseline: bare.median(), Against: "the command by a client",
 		Target: "≤ 30 ms", Reached: reached(own.median() <= 30), Note: fmt.Sprintf("two programs are started for it; p99 %.1f ms", own.at(99)),
-	}}, nil
+	}})
 }
 
 // hookProgram is a real program with a server and a project of its own.
 type hookProgram struct{ path, home, project string }
 
-func (b *bench) hookProgram(ctx context.Context) (*hookProgram, error) {
+func (b *bench) hookProgram(ctx context.Context) *hookProgram {
 	home := filepath.Join(b.dir, "hook")
 	p := &hookProgram{path: filepath.Join(home, "program"), home: home}
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", p.path, "./cmd/recluse")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build recluse: %w: %s", err, out)
-	}
-	var err error
-	if p.project, err = os.MkdirTemp("/srv", "recluse-project-"); err != nil { // /tmp inside is the sandbox's own
-		return nil, err
-	}
-	return p, os.Chmod(p.project, 0o755) // the sandbox's user is another one than root
+	out, err := build.CombinedOutput()
+	checkf(err == nil, "build recluse: %w: %s", err, out)
+	p.project = must(os.MkdirTemp("/srv", "recluse-project-")) // /tmp inside is the sandbox's own
+	check(os.Chmod(p.project, 0o755))                          // the sandbox's user is another one than root
+	return p
 }
 
 func (p *hookProgram) socket() string { return filepath.Join(p.home, "api.sock") }
 
-func (p *hookProgram) run(ctx context.Context, stdin string, args ...string) (time.Duration, error) {
+func (p *hookProgram) run(ctx context.Context, stdin string, args ...string) time.Duration {
 	cmd := exec.CommandContext(ctx, p.path, args...)
 	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+p.home, "XDG_CONFIG_HOME="+p.home, "XDG_RUNTIME_DIR="+p.home, "RECLUSE_POOL_ENABLED=false", "RECLUSE_SERVER_SOCKET="+p.socket())
 	cmd.Stdin = strings.NewReader(stdin)
 	began := time.Now()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("%v: %w: %s", args, err, out)
-	}
-	return time.Since(began), nil
+	out, err := cmd.CombinedOutput()
+	checkf(err == nil, "%v: %w: %s", args, err, out)
+	return time.Since(began)
 }
 
 func (p *hookProgram) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, ended := p.run(ctx, "", "session", "end", "--all")
-	_, stopped := p.run(ctx, "", "server", "stop")
+	ended := attempt(func() { p.run(ctx, "", "session", "end", "--all") })
+	stopped := attempt(func() { p.run(ctx, "", "server", "stop") })
 	return errors.Join(ended, stopped, os.RemoveAll(p.project))
 }

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	programs "github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
@@ -51,7 +52,7 @@ func reached(ok bool) *bool { return &ok }
 // part measures some rows. Parts whose names begin alike, up to a dot, can be chosen together.
 type part struct {
 	name string
-	run  func(context.Context, *bench) ([]row, error)
+	run  func(context.Context, *bench)
 }
 
 // among reports whether the part, or those it belongs to, is one of the names.
@@ -94,6 +95,7 @@ type bench struct {
 	backend *gvisor.Backend
 	bare    *gvisor.Backend // the same, with floor as its guest
 	log     func(format string, args ...any)
+	rows    []row // what has been measured
 }
 
 // times gives how often to repeat something.
@@ -106,7 +108,7 @@ func (b *bench) times(full, quick int) int {
 
 func main() {
 	if dirs := os.Getenv(serverEnv); dirs != "" {
-		if err := serverMain(dirs); err != nil {
+		if err := attempt(func() { serverMain(dirs) }); err != nil {
 			fmt.Fprintln(os.Stderr, "bench: server:", err)
 			os.Exit(1)
 		}
@@ -167,91 +169,140 @@ func profiled(name string, do func() ([]row, error)) (_ []row, err error) {
 	return do()
 }
 
+// failure is the error with which check ended a part.
+type failure struct{ error }
+
+// check ends the part that is being measured if err is not nil, as Fatal ends a test: its deferred functions run.
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// checkf is check for a condition.
+func checkf(ok bool, format string, args ...any) {
+	if !ok {
+		check(fmt.Errorf(format, args...))
+	}
+}
+
+// must returns v, or ends the part.
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// must2 is must for two values.
+func must2[T, U any](v T, w U, err error) (T, U) {
+	check(err)
+	return v, w
+}
+
+// closing is check for a deferred function. An error with which the part is ending already comes first.
+func closing(f func() error) {
+	err := ended(recover())
+	check(errors.Join(err, f()))
+}
+
+// attempt calls f, and returns the error with which check ended it.
+func attempt(f func()) (err error) {
+	defer func() { err = ended(recover()) }()
+	f()
+	return nil
+}
+
+// ended returns the error of what was recovered.
+func ended(recovered any) error {
+	switch r := recovered.(type) {
+	case nil:
+		return nil
+	case failure:
+		return r.error
+	}
+	panic(recovered)
+}
+
 // measure runs the chosen parts. A part that fails does not keep the others from being measured.
 func measure(ctx context.Context, quick bool, chosen []string) (_ []row, err error) {
-	b, err := prepare(ctx, quick)
-	if err != nil {
+	b := &bench{quick: quick, log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+	if b.dir, err = os.MkdirTemp("", "recluse-bench-"); err != nil {
 		return nil, err
 	}
 	defer func() {
 		b.forget()
 		err = errors.Join(err, os.RemoveAll(b.dir))
 	}()
-	var rows []row
+	if err := attempt(func() { b.prepare(ctx) }); err != nil {
+		return nil, err
+	}
 	var errs []error
 	for _, p := range parts {
 		if !p.among(chosen) || ctx.Err() != nil {
 			continue
 		}
 		began := time.Now()
-		got, err := p.run(ctx, b)
-		if err != nil {
+		if err := attempt(func() { p.run(ctx, b) }); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", p.name, err))
 		}
 		b.log("%s: %.1f s", p.name, time.Since(began).Seconds())
-		for i := range got {
-			if got[i].Baseline > 0 && got[i].Ratio == 0 {
-				got[i].Ratio = got[i].Measured / got[i].Baseline
-			}
-		}
-		rows = append(rows, got...)
 	}
-	return rows, errors.Join(append(errs, ctx.Err())...)
+	return b.rows, errors.Join(append(errs, ctx.Err())...)
+}
+
+// report adds figures to the result.
+func (b *bench) report(rows []row) {
+	for _, r := range rows {
+		if r.Baseline > 0 {
+			r.Ratio = r.Measured / r.Baseline
+		}
+		b.rows = append(b.rows, r)
+	}
 }
 
 // prepare builds the programs and makes the backends.
-func prepare(ctx context.Context, quick bool) (_ *bench, err error) {
-	dir, err := os.MkdirTemp("", "recluse-bench-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.RemoveAll(dir)
-		}
-	}()
-	b := &bench{quick: quick, dir: dir, log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+func (b *bench) prepare(ctx context.Context) {
 	for name, variable := range map[string]string{module + "cmd/" + programs.EngineName: "RECLUSE_ENGINE", module + "cmd/" + programs.GuestName: "RECLUSE_GUEST", module + "bench/floor": ""} {
 		if variable != "" && os.Getenv(variable) != "" {
 			continue
 		}
-		path, err := build(ctx, filepath.Join(dir, "bin"), name)
-		if err != nil {
-			return nil, err
-		}
+		path := build(ctx, filepath.Join(b.dir, "bin"), name)
 		if variable == "" {
 			// The backend shows the guest's whole directory to the sandbox, so it has one of its own.
 			b.floor = programs.Program{Path: path, Hash: strings.Repeat("0", 64)}
-		} else if err := os.Setenv(variable, path); err != nil {
-			return nil, err
+		} else {
+			check(os.Setenv(variable, path))
 		}
 	}
-	cache := filepath.Join(dir, "cache")
-	store, err := programs.Open(cache)
-	if err != nil {
-		return nil, err
+	cache := filepath.Join(b.dir, "cache")
+	b.engine = must(must(programs.Open(cache)).Choose(ctx, "", programs.EngineName))
+	b.backend = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "data"), CacheDir: cache}))
+	b.bare = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "bare"), CacheDir: cache, Guest: b.floor.Path, NoTemplates: true}))
+}
+
+// pause waits.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+		check(ctx.Err())
+	case <-time.After(d):
 	}
-	if b.engine, err = store.Engine(ctx); err != nil {
-		return nil, err
-	}
-	if b.backend, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "data"), CacheDir: cache}); err != nil {
-		return nil, err
-	}
-	b.bare, err = gvisor.New(gvisor.Options{DataDir: filepath.Join(dir, "bare"), CacheDir: cache, Guest: b.floor.Path, NoTemplates: true})
-	return b, err
+}
+
+// open makes a sandbox with the default spec.
+func (b *bench) open(ctx context.Context) *sandbox.Sandbox {
+	return must(sandbox.Open(ctx, b.backend, sandbox.Spec{}))
 }
 
 const module = "github.com/recluse-dev/recluse/"
 
 // build builds a program of this module or of one that it is made of, each into a directory of its own.
-func build(ctx context.Context, dir, name string) (string, error) {
+func build(ctx context.Context, dir, name string) string {
 	path := filepath.Join(dir, filepath.Base(name), filepath.Base(name))
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
-	}
-	return path, nil
+	out, err := cmd.CombinedOutput()
+	checkf(err == nil, "build %s: %w: %s", name, err, out)
+	return path
 }
 
 // table prints the rows for people.

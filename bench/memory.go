@@ -4,8 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -24,59 +23,39 @@ const idleFor = 2 * time.Second
 
 // memory counts the proportional set size of idle sandboxes. What they share, such as the engine's program, is divided among them, so there
 // are several.
-func memory(ctx context.Context, b *bench) (_ []row, err error) {
+func memory(ctx context.Context, b *bench) {
 	boxes := make([]*sandbox.Sandbox, b.times(8, 4))
-	defer func() { err = errors.Join(err, closeAll(boxes)) }()
+	defer closing(func() error { return closeAll(boxes) })
 	for i := range boxes {
-		if boxes[i], _, err = firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, b.backend, sandbox.Spec{}) }); err != nil {
-			return nil, err
-		}
+		boxes[i], _ = firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, b.backend, sandbox.Spec{}) })
 	}
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(idleFor):
-	}
+	pause(ctx, idleFor)
 	var total usage
 	for _, sb := range boxes {
-		u, err := b.usage(sb.ID())
-		if err != nil {
-			return nil, err
-		}
+		u := b.usage(sb.ID())
 		total.sentry, total.gofer, total.stubs = total.sentry+u.sentry, total.gofer+u.gofer, total.stubs+u.stubs
 	}
 	mb := func(v int64) float64 { return float64(v) / 1e6 / float64(len(boxes)) }
 	each := mb(total.sentry + total.gofer + total.stubs)
-	return []row{{
+	b.report([]row{{
 		Name: "memory", What: fmt.Sprintf("memory of an idle sandbox, PSS, %d alive", len(boxes)), Measured: each, Unit: "MB", Target: "≤ 40 MB", Reached: reached(each <= 40),
 		Note: fmt.Sprintf("sentry %.1f, gofer %.1f, processes inside %.1f MB", mb(total.sentry), mb(total.gofer), mb(total.stubs)),
-	}}, nil
+	}})
 }
 
 // usage is the PSS of a sandbox's processes, in bytes.
 type usage struct{ sentry, gofer, stubs int64 }
 
-func (b *bench) usage(id string) (usage, error) {
-	var u usage
+func (b *bench) usage(id string) (u usage) {
 	var st struct {
 		GoferPid int `json:"goferPid"`
 		Sandbox  struct {
 			Pid int `json:"pid"`
 		} `json:"sandbox"`
 	}
-	data, err := os.ReadFile(filepath.Join(b.dir, "data/gvisor/engine", id+"_sandbox:"+id+".state"))
-	if err == nil {
-		err = json.Unmarshal(data, &st)
-	}
-	if err != nil {
-		return u, err
-	}
-	if u.sentry, err = pss(st.Sandbox.Pid); err != nil {
-		return u, err
-	}
-	if u.gofer, err = pss(st.GoferPid); err != nil {
-		return u, err
-	}
+	check(atomicfile.ReadJSON(filepath.Join(b.dir, "data/gvisor/engine", id+"_sandbox:"+id+".state"), &st))
+	u.sentry = must(pss(st.Sandbox.Pid))
+	u.gofer = must(pss(st.GoferPid))
 	// Stubs come in pairs that share one address space, which must not be counted twice.
 	var counted []int
 	for _, pid := range below(st.Sandbox.Pid) {
@@ -90,7 +69,7 @@ func (b *bench) usage(id string) (usage, error) {
 		counted = append(counted, pid)
 		u.stubs += n
 	}
-	return u, nil
+	return u
 }
 
 func pss(pid int) (int64, error) {

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,32 +17,21 @@ import (
 
 // outputs compares a gigabyte of output through the library with the engine's run of the same command into a pipe. The sandbox has all
 // processors, as the baseline has.
-func outputs(ctx context.Context, b *bench) (_ []row, err error) {
-	sb, err := sandbox.Open(ctx, b.backend, sandbox.Spec{Limits: sandbox.Limits{CPUs: float64(processors())}})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sb.Close()) }()
-	plain, err := b.runsc(ctx)
-	if err != nil {
-		return nil, err
-	}
+func outputs(ctx context.Context, b *bench) {
+	sb := must(sandbox.Open(ctx, b.backend, sandbox.Spec{Limits: sandbox.Limits{CPUs: float64(processors())}}))
+	defer closing(sb.Close)
+	plain := b.runsc(ctx)
 	// The start is no part of the rate.
 	ways, start := []bare{plain, b.tuned()}, [2]samples{}
 	for range 3 {
 		for i, w := range ways {
-			took, err := b.run(ctx, w, "/bin/true")
-			if err != nil {
-				return nil, err
-			}
-			start[i] = append(start[i], took)
+			start[i] = append(start[i], b.run(ctx, w, "/bin/true"))
 		}
 	}
 	count := int64(16384)
 	if b.quick {
 		count = 4096
 	}
-	var rows []row
 	peak := int64(0)
 	for _, c := range []struct {
 		name string
@@ -58,47 +46,39 @@ func outputs(ctx context.Context, b *bench) (_ []row, err error) {
 		ours, bares := samples{}, [2]samples{}
 		for range b.times(5, 2) {
 			for i, w := range ways {
-				took, err := b.piped(ctx, w, c.argv...)
-				if err != nil {
-					return rows, err
-				}
+				took := b.piped(ctx, w, c.argv...)
 				bares[i] = append(bares[i], max(took-time.Duration(start[i].median()*float64(time.Millisecond)), time.Millisecond))
 			}
-			took, grown, err := through(ctx, sb, c.argv, size)
-			if err != nil {
-				return rows, err
-			}
+			took, grown := through(ctx, sb, c.argv, size)
 			ours, peak = append(ours, took), max(peak, grown)
 		}
 		rate := func(s samples) float64 { return float64(size) / 1e6 / (s.median() / 1e3) }
-		rows = append(rows, row{
+		b.report([]row{{
 			Name: "output_" + c.name, What: fmt.Sprintf("output of %.2g GB by %s", float64(size)/1e9, c.name), Measured: rate(ours), Unit: "MB/s", Baseline: rate(bares[0]), Against: "runsc run | cat",
 			Target: "≥ 0.5 ×", Reached: reached(rate(ours) >= 0.5*rate(bares[0])),
 			Note: fmt.Sprintf("our engine with the backend's flags into cat %.0f MB/s", rate(bares[1])),
-		})
+		}})
 	}
-	return append(rows, row{
+	b.report([]row{{
 		Name: "output_memory", What: "our own memory during it, above idle", Measured: float64(peak) / 1e6, Unit: "MB", Target: "< 64 MB", Reached: reached(peak < 64<<20),
-	}), nil
+	}})
 }
 
 // through times a command through the library and watches how our own memory grows.
-func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64) (took time.Duration, grown int64, err error) {
+func through(ctx context.Context, sb *sandbox.Sandbox, argv []string, size int64) (took time.Duration, grown int64) {
 	n := &counter{}
 	var v *sandbox.Verdict
 	grown = watch(func() {
 		began := time.Now()
-		v, err = sb.Run(ctx, sandbox.Command{Args: argv, RunOptions: sandbox.RunOptions{Stdout: n, Timeout: 5 * time.Minute}})
+		v = must(sb.Run(ctx, sandbox.Command{Args: argv, RunOptions: sandbox.RunOptions{Stdout: n, Timeout: 5 * time.Minute}}))
 		took = time.Since(began)
 	})
-	if err == nil && (!v.OK() || n.n != size || v.Stdout.Produced != size) {
-		err = fmt.Errorf("%v: %v, %d of %d bytes", argv, v, n.n, size)
-	}
-	return took, grown, err
+	checkf(v.OK() && n.n == size && v.Stdout.Produced == size, "%v: %v, %d of %d bytes", argv, v, n.n, size)
+	return took, grown
 }
 
 // watch does something and tells by how much our own memory grew meanwhile, at most.
-func watch(do func()) int64 {
+func watch(do func()) (grown int64) {
 	debug.FreeOSMemory()
 	before := resident()
 	done, most := make(chan struct{}), make(chan int64)
@@ -114,9 +94,12 @@ func watch(do func()) int64 {
 			}
 		}
 	}()
+	defer func() { // also when it fails
+		close(done)
+		grown = max(0, <-most-before)
+	}()
 	do()
-	close(done)
-	return max(0, <-most-before)
+	return 0
 }
 
 // counter discards what it is given.

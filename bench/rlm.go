@@ -4,11 +4,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -21,16 +20,13 @@ import (
 )
 
 // answering makes an engine without limits. Its models are scripted: they take no time but what they are told to, so that what is left is ours. The root model answers its n-th question, from 1, with code; sub answers everything below.
-func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Model, change func(*rlm.Options)) (*rlm.Engine, *tally, error) {
+func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Model, change func(*rlm.Options)) (*rlm.Engine, *tally) {
 	asked := 0
 	model := &tally{Model: llm.NewScripted("scripted/root", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
 		asked++
 		return "```repl\n" + root(asked, req) + "\n```\n", nil
 	}})}
-	dir, err := os.MkdirTemp(b.dir, "runs-")
-	if err != nil {
-		return nil, nil, err
-	}
+	dir := must(os.MkdirTemp(b.dir, "runs-"))
 	o := rlm.Options{
 		Models: func(depth int, _ string) (llm.Model, error) {
 			if depth == 0 {
@@ -46,8 +42,7 @@ func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Mode
 	if change != nil {
 		change(&o)
 	}
-	e, err := rlm.New(o)
-	return e, model, err
+	return must(rlm.New(o)), model
 }
 
 // tally adds up what a model says that it took.
@@ -70,18 +65,15 @@ func (t *tally) Complete(ctx context.Context, req llm.Request) (*llm.Reply, erro
 }
 
 // turns measures our own time in a turn: from the model's reply to its next question, with the cell that prints a line between them.
-func turns(ctx context.Context, b *bench) (_ []row, err error) {
+func turns(ctx context.Context, b *bench) {
 	const history = 30
-	sb, err := sandbox.Open(ctx, b.backend, sandbox.Spec{})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sb.Close()) }()
+	sb := b.open(ctx)
+	defer closing(sb.Close)
 	code := func(n int) string { return fmt.Sprintf("x%d = %d\nprint('a turn that says a little', x%d)", n, n, n) }
 	all, early, late, bare := samples{}, samples{}, samples{}, samples{}
 	for range b.times(12, 3) {
 		var last time.Time
-		e, _, err := b.answering(func(n int, _ llm.Request) string {
+		e, _ := b.answering(func(n int, _ llm.Request) string {
 			gap := time.Since(last)
 			switch {
 			case n <= 2: // behind the first turn, which wakes the interpreter
@@ -99,21 +91,14 @@ func turns(ctx context.Context, b *bench) (_ []row, err error) {
 			}
 			return code(n)
 		}, nil, nil)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}); err != nil {
-			return nil, err
-		}
+		must(e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}))
 		for n := range history {
 			began := time.Now()
-			if _, err := sb.Cell(ctx, sandbox.Cell{Code: code(n)}); err != nil {
-				return nil, err
-			}
+			must(sb.Cell(ctx, sandbox.Cell{Code: code(n)}))
 			bare = append(bare, time.Since(began))
 		}
 	}
-	return []row{
+	b.report([]row{
 		{
 			Name: "turn", What: fmt.Sprintf("our own time per turn over %d turns, p50", history), Measured: all.median(), Unit: "ms", Baseline: bare.median(), Against: "the same cells alone",
 			Target: "≤ 5 ms", Reached: reached(all.median() <= 5), Note: fmt.Sprintf("p99 %.3f ms", all.at(99)),
@@ -122,7 +107,7 @@ func turns(ctx context.Context, b *bench) (_ []row, err error) {
 			Name: "turn_late", What: fmt.Sprintf("turns %d to %d of these, p50", history-2, history), Measured: late.median(), Unit: "ms", Baseline: early.median(), Against: "turns 2 to 4",
 			Target: "≤ 1.2 ×", Reached: reached(late.median() <= 1.2*early.median()),
 		},
-	}, nil
+	})
 }
 
 // The batch: so many prompts, so many at a time, to a model that takes so long.
@@ -133,15 +118,11 @@ const (
 )
 
 // batches measures llm_query_batched with a model within this program, and with one over HTTP.
-func batches(ctx context.Context, b *bench) (_ []row, err error) {
+func batches(ctx context.Context, b *bench) {
 	within := llm.NewScripted("scripted/sub", llm.Rule{Reply: "ok", Delay: batchLatency})
-	stop, remote, err := remoteModel()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
+	remote, stop := remoteModel()
+	defer stop()
 	ideal := float64(batchPrompts/batchAtOnce) * float64(batchLatency.Milliseconds())
-	var rows []row
 	for _, w := range []struct {
 		name, what string
 		model      llm.Model
@@ -152,102 +133,63 @@ func batches(ctx context.Context, b *bench) (_ []row, err error) {
 	} {
 		ours, bare := samples{}, samples{}
 		for i := range b.times(7, 2) + 1 {
-			took, err := b.batch(ctx, w.model)
-			if err != nil {
-				return rows, err
-			}
+			took := b.batch(ctx, w.model)
 			began := time.Now()
-			err = each(batchPrompts, batchAtOnce, func(n int) error {
-				_, err := w.model.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: fmt.Sprint("p", n)}}})
-				return err
+			each(batchPrompts, batchAtOnce, func(n int) {
+				must(w.model.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: fmt.Sprint("p", n)}}}))
 			})
-			if err != nil {
-				return rows, err
-			}
 			if i > 0 { // the first makes the connections
 				ours, bare = append(ours, took), append(bare, time.Since(began))
 			}
 		}
-		rows = append(rows, row{
+		b.report([]row{{
 			Name: w.name, What: fmt.Sprintf("llm_query_batched of %d prompts, a model %s, p50", batchPrompts, w.what), Measured: ours.median(), Unit: "ms", Baseline: ideal, Against: "ideal",
 			Target: fmt.Sprintf("≤ %v ×", w.most), Reached: reached(ours.median() <= w.most*ideal),
 			Note: fmt.Sprintf("%d at a time, %v each; the same calls from Go, without a sandbox: %.0f ms", batchAtOnce, batchLatency, bare.median()),
-		})
+		}})
 	}
-	return rows, nil
 }
 
 // batch times one batch, by the clock of the code that asks for it.
-func (b *bench) batch(ctx context.Context, sub llm.Model) (time.Duration, error) {
-	e, _, err := b.answering(func(int, llm.Request) string {
+func (b *bench) batch(ctx context.Context, sub llm.Model) time.Duration {
+	e, _ := b.answering(func(int, llm.Request) string {
 		return fmt.Sprintf("import time\nt = time.perf_counter()\nr = llm_query_batched(['p%%d' %% i for i in range(%d)])\nt = time.perf_counter() - t\nassert r == ['ok'] * %d, r[:3]\nFINAL(str(t))",
 			batchPrompts, batchPrompts)
 	}, sub, func(o *rlm.Options) { o.Parallel = batchAtOnce })
-	if err != nil {
-		return 0, err
-	}
-	res, err := e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}})
-	if err != nil {
-		return 0, err
-	}
-	return time.ParseDuration(res.Answer + "s")
+	res := must(e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}}))
+	return must(v1.ParseDuration(res.Answer)).Std() // of seconds
 }
 
 // remoteModel is a model behind HTTP on loopback that says ok after the latency, in the words of an OpenAI-compatible server.
-func remoteModel() (stop func() error, _ llm.Model, err error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, nil, err
-	}
+func remoteModel() (_ llm.Model, stop func()) {
 	const reply = `data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}` + "\n\n" +
 		`data: {"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}` + "\n\ndata: [DONE]\n\n"
-	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		time.Sleep(batchLatency)
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, reply)
-	})}
-	ended := make(chan error, 1)
-	go func() { ended <- srv.Serve(ln) }()
-	set, err := llm.Open(llm.Config{
-		Providers: map[string]llm.Provider{"here": {Type: llm.TypeOpenAI, BaseURL: "http://" + ln.Addr().String() + "/v1", Concurrency: batchAtOnce, Local: true}},
+	}))
+	set := must(llm.Open(llm.Config{
+		Providers: map[string]llm.Provider{"here": {Type: llm.TypeOpenAI, BaseURL: srv.URL + "/v1", Concurrency: batchAtOnce, Local: true}},
 		Env:       func(string) string { return "" },
-	})
-	if err != nil {
-		return nil, nil, errors.Join(err, srv.Close())
-	}
-	stop = func() error {
+	}))
+	return must(set.Model("here/model")), func() {
 		set.Close()
-		err := srv.Close()
-		if e := <-ended; !errors.Is(e, http.ErrServerClosed) {
-			err = errors.Join(err, e)
-		}
-		return err
+		srv.Close()
 	}
-	m, err := set.Model("here/model")
-	if err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	return stop, m, nil
 }
 
 // writeText fills a file with lines of text, size bytes in all.
-func writeText(path string, size int64) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+func writeText(path string, size int64) {
+	f := must(os.Create(path))
+	defer closing(f.Close)
 	lines := strings.Repeat(strings.Repeat("all work and no play makes a dull day; ", 4)+"\n", 1<<13)
 	for size > 0 {
-		n, err := io.WriteString(f, lines[:min(size, int64(len(lines)))])
-		if err != nil {
-			return err
-		}
-		size -= int64(n)
+		size -= int64(must(io.WriteString(f, lines[:min(size, int64(len(lines)))])))
 	}
-	return f.Chmod(0o644)
+	check(f.Chmod(0o644))
 }
 
 // scratch makes a directory for contexts, below what is removed in the end.
-func (b *bench) scratch() (string, error) { return os.MkdirTemp(b.dir, "contexts-") }
+func (b *bench) scratch() string { return must(os.MkdirTemp(b.dir, "contexts-")) }

@@ -22,63 +22,48 @@ import (
 )
 
 // bigContext times a run over a large file, from the question to the length of its text, in turn with python3 that reads the same file.
-func bigContext(ctx context.Context, b *bench) (_ []row, err error) {
+func bigContext(ctx context.Context, b *bench) {
 	size := int64(b.times(1<<30, 64<<20))
-	dir, err := b.scratch()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	dir := b.scratch()
+	defer closing(func() error { return os.RemoveAll(dir) })
 	path := filepath.Join(dir, "context.txt")
-	if err := writeText(path, size); err != nil {
-		return nil, err
-	}
+	writeText(path, size)
 	ours, python, most := samples{}, samples{}, int64(0)
 	for i := range b.times(3, 2) + 1 {
 		began := time.Now()
 		out, err := exec.CommandContext(ctx, "python3", "-c", "import sys; print(len(open(sys.argv[1], encoding='utf-8').read()))", path).CombinedOutput()
 		plain := time.Since(began)
-		if err != nil || strings.TrimSpace(string(out)) != fmt.Sprint(size) {
-			return nil, errors.Join(fmt.Errorf("python3 says %s", out), err)
-		}
-		e, _, err := b.answering(func(int, llm.Request) string { return "FINAL(len(context))" }, nil, nil)
-		if err != nil {
-			return nil, err
-		}
+		checkf(err == nil && strings.TrimSpace(string(out)) == fmt.Sprint(size), "python3 says %s: %w", out, err)
+		e, _ := b.answering(func(int, llm.Request) string { return "FINAL(len(context))" }, nil, nil)
 		var res *rlm.Result
 		grown := watch(func() {
 			began = time.Now()
-			res, err = e.Run(ctx, rlm.Question{Query: "how long?", Inputs: []rlm.Input{rlm.File(path)}})
+			res = must(e.Run(ctx, rlm.Question{Query: "how long?", Inputs: []rlm.Input{rlm.File(path)}}))
 		})
 		took := time.Since(began)
-		if err != nil {
-			return nil, err
-		}
-		if res.Answer != fmt.Sprint(size) {
-			return nil, fmt.Errorf("len(context) is %s, not %d", res.Answer, size)
-		}
+		checkf(res.Answer == fmt.Sprint(size), "len(context) is %s, not %d", res.Answer, size)
 		if i > 0 { // the first reads the file from disk, and makes a template
 			ours, python, most = append(ours, took), append(python, plain), max(most, grown)
 		}
 	}
-	return []row{
+	b.report([]row{
 		{
 			Name: "context", What: fmt.Sprintf("text of %d MiB, from file to len(context), p50", size>>20), Measured: ours.median(), Unit: "ms", Baseline: python.median(), Against: "python3, no sandbox",
 			Target: "≤ 2 ×", Reached: reached(ours.median() <= 2*python.median()), Note: "the whole run, with the making and the end of its sandbox",
 		},
 		{Name: "context_memory", What: "our own memory during it, above idle", Measured: float64(most) / 1e6, Unit: "MB", Target: "< 64 MB", Reached: reached(most < 64_000_000)},
-	}, nil
+	})
 }
 
 // subCalls makes thousands of calls in one run, and checks that memory stays, and that every event and every token is there.
-func subCalls(ctx context.Context, b *bench) ([]row, error) {
+func subCalls(ctx context.Context, b *bench) {
 	const batch, rounds = 1000, 10
 	per := b.times(batch, batch/10)
 	sub := &tally{Model: llm.NewScripted("scripted/sub", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
 		return req.Messages[0].Content + "!", nil
 	}})}
 	var heap []float64 // before each round, and behind the last
-	e, root, err := b.answering(func(n int, _ llm.Request) string {
+	e, root := b.answering(func(n int, _ llm.Request) string {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
@@ -88,22 +73,12 @@ func subCalls(ctx context.Context, b *bench) ([]row, error) {
 		}
 		return fmt.Sprintf("ps = ['number %%d' %% i for i in range(%d, %d)]\nassert llm_query_batched(ps) == [p + '!' for p in ps]\ntotal = %d + len(ps)", (n-1)*per, n*per, (n-1)*per)
 	}, sub, func(o *rlm.Options) { o.Parallel = 64 })
-	if err != nil {
-		return nil, err
-	}
-	res, err := e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}})
-	if err != nil {
-		return nil, err
-	}
+	res := must(e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}))
 	calls := rounds * per
-	if res.Answer != fmt.Sprint(calls) {
-		return nil, fmt.Errorf("%s answers, not %d", res.Answer, calls)
-	}
+	checkf(res.Answer == fmt.Sprint(calls), "%s answers, not %d", res.Answer, calls)
 	begun, ended, seq, whole := 0, 0, int64(0), true
 	for ev, err := range e.Events(res.Run) {
-		if err != nil {
-			return nil, err
-		}
+		check(err)
 		seq++
 		whole = whole && ev.Seq == seq
 		switch ev.Kind {
@@ -118,7 +93,7 @@ func subCalls(ctx context.Context, b *bench) ([]row, error) {
 	spent := root.total.Add(sub.total)
 	whole = whole && begun == all && ended == all && res.Usage.Calls == int64(all) && res.Usage.Tokens() == spent.Tokens()
 	grown := heap[rounds] - heap[1]
-	return []row{
+	b.report([]row{
 		{
 			Name: "subcalls", What: fmt.Sprintf("%d sub-calls in one run, in all", calls), Measured: res.Wall.Seconds() * 1e3, Unit: "ms", Target: "all accounted for", Reached: reached(whole),
 			Note: fmt.Sprintf("%d calls begun, %d ended, %d accounted; %d tokens, %d by the models' own count; %d events", begun, ended, res.Usage.Calls, res.Usage.Tokens(), spent.Tokens(), seq),
@@ -127,14 +102,14 @@ func subCalls(ctx context.Context, b *bench) ([]row, error) {
 			Name: "subcalls_memory", What: "live heap behind the last of them", Measured: heap[rounds], Unit: "MB", Baseline: heap[1], Against: "behind the first tenth",
 			Target: "≤ 8 MB more", Reached: reached(grown <= 8),
 		},
-	}, nil
+	})
 }
 
 // owner is how what belongs to a run is marked.
 var owner = regexp.MustCompile(`owner-\d+-`)
 
 // runsAtOnce lets one engine answer many questions at once, and looks for anything of one run in another.
-func runsAtOnce(ctx context.Context, b *bench) ([]row, error) {
+func runsAtOnce(ctx context.Context, b *bench) {
 	many, calls := b.times(32, 8), 20
 	sub := llm.NewScripted("scripted/sub", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
 		return "<" + req.Messages[0].Content + ">", nil
@@ -150,7 +125,7 @@ func runsAtOnce(ctx context.Context, b *bench) ([]row, error) {
 		}
 		return "```repl\nFINAL(" + fmt.Sprintf("%q + me", fmt.Sprint(strings.Contains(said, me+" True"), " ")) + ")\n```\n", nil
 	}})
-	e, _, err := b.answering(nil, sub, func(o *rlm.Options) {
+	e, _ := b.answering(nil, sub, func(o *rlm.Options) {
 		o.Models = func(depth int, _ string) (llm.Model, error) {
 			if depth == 0 {
 				return model, nil
@@ -158,21 +133,13 @@ func runsAtOnce(ctx context.Context, b *bench) ([]row, error) {
 			return sub, nil
 		}
 	})
-	if err != nil {
-		return nil, err
-	}
 	var apart, foreign atomic.Int64
-	ask := func(i int) error {
+	ask := func(i int) {
 		me := fmt.Sprintf("owner-%d-", i)
-		res, err := e.Run(ctx, rlm.Question{Query: "Whose is it? Of " + me, Inputs: []rlm.Input{rlm.Text(me + " owns this text")}})
-		if err != nil {
-			return err
-		}
+		res := must(e.Run(ctx, rlm.Question{Query: "Whose is it? Of " + me, Inputs: []rlm.Input{rlm.Text(me + " owns this text")}}))
 		own := res.Answer == "true "+me && res.Usage.Calls == int64(calls+2)
 		for ev, err := range e.Events(res.Run) {
-			if err != nil {
-				return err
-			}
+			check(err)
 			for _, name := range owner.FindAllString(string(ev.Data), -1) {
 				if name != me {
 					foreign.Add(1)
@@ -185,60 +152,43 @@ func runsAtOnce(ctx context.Context, b *bench) ([]row, error) {
 		} else {
 			b.log("rlm: run of %s: %q, %d calls", me, res.Answer, res.Usage.Calls)
 		}
-		return nil
 	}
-	if err := ask(many); err != nil { // one alone, which also warms
-		return nil, err
-	}
+	ask(many) // one alone, which also warms
 	began := time.Now()
-	if err := ask(many + 1); err != nil {
-		return nil, err
-	}
+	ask(many + 1)
 	alone := time.Since(began)
 	apart.Store(0)
 	began = time.Now()
-	if err := each(many, many, ask); err != nil {
-		return nil, err
-	}
+	each(many, many, ask)
 	took := time.Since(began)
-	return []row{{
+	b.report([]row{{
 		Name: "runs", What: fmt.Sprintf("of %d runs at once, with nothing but their own", many), Measured: float64(apart.Load()), Target: "all", Reached: reached(apart.Load() == int64(many)),
 		Note: fmt.Sprintf("answers, calls and events compared by content, %d foreign marks; %.1f s in all, one alone %.2f s", foreign.Load(), took.Seconds(), alone.Seconds()),
-	}}, nil
+	}})
 }
 
 // tasks solves questions with known answers, at several sizes, through the real engine and sandbox.
-func tasks(ctx context.Context, b *bench) ([]row, error) {
+func tasks(ctx context.Context, b *bench) {
 	sizes := []int64{1_000_000, 10_000_000, 100_000_000}
 	if b.quick {
 		sizes = []int64{100_000, 1_000_000}
 	}
-	var rows []row
 	var errs []error
 	for _, size := range sizes {
 		for _, task := range synthetic.All(size, 1) {
-			r, err := b.solve(ctx, task)
-			if err != nil { // the others are tried all the same
+			if err := attempt(func() { b.solve(ctx, task) }); err != nil { // the others are tried all the same
 				errs = append(errs, fmt.Errorf("%d characters: %w", size, err))
-				continue
 			}
-			rows = append(rows, *r)
 		}
 	}
-	return rows, errors.Join(errs...)
+	check(errors.Join(errs...))
 }
 
-func (b *bench) solve(ctx context.Context, task *synthetic.Task) (_ *row, err error) {
-	dir, err := b.scratch()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func (b *bench) solve(ctx context.Context, task *synthetic.Task) {
+	dir := b.scratch()
+	defer closing(func() error { return os.RemoveAll(dir) })
 	began := time.Now()
-	r, err := task.Solve(ctx, rlm.Options{Sandboxes: rlm.FromBackend(b.backend), Dir: dir}, dir)
-	if err != nil {
-		return nil, err
-	}
+	r := must(task.Solve(ctx, rlm.Options{Sandboxes: rlm.FromBackend(b.backend), Dir: dir}, dir))
 	b.log("rlm: %s of %d characters: %.1f s with the writing of its context", task.Name, task.Size, time.Since(began).Seconds())
 	right := r.Correct && (!task.WholeRead || r.Coverage >= 99)
 	if !r.Correct {
@@ -248,8 +198,8 @@ func (b *bench) solve(ctx context.Context, task *synthetic.Task) (_ *row, err er
 	if task.WholeRead {
 		target += ", all read"
 	}
-	return &row{
+	b.report([]row{{
 		Name: fmt.Sprintf("task_%s_%d", task.Name, task.Size), What: fmt.Sprintf("%s over %g M characters", task.Name, float64(task.Size)/1e6), Measured: r.Wall.Seconds() * 1e3, Unit: "ms",
 		Target: target, Reached: reached(right), Note: fmt.Sprintf("%d calls, %d turns, %.2f %% of the context read by models", r.Calls, r.Turns, r.Coverage),
-	}, nil
+	}})
 }

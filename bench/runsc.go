@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,9 +26,8 @@ type bare struct {
 
 // runsc is gVisor's own program as one builds it, of the version that the engine is made of. Its only flags say where it keeps its state
 // and, as for us, that there is no network.
-func (b *bench) runsc(ctx context.Context) (bare, error) {
-	path, err := build(ctx, filepath.Join(b.dir, "bin"), "gvisor.dev/gvisor/runsc")
-	return bare{path: path, flags: []string{"--network=none"}}, err
+func (b *bench) runsc(ctx context.Context) bare {
+	return bare{path: build(ctx, filepath.Join(b.dir, "bin"), "gvisor.dev/gvisor/runsc"), flags: []string{"--network=none"}}
 }
 
 // tuned is our engine with the flags that the backend gives it. It has no limits to set up, and so no cgroups.
@@ -42,48 +40,35 @@ func (b *bench) tuned() bare {
 }
 
 // run times one run of a command.
-func (b *bench) run(ctx context.Context, with bare, argv ...string) (time.Duration, error) {
-	cmd, clean, err := b.bundle(ctx, with, argv...)
-	if err != nil {
-		return 0, err
-	}
+func (b *bench) run(ctx context.Context, with bare, argv ...string) time.Duration {
+	cmd, clean := b.bundle(ctx, with, argv...)
 	defer clean()
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	began := time.Now()
-	if err := cmd.Run(); err != nil {
-		return 0, fmt.Errorf("%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
-	}
-	return time.Since(began), nil
+	err := cmd.Run()
+	checkf(err == nil, "%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
+	return time.Since(began)
 }
 
 // piped times a run of a command into cat.
-func (b *bench) piped(ctx context.Context, with bare, argv ...string) (time.Duration, error) {
-	run, clean, err := b.bundle(ctx, with, argv...)
-	if err != nil {
-		return 0, err
-	}
+func (b *bench) piped(ctx context.Context, with bare, argv ...string) time.Duration {
+	run, clean := b.bundle(ctx, with, argv...)
 	defer clean()
-	r, w, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
+	r, w := must2(os.Pipe())
 	defer r.Close()
+	defer w.Close() // again is no harm
 	var said bytes.Buffer
 	run.Stdout, run.Stderr = w, &said
 	cat := exec.CommandContext(ctx, "cat")
 	cat.Stdin = r // its output, nil, is /dev/null
 	began := time.Now()
-	if err := cat.Start(); err != nil {
-		_ = w.Close()
-		return 0, err
-	}
-	err = run.Run()
+	check(cat.Start())
+	err := run.Run()
 	_ = w.Close()
-	if err = errors.Join(err, cat.Wait()); err != nil {
-		return 0, fmt.Errorf("%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
-	}
-	return time.Since(began), nil
+	err = errors.Join(err, cat.Wait())
+	checkf(err == nil, "%s run %v: %w: %s", filepath.Base(with.path), argv, err, said.String())
+	return time.Since(began)
 }
 
 // state is where they keep theirs.
@@ -97,18 +82,14 @@ func (b *bench) forget() {
 var bundles int
 
 // bundle prepares one run in a bundle of its own, with the root file system that the backend has made from the host.
-func (b *bench) bundle(ctx context.Context, with bare, argv ...string) (*exec.Cmd, func(), error) {
-	roots, err := filepath.Glob(filepath.Join(b.dir, "data/gvisor/roots/host-*"))
-	if err != nil || len(roots) == 0 {
-		return nil, nil, errors.Join(errors.New("the backend has built no root file system"), err)
-	}
+func (b *bench) bundle(ctx context.Context, with bare, argv ...string) (cmd *exec.Cmd, clean func()) {
+	roots := must(filepath.Glob(filepath.Join(b.dir, "data/gvisor/roots/host-*")))
+	checkf(len(roots) > 0, "the backend has built no root file system")
 	bundles++
 	id := "bare" + strconv.Itoa(bundles)
 	dir := filepath.Join(b.dir, "bundles", id)
 	state := b.state()
-	if err := errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(state, 0o700)); err != nil {
-		return nil, nil, err
-	}
+	check(errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(state, 0o700)))
 	spec := specs.Spec{
 		Version: specs.Version, Hostname: "bare", Root: &specs.Root{Path: roots[0], Readonly: true},
 		Process: &specs.Process{Args: argv, Env: []string{"PATH=/usr/bin:/bin"}, Cwd: "/"},
@@ -120,14 +101,9 @@ func (b *bench) bundle(ctx context.Context, with bare, argv ...string) (*exec.Cm
 			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 		}},
 	}
-	data, err := json.Marshal(spec)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600); err != nil {
-		return nil, nil, err
-	}
-	cmd := exec.CommandContext(ctx, with.path, append(append([]string{"--root=" + state}, with.flags...), "run", "--bundle="+dir, id)...)
+	data := must(json.Marshal(spec))
+	check(os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600))
+	cmd = exec.CommandContext(ctx, with.path, append(append([]string{"--root=" + state}, with.flags...), "run", "--bundle="+dir, id)...)
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, with.env...)
-	return cmd, func() { _ = os.RemoveAll(dir) }, nil
+	return cmd, func() { _ = os.RemoveAll(dir) }
 }

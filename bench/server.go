@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"gvisor.dev/gvisor/pkg/cleanup"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
@@ -29,17 +30,13 @@ const serverEnv = "RECLUSE_BENCH_SERVER"
 
 // manager makes a session manager on the shared backend, with a store of its own. Sandboxes are made on demand, so that whatever is
 // counted was asked for.
-func (b *bench) manager(ctx context.Context) (*session.Manager, error) {
-	dir, err := os.MkdirTemp(b.dir, "manager-")
-	if err != nil {
-		return nil, err
-	}
-	return newManager(ctx, b.backend, dir, nil)
+func (b *bench) manager(ctx context.Context) *session.Manager {
+	return newManager(ctx, b.backend, must(os.MkdirTemp(b.dir, "manager-")), nil)
 }
 
 // newManager makes a manager; with a nil store it opens its own in dir.
-func newManager(ctx context.Context, backend sandbox.Backend, dir string, st store.Store) (*session.Manager, error) {
-	return session.New(ctx, session.Options{Backends: []sandbox.Backend{backend}, DataDir: dir, Store: st, NoPool: true, Logger: slog.New(slog.DiscardHandler)})
+func newManager(ctx context.Context, backend sandbox.Backend, dir string, st store.Store) *session.Manager {
+	return must(session.New(ctx, session.Options{Backends: []sandbox.Backend{backend}, DataDir: dir, Store: st, NoPool: true, Logger: slog.New(slog.DiscardHandler)}))
 }
 
 // served is a server within this program, on loopback and on a socket.
@@ -54,54 +51,31 @@ type served struct {
 }
 
 // serve starts a server on a new manager.
-func (b *bench) serve(ctx context.Context) (_ *served, err error) {
-	data, err := os.MkdirTemp(b.dir, "manager-")
-	if err != nil {
-		return nil, err
-	}
-	st, err := store.OpenSQLite(ctx, data)
-	if err != nil {
-		return nil, err
-	}
-	m, err := newManager(ctx, b.backend, data, st)
-	if err != nil {
-		return nil, errors.Join(err, st.Close())
-	}
-	s := &served{store: st, manager: m, ended: make(chan error, 2)}
+func (b *bench) serve(ctx context.Context) *served {
+	data := must(os.MkdirTemp(b.dir, "manager-"))
+	st := must(store.OpenSQLite(ctx, data))
+	s := &served{store: st, ended: make(chan error, 2)}
 	ctx, s.stop = context.WithCancel(ctx)
-	defer func() {
-		if err != nil {
-			s.stop()
-			err = errors.Join(err, m.Close(), st.Close())
-		}
-	}()
-	if s.server, err = server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)}); err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp(b.dir, "socket-")
-	if err != nil {
-		return nil, err
-	}
-	unix, err := server.ListenUnix(filepath.Join(dir, "recluse.sock"))
-	if err != nil {
-		return nil, err
-	}
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, errors.Join(err, unix.Close())
-	}
+	cu := cleanup.Make(func() {
+		s.stop()
+		_ = st.Close()
+	})
+	defer cu.Clean()
+	m := newManager(ctx, b.backend, data, st)
+	cu.Add(func() { _ = m.Close() })
+	s.manager = m
+	s.server = must(server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)}))
+	dir := must(os.MkdirTemp(b.dir, "socket-"))
+	unix := must(server.ListenUnix(filepath.Join(dir, "recluse.sock")))
+	tcp := must(net.Listen("tcp", "127.0.0.1:0"))
 	for _, ln := range []net.Listener{unix, tcp} {
 		go func() { s.ended <- s.server.Serve(ctx, ln) }()
 	}
-	if s.socket, err = client.New(client.Options{Socket: unix.Addr().String()}); err != nil {
-		return nil, err
-	}
-	key, err := s.socket.CreateKey(ctx, v1.NewAPIKey{Name: "bench", Tenant: session.DefaultTenant, Scope: "execute"})
-	if err != nil {
-		return nil, err
-	}
-	s.tcp, err = client.New(client.Options{URL: "http://" + tcp.Addr().String(), Key: key.Secret})
-	return s, err
+	s.socket = must(client.New(client.Options{Socket: unix.Addr().String()}))
+	key := must(s.socket.CreateKey(ctx, v1.NewAPIKey{Name: "bench", Tenant: session.DefaultTenant, Scope: "execute"}))
+	s.tcp = must(client.New(client.Options{URL: "http://" + tcp.Addr().String(), Key: key.Secret}))
+	cu.Release()
+	return s
 }
 
 // close ends the server and every session.
@@ -121,17 +95,18 @@ type process struct {
 }
 
 // launch starts a server for the sessions of a directory; it is not waited for. The directory of sandboxes is the shared one.
-func (b *bench) launch(ctx context.Context, dir string) (*process, error) {
+func (b *bench) launch(ctx context.Context, dir string) *process {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Env = append(os.Environ(), serverEnv+"="+b.dir+":"+dir)
 	cmd.Stderr = os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	return &process{dir: dir, cmd: cmd}, cmd.Start()
+	check(cmd.Start())
+	return &process{dir: dir, cmd: cmd}
 }
 
 // client speaks to it, and waits until it listens.
-func (p *process) client() (*client.Client, error) {
-	return client.New(client.Options{Socket: filepath.Join(p.dir, "recluse.sock")})
+func (p *process) client() *client.Client {
+	return must(client.New(client.Options{Socket: filepath.Join(p.dir, "recluse.sock")}))
 }
 
 // kill ends it at once; its sessions go on.
@@ -146,34 +121,17 @@ func (p *process) end() error {
 }
 
 // serverMain is the whole life of such a process. SIGTERM ends its sessions, unlike that of the real server, so that nothing stays.
-func serverMain(dirs string) (err error) {
+func serverMain(dirs string) {
 	base, dir, ok := strings.Cut(dirs, ":")
-	if !ok {
-		return fmt.Errorf("%s is %q", serverEnv, dirs)
-	}
+	checkf(ok, "%s is %q", serverEnv, dirs)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	backend, err := gvisor.New(gvisor.Options{DataDir: filepath.Join(base, "data"), CacheDir: filepath.Join(base, "cache")})
-	if err != nil {
-		return err
-	}
-	st, err := store.OpenSQLite(ctx, dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, st.Close()) }()
-	m, err := newManager(ctx, backend, dir, st)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	s, err := server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
-	}
-	ln, err := server.ListenUnix(filepath.Join(dir, "recluse.sock"))
-	if err != nil {
-		return err
-	}
-	return s.Serve(ctx, ln)
+	backend := must(gvisor.New(gvisor.Options{DataDir: filepath.Join(base, "data"), CacheDir: filepath.Join(base, "cache")}))
+	st := must(store.OpenSQLite(ctx, dir))
+	defer closing(st.Close)
+	m := newManager(ctx, backend, dir, st)
+	defer closing(m.Close)
+	s := must(server.New(ctx, server.Options{Manager: m, Store: st, Logger: slog.New(slog.DiscardHandler)}))
+	ln := must(server.ListenUnix(filepath.Join(dir, "recluse.sock")))
+	check(s.Serve(ctx, ln))
 }

@@ -22,69 +22,50 @@ import (
 const settle = 30 * time.Second
 
 // soak makes, uses and ends many sessions, many at a time, and counts what is left.
-func soak(ctx context.Context, b *bench) (_ []row, err error) {
-	m, err := b.manager(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
+func soak(ctx context.Context, b *bench) {
+	m := b.manager(ctx)
+	defer closing(m.Close)
 	many, atOnce := b.times(1000, 60), b.times(50, 10)
 	var mu sync.Mutex
 	var ids []string // of sandboxes; guarded by mu
 	var took samples // guarded by mu
-	life := func(i int) error {
+	life := func(i int) {
 		began := time.Now()
-		s, opened, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
-		if err != nil || !opened.New {
-			return errors.Join(fmt.Errorf("session %d: created %v", i, opened.New), err)
-		}
+		s, opened := must2(m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{}))
+		checkf(opened.New, "session %d was there already", i)
 		mu.Lock()
 		ids = append(ids, s.Info().Sandbox)
 		mu.Unlock()
-		if err := want(ctx, s, fmt.Sprintf("x = %d; x + 1", i), fmt.Sprint(i+1)); err != nil {
-			return errors.Join(err, s.End(ctx, ""))
-		}
-		err = s.End(ctx, "")
+		err := attempt(func() { want(ctx, s, fmt.Sprintf("x = %d; x + 1", i), fmt.Sprint(i+1)) })
+		check(errors.Join(err, s.End(ctx, "")))
 		mu.Lock()
 		defer mu.Unlock()
 		took = append(took, time.Since(began))
-		return err
 	}
 	// A first round takes what is taken once and kept: connections of the store, threads, the heap's size.
-	if err := each(atOnce, atOnce, life); err != nil {
-		return nil, err
-	}
-	before, err := b.rest(ctx, ids, holding{})
-	if err != nil {
-		return nil, err
-	}
+	each(atOnce, atOnce, life)
+	before := b.rest(ctx, ids, holding{})
 	ids, took = nil, nil
 	failures := 0
 	began := time.Now()
 	var failed error
-	err = each(many, atOnce, func(i int) error {
-		if err := life(i); err != nil { // the others go on
+	each(many, atOnce, func(i int) {
+		if err := attempt(func() { life(i) }); err != nil { // the others go on
 			mu.Lock()
 			defer mu.Unlock()
 			failures++
 			failed = err
 		}
-		return ctx.Err()
+		check(ctx.Err())
 	})
-	if err != nil {
-		return nil, err
-	}
 	all := time.Since(began)
-	after, err := b.rest(ctx, ids, before)
-	if err != nil {
-		return nil, err
-	}
+	after := b.rest(ctx, ids, before)
 	note := fmt.Sprintf("%.1f s in all, each %.0f ms (p50), %.0f ms (p99)", all.Seconds(), took.median(), took.at(99))
 	if failed != nil {
 		note += fmt.Sprintf("; one failure: %v", failed)
 	}
 	grown := after.memory - before.memory
-	return []row{
+	b.report([]row{
 		{
 			Name: "soak_failures", What: fmt.Sprintf("failures of %d sessions, %d at a time", many, atOnce), Measured: float64(failures), Target: "none", Reached: reached(failures == 0), Note: note,
 		},
@@ -96,7 +77,7 @@ func soak(ctx context.Context, b *bench) (_ []row, err error) {
 			Name: "soak_memory", What: "our own memory when they have ended", Measured: float64(after.memory) / 1e6, Unit: "MB", Baseline: float64(before.memory) / 1e6, Against: "after the first round",
 			Target: "≤ 16 MB more", Reached: reached(grown <= 16<<20),
 		},
-	}, nil
+	})
 }
 
 // holding is what sessions may leave behind, in the system and in this program.
@@ -118,41 +99,24 @@ func (h holding) exceeds(o holding) bool {
 }
 
 // rest counts what there is once it is no more than limit, or has had the time for it. With a limit of nothing it waits for the sandboxes alone.
-func (b *bench) rest(ctx context.Context, ids []string, limit holding) (holding, error) {
+func (b *bench) rest(ctx context.Context, ids []string, limit holding) holding {
 	for end := time.Now().Add(settle); ; {
-		h, err := b.holding(ids)
-		if err != nil {
-			return h, err
-		}
+		h := b.holding(ids)
 		calm := !h.exceeds(limit)
 		if limit == (holding{}) {
-			live, err := b.backend.List(ctx)
-			if err != nil {
-				return h, err
-			}
+			live := must(b.backend.List(ctx))
 			calm = len(live) == 0 && h.processes == 0
 		}
 		if calm || time.Now().After(end) {
-			return h, nil
+			return h
 		}
-		select {
-		case <-ctx.Done():
-			return h, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
-		}
+		pause(ctx, 100*time.Millisecond)
 	}
 }
 
-func (b *bench) holding(ids []string) (holding, error) {
-	l, err := b.leftovers(ids)
-	if err != nil {
-		return holding{}, err
-	}
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return holding{}, err
-	}
-	h := holding{leftovers: l, goroutines: runtime.NumGoroutine()}
+func (b *bench) holding(ids []string) holding {
+	fds := must(os.ReadDir("/proc/self/fd"))
+	h := holding{leftovers: b.leftovers(ids), goroutines: runtime.NumGoroutine()}
 	for _, fd := range fds {
 		// The store opens its connections as it needs them, up to a number.
 		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && !strings.Contains(to, ".db") {
@@ -161,48 +125,26 @@ func (b *bench) holding(ids []string) (holding, error) {
 	}
 	debug.FreeOSMemory()
 	h.memory = resident()
-	return h, nil
+	return h
 }
 
 // asleep hibernates many sessions, counts what they hold, and wakes some of them.
-func asleep(ctx context.Context, b *bench) (_ []row, err error) {
-	m, err := b.manager(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
+func asleep(ctx context.Context, b *bench) {
+	m := b.manager(ctx)
+	defer closing(m.Close)
 	many := b.times(500, 20)
 	// The first takes what is taken once.
 	all := make([]*session.Session, many)
-	hibernate := func(i int) error {
-		s, _, err := m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{})
-		if err != nil {
-			return err
-		}
-		all[i] = s
-		if err := want(ctx, s, fmt.Sprintf("x = %d; x", i), fmt.Sprint(i)); err != nil {
-			return err
-		}
-		return s.Hibernate(ctx)
+	hibernate := func(i int) {
+		all[i], _ = must2(m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{}))
+		want(ctx, all[i], fmt.Sprintf("x = %d; x", i), fmt.Sprint(i))
+		check(all[i].Hibernate(ctx))
 	}
-	if err := hibernate(0); err != nil {
-		return nil, err
-	}
-	before, err := b.rest(ctx, nil, holding{})
-	if err != nil {
-		return nil, err
-	}
-	if err := each(many-1, 4, func(i int) error { return hibernate(i + 1) }); err != nil {
-		return nil, err
-	}
-	after, err := b.rest(ctx, nil, holding{})
-	if err != nil {
-		return nil, err
-	}
-	live, err := b.backend.List(ctx)
-	if err != nil {
-		return nil, err
-	}
+	hibernate(0)
+	before := b.rest(ctx, nil, holding{})
+	each(many-1, 4, func(i int) { hibernate(i + 1) })
+	after := b.rest(ctx, nil, holding{})
+	live := must(b.backend.List(ctx))
 	grown := float64(max(0, after.memory-before.memory)) / float64(many-1)
 	// Those at both ends and some between.
 	step := max(1, many/b.times(40, 5))
@@ -210,16 +152,14 @@ func asleep(ctx context.Context, b *bench) (_ []row, err error) {
 	for i := many - 1; i >= 0; i -= step {
 		asked++
 		began := time.Now()
-		if err := want(ctx, all[i], "x + 1", fmt.Sprint(i+1)); err != nil {
+		if err := attempt(func() { want(ctx, all[i], "x + 1", fmt.Sprint(i+1)) }); err != nil {
 			b.log("session: hibernated session %d: %v", i, err)
 			continue
 		}
 		took = append(took, time.Since(began))
-		if err := all[i].Hibernate(ctx); err != nil {
-			return nil, err
-		}
+		check(all[i].Hibernate(ctx))
 	}
-	return []row{
+	b.report([]row{
 		{
 			Name: "asleep_processes", What: fmt.Sprintf("processes and sandboxes of %d hibernated sessions", many), Measured: float64(after.processes + len(live)), Target: "none",
 			Reached: reached(after.processes+len(live) == 0), Note: fmt.Sprintf("%.1f MB on disk for each", b.snapshotSize(ctx)/1e6),
@@ -229,7 +169,7 @@ func asleep(ctx context.Context, b *bench) (_ []row, err error) {
 			Name: "asleep_back", What: fmt.Sprintf("of %d that were asked, back with their variables", asked), Measured: float64(len(took)), Target: "all", Reached: reached(asked == len(took)),
 			Note: fmt.Sprintf("first cell after %.0f ms (p50), %.0f ms (worst)", took.median(), took.at(100)),
 		},
-	}, nil
+	})
 }
 
 // snapshotSize is the mean size of the snapshots there are.

@@ -2,15 +2,19 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -100,26 +104,98 @@ type request struct {
 	again  bool // harmless to repeat even if it may have been done
 }
 
-// call sends a request and reads a JSON answer into out, unless that is nil.
-func (c *Client) call(ctx context.Context, r request, out any) error {
-	_, err := c.status(ctx, r, out)
-	return err
+func get(op, path string, query url.Values) request {
+	return request{op: op, method: http.MethodGet, path: path, query: query, again: true}
 }
 
-// status is call for whoever wants to know the status, too.
-func (c *Client) status(ctx context.Context, r request, out any) (int, error) {
+func post(op, path string, body any) request {
+	return request{op: op, method: http.MethodPost, path: path, body: body}
+}
+
+func remove(op, path string) request {
+	return request{op: op, method: http.MethodDelete, path: path}
+}
+
+// repeatable lets a request be sent again even if it may have been done: the server does it only once.
+func (r request) repeatable() request {
+	r.header, r.again = map[string]string{v1.HeaderIdempotency: randomID("")}, true
+	return r
+}
+
+// ask sends a request and returns its JSON answer.
+func ask[T any](ctx context.Context, c *Client, r request) (T, error) {
+	var out, none T
+	if err := c.call(ctx, r, &out); err != nil {
+		return none, err
+	}
+	return out, nil
+}
+
+// call sends a request and reads a JSON answer into out, unless that is nil.
+func (c *Client) call(ctx context.Context, r request, out any) error {
 	res, err := c.send(ctx, r)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)); res.Body.Close() }() // so that the connection is used again
 	if out == nil {
-		return res.StatusCode, nil
+		return nil
 	}
 	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-		return 0, unreachable(ctx, r.op, err)
+		return unreachable(ctx, r.op, err)
 	}
-	return res.StatusCode, nil
+	return nil
+}
+
+// list iterates over a list that the server gives page by page. It ends after limit entries; 0: all.
+func list[P, T any](ctx context.Context, c *Client, r request, limit int, of func(P) (page []T, next string)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		r.query = maps.Clone(r.query)
+		if r.query == nil {
+			r.query = url.Values{}
+		}
+		given := 0
+		for {
+			answer, err := ask[P](ctx, c, r)
+			if err != nil {
+				var none T
+				yield(none, err)
+				return
+			}
+			page, next := of(answer)
+			for _, x := range page {
+				given++
+				if !yield(x, nil) || given == limit {
+					return
+				}
+			}
+			if next == "" {
+				return
+			}
+			r.query.Set("after", next)
+		}
+	}
+}
+
+// whole is a whole list. In JSON an empty one is a list, too.
+func whole[T any](entries iter.Seq2[T, error]) ([]T, error) {
+	out := []T{}
+	for x, err := range entries {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// pageSize is the size of the pages to ask for when limit entries are wanted; 0 means all.
+func pageSize(limit int) string {
+	const most = 1000
+	if limit <= 0 || limit > most {
+		limit = most
+	}
+	return strconv.Itoa(limit)
 }
 
 // send sends a request until the server answers, as long as patience and ctx allow. The answer is a success; problems are errors.
@@ -146,17 +222,9 @@ func (c *Client) harmless(r request, err error) bool {
 	if !ok || !e.Retry {
 		return false
 	}
-	if e.Code == v1.CodeClosing {
-		return true
-	}
-	if e.Code != v1.CodeUnavailable {
-		return false
-	}
-	if r.again {
-		return true
-	}
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
+	unsent := ok && op.Op == "dial"
+	return e.Code == v1.CodeClosing || e.Code == v1.CodeUnavailable && (r.again || unsent)
 }
 
 func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Response, error) {
@@ -203,18 +271,23 @@ func (c *Client) headers(ctx context.Context, h http.Header) {
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(h))
 }
 
-// problem reads the error of an answer.
+// problem reads the error of an answer: a problem, or what clients of OpenAI's expect.
 func problem(op string, res *http.Response) error {
-	raw, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-	if err == nil && strings.HasPrefix(res.Header.Get("Content-Type"), v1.ProblemType) {
-		var p v1.Problem
-		if json.Unmarshal(raw, &p) == nil && p.Code != "" {
-			e := p.Err()
-			if e.Op == "" {
-				e.Op = op
-			}
-			return e
-		}
+	var p struct {
+		v1.Problem
+		Error struct {
+			Code    v1.Code `json:"code"`
+			Message string  `json:"message"`
+		} `json:"error"`
+	}
+	err := json.NewDecoder(io.LimitReader(res.Body, 1<<20)).Decode(&p)
+	switch {
+	case err == nil && p.Code != "" && strings.HasPrefix(res.Header.Get("Content-Type"), v1.ProblemType):
+		e := p.Err()
+		e.Op = cmp.Or(e.Op, op)
+		return e
+	case err == nil && p.Error.Code != "":
+		return &v1.Error{Code: p.Error.Code, Op: op, Message: p.Error.Message}
 	}
 	return &v1.Error{
 		Code: v1.CodeProtocol, Op: op, Message: fmt.Sprintf("the server answered %s, and not as a recluse server would", res.Status),

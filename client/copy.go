@@ -145,14 +145,26 @@ func contents(src string) bool {
 }
 
 func unreadable(file string, err error) error {
+	return localError("copy "+file, "it cannot be read", err)
+}
+
+func unwritable(file string, err error) error {
+	return localError("write "+file, "it cannot be written", err)
+}
+
+// localError is the error of a file of this machine, which op names.
+func localError(op, message string, err error) error {
 	code := v1.CodeInvalidRequest
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		code = v1.CodeFileNotFound
+	case errors.Is(err, fs.ErrExist):
+		code = v1.CodeFileExists
 	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
-	return &v1.Error{Code: code, Op: "copy " + file, Message: "it cannot be read", Err: err}
+	return &v1.Error{Code: code, Op: op, Message: message, Err: err}
 }
 
 func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
@@ -231,17 +243,6 @@ func (c *copier) resolve(ctx context.Context, file string) (string, *v1.FileInfo
 		}
 	}
 	return "", nil, &v1.Error{Code: v1.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
-}
-
-func unwritable(file string, err error) error {
-	code := v1.CodeInvalidRequest
-	if errors.Is(err, fs.ErrExist) {
-		code = v1.CodeFileExists
-	}
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		err = pe.Err
-	}
-	return &v1.Error{Code: code, Op: "write " + file, Message: "it cannot be written", Err: err}
 }
 
 // fetchFile writes beside the file first: one that could not be copied as a whole leaves the old one as it was.

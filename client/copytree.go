@@ -3,7 +3,6 @@ package client
 import (
 	"archive/tar"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -262,7 +261,7 @@ func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func
 			return &v1.Error{Code: v1.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
 		}
 	}
-	part := name + ".part-" + rand.Text()[:8]
+	part := name + randomID(".part-")
 	f, err := root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm()|0o600)
 	if err != nil {
 		return unwritable(at, err)

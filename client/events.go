@@ -4,25 +4,18 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"maps"
-	"net/http"
 	"net/url"
 	"strconv"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// listen hands server-sent events to fn until the stream ends in order, ctx ends or fn gives an error. A stream that breaks is
+// listen hands server-sent events to fn until the stream ends in order, ctx ends or fn returns an error. A stream that breaks is
 // taken up again behind the last event that had an id.
 func (c *Client) listen(ctx context.Context, r request, fn func(v1.StreamEvent) error) error {
 	p := c.patience()
-	r.header = maps.Clone(r.header)
 	for {
 		heard, err := c.listenOnce(ctx, r, fn)
-		var mine *fnError
-		if errors.As(err, &mine) {
-			return mine.err
-		}
 		if err == nil || !interrupted(err) {
 			return err
 		}
@@ -37,12 +30,6 @@ func (c *Client) listen(ctx context.Context, r request, fn func(v1.StreamEvent) 
 		}
 	}
 }
-
-// fnError is an error of whoever listens, which is none of the connection.
-type fnError struct{ err error }
-
-// Error implements error.
-func (e *fnError) Error() string { return e.err.Error() }
 
 func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEvent) error) (heard bool, err error) {
 	res, err := c.once(ctx, r, nil)
@@ -68,7 +55,7 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEve
 			return true, p.Err()
 		}
 		if err := fn(e); err != nil {
-			return true, &fnError{err}
+			return true, err
 		}
 		if e.ID != "" {
 			r.header[v1.HeaderLastEvent] = e.ID
@@ -78,15 +65,15 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEve
 
 var errStop = errors.New("stop")
 
-// Events iterates over the events of the session.
-func (s *Session) Events(ctx context.Context, o v1.EventsOptions) iter.Seq2[v1.SessionEvent, error] {
-	return func(yield func(v1.SessionEvent, error) bool) {
-		q := url.Values{"after": {strconv.FormatInt(o.After, 10)}, "follow": {strconv.FormatBool(o.Follow)}}
-		r := request{op: "follow events", method: http.MethodGet, path: s.path + "/events", query: q, header: map[string]string{"Accept": v1.EventStream}}
-		err := s.c.listen(ctx, r, func(e v1.StreamEvent) error {
-			var ev v1.SessionEvent
+// events iterates over events of one type.
+func events[E any](ctx context.Context, c *Client, op, path string, query url.Values) iter.Seq2[E, error] {
+	return func(yield func(E, error) bool) {
+		r := get(op, path, query)
+		r.header = map[string]string{"Accept": v1.EventStream}
+		err := c.listen(ctx, r, func(e v1.StreamEvent) error {
+			var ev E
 			if err := e.Decode(&ev); err != nil {
-				return malformed("follow events", err)
+				return malformed(op, err)
 			}
 			if !yield(ev, nil) {
 				return errStop
@@ -94,7 +81,14 @@ func (s *Session) Events(ctx context.Context, o v1.EventsOptions) iter.Seq2[v1.S
 			return nil
 		})
 		if err != nil && !errors.Is(err, errStop) {
-			yield(v1.SessionEvent{}, err)
+			var none E
+			yield(none, err)
 		}
 	}
+}
+
+// Events iterates over the events of the session.
+func (s *Session) Events(ctx context.Context, o v1.EventsOptions) iter.Seq2[v1.SessionEvent, error] {
+	q := url.Values{"after": {strconv.FormatInt(o.After, 10)}, "follow": {strconv.FormatBool(o.Follow)}}
+	return events[v1.SessionEvent](ctx, s.c, "follow events", s.path+"/events", q)
 }

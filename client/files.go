@@ -20,17 +20,18 @@ import (
 // files is the FileSystem of a session of the server.
 type files struct {
 	s    *Session
+	path string // of the requests
 	root string
 }
 
 var _ v1.FileSystem = (*files)(nil)
 
 // Files returns the whole file system of the session.
-func (s *Session) Files() v1.FileSystem { return &files{s: s} }
+func (s *Session) Files() v1.FileSystem { return &files{s: s, path: s.path + "/files"} }
 
 // Below implements v1.FileSystem.
 func (f *files) Below(dir string) v1.FileSystem {
-	return &files{s: f.s, root: path.Join("/", f.root, dir)}
+	return &files{s: f.s, path: f.path, root: path.Join("/", f.root, dir)}
 }
 
 // query names the root; a path of it that is relative belongs to that.
@@ -55,9 +56,10 @@ func named(name string) string {
 	return name
 }
 
-func (f *files) call(ctx context.Context, op, method, p string, q url.Values, in, out any) error {
-	r := request{op: op, method: method, path: f.s.path + "/files" + p, query: q, body: in, again: method == http.MethodGet}
-	return f.s.c.call(ctx, r, out)
+// change sends a request that has no answer.
+func (f *files) change(ctx context.Context, r request, q url.Values) error {
+	r.query = q
+	return f.s.c.call(ctx, r, nil)
 }
 
 // Read implements v1.FileSystem.
@@ -70,32 +72,28 @@ func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64,
 	q := f.named(name)
 	q.Set("offset", strconv.FormatInt(offset, 10))
 	q.Set("limit", strconv.FormatInt(limit, 10))
-	var info v1.FileInfo
-	if err := f.download(ctx, request{op: "read file", path: "", query: q}, w, v1.TrailerFile, &info); err != nil {
-		return nil, err
-	}
-	return &info, nil
+	return download[v1.FileInfo](ctx, f.s.c, get("read file", f.path, q), w, v1.TrailerFile)
 }
 
 // download copies a body to w and reads what its trailer tells.
-func (f *files) download(ctx context.Context, r request, w io.Writer, trailer string, out any) error {
-	r.method, r.path, r.again = http.MethodGet, f.s.path+"/files"+r.path, true
-	res, err := f.s.c.send(ctx, r)
+func download[T any](ctx context.Context, c *Client, r request, w io.Writer, trailer string) (*T, error) {
+	res, err := c.send(ctx, r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer res.Body.Close()
 	to := &taker{w: w}
 	if _, err := io.Copy(to, res.Body); err != nil {
 		if to.err != nil {
-			return &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
+			return nil, &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
 		}
-		return unreachable(ctx, r.op, err)
+		return nil, unreachable(ctx, r.op, err)
 	}
-	if err := json.Unmarshal([]byte(res.Trailer.Get(trailer)), out); err != nil {
-		return malformed(r.op, err)
+	var out T
+	if err := json.Unmarshal([]byte(res.Trailer.Get(trailer)), &out); err != nil {
+		return nil, malformed(r.op, err)
 	}
-	return nil
+	return &out, nil
 }
 
 // taker remembers whose fault it was.
@@ -134,11 +132,7 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, o v1.WriteO
 	if o.Mode != 0 {
 		q.Set("mode", fmt.Sprintf("%o", o.Mode.Perm()))
 	}
-	var info v1.FileInfo
-	if err := f.upload(ctx, request{op: "write file", query: q}, r, &info); err != nil {
-		return nil, err
-	}
-	return &info, nil
+	return upload[v1.FileInfo](ctx, f.s.c, request{op: "write file", path: f.path, query: q}, r)
 }
 
 // lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
@@ -146,16 +140,16 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, o v1.WriteO
 const lastRead = time.Second
 
 // upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
-func (f *files) upload(ctx context.Context, q request, r io.Reader, out any) error {
+func upload[T any](ctx context.Context, c *Client, q request, r io.Reader) (*T, error) {
 	from := &giver{r: r, turn: make(chan struct{}, 1)}
-	q.method, q.path, q.raw = http.MethodPut, f.s.path+"/files"+q.path, from
-	err := f.s.c.call(ctx, q, out)
+	q.method, q.raw = http.MethodPut, from
+	out, err := ask[*T](ctx, c, q)
 	unread := from.failure.Load()
 	from.end(ctx)
 	if err != nil && unread != nil && ctx.Err() == nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
 	}
-	return err
+	return out, err
 }
 
 // giver lends a reader to an HTTP client, which may go on to read after it has given the server's answer, and remembers whose fault it was. It also
@@ -200,11 +194,7 @@ func (f *files) WriteAll(ctx context.Context, name string, data []byte, o v1.Wri
 
 // Stat implements v1.FileSystem.
 func (f *files) Stat(ctx context.Context, name string) (*v1.FileInfo, error) {
-	var info v1.FileInfo
-	if err := f.call(ctx, "stat", http.MethodGet, "/stat", f.named(name), nil, &info); err != nil {
-		return nil, err
-	}
-	return &info, nil
+	return ask[*v1.FileInfo](ctx, f.s.c, get("stat", f.path+"/stat", f.named(name)))
 }
 
 // listPage is how many entries List asks for at a time.
@@ -241,31 +231,28 @@ func (f *files) Page(ctx context.Context, name string, o v1.ListOptions, after s
 		q.Set("depth", strconv.Itoa(o.Depth))
 	}
 	set(q, "after", after)
-	var list v1.FilePage
-	if err := f.call(ctx, "list files", http.MethodGet, "/list", q, nil, &list); err != nil {
-		return v1.FilePage{}, err
-	}
+	page, err := ask[v1.FilePage](ctx, f.s.c, get("list files", f.path+"/list", q))
 	if o.Unreadable != nil {
-		*o.Unreadable += list.Unreadable
+		*o.Unreadable += page.Unreadable
 	}
-	return list, nil
+	return page, err
 }
 
 // Mkdir implements v1.FileSystem.
 func (f *files) Mkdir(ctx context.Context, name string, o v1.MkdirOptions) error {
-	return f.call(ctx, "make directory", http.MethodPost, "/mkdir", f.query(), v1.MkdirRequest{Path: v1.Text(named(name)), Parents: o.Parents}, nil)
+	return f.change(ctx, post("make directory", f.path+"/mkdir", v1.MkdirRequest{Path: v1.Text(named(name)), Parents: o.Parents}), f.query())
 }
 
 // Move implements v1.FileSystem.
 func (f *files) Move(ctx context.Context, from, to string, o v1.MoveOptions) error {
-	return f.call(ctx, "move", http.MethodPost, "/move", f.query(), v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Overwrite: !o.Exclusive}, nil)
+	return f.change(ctx, post("move", f.path+"/move", v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Overwrite: !o.Exclusive}), f.query())
 }
 
 // Remove implements v1.FileSystem.
 func (f *files) Remove(ctx context.Context, name string, o v1.RemoveOptions) error {
 	q := f.named(name)
 	flag(q, "recursive", o.Recursive)
-	return f.call(ctx, "remove", http.MethodDelete, "", q, nil, nil)
+	return f.change(ctx, remove("remove", f.path), q)
 }
 
 // Watch implements v1.FileSystem. A connection that breaks is made again, and reported as "overflow", because changes
@@ -273,21 +260,22 @@ func (f *files) Remove(ctx context.Context, name string, o v1.RemoveOptions) err
 func (f *files) Watch(ctx context.Context, name string, o v1.WatchOptions, fn func(v1.FileEvent) error) error {
 	q := f.named(name)
 	flag(q, "recursive", o.Recursive)
-	r := request{op: "watch", method: http.MethodGet, path: f.s.path + "/files/watch", query: q, header: map[string]string{"Accept": v1.EventStream}}
 	ready := false
-	return f.s.c.listen(ctx, r, func(e v1.StreamEvent) error {
-		var c v1.FileEvent
-		if err := e.Decode(&c); err != nil {
-			return malformed("watch", err)
+	for e, err := range events[v1.FileEvent](ctx, f.s.c, "watch", f.path+"/watch", q) {
+		if err != nil {
+			return err
 		}
-		if c.Op == "ready" {
+		if e.Op == "ready" {
 			if ready {
-				c.Op = "overflow"
+				e.Op = "overflow"
 			}
 			ready = true
 		}
-		return fn(c)
-	})
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Upload implements v1.FileSystem. The server limits the size and the number of entries.
@@ -301,11 +289,7 @@ func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o v1.TarOpt
 	if o.MaxEntries != 0 {
 		q.Set("max_entries", strconv.FormatInt(o.MaxEntries, 10))
 	}
-	var st v1.TarStats
-	if err := f.upload(ctx, request{op: "unpack", path: "/tar", query: q}, r, &st); err != nil {
-		return nil, err
-	}
-	return &st, nil
+	return upload[v1.TarStats](ctx, f.s.c, request{op: "unpack", path: f.path + "/tar", query: q}, r)
 }
 
 // Download implements v1.FileSystem.
@@ -314,9 +298,5 @@ func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*v1
 	for _, n := range names {
 		q.Add("path", named(n))
 	}
-	var st v1.TarStats
-	if err := f.download(ctx, request{op: "pack", path: "/tar", query: q}, w, v1.TrailerTar, &st); err != nil {
-		return nil, err
-	}
-	return &st, nil
+	return download[v1.TarStats](ctx, f.s.c, get("pack", f.path+"/tar", q), w, v1.TrailerTar)
 }

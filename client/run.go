@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,17 +15,13 @@ import (
 
 // running is one cell or command while it is waited for.
 type running struct {
-	s              *Session
-	op             string // for errors
-	id             string
-	kind           string // cells or commands
-	body           v1.Control
-	grace          time.Duration
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	display        func(v1.Bundle)
-	resize         <-chan v1.Size
-	pty            bool
+	v1.RunOptions
+	s       *Session
+	op      string // for errors
+	body    v1.Control
+	display func(v1.Bundle)
+	resize  <-chan v1.Size
+	pty     bool
 
 	at       v1.Offsets // what has been handed on
 	writeErr error
@@ -41,43 +38,26 @@ func (s *Session) Cell(ctx context.Context, c v1.Cell) (*v1.Verdict, error) {
 			Remedy: "write it to a file and import that",
 		}
 	}
-	if c.ID == "" {
-		c.ID = randomID("x-")
-	}
+	c.ID = cmp.Or(c.ID, randomID("x-"))
 	in := v1.NewCellRequest(c)
-	r := &running{
-		s: s, op: "run cell", id: c.ID, kind: "/cells", body: v1.Control{Cell: &in}, grace: c.KillGrace,
-		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, display: c.Display,
-	}
+	r := &running{RunOptions: c.RunOptions, s: s, op: "run cell", body: v1.Control{Cell: &in}, display: c.Display}
 	return r.run(ctx)
 }
 
 // Run runs a command to its end. When ctx ends, the command is cancelled with everything it started, and the verdict says so.
 func (s *Session) Run(ctx context.Context, c v1.Command) (*v1.Verdict, error) {
-	if c.ID == "" {
-		c.ID = randomID("c-")
-	}
+	c.ID = cmp.Or(c.ID, randomID("c-"))
 	in := v1.NewCommandRequest(c)
-	r := &running{
-		s: s, op: "run command", id: c.ID, kind: "/commands", body: v1.Control{Command: &in}, grace: c.KillGrace,
-		stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr, resize: c.Resize, pty: c.PTY != nil,
-	}
+	r := &running{RunOptions: c.RunOptions, s: s, op: "run command", body: v1.Control{Command: &in}, resize: c.Resize, pty: c.PTY != nil}
 	return r.run(ctx)
 }
 
 // Start runs a command in the background and gives its id as soon as it runs. Stdin is not read.
 func (s *Session) Start(ctx context.Context, c v1.Command) (string, error) {
-	if c.ID == "" {
-		c.ID = randomID("c-")
-	}
+	c.ID = cmp.Or(c.ID, randomID("c-"))
 	in := v1.NewCommandRequest(c)
 	in.Background = true
-	var out v1.Started
-	r := request{
-		op: "start command", method: http.MethodPost, path: s.path + "/commands", body: in, again: true,
-		header: map[string]string{v1.HeaderIdempotency: randomID("")},
-	}
-	err := s.c.call(ctx, r, &out)
+	out, err := ask[v1.Started](ctx, s.c, post("start command", s.path+"/commands", in).repeatable())
 	return out.ID, err
 }
 
@@ -93,7 +73,7 @@ func (r *running) run(ctx context.Context) (*v1.Verdict, error) {
 	defer stop()
 	var v *v1.Verdict
 	var err error
-	if r.stdin != nil || r.pty || r.stdout != nil || r.stderr != nil || r.display != nil {
+	if r.Stdin != nil || r.pty || r.Stdout != nil || r.Stderr != nil || r.display != nil {
 		v, err = r.socket(way)
 	} else {
 		v, err = r.plain(way)
@@ -112,11 +92,11 @@ func (r *running) run(ctx context.Context) (*v1.Verdict, error) {
 func (r *running) giveUp(way context.Context, leave func()) {
 	told, cancel := context.WithTimeout(way, cancelWait)
 	defer cancel()
-	if r.s.Cancel(told, r.id) != nil {
+	if r.s.Cancel(told, r.ID) != nil {
 		leave()
 		return
 	}
-	t := time.NewTimer(verdictWait + r.grace)
+	t := time.NewTimer(verdictWait + r.KillGrace)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -125,25 +105,17 @@ func (r *running) giveUp(way context.Context, leave func()) {
 	}
 }
 
-func (r *running) request() request {
-	q := request{op: r.op, method: http.MethodPost, path: r.s.path + r.kind, body: r.body.Cell}
-	if r.body.Command != nil {
-		q.body = r.body.Command
-	}
-	return q
-}
-
 // plain waits for the verdict alone.
 func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
-	v := &v1.Verdict{}
-	err := r.s.c.call(ctx, r.request(), v)
-	if err == nil {
-		return v, nil
+	q := post(r.op, r.s.path+"/cells", r.body.Cell)
+	if r.body.Command != nil {
+		q = post(r.op, r.s.path+"/commands", r.body.Command)
 	}
-	if !interrupted(err) {
-		return nil, err
+	v, err := ask[*v1.Verdict](ctx, r.s.c, q)
+	if interrupted(err) {
+		return r.again(ctx, err)
 	}
-	return r.again(ctx, err)
+	return v, err
 }
 
 // interrupted reports an error behind which the operation may go on.
@@ -168,10 +140,8 @@ func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 
 // follow goes on from where the output was handed on so far, once.
 func (r *running) follow(ctx context.Context) (*v1.Verdict, error) {
-	q := request{
-		op: r.op, method: http.MethodGet, path: r.s.path + r.s.operation(r.id) + "/output", header: map[string]string{"Accept": v1.EventStream},
-		query: url.Values{"stdout": {strconv.FormatInt(r.at.Stdout, 10)}, "stderr": {strconv.FormatInt(r.at.Stderr, 10)}},
-	}
+	q := r.s.output(r.ID, r.at)
+	q.op, q.header = r.op, map[string]string{"Accept": v1.EventStream}
 	res, err := r.s.c.once(ctx, q, nil)
 	if err != nil {
 		return nil, err
@@ -251,9 +221,9 @@ func (r *running) skipped(k v1.Skipped) {
 
 // output hands on a piece. Whoever cannot take it misses the rest; the operation goes on.
 func (r *running) output(stderr bool, b []byte) {
-	w, at := r.stdout, &r.at.Stdout
+	w, at := r.Stdout, &r.at.Stdout
 	if stderr {
-		w, at = r.stderr, &r.at.Stderr
+		w, at = r.Stderr, &r.at.Stderr
 	}
 	*at += int64(len(b))
 	if w != nil && r.writeErr == nil {
@@ -276,8 +246,12 @@ func (s *Session) Follow(ctx context.Context, id string, o v1.FollowOptions) (*v
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	f := &running{
-		s: s, op: "follow", id: id, stdout: o.Stdout, stderr: o.Stderr, at: v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
-		onSkip: o.Skipped, onStuck: stop,
+		RunOptions: v1.RunOptions{ID: id, Stdout: o.Stdout, Stderr: o.Stderr},
+		s:          s,
+		op:         "follow",
+		at:         v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
+		onSkip:     o.Skipped,
+		onStuck:    stop,
 	}
 	p := s.c.patience()
 	for {
@@ -298,14 +272,18 @@ func (s *Session) Follow(ctx context.Context, id string, o v1.FollowOptions) (*v
 	}
 }
 
+// output asks for the output of an operation from offsets on.
+func (s *Session) output(id string, at v1.Offsets) request {
+	q := url.Values{"stdout": {strconv.FormatInt(at.Stdout, 10)}, "stderr": {strconv.FormatInt(at.Stderr, 10)}}
+	return get("follow", s.path+s.operation(id)+"/output", q)
+}
+
 // peek gives what is there now, answer by answer.
 func (s *Session) peek(ctx context.Context, id string, o v1.FollowOptions) (*v1.Verdict, error) {
 	at := v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset}
 	for {
-		var out v1.Followed
-		q := url.Values{"stdout": {strconv.FormatInt(at.Stdout, 10)}, "stderr": {strconv.FormatInt(at.Stderr, 10)}}
-		r := request{op: "follow", method: http.MethodGet, path: s.path + s.operation(id) + "/output", query: q, again: true}
-		if err := s.c.call(ctx, r, &out); err != nil {
+		out, err := ask[v1.Followed](ctx, s.c, s.output(id, at))
+		if err != nil {
 			return nil, err
 		}
 		if o.Skipped != nil {

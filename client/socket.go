@@ -25,14 +25,14 @@ func (r *running) socket(ctx context.Context) (*v1.Verdict, error) {
 	}
 	defer conn.CloseNow() //nolint:errcheck // it has been closed in order, or is lost
 	first := r.body
-	first.Stdin = r.stdin != nil
+	first.Stdin = r.Stdin != nil
 	if err := sendControl(ctx, conn, first); err != nil {
 		return nil, unreachable(ctx, r.op, err)
 	}
 	over, end := context.WithCancel(ctx)
 	defer end()
-	if r.stdin != nil {
-		go feed(over, conn, r.stdin)
+	if r.Stdin != nil {
+		go feed(over, conn, r.Stdin)
 	}
 	if r.resize != nil {
 		go forward(over, conn, r.resize)

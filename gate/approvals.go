@@ -3,7 +3,6 @@ package gate
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 )
 
 // Sentinels for errors.Is.
@@ -92,7 +92,7 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	}
 	now := a.now()
 	asked := Approval{
-		ID:       rand.Text(),
+		ID:       ids.Hex(16),
 		Request:  *req,
 		Decision: *d,
 		State:    v1.ApprovalPending,

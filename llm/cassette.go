@@ -37,18 +37,22 @@ type take struct {
 	Request Request    `json:"request"`
 	Reply   *Reply     `json:"reply,omitempty"`
 	Pieces  []int      `json:"pieces,omitempty"` // bytes of each piece that a listener heard
-	Error   *takeError `json:"error,omitempty"`
+	Error   *callError `json:"error,omitempty"`
 
 	used bool // guarded by Cassette.mu
 }
 
-// takeError is an error as it is written down.
-type takeError struct {
-	Code    v1.Code `json:"code"`
-	Op      string  `json:"op,omitempty"`
-	Message string  `json:"message,omitempty"`
-	Remedy  string  `json:"remedy,omitempty"`
-	Retry   bool    `json:"retry,omitempty"`
+// callError is an error in a recording or a script.
+type callError struct {
+	Code    v1.Code `json:"code" yaml:"code"`
+	Op      string  `json:"op,omitempty" yaml:"-"`
+	Message string  `json:"message,omitempty" yaml:"message"`
+	Remedy  string  `json:"remedy,omitempty" yaml:"remedy"`
+	Retry   bool    `json:"retry,omitempty" yaml:"retry"`
+}
+
+func (e *callError) err() *v1.Error {
+	return &v1.Error{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 }
 
 // Record opens a cassette to record on. One that exists is gone on with; half a line at its end, left by a program that died while it wrote, is
@@ -206,9 +210,9 @@ func (r *recorded) Complete(ctx context.Context, req Request) (*Reply, error) {
 	}
 	t.Reply = reply
 	if err != nil {
-		t.Error = &takeError{Code: v1.CodeOf(err), Message: err.Error()}
+		t.Error = &callError{Code: v1.CodeOf(err), Message: err.Error()}
 		if e, ok := errors.AsType[*v1.Error](err); ok {
-			t.Error = &takeError{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
+			t.Error = &callError{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 			if e.Err != nil {
 				t.Error.Message = fmt.Sprintf("%s: %v", e.Message, e.Err)
 			}
@@ -284,7 +288,7 @@ func (r *replayed) Complete(ctx context.Context, req Request) (*Reply, error) {
 		return reply, cancelled(ctx, r.info.Name)
 	}
 	if t.Error != nil {
-		return reply, &v1.Error{Code: t.Error.Code, Op: t.Error.Op, Message: t.Error.Message, Remedy: t.Error.Remedy, Retry: t.Error.Retry}
+		return reply, t.Error.err()
 	}
 	return reply, nil
 }

@@ -21,7 +21,7 @@ func agent(t *testing.T, script string, change ...func(*Provider)) Model {
 	for _, f := range change {
 		f(&p)
 	}
-	m, err := openSet(t, Config{Providers: map[string]Provider{"cli": p}, Retry: Retry{Attempts: 2, Backoff: time.Millisecond}}).Model("cli/x")
+	m, err := openSet(t, Config{Providers: map[string]Provider{"cli": p}, Retry: Retry{Attempts: 2, Backoff: v1.Duration(time.Millisecond)}}).Model("cli/x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestAgentsThatFail(t *testing.T) {
 	if e := wantCode(t, err, v1.CodeModelUnknown); !strings.Contains(e.Remedy, "install") {
 		t.Errorf("%v", err)
 	}
-	m = agent(t, "sleep 1000", func(p *Provider) { p.Timeout = 30 * time.Millisecond })
+	m = agent(t, "sleep 1000", func(p *Provider) { p.Timeout = v1.Duration(30 * time.Millisecond) })
 	_, err = m.Complete(t.Context(), ask("x"))
 	wantCode(t, err, v1.CodeModelTimeout)
 }

@@ -1,6 +1,7 @@
 package llm
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -23,14 +24,14 @@ const (
 
 // The defaults of Provider and Retry.
 const (
-	DefaultTimeout     = 15 * time.Minute // of one attempt
-	DefaultIdle        = 3 * time.Minute  // without a byte from the provider; thinking models are silent for long
+	DefaultTimeout     = v1.Duration(15 * time.Minute) // of one attempt
+	DefaultIdle        = v1.Duration(3 * time.Minute)  // without a byte from the provider; thinking models are silent for long
 	DefaultConcurrency = 128
 	// DefaultLocalConcurrency is for Ollama and command lines, which work on this machine.
 	DefaultLocalConcurrency = 4
 	DefaultAttempts         = 5
-	DefaultBackoff          = 500 * time.Millisecond
-	DefaultMaxBackoff       = 60 * time.Second
+	DefaultBackoff          = v1.Duration(500 * time.Millisecond)
+	DefaultMaxBackoff       = v1.Duration(60 * time.Second)
 )
 
 // Config says which models there are. The zero value is useful: it takes keys from the environment and finds Ollama on this machine.
@@ -60,8 +61,8 @@ type Provider struct {
 	RequestsPerMinute int64 `json:"requests_per_minute,omitempty" yaml:"requests_per_minute"`
 	TokensPerMinute   int64 `json:"tokens_per_minute,omitempty" yaml:"tokens_per_minute"` // as estimated before the call
 
-	Timeout time.Duration `json:"timeout_ns,omitempty" yaml:"timeout"`   // of one attempt
-	Idle    time.Duration `json:"idle_ns,omitempty" yaml:"idle_timeout"` // without a byte
+	Timeout v1.Duration `json:"timeout,omitempty" yaml:"timeout"`           // of one attempt
+	Idle    v1.Duration `json:"idle_timeout,omitempty" yaml:"idle_timeout"` // without a byte
 	// NoStream asks for whole replies, for servers that cannot stream. The listener then hears one piece.
 	NoStream bool `json:"no_stream,omitempty" yaml:"no_stream"`
 	// Local says that the models cost nothing.
@@ -81,10 +82,10 @@ type ModelConfig struct {
 
 // Retry says how often and when a failed call is tried again. Zero fields take their defaults.
 type Retry struct {
-	Attempts int           `json:"attempts,omitempty" yaml:"attempts"` // the first one included
-	Backoff  time.Duration `json:"backoff_ns,omitempty" yaml:"backoff"`
+	Attempts int         `json:"attempts,omitempty" yaml:"attempts"` // the first one included
+	Backoff  v1.Duration `json:"backoff,omitempty" yaml:"backoff"`
 	// Max is the longest wait. A provider that asks for a longer one (Retry-After) is not waited for: the error says when.
-	Max time.Duration `json:"max_ns,omitempty" yaml:"max"`
+	Max v1.Duration `json:"max,omitempty" yaml:"max"`
 }
 
 // ReadConfig reads a configuration in YAML or JSON. A key that is not known is an error.
@@ -162,15 +163,8 @@ func (c Config) provider(name string) (Provider, bool, error) {
 
 // with lays the fields that are set in q over p.
 func (p Provider) with(q Provider) Provider {
-	over := func(dst *string, v string) {
-		if v != "" {
-			*dst = v
-		}
-	}
-	over(&p.Type, q.Type)
-	over(&p.BaseURL, q.BaseURL)
-	over(&p.Key, q.Key)
-	over(&p.KeyEnv, q.KeyEnv)
+	p.Type, p.BaseURL = cmp.Or(q.Type, p.Type), cmp.Or(q.BaseURL, p.BaseURL)
+	p.Key, p.KeyEnv = cmp.Or(q.Key, p.Key), cmp.Or(q.KeyEnv, p.KeyEnv)
 	p.Headers, p.Commands = q.Headers, q.Commands
 	p.Concurrency, p.RequestsPerMinute, p.TokensPerMinute = q.Concurrency, q.RequestsPerMinute, q.TokensPerMinute
 	p.Timeout, p.Idle, p.NoStream = q.Timeout, q.Idle, q.NoStream
@@ -187,18 +181,11 @@ func (p *Provider) complete(name string) error {
 		return bad("limits and timeouts cannot be negative", "")
 	}
 	local := p.Type == TypeOllama || p.Type == TypeCLI
-	if p.Concurrency == 0 {
-		p.Concurrency = DefaultConcurrency
-		if local {
-			p.Concurrency = DefaultLocalConcurrency
-		}
+	if local {
+		p.Concurrency = cmp.Or(p.Concurrency, DefaultLocalConcurrency)
 	}
-	if p.Timeout == 0 {
-		p.Timeout = DefaultTimeout
-	}
-	if p.Idle == 0 {
-		p.Idle = DefaultIdle
-	}
+	p.Concurrency = cmp.Or(p.Concurrency, DefaultConcurrency)
+	p.Timeout, p.Idle = cmp.Or(p.Timeout, DefaultTimeout), cmp.Or(p.Idle, DefaultIdle)
 	switch p.Type {
 	case TypeCLI:
 		if len(p.Commands) == 0 {

@@ -9,25 +9,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Sentinels for errors.Is.
-var (
-	ErrNoModel         = &v1.Error{Code: v1.CodeModelMissing}
-	ErrUnknown         = &v1.Error{Code: v1.CodeModelUnknown}
-	ErrKeyMissing      = &v1.Error{Code: v1.CodeModelKeyMissing}
-	ErrKeyRefused      = &v1.Error{Code: v1.CodeModelKeyRefused}
-	ErrUnreachable     = &v1.Error{Code: v1.CodeModelUnreachable}
-	ErrRateLimited     = &v1.Error{Code: v1.CodeModelRateLimited}
-	ErrQuota           = &v1.Error{Code: v1.CodeModelQuota}
-	ErrOverloaded      = &v1.Error{Code: v1.CodeModelOverloaded}
-	ErrContextExceeded = &v1.Error{Code: v1.CodeModelContextExceeded}
-	ErrRefused         = &v1.Error{Code: v1.CodeModelRefused}
-	ErrTimeout         = &v1.Error{Code: v1.CodeModelTimeout}
-	ErrReplyBroken     = &v1.Error{Code: v1.CodeModelReplyBroken}
-	ErrConfig          = &v1.Error{Code: v1.CodeModelConfig}
-	ErrScript          = &v1.Error{Code: v1.CodeModelScript}
-	ErrCassette        = &v1.Error{Code: v1.CodeModelCassette}
-)
-
 // retryable tells whether an error says that the same call may succeed later.
 func retryable(err error) bool {
 	e, ok := errors.AsType[*v1.Error](err)

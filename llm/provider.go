@@ -192,9 +192,9 @@ func (m *asked) attempt(ctx context.Context, req Request, input int64) attempt {
 		return attempt{err: cancelled(ctx, m.info.Name)}
 	}
 	defer release()
-	limited, cancel := context.WithTimeoutCause(ctx, m.provider.cfg.Timeout, errTotal)
+	limited, cancel := context.WithTimeoutCause(ctx, m.provider.cfg.Timeout.Std(), errTotal)
 	defer cancel()
-	limited, idle := watchIdle(limited, m.provider.cfg.Idle)
+	limited, idle := watchIdle(limited, m.provider.cfg.Idle.Std())
 	defer idle.stop()
 
 	out := newSink(req, replyBytes(req, m.info))
@@ -307,16 +307,17 @@ func (p *provider) enter(ctx context.Context, tokens int64) (func(), error) {
 
 // backoff gives how long to wait before the next attempt, and whether to make one.
 func (p *provider) backoff(attempt int, after time.Duration) (time.Duration, bool) {
-	pause := p.retry.Backoff << min(attempt-1, 20)
-	if pause <= 0 || pause > p.retry.Max {
-		pause = p.retry.Max
+	most := p.retry.Max.Std()
+	pause := p.retry.Backoff.Std() << min(attempt-1, 20)
+	if pause <= 0 || pause > most {
+		pause = most
 	}
 	// Half of it is random, so that callers who failed together do not come back together.
 	pause = pause/2 + rand.N(pause/2+1) //nolint:gosec // a time to wait, no secret
 	if after <= 0 {
 		return pause, true
 	}
-	if after > p.retry.Max {
+	if after > most {
 		return 0, false
 	}
 	p.mu.Lock()

@@ -345,7 +345,7 @@ func TestCallsAreGivenUpAtOnce(t *testing.T) {
 					<-r.Context().Done()
 				}, func(c *Config, p *Provider) {
 					p.Concurrency = 1
-					c.Retry.Backoff, c.Retry.Max = time.Hour, time.Hour
+					c.Retry.Backoff, c.Retry.Max = v1.Duration(time.Hour), v1.Duration(time.Hour)
 				})
 				var wg sync.WaitGroup
 				if when == "while waiting for a slot" {
@@ -387,7 +387,7 @@ func TestTimeLimits(t *testing.T) {
 				flush(rw)
 				<-r.Context().Done()
 			}
-			m, h := serveInside(t, w, silent, func(_ *Config, p *Provider) { p.Idle = 20 * time.Second })
+			m, h := serveInside(t, w, silent, func(_ *Config, p *Provider) { p.Idle = v1.Duration(20 * time.Second) })
 			r, err := m.Complete(t.Context(), ask("hi"))
 			if e := wantCode(t, err, v1.CodeModelTimeout); !strings.Contains(e.Message, "silent for 20s") || r == nil || r.Text != "half" || h.count() != 2 {
 				t.Errorf("%d times, %+v, %v", h.count(), r, err)
@@ -398,7 +398,9 @@ func TestTimeLimits(t *testing.T) {
 					flush(rw)
 					wait(r.Context(), time.Second)
 				}
-			}, func(_ *Config, p *Provider) { p.Idle, p.Timeout = 20*time.Second, 50*time.Second })
+			}, func(_ *Config, p *Provider) {
+				p.Idle, p.Timeout = v1.Duration(20*time.Second), v1.Duration(50*time.Second)
+			})
 			_, err = m.Complete(t.Context(), ask("hi"))
 			if e := wantCode(t, err, v1.CodeModelTimeout); !strings.Contains(e.Message, "50s") || h.count() != 1 {
 				t.Errorf("%d times, %v", h.count(), err)

@@ -15,30 +15,30 @@ import (
 type Rule struct {
 	// Match is a regular expression over the last message, Conversation one over all of them, each written as "role: content" with
 	// an empty line between. Empty: anything.
-	Match        string
-	Conversation string
+	Match        string `yaml:"match"`
+	Conversation string `yaml:"conversation"`
 	// Tags must all be on the request with these values.
-	Tags map[string]string
+	Tags map[string]string `yaml:"tags"`
 	// Nth is the one call that the rule is for, from 1, among those that fit it otherwise. 0: all.
-	Nth int
+	Nth int `yaml:"nth"`
 	// Times is how often the rule may answer. 0: always.
-	Times int
+	Times int `yaml:"times"`
 
 	// Reply is the answer. In it {{1}} or {{name}} stands for what a group of Match, or else of Conversation, has captured, {{0}} for the whole match,
 	// {{tag:x}} for a tag; with |json behind the name it is quoted, which is also right in Python.
-	Reply string
+	Reply string `yaml:"reply"`
 	// Respond makes the answer instead of Reply.
-	Respond func(ctx context.Context, req Request) (string, error)
+	Respond func(ctx context.Context, req Request) (string, error) `yaml:"-"`
 	// Error fails the call. With a Reply, that comes first: the reply is given beside the error, like that of a broken connection.
-	Error error
+	Error error `yaml:"-"`
 
-	Delay time.Duration // before the first piece
+	Delay time.Duration `yaml:"-"` // before the first piece
 	// Chunk is the bytes of a streamed piece; 0: all at once. A piece may end anywhere but within a character.
-	Chunk      int
-	ChunkDelay time.Duration // before each further piece
+	Chunk      int           `yaml:"chunk"`
+	ChunkDelay time.Duration `yaml:"-"` // before each further piece
 
-	Finish Finish // empty: FinishStop
-	Usage  *Usage // nil: counted
+	Finish Finish `yaml:"finish"` // empty: FinishStop
+	Usage  *Usage `yaml:"-"`      // nil: counted
 }
 
 // rule is a Rule made ready.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"regexp"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -36,25 +35,11 @@ type script struct {
 }
 
 type scriptRule struct {
-	Match        string            `yaml:"match"`
-	Conversation string            `yaml:"conversation"`
-	Tags         map[string]string `yaml:"tags"`
-	Nth          int               `yaml:"nth"`
-	Times        int               `yaml:"times"`
-	Reply        string            `yaml:"reply"`
-	Error        *scriptError      `yaml:"error"`
-	Delay        time.Duration     `yaml:"delay"`
-	Chunk        int               `yaml:"chunk"`
-	ChunkDelay   time.Duration     `yaml:"chunk_delay"`
-	Finish       Finish            `yaml:"finish"`
-	Usage        *scriptUsage      `yaml:"usage"`
-}
-
-type scriptError struct {
-	Code    v1.Code `yaml:"code"`
-	Message string  `yaml:"message"`
-	Remedy  string  `yaml:"remedy"`
-	Retry   bool    `yaml:"retry"`
+	Rule       `yaml:",inline"`
+	Error      *callError   `yaml:"error"`
+	Usage      *scriptUsage `yaml:"usage"`
+	Delay      v1.Duration  `yaml:"delay"`
+	ChunkDelay v1.Duration  `yaml:"chunk_delay"`
 }
 
 type scriptUsage struct {
@@ -108,10 +93,8 @@ func ReadScript(r io.Reader) (*Scripted, error) {
 }
 
 func (r scriptRule) rule(name string) (Rule, error) {
-	made := Rule{
-		Match: r.Match, Conversation: r.Conversation, Tags: r.Tags, Nth: r.Nth, Times: r.Times,
-		Reply: r.Reply, Delay: r.Delay, Chunk: r.Chunk, ChunkDelay: r.ChunkDelay, Finish: r.Finish,
-	}
+	made := r.Rule
+	made.Delay, made.ChunkDelay = r.Delay.Std(), r.ChunkDelay.Std()
 	switch r.Finish {
 	case "", FinishStop, FinishLength, FinishFilter:
 	default:
@@ -127,13 +110,14 @@ func (r scriptRule) rule(name string) (Rule, error) {
 		if r.Error.Code == "" {
 			return Rule{}, errors.New("the error has no code")
 		}
-		made.Error = &v1.Error{Code: r.Error.Code, Op: "ask " + name, Message: r.Error.Message, Remedy: r.Error.Remedy, Retry: r.Error.Retry}
+		r.Error.Op = "ask " + name
+		made.Error = r.Error.err()
 	}
 	return made, nil
 }
 
-// decodeStrict reads YAML or JSON into v and refuses keys that v does not have. JSON goes through YAML so that both know the
-// same keys and durations; it is read as JSON first because YAML takes no tabs.
+// decodeStrict reads YAML or JSON into v and refuses keys that v does not have. JSON is YAML, too, once it is written without tabs
+// and without escapes that YAML does not know.
 func decodeStrict(data []byte, v any) error {
 	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
 		var tree any
@@ -143,7 +127,7 @@ func decodeStrict(data []byte, v any) error {
 			return err
 		}
 		var err error
-		if data, err = yaml.Marshal(plainNumbers(tree)); err != nil {
+		if data, err = json.Marshal(tree); err != nil {
 			return err
 		}
 	}
@@ -156,28 +140,6 @@ func decodeStrict(data []byte, v any) error {
 		return err
 	}
 	return nil
-}
-
-// plainNumbers turns JSON's numbers into Go's, whole ones staying whole.
-func plainNumbers(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for k := range v {
-			v[k] = plainNumbers(v[k])
-		}
-	case []any:
-		for i := range v {
-			v[i] = plainNumbers(v[i])
-		}
-	case json.Number:
-		if n, err := v.Int64(); err == nil {
-			return n
-		}
-		if f, err := v.Float64(); err == nil {
-			return f
-		}
-	}
-	return v
 }
 
 // mark is a place in a reply that is filled in.

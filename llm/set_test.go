@@ -193,7 +193,7 @@ func TestConfigFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := cfg.Providers["lab"]
-	if cfg.Default != "lab/qwen" || cfg.Retry.Backoff != time.Second || p.Idle != 30*time.Second || !p.NoStream || p.Key != secret || cfg.Models["lab/qwen"].Price.CachedInput != 0.5 {
+	if cfg.Default != "lab/qwen" || cfg.Retry.Backoff.Std() != time.Second || p.Idle.Std() != 30*time.Second || !p.NoStream || p.Key != secret || cfg.Models["lab/qwen"].Price.CachedInput != 0.5 {
 		t.Errorf("%+v", cfg)
 	}
 	openSet(t, cfg)

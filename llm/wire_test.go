@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 const secret = "sk-very-secret-0123456789"
@@ -166,7 +168,7 @@ func serveOn(t *testing.T, in *inside, w wire, answer func(n int, rw http.Respon
 	p := Provider{Type: w.typ, BaseURL: base, Key: secret}
 	cfg := Config{
 		Env:    func(string) string { return "" },
-		Retry:  Retry{Attempts: 3, Backoff: time.Millisecond, Max: time.Second},
+		Retry:  Retry{Attempts: 3, Backoff: v1.Duration(time.Millisecond), Max: v1.Duration(time.Second)},
 		Models: map[string]ModelConfig{"here/m": {Price: &Price{Input: 1, CachedInput: 0.1, Output: 2}}},
 	}
 	for _, f := range change {

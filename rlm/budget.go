@@ -1,9 +1,11 @@
 package rlm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -228,24 +230,19 @@ func (b *budget) left() Left {
 	defer b.mu.Unlock()
 	var l Left
 	if *b.limits.Tokens >= 0 {
-		n := max(0, *b.limits.Tokens-b.spent.Tokens()-b.tokens)
-		l.Tokens = &n
+		l.Tokens = new(max(0, *b.limits.Tokens-b.spent.Tokens()-b.tokens))
 	}
 	if *b.limits.Cost >= 0 {
-		n := max(0, *b.limits.Cost-b.spent.Cost-b.cost)
-		l.Cost = &n
+		l.Cost = new(max(0, *b.limits.Cost-b.spent.Cost-b.cost))
 	}
 	if limit := b.limits.Time.Std(); limit >= 0 {
-		n := max(0, (limit - time.Since(b.begun)).Seconds())
-		l.Seconds = &n
+		l.Seconds = new(max(0, (limit - time.Since(b.begun)).Seconds()))
 	}
 	if *b.limits.Calls >= 0 {
-		n := max(0, *b.limits.Calls-b.spent.Calls-b.inFlight)
-		l.Calls = &n
+		l.Calls = new(max(0, *b.limits.Calls-b.spent.Calls-b.inFlight))
 	}
 	if limit := b.limits.CPU.Std(); limit >= 0 {
-		n := max(0, (limit - b.cpu).Seconds())
-		l.CPU = &n
+		l.CPU = new(max(0, (limit - b.cpu).Seconds()))
 	}
 	return l
 }
@@ -254,11 +251,13 @@ func (b *budget) left() Left {
 func (b *budget) usage() (llm.Usage, []Spent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	parts := make([]Spent, 0, len(b.by))
-	for s := range maps.Values(b.by) {
-		parts = append(parts, s)
-	}
-	return b.spent, sortSpent(parts)
+	return b.spent, sortSpent(slices.AppendSeq([]Spent{}, maps.Values(b.by)))
+}
+
+// sortSpent puts usage in the order of depth, then name.
+func sortSpent(s []Spent) []Spent {
+	slices.SortFunc(s, func(a, b Spent) int { return cmp.Or(cmp.Compare(a.Depth, b.Depth), cmp.Compare(a.Model, b.Model)) })
+	return s
 }
 
 // String is for the model's eyes.

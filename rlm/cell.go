@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -78,17 +79,33 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnde
 	n.mu.Lock()
 	n.afterRun, n.ready, n.refusal = nil, nil, ""
 	n.mu.Unlock()
-	o := n.run.engine.o
-	cellCtx, expired, stop := n.watch(ctx)
-	if quiet {
-		cellCtx = gate.Bypass(cellCtx) // it is our own, or has passed when it ran first
-	}
-	v, err := n.machine.Cell(cellCtx, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inlineBytes(o.OutputChars)}})
-	stop()
-	if end := refusedCode(err); end != nil {
+	return n.execute(ctx, quiet,
+		func(ctx context.Context) (*sandbox.Verdict, error) {
+			return n.machine.Cell(ctx, sandbox.Cell{Code: code, RunOptions: n.runOptions()})
+		},
+		func(v *sandbox.Verdict, end *v1.CellEnded) error {
+			end.StateKept = v.StateKept && !v.StateLostBefore
+			return n.behind(ctx, end)
+		})
+}
+
+// execute runs code that was admitted, and behind it, if it ran. Nothing is told of what is quiet.
+func (n *node) execute(
+	ctx context.Context, quiet bool, run func(context.Context) (*sandbox.Verdict, error), behind func(*sandbox.Verdict, *v1.CellEnded) error,
+) (*v1.CellEnded, error) {
+	tell := func(end *v1.CellEnded) {
 		if !quiet {
 			n.run.emit(n, n.turn, v1.KindCellEnded, end)
 		}
+	}
+	runCtx, expired, stop := n.watch(ctx)
+	if quiet {
+		runCtx = gate.Bypass(runCtx) // it is our own, or has passed when it ran first
+	}
+	v, err := run(runCtx)
+	stop()
+	if end := refusedCode(err); end != nil {
+		tell(end)
 		return end, nil
 	}
 	if err != nil {
@@ -96,13 +113,10 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnde
 	}
 	n.run.cells.Add(1)
 	end := n.describe(v, expired())
-	end.StateKept = v.StateKept && !v.StateLostBefore
-	if err := n.behind(ctx, end); err != nil {
+	if err := behind(v, end); err != nil {
 		return nil, err
 	}
-	if !quiet {
-		n.run.emit(n, n.turn, v1.KindCellEnded, end)
-	}
+	tell(end)
 	if ctx.Err() != nil && n.taken() == nil {
 		return nil, context.Cause(ctx)
 	}
@@ -185,8 +199,7 @@ func (n *node) takeReady() {
 // watch ends a cell that works too long. Time in which it waits for models is not its own.
 func (n *node) watch(ctx context.Context) (cell context.Context, expired func() bool, stop func()) {
 	cell, cancel := context.WithCancel(ctx)
-	var mu sync.Mutex
-	over := false
+	var over atomic.Bool
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	limit := n.run.engine.o.CellTimeout
@@ -205,32 +218,25 @@ func (n *node) watch(ctx context.Context) (cell context.Context, expired func() 
 				}
 				last = now
 				if limit > 0 && used > limit {
-					mu.Lock()
-					over = true
-					mu.Unlock()
+					over.Store(true)
 					cancel()
 				}
 			}
 		}
 	})
-	return cell, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return over
-		}, func() {
-			close(done)
-			wg.Wait()
-			cancel()
-		}
+	return cell, over.Load, func() {
+		close(done)
+		wg.Wait()
+		cancel()
+	}
 }
 
 // lost is the error of a machine that did not give a verdict.
 func (n *node) lost(ctx context.Context, err error) error {
+	n.takeReady()
 	if ctx.Err() != nil {
-		n.takeReady()
 		return context.Cause(ctx)
 	}
-	n.takeReady()
 	return err
 }
 
@@ -243,7 +249,11 @@ func refusedCode(err error) *v1.CellEnded {
 	return nil
 }
 
-func inlineBytes(chars int) int64 { return min(1<<20, max(64<<10, int64(chars)*4)) }
+// runOptions are those of a model's code: it is watched here, and its output is cut for the model.
+func (n *node) runOptions() sandbox.RunOptions {
+	inline := min(1<<20, max(64<<10, int64(n.run.engine.o.OutputChars)*4))
+	return sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inline}
+}
 
 // describe is a verdict as the log and the model see it.
 func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
@@ -267,35 +277,14 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
 
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*v1.CellEnded, error) {
-	c := sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inlineBytes(n.run.engine.o.OutputChars)}}
+	c := sandbox.Command{Shell: script, RunOptions: n.runOptions()}
 	quiet, end, err := n.admit(ctx, v1.CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
-	cmdCtx, expired, stop := n.watch(ctx)
-	if quiet {
-		cmdCtx = gate.Bypass(cmdCtx)
-	}
-	v, err := n.machine.Run(cmdCtx, c)
-	stop()
-	if end := refusedCode(err); end != nil {
-		if !quiet {
-			n.run.emit(n, n.turn, v1.KindCellEnded, end)
-		}
-		return end, nil
-	}
-	if err != nil {
-		return nil, n.lost(ctx, err)
-	}
-	n.run.cells.Add(1)
-	end = n.describe(v, expired())
-	if !quiet {
-		n.run.emit(n, n.turn, v1.KindCellEnded, end)
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	return end, n.run.budget.useCPU(v.CPU)
+	return n.execute(ctx, quiet,
+		func(ctx context.Context) (*sandbox.Verdict, error) { return n.machine.Run(ctx, c) },
+		func(*sandbox.Verdict, *v1.CellEnded) error { return nil })
 }
 
 // directQueries are model calls that the reply itself asks for, all at once.

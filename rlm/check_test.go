@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testfill"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -27,11 +28,14 @@ func contains(t *testing.T, what, text, part string) {
 
 func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 	v := &sandbox.Verdict{
-		ID: "c1", Ended: v1.EndedExit, ExitCode: 1, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1, Survivors: []sandbox.Process{{PID: 7}},
-		SurvivorsTotal: 1, StateLostBefore: true, Error: &sandbox.CellError{Traceback: "E"}, StartError: "no", Displays: []sandbox.Bundle{{}}, DisplaysDropped: 1,
-		Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}}, Metadata: map[string]string{"k": "v"},
-		Stdout: sandbox.Output{Produced: 3, Head: []byte("out")}, Stderr: sandbox.Output{Produced: 3, Head: []byte("err")},
+		Ended:    v1.EndedExit,
+		ExitCode: 1,
+		Wall:     time.Second,
+		Error:    &sandbox.CellError{Traceback: "E"},
+		Result:   &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}},
 	}
+	testfill.Fill(v)
+	v.Stdout, v.Stderr = sandbox.Output{Produced: 3, Head: []byte("out")}, sandbox.Output{Produced: 3, Head: []byte("err")}
 	n := &node{run: &Run{engine: &Engine{o: Options{OutputChars: 100}}}}
 	b, err := json.Marshal(n.describe(v, false))
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/llm"
 )
 
@@ -165,22 +166,14 @@ func (s *staged) write() error {
 // readStaged finds again what an earlier program has staged, and refuses it when a file has another size by now.
 func readStaged(dir string) (*staged, error) {
 	s := &staged{dir: dir}
-	data, err := os.ReadFile(filepath.Join(dir, manifestName))
-	if err == nil {
-		err = json.Unmarshal(data, s)
-	}
-	if err != nil {
+	if err := atomicfile.ReadJSON(filepath.Join(dir, manifestName), s); err != nil {
 		return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
 	}
 	for _, e := range s.Contexts {
 		s.bytes += e.Bytes
 		if e.Kind == "dir" {
 			var files []stagedFile
-			data, err := os.ReadFile(filepath.Join(dir, e.File))
-			if err == nil {
-				err = json.Unmarshal(data, &files)
-			}
-			if err != nil {
+			if err := atomicfile.ReadJSON(filepath.Join(dir, e.File), &files); err != nil {
 				return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
 			}
 			for _, f := range files {
@@ -456,11 +449,7 @@ func (s *staged) readAll() (string, error) {
 		}
 		if e.Kind == "dir" {
 			var files []stagedFile
-			data, err := os.ReadFile(filepath.Join(s.dir, e.File))
-			if err == nil {
-				err = json.Unmarshal(data, &files)
-			}
-			if err != nil {
+			if err := atomicfile.ReadJSON(filepath.Join(s.dir, e.File), &files); err != nil {
 				return "", err
 			}
 			for _, f := range files {

@@ -3,6 +3,7 @@
 package rlm
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"os"
@@ -139,7 +140,8 @@ func (u unshared) Capabilities(ctx context.Context) sandbox.Capabilities {
 }
 
 func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
-	text := haystack(t, 40<<20, "here it is")
+	boxes := sandboxes(t)
+	text := haystack(t, 12<<20, "here it is")
 	path := filepath.Join(t.TempDir(), "big.txt")
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -154,9 +156,9 @@ func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
 		inside string
 		linked bool
 	}{
-		{"linked into the shared directory", sandboxes(t), "/shared/context/", true},
-		{"mounted", unshared{sandboxes(t), true}, "/context", true},
-		{"streamed", unshared{sandboxes(t), false}, "/tmp/.context/", false},
+		{"linked into the shared directory", boxes, "/shared/context/", true},
+		{"mounted", unshared{boxes, true}, "/context", true},
+		{"streamed", unshared{boxes, false}, "/tmp/.context/", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDesk(t, block("FINAL([len(context), context.count('here it is')])"))
@@ -199,6 +201,7 @@ func insideOf(t *testing.T, e *Engine, run string) string {
 }
 
 func TestASharedContextIsReadOnlyAndTheHostsOwnFile(t *testing.T) {
+	d := newDesk(t)
 	path := filepath.Join(t.TempDir(), "big.txt")
 	if err := os.WriteFile(path, []byte(haystack(t, 9<<20, "")), 0o644); err != nil {
 		t.Fatal(err)
@@ -207,7 +210,6 @@ func TestASharedContextIsReadOnlyAndTheHostsOwnFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDesk(t)
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		all, err := filepath.Glob(filepath.Join(boxesAt, "*", "sandboxes", "*", "shared", "context", req.Tags["run"], "context_0"))
 		if err != nil || len(all) != 1 {
@@ -292,7 +294,7 @@ func TestAContextThatCannotFitIsToldBeforeAnyModelCall(t *testing.T) {
 	d := newDesk(t, "FINAL(1)")
 	d.opts.Spec.Limits.Memory = 128 << 20
 	path := filepath.Join(t.TempDir(), "big.txt")
-	if err := os.WriteFile(path, []byte(haystack(t, 150<<20, "")), 0o644); err != nil {
+	if err := os.WriteFile(path, bytes.Repeat([]byte("nothing of interest\n"), 150<<20/20), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	res, err := d.run(Question{Inputs: []Input{File(path)}})

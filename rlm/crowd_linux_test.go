@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 )
 
@@ -59,7 +60,12 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 }
 
 func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing.T) {
-	const calls, turns = 10_000, 10
+	testneed.Alone(t) // it measures the memory of the whole program
+	const turns = 10
+	calls := 3_000
+	if testneed.AllTests() {
+		calls = 10_000
+	}
 	var early, late runtime.MemStats
 	d := newDesk(t)
 	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {

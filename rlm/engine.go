@@ -2,8 +2,6 @@ package rlm
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
@@ -202,9 +201,7 @@ func (e *Engine) Start(ctx context.Context, q Question) (*Run, error) {
 }
 
 func newRunID() string {
-	b := make([]byte, 4)
-	_, _ = rand.Read(b) // never fails
-	return time.Now().UTC().Format("20060102-150405-") + hex.EncodeToString(b)
+	return time.Now().UTC().Format("20060102-150405-") + ids.Hex(4)
 }
 
 // newRun checks the question, makes the run's directory and stages its context.

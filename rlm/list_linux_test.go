@@ -13,9 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 )
@@ -124,14 +123,11 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	look, err := os.Open(filepath.Join(dir, lockFile))
+	look, err := filelock.TryShared(filepath.Join(dir, lockFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := flock(look, unix.LOCK_SH); err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(20*time.Millisecond, func() { release(look) })
+	time.AfterFunc(20*time.Millisecond, look.Release)
 	work()() // it waits for who looks
 }
 

@@ -400,10 +400,7 @@ func (n *node) compact(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var asked []llm.Message
-	for _, m := range n.messages[:len(n.messages)-2*keepTurns] {
-		asked = append(asked, m.Message)
-	}
+	asked := n.asked()[:len(n.messages)-2*keepTurns]
 	var summary string
 	reply, err := n.ask(ctx, modelCall{call: v1.CallSummary, turn: n.turn, depth: n.depth, model: n.model, messages: append(asked, llm.Message{Role: llm.User, Content: prompt})})
 	switch {
@@ -425,13 +422,11 @@ func (n *node) compact(ctx context.Context) error {
 // shorten puts the summary in the place of the old turns.
 func (n *node) shorten(summary string) {
 	head, tail := n.messages[:2], n.messages[len(n.messages)-2*keepTurns:]
+	const before = "\n\nWhat happened so far (all of it is in the variable history):\n"
 	first := head[1]
-	first.Content += "\n\nWhat happened so far (all of it is in the variable history):\n" + summary
+	first.Content, _, _ = strings.Cut(first.Content, before) // an earlier summary is part of the new one
+	first.Content += before + summary
 	first.tokens = n.model.Count(first.Content) + perMessage
-	if i := strings.Index(head[1].Content, "\n\nWhat happened so far (all of it"); i >= 0 {
-		first.Content = head[1].Content[:i] + first.Content[len(head[1].Content):]
-		first.tokens = n.model.Count(first.Content) + perMessage
-	}
 	n.messages = append([]message{head[0], first}, tail...)
 	n.tokens = 0
 	for _, m := range n.messages {

@@ -62,10 +62,11 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-// sandboxes returns the real sandboxes of these tests.
+// sandboxes returns the real sandboxes of these tests, which run beside each other.
 func sandboxes(t testing.TB) Sandboxes {
 	t.Helper()
 	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	return FromBackend(boxes)
 }
 

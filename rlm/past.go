@@ -45,7 +45,7 @@ func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &past{id: id, dir: dir, summary: map[int]string{}, cells: map[int][]pastCell{}, models: map[int]string{}, tape: &tape{only: only}}
+	p := &past{id: id, dir: dir, summary: map[int]string{}, cells: map[int][]pastCell{}, models: map[int]string{}, tape: newTape(only)}
 	data, err := os.ReadFile(filepath.Join(dir, runFile))
 	if err == nil {
 		err = json.Unmarshal(data, &p.saved)

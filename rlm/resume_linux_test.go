@@ -20,6 +20,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -180,6 +181,7 @@ func notes(t *testing.T, calls string) map[string]int {
 }
 
 func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
+	testneed.Sandboxes(t)
 	for _, c := range []struct {
 		name, stop, snapshots string
 		endBox                bool // the machine is gone too
@@ -319,6 +321,8 @@ func normalEvents(t *testing.T, e *Engine, id string) []string {
 }
 
 func TestAReplayWithoutAModelTellsTheSame(t *testing.T) {
+	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	runs, calls := t.TempDir(), filepath.Join(t.TempDir(), "calls")
 	o := victimDesk(runs, "", calls)
 	o.Durable, o.SnapshotEvery = false, -1

@@ -114,9 +114,6 @@ func (r *Run) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 	return r.log.Follow(ctx, from)
 }
 
-// Usage is what it took up to now.
-func (r *Run) Usage() (llm.Usage, []Spent) { return r.budget.usage() }
-
 // begin runs the work beside the caller.
 func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result, error)) {
 	ctx, r.cancel = context.WithCancelCause(ctx)

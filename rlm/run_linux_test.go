@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -13,15 +14,16 @@ import (
 // haystack is so many bytes of lines, with a needle somewhere in the middle.
 func haystack(t *testing.T, size int, needle string) string {
 	t.Helper()
-	var b strings.Builder
-	for i := 0; b.Len() < size; i++ {
-		fmt.Fprintf(&b, "line %d: nothing of interest happened on this day %d\n", i, i*7919%1000)
-		if b.Len() > size/2 && needle != "" {
-			b.WriteString(needle + "\n")
+	b := make([]byte, 0, size+100)
+	for i := 0; len(b) < size; i++ {
+		b = append(strconv.AppendInt(append(b, "line "...), int64(i), 10), ": nothing of interest happened on this day "...)
+		b = append(strconv.AppendInt(b, int64(i*7919%1000), 10), '\n')
+		if len(b) > size/2 && needle != "" {
+			b = append(append(b, needle...), '\n')
 			needle = ""
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 func TestAQuestionOverTenMegabytesIsAnsweredThroughASandbox(t *testing.T) {

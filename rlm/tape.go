@@ -48,6 +48,16 @@ func tapeKey(node string, turn int, call, key string) string {
 	return fmt.Sprintf("%s\x00%d\x00%s\x00%s", node, turn, call, key)
 }
 
+func newTape(only bool) *tape {
+	return &tape{
+		only:     only,
+		calls:    map[string][]*heard{},
+		turns:    map[string]int{},
+		children: map[string]*v1.ChildEnded{},
+		tools:    map[string][]*v1.ToolUsed{},
+	}
+}
+
 // add records an event, if it is one of those that matter.
 func (t *tape) add(e *v1.RunEvent) error {
 	t.mu.Lock()
@@ -58,18 +68,11 @@ func (t *tape) add(e *v1.RunEvent) error {
 		if err := e.Decode(c); err != nil {
 			return err
 		}
-		if c.Error != nil && !t.only {
-			return nil // what failed then may go well now
+		if c.Error == nil || t.only { // what failed then may go well now
+			k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
+			t.calls[k] = append(t.calls[k], &heard{CallEnded: c, turn: rootTurn(e.Node, e.Turn)})
 		}
-		if t.calls == nil {
-			t.calls = map[string][]*heard{}
-		}
-		k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
-		t.calls[k] = append(t.calls[k], &heard{CallEnded: c, turn: rootTurn(e.Node, e.Turn)})
 	case v1.KindTurnStarted:
-		if t.turns == nil {
-			t.turns = map[string]int{}
-		}
 		t.turns[e.Node] = max(t.turns[e.Node], e.Turn)
 	case v1.KindResumed:
 		r := &v1.Resumed{}
@@ -86,20 +89,13 @@ func (t *tape) add(e *v1.RunEvent) error {
 		if err := e.Decode(c); err != nil {
 			return err
 		}
-		if c.Error != nil {
-			return nil
+		if c.Error == nil {
+			t.children[c.Node] = c
 		}
-		if t.children == nil {
-			t.children = map[string]*v1.ChildEnded{}
-		}
-		t.children[c.Node] = c
 	case v1.KindTool:
 		u := &v1.ToolUsed{}
 		if err := e.Decode(u); err != nil {
 			return err
-		}
-		if t.tools == nil {
-			t.tools = map[string][]*v1.ToolUsed{}
 		}
 		k := tapeKey(e.Node, e.Turn, u.Name, string(u.Args))
 		t.tools[k] = append(t.tools[k], u)
@@ -108,7 +104,17 @@ func (t *tape) add(e *v1.RunEvent) error {
 	return nil
 }
 
-// take gives a recorded reply, each once.
+// pop takes the first value of a queue.
+func pop[T any](queues map[string][]*T, key string) *T {
+	q := queues[key]
+	if len(q) == 0 {
+		return nil
+	}
+	queues[key] = q[1:]
+	return q[0]
+}
+
+// take returns a recorded reply, each once.
 func (t *tape) take(node string, turn int, call, key string) *v1.CallEnded {
 	if t == nil {
 		return nil
@@ -116,15 +122,13 @@ func (t *tape) take(node string, turn int, call, key string) *v1.CallEnded {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := tapeKey(node, turn, call, key)
-	q := t.calls[k]
-	for len(q) > 1 && q[0].dropped {
-		q = q[1:]
+	for len(t.calls[k]) > 1 && t.calls[k][0].dropped {
+		pop(t.calls, k)
 	}
-	if len(q) == 0 {
-		return nil
+	if h := pop(t.calls, k); h != nil {
+		return h.CallEnded
 	}
-	t.calls[k] = q[1:]
-	return q[0].CallEnded
+	return nil
 }
 
 // beyond reports whether a replayed run had gone on behind a turn: then it does so again, whatever had stopped it there for a time.
@@ -154,13 +158,7 @@ func (t *tape) tool(node string, turn int, name, args string) *v1.ToolUsed {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := tapeKey(node, turn, name, args)
-	q := t.tools[k]
-	if len(q) == 0 {
-		return nil
-	}
-	t.tools[k] = q[1:]
-	return q[0]
+	return pop(t.tools, tapeKey(node, turn, name, args))
 }
 
 // has reports whether a call that is named by its place was made.

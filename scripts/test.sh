@@ -52,7 +52,8 @@ docker() {
 trap finish EXIT
 case $tier in
 check)
-	pass "unit tests, and the feature suite on local" -race -short ./...
+	# Features mostly wait for something to happen, so more of them run at once than there are processors.
+	pass "unit tests, and the feature suite on local" -race -short -parallel=4 ./...
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow

@@ -100,9 +100,8 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.m.ctx, cancel)() // a backend that stalls must not keep the manager from closing
 	sb, err := attachSandbox(ctx, b, id)
 	if err == nil {
 		s.adopt(sb, true, nil)

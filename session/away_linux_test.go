@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -171,11 +172,8 @@ func newDistantBench(t *testing.T) (*bench, *distant) {
 
 func newDistantBenchWith(t *testing.T, o Options) (*bench, *distant) {
 	t.Helper()
-	b, err := newBackend(shared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &distant{Backend: b, over: make(chan struct{})}
+	testneed.Parallel(t)
+	d := &distant{Backend: realBackend(t), over: make(chan struct{})}
 	k := &bench{t: t, dir: t.TempDir(), b: d, opts: o}
 	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{d}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {

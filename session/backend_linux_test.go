@@ -11,6 +11,7 @@ import (
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
@@ -35,6 +36,14 @@ func number(gvisor, containers int) int {
 		return containers
 	}
 	return gvisor
+}
+
+// rounds is how often a test repeats the same: as often as all in the widest tier, and few times in the others.
+func rounds(few, all int) int {
+	if testneed.AllTests() {
+		return all
+	}
+	return few
 }
 
 // sleeps says whether sessions of a backend can be hibernated and forked: where a snapshot holds memory.

@@ -14,11 +14,7 @@ import (
 
 func benchManager(b *testing.B, opts Options) *Manager {
 	b.Helper()
-	back, err := newBackend(shared)
-	if err != nil {
-		b.Fatal(err)
-	}
-	opts.Backends, opts.DataDir, opts.Logger = []sandbox.Backend{back}, b.TempDir(), slog.New(slog.DiscardHandler)
+	opts.Backends, opts.DataDir, opts.Logger = []sandbox.Backend{realBackend(b)}, b.TempDir(), slog.New(slog.DiscardHandler)
 	m, err := New(b.Context(), opts)
 	if err != nil {
 		b.Fatal(err)

@@ -2,13 +2,12 @@ package session
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -23,9 +22,7 @@ func newRecord(ctx context.Context, key Key, c creation) record {
 }
 
 func newID() string {
-	b := make([]byte, 8)
-	_, _ = rand.Read(b) // never fails
-	return "n" + hex.EncodeToString(b)
+	return "n" + ids.Hex(8)
 }
 
 // awaitCreated waits until the session is created, or returns why it could not be.
@@ -48,10 +45,8 @@ func (s *Session) awaitCreated(ctx context.Context) error {
 //
 // Preconditions: the turn is held; it is released here.
 func (s *Session) create(ctx context.Context, c creation) {
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	stop := context.AfterFunc(s.m.ctx, cancel)
-	defer stop()
 	defer s.releaseTurn()
 	var err error
 	if c.From != "" {
@@ -80,17 +75,19 @@ func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	return nil
 }
 
+// withMakeWait bounds the creation or attachment of a sandbox. A backend that stalls must not keep the manager from closing.
+func (m *Manager) withMakeWait(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	stop := context.AfterFunc(m.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
 // createFromSnapshot creates it from a snapshot.
 func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
-	of, name, err := parseRef(c.From, s.key.Name)
-	if err != nil {
-		return err
-	}
-	row, err := s.m.findSnapshot(ctx, s.key.Tenant, of, name)
-	if err != nil {
-		return err
-	}
-	v, err := decodeSnapshot(row)
+	row, v, err := s.findRef(ctx, c.From)
 	if err != nil {
 		return err
 	}

@@ -104,10 +104,8 @@ func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot,
 //
 // Preconditions: the turn is held.
 func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	stop := context.AfterFunc(s.m.ctx, cancel)
-	defer stop()
 	return s.createFromImage(ctx, image, vars)
 }
 

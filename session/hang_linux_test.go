@@ -16,7 +16,7 @@ import (
 // not answer in time.
 func watchful() Options {
 	o := quick()
-	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, 4*time.Second, 4*time.Second
+	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, time.Second, time.Second
 	return o
 }
 

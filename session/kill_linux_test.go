@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -120,10 +121,7 @@ func spawn(dir, scenario, point string) *exec.Cmd {
 // takeOver starts a manager where a killed one was, and waits until it has cleaned up.
 func takeOver(t *testing.T, dir string) *bench {
 	t.Helper()
-	b, err := newBackend(shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := realBackend(t)
 	k := &bench{t: t, dir: dir, b: b, opts: quick(), tookOver: true}
 	k.opts.Backends, k.opts.DataDir, k.opts.Logger = []sandbox.Backend{b}, dir, slog.New(slog.DiscardHandler)
 	k.opts.Require.AllowContainer = true
@@ -188,10 +186,8 @@ func (k *bench) nextManagerCollects() bool {
 }
 
 func TestAKillAtEveryStepLeavesTheOldOrTheNewState(t *testing.T) {
-	b, err := newBackend(shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testneed.Parallel(t)
+	b := realBackend(t)
 	for name, sc := range scenarios {
 		if sc.sleeps && !sleeps(b) {
 			continue
@@ -212,8 +208,10 @@ func TestAKillAtEveryStepLeavesTheOldOrTheNewState(t *testing.T) {
 }
 
 func TestAKillAtAnyMomentLosesNothing(t *testing.T) {
+	testneed.Sandboxes(t)
+	testneed.Parallel(t)
 	dir := t.TempDir()
-	for n := range number(6, 3) {
+	for n := range rounds(2, number(6, 3)) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			cmd := spawn(dir, "", "")
 			out, err := cmd.StdoutPipe()

@@ -79,7 +79,7 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			return
 		}
 		select {
-		case <-time.After(backoff[n]):
+		case <-time.After(s.m.opts.backoff[n]):
 		case <-s.m.ctx.Done():
 			return // the next manager continues
 		}

@@ -83,15 +83,22 @@ func newBench(t *testing.T, opts Options) *bench {
 	return newBenchIn(t, t.TempDir(), opts)
 }
 
-// newBenchIn has its store in a directory.
-func newBenchIn(t *testing.T, dir string, opts Options) *bench {
+// realBackend returns the backend that is tested, for a test that starts sandboxes.
+func realBackend(t testing.TB) sandbox.Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
-	testneed.Parallel(t)
 	b, err := newBackend(shared)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b
+}
+
+// newBenchIn has its store in a directory.
+func newBenchIn(t *testing.T, dir string, opts Options) *bench {
+	t.Helper()
+	testneed.Parallel(t)
+	b := realBackend(t)
 	k := &bench{t: t, dir: dir, b: b, opts: opts}
 	k.opts.Backends, k.opts.DataDir, k.opts.Require.AllowContainer = []sandbox.Backend{b}, k.dir, true
 	if os.Getenv("RECLUSE_TEST_LOG") == "" {

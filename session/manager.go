@@ -3,7 +3,6 @@ package session
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"log/slog"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/audit"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -63,6 +63,7 @@ type Options struct {
 
 	// For tests; 0: the constants of these names.
 	reapEvery, healthEvery, pingWait, reconnectWait, searchWait, stopWait, endGrace time.Duration
+	backoff                                                                         [RestoreAttempts]time.Duration
 	journalRoom                                                                     int
 }
 
@@ -131,13 +132,14 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		st, closeStore = own, own.Close
 	}
 	m := &Manager{
-		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: rand.Text(), log: opts.Logger, started: time.Now(), policy: policy,
+		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: ids.Hex(16), log: opts.Logger, started: time.Now(), policy: policy,
 		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, removing: map[string]chan struct{}{},
 		live: map[Key]*Session{}, deferred: map[*Session]func(context.Context) error{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
 	}
+	m.opts.backoff = cmp.Or(opts.backoff, backoff)
 	m.opts.reapEvery, m.opts.healthEvery = cmp.Or(opts.reapEvery, reapEvery), cmp.Or(opts.healthEvery, healthEvery)
 	m.opts.pingWait, m.opts.reconnectWait = cmp.Or(opts.pingWait, pingWait), cmp.Or(opts.reconnectWait, reconnectWait)
 	m.opts.searchWait, m.opts.stopWait = cmp.Or(opts.searchWait, searchWait), cmp.Or(opts.stopWait, stopWait)
@@ -165,9 +167,6 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	return m, nil
 }
-
-// Instance returns the id that marks the sandboxes of this manager and its predecessors.
-func (m *Manager) Instance() string { return m.instance }
 
 // begin runs f in the background, and reports false without running it if the manager is leaving.
 func (m *Manager) begin(f func()) bool {

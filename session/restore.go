@@ -18,18 +18,10 @@ func (s *Session) Restore(ctx context.Context, ref string) error {
 }
 
 func (s *Session) restore(ctx context.Context, ref string) error {
-	of, name, err := parseRef(ref, s.key.Name)
-	if err != nil {
-		return err
-	}
 	if err := s.awaitCreated(ctx); err != nil {
 		return err
 	}
-	row, err := s.m.findSnapshot(ctx, s.key.Tenant, of, name)
-	if err != nil {
-		return err
-	}
-	v, err := decodeSnapshot(row)
+	row, v, err := s.findRef(ctx, ref)
 	if err != nil {
 		return err
 	}

@@ -77,6 +77,18 @@ func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string
 	return rows[0], nil
 }
 
+// findRef returns the snapshot that a reference names: one of this session, or of another one of the tenant.
+func (s *Session) findRef(ctx context.Context, ref string) (row store.Snapshot, v snapshotRecord, err error) {
+	of, name, err := parseRef(ref, s.key.Name)
+	if err == nil {
+		row, err = s.m.findSnapshot(ctx, s.key.Tenant, of, name)
+	}
+	if err == nil {
+		v, err = decodeSnapshot(row)
+	}
+	return row, v, err
+}
+
 // DeleteSnapshot removes a snapshot, and its image once nothing needs it; "*" removes all of the session.
 func (m *Manager) DeleteSnapshot(ctx context.Context, key Key, name string) error {
 	key, err := checkKey(key)

@@ -74,7 +74,7 @@ func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
 	}
 	round(4, 2)
 	before := k.held()
-	round(number(40, 10), number(8, 4))
+	round(rounds(12, number(40, 10)), number(8, 4))
 	// Descriptors and goroutines of what just ended go a moment later.
 	await(t, fmt.Sprintf("no more than %+v is held, but %+v", before, k.held()), func() bool {
 		now := k.held()

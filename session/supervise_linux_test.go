@@ -72,6 +72,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	defer hook.Close()
 	o := quick()
 	o.Webhook = hook.URL
+	o.backoff = [RestoreAttempts]time.Duration{0, 200 * time.Millisecond, time.Second}
 	k := newBench(t, o)
 	s := k.open("work")
 	py(t, s, note(1))
@@ -85,8 +86,8 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 		if len(losses) != n+1 {
 			t.Fatalf("%d attempts are counted, want %d", len(losses), n+1)
 		}
-		if pause := time.Since(losses[n]); pause < backoff[n] {
-			t.Errorf("attempt %d came after %s, want at least %s", n, pause, backoff[n])
+		if pause := time.Since(losses[n]); pause < o.backoff[n] {
+			t.Errorf("attempt %d came after %s, want at least %s", n, pause, o.backoff[n])
 		}
 	}
 	k.murder(s)

@@ -123,4 +123,9 @@ const (
 	CodeListenRefused Code = "listen_refused"
 	CodeKeyUnknown    Code = "key_not_found"
 	CodeInterrupted   Code = "stream_interrupted"
+
+	// MCP.
+	CodeSessionNeeded Code = "session_argument_needed" // the connection has no session of its own
+	CodeOrigin        Code = "origin_refused"
+	CodeSampling      Code = "sampling_failed"
 )

@@ -14,16 +14,16 @@ import (
 //
 // A nil field means the default of the receiver. [NoLimit] switches a limit off; zero means zero.
 //
-// Tags of a field: flag is its name on the command line, doc its description, and min the least value, for a limit that cannot be switched
-// off. To add a limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
+// Tags of a field: flag is its name on the command line, doc its description, and minimum the least value of a number: NoLimit where the limit
+// can be switched off. To add a limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
 type RunLimits struct {
-	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" doc:"tokens of all models together, input and output; -1: unlimited"`
-	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" doc:"US dollars that all model calls together may cost; -1: unlimited"`
+	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" minimum:"-1" doc:"tokens of all models together, input and output; -1: unlimited"`
+	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" minimum:"-1" doc:"US dollars that all model calls together may cost; -1: unlimited"`
 	Time   *Duration `json:"time,omitempty" flag:"max-time" doc:"time of the run; none: unlimited"`
-	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" doc:"model calls, turns included; -1: unlimited"`
-	Depth  *int      `json:"depth,omitempty" flag:"depth" min:"0" doc:"levels of calls below the run: 0 none, 1 models from code, 2 runs of their own"`
-	Turns  *int      `json:"turns,omitempty" flag:"max-turns" min:"1" doc:"turns of the run, and of each child"`
-	Errors *int      `json:"errors,omitempty" flag:"max-errors" doc:"failing cells in a row; -1: unlimited"`
+	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" minimum:"-1" doc:"model calls, turns included; -1: unlimited"`
+	Depth  *int      `json:"depth,omitempty" flag:"depth" minimum:"0" doc:"levels of calls below the run: 0 none, 1 models from code, 2 runs of their own"`
+	Turns  *int      `json:"turns,omitempty" flag:"max-turns" minimum:"1" doc:"turns of the run, and of each child"`
+	Errors *int      `json:"errors,omitempty" flag:"max-errors" minimum:"-1" doc:"failing cells in a row; -1: unlimited"`
 	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" doc:"CPU time of all cells and commands; none: unlimited"`
 }
 
@@ -45,7 +45,7 @@ func (l *RunLimits) Fields() []Limit {
 		f := v.Type().Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		out[i] = Limit{Name: name, Flag: f.Tag.Get("flag"), Doc: f.Tag.Get("doc"), value: v.Field(i)}
-		if least, err := strconv.ParseFloat(f.Tag.Get("min"), 64); err == nil {
+		if least, err := strconv.ParseFloat(f.Tag.Get("minimum"), 64); err == nil && least != NoLimit {
 			out[i].Min = &least
 		}
 	}

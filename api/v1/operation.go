@@ -16,8 +16,8 @@ type Cell struct {
 	Args    []string     // sys.argv
 	Display func(Bundle) // called with each value that the cell displays while it runs
 
-	// RunOptions apply with these differences. Without Stdin, input() raises EOFError. Env is set in os.environ for this cell and
-	// later ones. KillGrace is how long the cell has after an interrupt before its interpreter is killed, which loses the state;
+	// RunOptions apply with these differences. Without Stdin, input() raises EOFError. Env is set in os.environ while the
+	// cell runs; what the code itself changes there stays. KillGrace is how long the cell has after an interrupt before its interpreter is killed, which loses the state;
 	// its default is DefaultInterruptGrace. While the cell runs, os.environ has the trace of ctx as TRACEPARENT. User is the
 	// interpreter's: the first cell of a context decides it, also for interpreters that replace a lost one; a later cell that names another
 	// user fails with CodeInvalidRequest.

@@ -1,7 +1,9 @@
 package v1
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -18,4 +20,13 @@ func signalName(s syscall.Signal) string {
 		return "signal " + strconv.Itoa(int(s))
 	}
 	return "SIG" + signalNames[s]
+}
+
+// ParseSignal reads the name of a Linux signal, with or without SIG, or its number.
+func ParseSignal(text string) (syscall.Signal, bool) {
+	if n, err := strconv.Atoi(text); err == nil {
+		return syscall.Signal(n), n > 0 && n < 65
+	}
+	n := slices.Index(signalNames[:], strings.TrimPrefix(strings.ToUpper(text), "SIG"))
+	return syscall.Signal(n), n > 0
 }

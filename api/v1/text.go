@@ -56,6 +56,19 @@ func (t *Text) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// Incomplete returns how many bytes at the end of b begin a character of UTF-8 without ending it.
+func Incomplete(b []byte) int {
+	for n := 1; n <= min(len(b), utf8.UTFMax-1); n++ {
+		if rest := b[len(b)-n:]; utf8.RuneStart(rest[0]) {
+			if utf8.FullRune(rest) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
 // Texts marks strings that may be any bytes.
 func Texts(s []string) []Text {
 	if s == nil {

@@ -24,7 +24,7 @@ const (
 // Verdict is everything that is known about how a cell or command ended.
 type Verdict struct {
 	ID    string `json:"id"`
-	Ended Ending `json:"ended"`
+	Ended Ending `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
 	// ExitCode is the process's own with EndedExit and EndedStart, else -1. For a cell
 	// it is 0, 1 after an exception, or what the code gave to exit.
 	ExitCode int            `json:"exit_code"`

@@ -3,19 +3,27 @@ package v1
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"syscall"
 	"unicode/utf8"
 )
 
+// verdictJSON is a Verdict as it is written.
+type verdictJSON struct {
+	*plainVerdict
+	Signal string `json:"signal,omitempty"`
+	Number int    `json:"signal_number,omitempty"`
+	Status int    `json:"status" doc:"the exit status that a shell would report"`
+}
+
+type plainVerdict Verdict
+
+// JSONType is the type whose fields the JSON of a verdict has.
+func (Verdict) JSONType() reflect.Type { return reflect.TypeFor[verdictJSON]() }
+
 // MarshalJSON adds the signal's name and number and the shell's status. Nothing is lost: UnmarshalJSON gives an equal verdict.
 func (v *Verdict) MarshalJSON() ([]byte, error) {
-	type plain Verdict
-	out := struct {
-		*plain
-		Signal string `json:"signal,omitempty"`
-		Number int    `json:"signal_number,omitempty"`
-		Status int    `json:"status"`
-	}{plain: (*plain)(v), Status: v.Status()}
+	out := verdictJSON{plainVerdict: (*plainVerdict)(v), Status: v.Status()}
 	if v.Signal != 0 {
 		out.Signal, out.Number = signalName(v.Signal), int(v.Signal)
 	}
@@ -24,13 +32,7 @@ func (v *Verdict) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads what MarshalJSON wrote. The signal's number counts, not its name: names differ between systems.
 func (v *Verdict) UnmarshalJSON(b []byte) error {
-	type plain Verdict
-	in := struct {
-		*plain
-		Signal string `json:"signal"`
-		Number int    `json:"signal_number"`
-		Status int    `json:"status"`
-	}{plain: (*plain)(v)}
+	in := verdictJSON{plainVerdict: (*plainVerdict)(v)}
 	if err := json.Unmarshal(b, &in); err != nil {
 		return err
 	}
@@ -40,16 +42,19 @@ func (v *Verdict) UnmarshalJSON(b []byte) error {
 
 // outputJSON is an Output as it is written. Head and tail are in the text; they stand beside it only where a text cannot hold them.
 type outputJSON struct {
-	Text      string `json:"text"`
+	Text      string `json:"text" doc:"what was kept, invalid UTF-8 replaced, with a line where something was cut"`
 	Kept      int64  `json:"kept"`
 	Cut       int64  `json:"cut"`
-	TailBytes int    `json:"tail_bytes,omitempty"` // how much of the text's end is the tail
-	Head      []byte `json:"head_base64,omitempty"`
+	TailBytes int    `json:"tail_bytes,omitempty" doc:"how much of the text's end is the tail"`
+	Head      []byte `json:"head_base64,omitempty" doc:"only when the text had to replace something"`
 	Tail      []byte `json:"tail_base64,omitempty"`
 	plainOutput
 }
 
 type plainOutput Output
+
+// JSONType is the type whose fields the JSON of an output has.
+func (Output) JSONType() reflect.Type { return reflect.TypeFor[outputJSON]() }
 
 // MarshalJSON writes what was kept as text, invalid UTF-8 replaced, beside the true counts. Where something had to be
 // replaced, the bytes follow in base64.

@@ -17,7 +17,7 @@ import (
 // somebody has chosen a lower one.
 const (
 	machineFile = "machine.json"
-	guestConfig = "RECLUSE_GUEST_CONFIG" // as in internal/guest/agent, of which nothing is to be linked in here
+	guestConfig = "RECLUSE_GUEST_CONFIG" // as in internal/guest/launch, of which nothing is to be linked in here
 )
 
 // machine is the size of one; zero is what gVisor would show.

@@ -116,7 +116,7 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if strings.TrimSpace(query) == "" {
 		return usage("the question is empty")
 	}
-	opts := client.RunOptions{Query: query, Model: o.model, Sub: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
+	opts := client.RunOptions{Query: query, Model: o.model, SubModels: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
 	var err error
 	if opts.Schema, err = readSchema(o.schema); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	if err != nil {
 		return fail(err)
 	}
-	x.Name, x.Text = cmp.Or(x.Name, filepath.Base(path)), string(b)
+	x.Name, x.Text = cmp.Or(x.Name, filepath.Base(path)), new(string(b))
 	return x, remove, nil
 }
 

@@ -110,7 +110,7 @@ func newDoors(t *testing.T, env ...string) *world {
 // runDoor has a model write all the pieces in one run, and tells what became of each.
 func (p *parity) runDoor(c *client.Client, mode gate.Mode) door {
 	p.t.Helper()
-	info, err := c.StartRun(p.t.Context(), client.RunOptions{Query: "Write it all.", Contexts: []client.RunContext{{Text: strings.Repeat("nothing here\n", 40_000)}}, Gate: string(mode)})
+	info, err := c.StartRun(p.t.Context(), client.RunOptions{Query: "Write it all.", Contexts: []client.RunContext{{Text: new(strings.Repeat("nothing here\n", 40_000))}}, Gate: string(mode)})
 	if err != nil {
 		p.t.Fatal(err)
 	}

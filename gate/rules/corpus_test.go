@@ -39,6 +39,7 @@ func check(t testing.TB, a *Analyzer, lang Language, code string) []Finding {
 }
 
 func TestNoRuleFiresOnHarmlessCode(t *testing.T) {
+	t.Parallel()
 	a := defaultAnalyzer(t, "")
 	total := 0
 	for name, lang := range map[string]Language{"python.txt": Python, "bash.txt": Bash} {

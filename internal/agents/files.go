@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 )
 
 // maxSettings bounds a file of settings. One of Claude Code's holds its history, too.
@@ -120,17 +121,7 @@ func write(path string, data []byte, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return failed(path, err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".recluse-*")
-	if err != nil {
-		return failed(path, err)
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // the first error says more
+	if err := atomicfile.Write(path, data, mode); err != nil {
 		return failed(path, err)
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Unexpected is what becomes of a call that we do not understand.
@@ -256,7 +258,7 @@ func (h *Hook) wrote(command string) bool {
 	}
 	if after, ok := strings.CutPrefix(rest, " --timeout "); ok {
 		end := max(strings.IndexByte(after, ' '), 0)
-		if d, err := time.ParseDuration(after[:end]); err != nil || d <= 0 || d.String() != after[:end] {
+		if d, err := v1.ParseDuration(after[:end]); err != nil || d <= 0 || d.Std().String() != after[:end] {
 			return false
 		}
 		rest = after[end:]

@@ -1,12 +1,11 @@
 package agents
 
 import (
-	"crypto/rand"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -36,6 +35,6 @@ func spool(code string) (string, error) {
 			}
 		}
 	}
-	path := filepath.Join(dir, strings.ToLower(rand.Text())+".sh")
+	path := filepath.Join(dir, ids.Hex(16)+".sh")
 	return path, os.WriteFile(path, []byte(code), 0o600)
 }

@@ -8,7 +8,7 @@ import (
 	"math"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -21,8 +21,8 @@ type ImageConfig struct {
 
 // GuestConfig returns what every guest is told at its birth. Code runs as the guest's own user; a backend
 // sets another one, and the limits that the guest has to enforce.
-func GuestConfig(r Record, state string, img ImageConfig) agent.Config {
-	c := agent.Config{
+func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
+	c := launch.Config{
 		Token: r.Token, UID: -1, GID: -1, Home: v1.DefaultHome, Dir: v1.DefaultHome, State: state, Env: img.Env,
 		OpenFiles: r.Spec.Limits.OpenFiles, CPUs: int(math.Ceil(r.Spec.Limits.CPUs)),
 	}
@@ -36,7 +36,7 @@ func GuestConfig(r Record, state string, img ImageConfig) agent.Config {
 
 // Tmpfs is a file system in memory. Its owner is root until a backend sets another one.
 type Tmpfs struct {
-	agent.Tmpfs
+	launch.Tmpfs
 	Exec  bool // programs may be run from there
 	Guest bool // it is the guest's own
 }
@@ -47,7 +47,7 @@ func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
 	const perFile = 2 << 10
 	inodes := max(1024, l.Memory/8/perFile)
 	fs := func(path, mode string, share int64) Tmpfs {
-		return Tmpfs{Tmpfs: agent.Tmpfs{Path: path, Mode: mode, Size: l.Disk / share, Inodes: inodes / share}}
+		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Disk / share, Inodes: inodes / share}}
 	}
 	home, tmp, varTmp := fs(v1.DefaultHome, "0750", 2), fs("/tmp", "1777", 4), fs("/var/tmp", "1777", 16)
 	home.Exec, tmp.Exec, varTmp.Exec = true, true, true // compiled parts of packages are loaded from there

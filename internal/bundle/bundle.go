@@ -54,35 +54,29 @@ type Program struct {
 }
 
 // Engine gives the engine from the user's cache.
-func Engine(ctx context.Context) (Program, error) { return fromDefault(ctx, EngineName) }
+func Engine(ctx context.Context) (Program, error) {
+	return fromDefault(ctx, EngineName, runtime.GOARCH)
+}
 
 // Guest gives the guest from the user's cache.
-func Guest(ctx context.Context) (Program, error) { return fromDefault(ctx, GuestName) }
+func Guest(ctx context.Context) (Program, error) { return GuestFor(ctx, runtime.GOARCH) }
 
 // GuestFor gives the guest for a Linux machine of another kind, as Go calls it: containers may be on one.
 func GuestFor(ctx context.Context, arch string) (Program, error) {
-	s, err := Default()
-	if err != nil {
-		return Program{}, err
-	}
-	return s.GuestFor(ctx, arch)
+	return fromDefault(ctx, GuestName, arch)
 }
 
-func fromDefault(ctx context.Context, name string) (Program, error) {
-	s, err := Default()
-	if err != nil {
-		return Program{}, err
-	}
-	return s.find(ctx, name, runtime.GOARCH)
-}
-
-// Default is the store in the user's cache directory.
-func Default() (*Store, error) {
+// fromDefault finds a program for the user's cache directory.
+func fromDefault(ctx context.Context, name, arch string) (Program, error) {
 	dir, err := xdg.Cache()
 	if err != nil {
-		return nil, err
+		return Program{}, err
 	}
-	return Open(dir)
+	s, err := Open(dir)
+	if err != nil {
+		return Program{}, err
+	}
+	return s.find(ctx, name, arch)
 }
 
 // Store is a cache directory with programs in it. Several processes may use one at once.
@@ -116,21 +110,6 @@ func Open(cache string) (*Store, error) {
 	s := &Store{dir: dir, embedded: embeddedPrograms, beside: besideProgram, found: map[string]Program{}}
 	stores[cache] = s
 	return s, nil
-}
-
-// Engine gives the engine that new sandboxes are to be made with.
-func (s *Store) Engine(ctx context.Context) (Program, error) {
-	return s.find(ctx, EngineName, runtime.GOARCH)
-}
-
-// Guest gives the guest that new sandboxes are to be made with.
-func (s *Store) Guest(ctx context.Context) (Program, error) {
-	return s.find(ctx, GuestName, runtime.GOARCH)
-}
-
-// GuestFor gives the guest for sandboxes on a machine of another kind.
-func (s *Store) GuestFor(ctx context.Context, arch string) (Program, error) {
-	return s.find(ctx, GuestName, arch)
 }
 
 // Choose gives the program of this name at a path, or without a path the one that is found.

@@ -108,7 +108,7 @@ func TestPlacesInOrder(t *testing.T) {
 	find := func(want []byte, origin string) {
 		t.Helper()
 		s := again(s)
-		p, err := s.Engine(t.Context())
+		p, err := s.find(t.Context(), EngineName, runtime.GOARCH)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,8 +130,8 @@ func TestPlacesInOrder(t *testing.T) {
 
 func TestMissingSaysWhatToDo(t *testing.T) {
 	s, _ := store(t)
-	for name, find := range map[string]func(context.Context) (Program, error){EngineName: s.Engine, GuestName: s.Guest} {
-		_, err := find(t.Context())
+	for _, name := range []string{EngineName, GuestName} {
+		_, err := s.find(t.Context(), name, runtime.GOARCH)
 		e, ok := errors.AsType[*v1.Error](err)
 		if !ok || e.Code != v1.CodeEngineMissing || !strings.Contains(e.Remedy, "cmd/"+name+"@") {
 			t.Errorf("%s: got %v", name, err)
@@ -152,7 +152,7 @@ func TestNamedButUnusableIsAnErrorAndNoFallback(t *testing.T) {
 			write(t, named, content)
 			for _, path := range []string{named, named + "-not-there", filepath.Dir(named)} {
 				t.Setenv("RECLUSE_GUEST", path)
-				if p, err := s.Guest(t.Context()); v1.CodeOf(err) != v1.CodeEngineMissing {
+				if p, err := s.find(t.Context(), GuestName, runtime.GOARCH); v1.CodeOf(err) != v1.CodeEngineMissing {
 					t.Errorf("%s: got %v, %v", path, p, err)
 				}
 			}
@@ -170,18 +170,18 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 	find := func(arch string, want []byte) {
 		t.Helper()
 		for range 2 { // the second is remembered
-			p, err := s.GuestFor(t.Context(), arch)
+			p, err := s.find(t.Context(), GuestName, arch)
 			if err != nil {
 				t.Fatal(err)
 			}
 			check(t, s, p, GuestName, want)
 		}
 	}
-	if _, err := s.GuestFor(t.Context(), other); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
+	if _, err := s.find(t.Context(), GuestName, other); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
 		t.Errorf("none is there: %v", err)
 	}
 	write(t, filepath.Join(beside, GuestName), program("mine"))
-	if p, err := s.GuestFor(t.Context(), other); err == nil {
+	if p, err := s.find(t.Context(), GuestName, other); err == nil {
 		t.Errorf("this machine's was taken for another's: %+v", p)
 	}
 	find(mine, program("mine"))
@@ -199,7 +199,7 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 	write(t, named, program("named"))
 	t.Setenv("RECLUSE_GUEST", named)
 	find(mine, program("named"))
-	if p, err := s.GuestFor(t.Context(), other); v1.CodeOf(err) != v1.CodeEngineMissing {
+	if p, err := s.find(t.Context(), GuestName, other); v1.CodeOf(err) != v1.CodeEngineMissing {
 		t.Errorf("this machine's was taken for another's: %+v, %v", p, err)
 	}
 }
@@ -215,7 +215,7 @@ func TestExtractsOnceAndRepairs(t *testing.T) {
 		return []Embedded{e}, nil
 	}
 	for range 3 {
-		if _, err := again(s).Guest(t.Context()); err != nil {
+		if _, err := again(s).find(t.Context(), GuestName, runtime.GOARCH); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,7 +227,7 @@ func TestExtractsOnceAndRepairs(t *testing.T) {
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
-	p, err := again(s).Guest(t.Context())
+	p, err := again(s).find(t.Context(), GuestName, runtime.GOARCH)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestExtractsOnceAndRepairs(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if p, err = s.Guest(t.Context()); err != nil {
+	if p, err = s.find(t.Context(), GuestName, runtime.GOARCH); err != nil {
 		t.Fatal(err)
 	}
 	check(t, s, p, GuestName, content)
@@ -249,7 +249,7 @@ func TestDamagedEmbeddedIsRefused(t *testing.T) {
 			e := carried(GuestName, program("embedded"))
 			e.open = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(program(damaged))), nil }
 			s.embedded = func() ([]Embedded, error) { return []Embedded{e}, nil }
-			if p, err := s.Guest(t.Context()); err == nil {
+			if p, err := s.find(t.Context(), GuestName, runtime.GOARCH); err == nil {
 				t.Errorf("got %v", p)
 			}
 			if entries, _ := os.ReadDir(s.dir); len(entries) != 0 {
@@ -263,7 +263,7 @@ func TestReplacedProgramIsNoticedAndTheOldOneStays(t *testing.T) {
 	s, beside := store(t)
 	path := filepath.Join(beside, EngineName)
 	write(t, path, program("one"))
-	first, err := s.Engine(t.Context())
+	first, err := s.find(t.Context(), EngineName, runtime.GOARCH)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestReplacedProgramIsNoticedAndTheOldOneStays(t *testing.T) {
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)
 	}
-	second, err := again(s).Engine(t.Context())
+	second, err := again(s).find(t.Context(), EngineName, runtime.GOARCH)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestReplacedProgramIsNoticedAndTheOldOneStays(t *testing.T) {
 func TestRememberedProgramIsNotReadAgain(t *testing.T) {
 	s, beside := store(t)
 	write(t, filepath.Join(beside, GuestName), program("x"))
-	p, err := s.Guest(t.Context())
+	p, err := s.find(t.Context(), GuestName, runtime.GOARCH)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestRememberedProgramIsNotReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := again(s).Guest(t.Context())
+	q, err := again(s).find(t.Context(), GuestName, runtime.GOARCH)
 	if err != nil || q != p {
 		t.Fatalf("got %v, %v, want %v", q, err, p)
 	}
@@ -337,7 +337,7 @@ func TestManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
-			p, err := again(s).Engine(context.Background())
+			p, err := again(s).find(context.Background(), EngineName, runtime.GOARCH)
 			if err != nil || p.Hash != sumOf(content) {
 				t.Errorf("got %v, %v", p, err)
 			}

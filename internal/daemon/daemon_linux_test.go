@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,6 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
 // The test's program is also the server: these say so, and how it behaves.
@@ -84,18 +85,15 @@ func serve(data string) int {
 	return 0
 }
 
-// place gives an empty one whose servers end with the test.
+// place returns an empty place whose servers end with the test. The test runs beside others.
 func place(t *testing.T, env ...string) *Place {
 	t.Helper()
+	t.Parallel()
 	p, err := At(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(asServer, p.Data)
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // a server must not stay a second longer than its lock
-	for i := 0; i < len(env); i += 2 {
-		t.Setenv(env[i], env[i+1])
-	}
+	p.Env = append(env, asServer+"="+p.Data, "GORACE=atexit_sleep_ms=0") // a server must not stay a second longer than its lock
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -151,7 +149,7 @@ func TestTwentyFirstCallersStartOneServer(t *testing.T) {
 }
 
 func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
-	p := place(t, lingers, "50ms")
+	p := place(t, lingers+"=50ms")
 	c, err := p.Ensure(t.Context(), Stamp{}, p.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -159,8 +157,8 @@ func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
 	// A caller that is there keeps it.
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if l, err := waitLock(ctx, p.lockFile()); err == nil {
-		l.release()
+	if l, err := filelock.Acquire(ctx, p.lockFile()); err == nil {
+		l.Release()
 		t.Error("it left while a caller held it")
 	}
 	c.Close()
@@ -173,7 +171,7 @@ func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
 }
 
 func TestAServerThatLeavesBeforeItsCallerComesIsStartedAgain(t *testing.T) {
-	p := place(t, lingers, "50ms")
+	p := place(t, lingers+"=50ms")
 	begin, starts := p.Background(), 0
 	start := func(ctx context.Context) error {
 		if err := begin(ctx); err != nil {
@@ -237,6 +235,7 @@ func freeze(t *testing.T, pid int) {
 
 func TestHungServerIsReplaced(t *testing.T) {
 	p := place(t)
+	p.answerWait, p.killWait = time.Second, 500*time.Millisecond // no shorter: on a busy machine the new server needs as long to answer
 	first := ensure(t, p, Stamp{})
 	freeze(t, first.PID)
 	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
@@ -256,12 +255,12 @@ func TestServerWhoseSocketWasRemovedIsReplaced(t *testing.T) {
 }
 
 func TestOlderServerIsReplacedAndANewerOneUsed(t *testing.T) {
-	p := place(t, built, "1000")
+	p := place(t, built+"=1000")
 	first := ensure(t, p, Stamp{Built: time.Unix(1000, 0)})
 	if s := ensure(t, p, Stamp{Built: time.Unix(500, 0)}); s.PID != first.PID {
 		t.Error("an older caller replaced it")
 	}
-	t.Setenv(built, "2000")
+	p.Env = append(p.Env, built+"=2000")
 	if s := ensure(t, p, Stamp{Built: time.Unix(2000, 0)}); s.PID == first.PID || s.Stamp.Built.Unix() != 2000 {
 		t.Errorf("a newer caller got %+v", s)
 	}
@@ -269,7 +268,7 @@ func TestOlderServerIsReplacedAndANewerOneUsed(t *testing.T) {
 
 func TestAnIdleServerWithAnotherConfigurationIsReplaced(t *testing.T) {
 	p := place(t)
-	p.Env = []string{settings + "=one"}
+	p.Env = append(p.Env, settings+"=one")
 	first := ensure(t, p, Stamp{Config: "one"})
 	if first.Stamp.Config != "one" {
 		t.Fatalf("started with %+v", first)
@@ -278,7 +277,7 @@ func TestAnIdleServerWithAnotherConfigurationIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Env = []string{settings + "=two", occupied + "=1"}
+	p.Env = append(p.Env, settings+"=two", occupied+"=1")
 	if s := ensure(t, p, Stamp{Config: "two"}); s.PID != first.PID {
 		t.Error("one that somebody else holds was replaced")
 	}
@@ -297,7 +296,7 @@ func TestAnIdleServerWithAnotherConfigurationIsReplaced(t *testing.T) {
 	}
 }
 
-func TestStaleSocketAndRubbishInTheLock(t *testing.T) {
+func TestStaleSocketAndRubbishInTheStatus(t *testing.T) {
 	p := place(t)
 	l, err := net.Listen("unix", p.control())
 	if err != nil {
@@ -305,7 +304,7 @@ func TestStaleSocketAndRubbishInTheLock(t *testing.T) {
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
-	if err := os.WriteFile(p.lockFile(), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(p.statusFile(), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ensure(t, p, Stamp{})
@@ -319,7 +318,7 @@ func startByHand(t *testing.T, p *Place) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), byHand+"=1")
+	cmd.Env = append(append(os.Environ(), p.Env...), byHand+"=1")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -352,43 +351,14 @@ func TestServerStartedByHandTakesOver(t *testing.T) {
 	}
 }
 
-func TestWhatTheLockSaysIsNeverCutShort(t *testing.T) {
-	p := place(t)
-	l, err := tryLock(p.lockFile())
-	if l == nil || err != nil {
-		t.Fatal(err)
-	}
-	defer l.release()
-	for _, s := range []Status{{PID: 1, Data: strings.Repeat("long ", 100)}, {PID: 2, Data: "short"}, {PID: 3, Data: strings.Repeat("longer ", 100)}} {
-		before, err := l.file.Stat()
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.write(b); err != nil {
-			t.Fatal(err)
-		}
-		after, err := l.file.Stat()
-		if err != nil || after.Size() < before.Size() {
-			t.Errorf("%d bytes became %d, %v", before.Size(), after.Size(), err)
-		}
-		if got, err := p.read(); err != nil || got != s {
-			t.Errorf("%+v, %v", got, err)
-		}
-	}
-}
-
 func TestServerStartedByHandStaysWhenItsWordIsHalfWritten(t *testing.T) {
 	p := place(t)
 	cmd := startByHand(t, p)
-	whole, err := os.ReadFile(p.lockFile())
+	whole, err := os.ReadFile(p.statusFile())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(p.lockFile(), whole[:len(whole)/2], 0o600); err != nil {
+	if err := os.WriteFile(p.statusFile(), whole[:len(whole)/2], 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h, err := p.Claim(t.Context(), HostOptions{})
@@ -403,12 +373,12 @@ func TestServerStartedByHandStaysWhenItsWordIsHalfWritten(t *testing.T) {
 func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 	p := place(t)
 	first := ensure(t, p, Stamp{})
-	whole, err := os.ReadFile(p.lockFile())
+	whole, err := os.ReadFile(p.statusFile())
 	if err != nil {
 		t.Fatal(err)
 	}
 	hidden := p.control() + ".hidden"
-	if err := errors.Join(os.Rename(p.control(), hidden), os.WriteFile(p.lockFile(), whole[:len(whole)/2], 0o600)); err != nil {
+	if err := errors.Join(os.Rename(p.control(), hidden), os.WriteFile(p.statusFile(), whole[:len(whole)/2], 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	found := make(chan Status, 1)
@@ -422,8 +392,8 @@ func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 		c.Close()
 		found <- c.Status
 	}()
-	for ok := true; ok && t.Context().Err() == nil; time.Sleep(lockPoll) { // it has found nobody once it holds this
-		if ok, err = free(p.startLock()); err != nil {
+	for held := false; !held && t.Context().Err() == nil; time.Sleep(poll) { // it has found nobody once it holds this
+		if held, err = filelock.Held(p.startLock()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -463,16 +433,12 @@ func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
 			p := place(t)
 			pid, spared := victim(t)
 			// The new server has the lock and has not said anything yet.
-			l, err := tryLock(p.lockFile())
-			if l == nil || err != nil {
-				t.Fatal(err)
-			}
-			defer l.release()
-			b, err := json.Marshal(Status{PID: pid, Born: 1, Phase: Serving, Background: true})
+			l, err := filelock.Try(p.lockFile())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := l.write(b); err != nil {
+			defer l.Release()
+			if err := atomicfile.WriteJSON(p.statusFile(), Status{PID: pid, Born: 1, Phase: Serving, Background: true}); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -488,7 +454,7 @@ func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
 }
 
 func TestStartThatFailsSaysWhy(t *testing.T) {
-	p := place(t, failing, "1")
+	p := place(t, failing+"=1")
 	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
 	e, ok := errors.AsType[*v1.Error](err)
 	if !ok || e.Code != v1.CodeDiskFull || e.Remedy != "make some" || !contains(err, "ENOSPC") {
@@ -497,7 +463,7 @@ func TestStartThatFailsSaysWhy(t *testing.T) {
 }
 
 func TestServerThatEndsWithoutAWordIsToldByItsLog(t *testing.T) {
-	p := place(t, mute, "1")
+	p := place(t, mute+"=1")
 	_, err := p.Ensure(t.Context(), Stamp{}, p.Background())
 	if v1.CodeOf(err) != CodeNotReady || !contains(err, "something broke") {
 		t.Errorf("got %v", err)

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
 // Timing of a caller.
 const (
+	// poll is how often a server that does not answer is looked for again.
+	poll = 10 * time.Millisecond
 	// answerWait is how long a server has to say who it is. On a crowded machine that takes more than a moment; one that
 	// takes longer is taken for broken.
 	answerWait = 3 * time.Second
@@ -31,6 +34,7 @@ const (
 // Conn holds a server: while it is open, one that was started by itself does not leave.
 type Conn struct {
 	Status Status
+	wait   time.Duration
 	conn   net.Conn
 	in     *json.Decoder
 }
@@ -39,7 +43,7 @@ type Conn struct {
 func (c *Conn) Close() error { return c.conn.Close() }
 
 func (c *Conn) ask(ctx context.Context, do string) (Status, error) {
-	deadline := time.Now().Add(answerWait)
+	deadline := time.Now().Add(c.wait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
@@ -66,13 +70,13 @@ func (c *Conn) Wait() {
 // Find gives the server that answers, or an error if none does.
 func (p *Place) Find(ctx context.Context) (*Conn, error) {
 	var d net.Dialer
-	dialing, cancel := context.WithTimeout(ctx, answerWait)
+	dialing, cancel := context.WithTimeout(ctx, p.answerWait)
 	defer cancel()
 	nc, err := d.DialContext(dialing, "unix", p.control())
 	if err != nil {
 		return nil, errors.Join(errNobody, err)
 	}
-	c := &Conn{conn: nc, in: json.NewDecoder(bufio.NewReader(nc))}
+	c := &Conn{wait: p.answerWait, conn: nc, in: json.NewDecoder(bufio.NewReader(nc))}
 	if c.Status, err = c.ask(ctx, "hello"); err != nil {
 		nc.Close()
 		return nil, errors.Join(errNobody, err)
@@ -92,11 +96,11 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 		}
 		c.Close()
 	}
-	l, err := waitLock(ctx, p.startLock())
+	l, err := filelock.Acquire(ctx, p.startLock())
 	if err != nil {
 		return nil, &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
 	}
-	defer l.release()
+	defer l.Release()
 	for attempt := 1; ; attempt++ {
 		c, err := p.usable(ctx, me)
 		if c != nil || err != nil {
@@ -148,11 +152,11 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if ok, err := free(p.lockFile()); ok || err != nil {
+		if held, err := filelock.Held(p.lockFile()); !held || err != nil {
 			return nil, err
 		}
-		// Somebody has the place and does not answer. He is given time, unless he served before we asked and says so still: the file may be
-		// half written, or speak of the one before.
+		// Somebody has the place and does not answer. He is given time, unless he served before we asked and says so still: the status
+		// may be that of the server before.
 		s, err := p.read()
 		known := err == nil && s.lives()
 		hung := known && s.Phase == Serving && before.Phase == Serving && before.PID == s.PID
@@ -167,18 +171,18 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(lockPoll):
+		case <-time.After(poll):
 		}
 	}
 }
 
 // Stop asks the server to leave and waits until it has. Its sessions live on for the next one. No server is no error.
 func (p *Place) Stop(ctx context.Context) error {
-	l, err := waitLock(ctx, p.startLock())
+	l, err := filelock.Acquire(ctx, p.startLock())
 	if err != nil {
 		return err
 	}
-	defer l.release()
+	defer l.Release()
 	return p.stop(ctx)
 }
 
@@ -201,12 +205,12 @@ func (p *Place) stop(ctx context.Context) error {
 // Preconditions: the caller holds the lock for starting.
 func (p *Place) force(ctx context.Context) error {
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		s, err := p.holder(ctx, killWait)
+		s, err := p.holder(ctx, p.killWait)
 		if s == nil || err != nil {
 			return err
 		}
 		_ = s.signal(sig) // one that has ended meanwhile is what is wanted
-		if p.gone(ctx, killWait) {
+		if p.gone(ctx, p.killWait) {
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -223,7 +227,7 @@ func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error)
 	defer cancel()
 	for {
 		s, err := p.read()
-		if ok, lockErr := free(p.lockFile()); ok || lockErr != nil {
+		if held, lockErr := filelock.Held(p.lockFile()); !held || lockErr != nil {
 			return nil, lockErr
 		}
 		if err == nil && s.lives() {
@@ -235,7 +239,7 @@ func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error)
 				Code: CodeNotReady, Op: "find the server", Message: "somebody holds " + p.lockFile() + " and does not say who", Remedy: "see " + p.Log(), Retry: true,
 				Err: context.Cause(ctx),
 			}
-		case <-time.After(lockPoll):
+		case <-time.After(poll):
 		}
 	}
 }
@@ -254,10 +258,10 @@ func (p *Place) who(ctx context.Context) (*Status, error) {
 func (p *Place) gone(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	l, err := waitLock(ctx, p.lockFile())
+	l, err := filelock.Acquire(ctx, p.lockFile())
 	if err != nil {
 		return false
 	}
-	l.release()
+	l.Release()
 	return true
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
 // Timing of a server's own work.
@@ -34,7 +36,7 @@ type HostOptions struct {
 type Host struct {
 	place   *Place
 	opts    HostOptions
-	lock    *lock
+	lock    *filelock.Lock
 	leave   context.CancelFunc
 	leaving context.Context
 	work    sync.WaitGroup
@@ -60,26 +62,26 @@ func (p *Place) Claim(ctx context.Context, o HostOptions) (*Host, error) {
 		PID: os.Getpid(), Born: born(os.Getpid()), Phase: Starting, Background: o.Background, Stamp: o.Stamp, Started: time.Now().UTC(), Data: p.Data, Socket: p.Socket(), Listen: o.Listen,
 	}
 	if err := h.publish(); err != nil {
-		l.release()
+		l.Release()
 		return nil, err
 	}
 	return h, nil
 }
 
-func (p *Place) claim(ctx context.Context, o HostOptions) (*lock, error) {
+func (p *Place) claim(ctx context.Context, o HostOptions) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, takeOver)
 	defer cancel()
-	if l, err := tryLock(p.lockFile()); l != nil || err != nil {
+	if l, err := filelock.Try(p.lockFile()); !errors.Is(err, filelock.ErrHeld) {
 		return l, err
 	}
 	// Callers must not start a server of their own between the old one and us. One that was started by itself has a
 	// caller who holds this lock already.
 	if !o.Background {
-		start, err := waitLock(ctx, p.startLock())
+		start, err := filelock.Acquire(ctx, p.startLock())
 		if err != nil {
 			return nil, err
 		}
-		defer start.release()
+		defer start.Release()
 		s, err := p.who(ctx)
 		if err != nil {
 			return nil, err
@@ -92,7 +94,7 @@ func (p *Place) claim(ctx context.Context, o HostOptions) (*lock, error) {
 		}
 	}
 	for {
-		if l, err := tryLock(p.lockFile()); l != nil || err != nil {
+		if l, err := filelock.Try(p.lockFile()); !errors.Is(err, filelock.ErrHeld) {
 			return l, err
 		}
 		if c, err := p.Find(ctx); err == nil {
@@ -106,20 +108,16 @@ func (p *Place) claim(ctx context.Context, o HostOptions) (*lock, error) {
 				return nil, context.Cause(ctx)
 			}
 			return nil, running(s)
-		case <-time.After(lockPoll):
+		case <-time.After(poll):
 		}
 	}
 }
 
-// publish writes what the server is doing into the lock's file.
+// publish writes the server's status for those to whom it does not answer.
 func (h *Host) publish() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	b, err := json.Marshal(h.status)
-	if err != nil {
-		return err
-	}
-	return h.lock.write(b)
+	return atomicfile.WriteJSON(h.place.statusFile(), h.status)
 }
 
 // Socket listens for the API. Only this user can reach it.
@@ -191,7 +189,7 @@ func (h *Host) Release() {
 	}
 	h.mu.Unlock()
 	h.work.Wait()
-	h.lock.release()
+	h.lock.Release()
 }
 
 // accept answers callers until the listener is closed.

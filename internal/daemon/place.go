@@ -3,12 +3,12 @@ package daemon
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -22,11 +22,19 @@ type Place struct {
 	run  string   // the locks and what the server says about itself
 	sock string   // the sockets
 	api  string   // the API's socket, when the user wants it elsewhere
+
+	answerWait, killWait time.Duration
 }
 
 // At gives the place of a data directory and makes what is missing. A socket that is not empty is the path of the API's.
 func At(data, socket string) (*Place, error) {
-	p := &Place{Data: data, run: filepath.Join(data, "server"), api: socket}
+	p := &Place{
+		Data:       data,
+		run:        filepath.Join(data, "server"),
+		api:        socket,
+		answerWait: answerWait,
+		killWait:   killWait,
+	}
 	if err := xdg.Private(p.run); err != nil {
 		return nil, err
 	}
@@ -58,9 +66,10 @@ func (p *Place) Socket() string { return p.api }
 // Log is the file in which a server that was started by itself writes.
 func (p *Place) Log() string { return filepath.Join(p.run, "server.log") }
 
-func (p *Place) control() string   { return filepath.Join(p.sock, "control.sock") }
-func (p *Place) lockFile() string  { return filepath.Join(p.run, "server.lock") }
-func (p *Place) startLock() string { return filepath.Join(p.run, "start.lock") }
+func (p *Place) control() string    { return filepath.Join(p.sock, "control.sock") }
+func (p *Place) statusFile() string { return filepath.Join(p.run, "server.json") }
+func (p *Place) lockFile() string   { return filepath.Join(p.run, "server.lock") }
+func (p *Place) startLock() string  { return filepath.Join(p.run, "start.lock") }
 
 // Stamp identifies the build and the configuration of a server or a caller.
 type Stamp struct {
@@ -117,7 +126,7 @@ type Status struct {
 	Idle       bool      `json:"idle,omitempty"`   // it has nothing to look after, and no caller but the one that asks; only in the answer to that
 }
 
-// lives reports whether the process that wrote this is still there. A lock's file may be that of a server long dead, whose pid another has now.
+// lives reports whether the process that wrote this is still there. A status may be that of a server long dead, whose pid another has now.
 func (s Status) lives() bool { return s.PID > 0 && born(s.PID) == s.Born }
 
 // signal sends one to the process that wrote this, and to no other.
@@ -133,12 +142,8 @@ func (s Status) signal(sig os.Signal) error {
 	return p.Signal(sig)
 }
 
-// read gives what the lock's file says.
-func (p *Place) read() (Status, error) {
-	var s Status
-	b, err := os.ReadFile(p.lockFile())
-	if err != nil {
-		return s, err
-	}
-	return s, json.Unmarshal(b, &s)
+// read returns the status that the server wrote last.
+func (p *Place) read() (s Status, err error) {
+	err = atomicfile.ReadJSON(p.statusFile(), &s)
+	return s, err
 }

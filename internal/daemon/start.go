@@ -23,40 +23,22 @@ const (
 
 // news is what a server in the background says on its output, once: it serves, or why not.
 type news struct {
-	Ready   bool    `json:"ready"`
-	Code    v1.Code `json:"code,omitempty"`
-	Op      string  `json:"op,omitempty"`
-	Message string  `json:"message,omitempty"`
-	Remedy  string  `json:"remedy,omitempty"`
-	Retry   bool    `json:"retry,omitempty"`
-	Cause   string  `json:"cause,omitempty"`
+	Problem *v1.Problem `json:"problem"` // nil: it serves
 }
 
 // Tell says to whoever started this server that it serves, or why it does not, and closes the output: from then on
 // nobody listens.
 func Tell(out *os.File, failed error) error {
-	n := news{Ready: failed == nil}
+	var n news
 	if e, ok := errors.AsType[*v1.Error](failed); ok {
-		n.Code, n.Op, n.Message, n.Remedy, n.Retry = e.Code, e.Op, e.Message, e.Remedy, e.Retry
+		n.Problem = &v1.Problem{Code: e.Code, Op: e.Op, Detail: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 		if e.Err != nil {
-			n.Cause = e.Err.Error()
+			n.Problem.Cause = e.Err.Error()
 		}
 	} else if failed != nil {
-		n.Code, n.Message = v1.CodeInternal, failed.Error()
+		n.Problem = &v1.Problem{Code: v1.CodeInternal, Detail: failed.Error()}
 	}
 	return errors.Join(json.NewEncoder(out).Encode(n), out.Close())
-}
-
-// err is what the server told of.
-func (n news) err() error {
-	if n.Ready {
-		return nil
-	}
-	e := &v1.Error{Code: n.Code, Op: n.Op, Message: n.Message, Remedy: n.Remedy, Retry: n.Retry}
-	if n.Cause != "" {
-		e.Err = errors.New(n.Cause)
-	}
-	return e
 }
 
 // Background gives what starts args of this program as a server that outlives us.
@@ -111,8 +93,11 @@ func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
 	defer stop()
 	var n news
 	err := json.NewDecoder(r).Decode(&n)
+	if err == nil && n.Problem != nil {
+		return n.Problem.Err()
+	}
 	if err == nil {
-		return n.err()
+		return nil
 	}
 	if ctx.Err() != nil {
 		return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: fmt.Sprintf("it is not ready after %s", readyWait), Remedy: "see " + p.Log(), Retry: true, Err: context.Cause(ctx)}

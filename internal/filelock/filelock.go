@@ -20,7 +20,7 @@ const poll = 10 * time.Millisecond
 // ErrHeld says that another process, or another Lock of this one, holds the lock.
 var ErrHeld = errors.New("the lock is held")
 
-// Lock is an exclusive lock that this process holds.
+// Lock is a lock that this process holds.
 type Lock struct{ f *flock.Flock }
 
 // Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx ends; the error
@@ -40,8 +40,30 @@ func Try(path string) (*Lock, error) { return try(flock.New(path)) }
 // TryDir is Try for a directory, which must exist. It is for unix systems only.
 func TryDir(dir string) (*Lock, error) { return try(flock.New(dir, flock.SetFlag(os.O_RDONLY))) }
 
-func try(f *flock.Flock) (*Lock, error) {
-	ok, err := f.TryLock()
+// TryShared takes a shared lock on the file at path, which must exist. It fails with ErrHeld only while another holds the
+// lock exclusively: it serves those who want to know whether the lock is held, and must not be taken for a holder by one another.
+func TryShared(path string) (*Lock, error) {
+	f := flock.New(path, flock.SetFlag(os.O_RDONLY))
+	return taken(f, f.TryRLock)
+}
+
+// Held reports whether another holds the lock on the file at path, which it creates.
+func Held(path string) (bool, error) {
+	l, err := Try(path)
+	if err != nil {
+		if errors.Is(err, ErrHeld) {
+			err = nil
+		}
+		return err == nil, err
+	}
+	l.Release()
+	return false, nil
+}
+
+func try(f *flock.Flock) (*Lock, error) { return taken(f, f.TryLock) }
+
+func taken(f *flock.Flock, try func() (bool, error)) (*Lock, error) {
+	ok, err := try()
 	if err == nil && !ok {
 		err = ErrHeld
 	}

@@ -1,12 +1,12 @@
 package hostpath
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,15 +65,7 @@ func (p *Policy) judgeHandle(path string, f *os.File) (string, error) {
 	return resolved, nil
 }
 
-// mount is one line of /proc/self/mountinfo.
-type mount struct {
-	dev    string // major:minor, of the file system
-	root   string // what of the file system is mounted
-	point  string // where
-	fstype string
-}
-
-type mountTable []mount
+type mountTable []*mountinfo.Info
 
 // pseudo file systems show the host's kernel, wherever they are mounted.
 var pseudo = map[string]bool{
@@ -87,96 +79,62 @@ func (p *Policy) mounts() (mountTable, error) {
 	if file == "" {
 		file = "/proc/self/mountinfo"
 	}
-	raw, err := os.ReadFile(file)
+	f, err := os.Open(file)
 	if os.IsNotExist(err) {
 		return nil, nil // without /proc, names and inodes have to do
 	}
 	if err != nil {
 		return nil, err
 	}
-	return parseMounts(string(raw))
+	defer f.Close()
+	return mountinfo.GetMountsFromReader(f, nil)
 }
 
-func parseMounts(raw string) (mountTable, error) {
-	var table mountTable
-	for line := range strings.Lines(raw) {
-		// 36 35 98:0 /root /point options [optional fields] - type source options
-		head, tail, ok := strings.Cut(strings.TrimRight(line, "\n"), " - ")
-		fields := strings.Fields(head)
-		if !ok || len(fields) < 6 {
-			return nil, fmt.Errorf("unexpected line %q", line)
-		}
-		fstype, _, _ := strings.Cut(tail, " ")
-		table = append(table, mount{dev: fields[2], root: unescape(fields[3]), point: unescape(fields[4]), fstype: fstype})
-	}
-	return table, nil
-}
-
-// unescape undoes the kernel's octal escapes of white space and backslashes.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+4 <= len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
-// locate says on which file system a path lies, and where on it.
-func (t mountTable) locate(path string) (m mount, inner string, ok bool) {
-	best := -1
-	for i, m := range t {
-		if path != m.point && !within(path, m.point) {
-			continue
-		}
-		if best < 0 || len(m.point) >= len(t[best].point) { // a later mount on the same point hides the earlier one
-			best = i
+// locate says on which mount a path lies, and where on its file system; without one it is nil.
+func (t mountTable) locate(path string) (best *mountinfo.Info, inner string) {
+	for _, m := range t {
+		// A later mount on the same point hides the earlier one.
+		if (path == m.Mountpoint || within(path, m.Mountpoint)) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+			best = m
 		}
 	}
-	if best < 0 {
-		return mount{}, "", false
+	if best == nil {
+		return nil, ""
 	}
-	m = t[best]
-	return m, filepath.Join(m.root, strings.TrimPrefix(path, m.point)), true
+	return best, filepath.Join(best.Root, strings.TrimPrefix(path, best.Mountpoint))
 }
 
 // judge refuses what the mount table unmasks: bind mounts of refused places, of something below or above them, and pseudo
 // file systems; for the path itself and for each mount below it.
 func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, format string, args ...any) error) error {
-	m, inner, ok := t.locate(resolved)
-	if !ok {
+	m, inner := t.locate(resolved)
+	if m == nil {
 		return nil
 	}
-	type place struct{ dev, inner, where string }
-	candidates := []place{{m.dev, inner, ""}}
-	if pseudo[m.fstype] {
-		return refuse(RulePseudo, "it lies on a %s file system, which shows the host's kernel", m.fstype)
+	type place struct {
+		on           *mountinfo.Info
+		inner, where string
+	}
+	candidates := []place{{m, inner, ""}}
+	if pseudo[m.FSType] {
+		return refuse(RulePseudo, "it lies on a %s file system, which shows the host's kernel", m.FSType)
 	}
 	for _, m := range t {
-		if !within(m.point, resolved) {
+		if !within(m.Mountpoint, resolved) {
 			continue
 		}
-		if pseudo[m.fstype] {
-			return refuse(RulePseudo, "a %s file system is mounted below it, at %s", m.fstype, m.point)
+		if pseudo[m.FSType] {
+			return refuse(RulePseudo, "a %s file system is mounted below it, at %s", m.FSType, m.Mountpoint)
 		}
-		candidates = append(candidates, place{m.dev, m.root, m.point})
+		candidates = append(candidates, place{m, m.Root, m.Mountpoint})
 	}
 	for _, tr := range trees {
-		tm, tinner, ok := t.locate(tr.path)
-		if !ok {
+		tm, tinner := t.locate(tr.path)
+		if tm == nil {
 			continue
 		}
 		for _, c := range candidates {
-			if c.dev != tm.dev {
+			if c.on.Major != tm.Major || c.on.Minor != tm.Minor {
 				continue
 			}
 			rel := tr.relate(c.inner, tinner)

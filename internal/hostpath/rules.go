@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -19,27 +20,8 @@ var systemTrees = []Rule{
 	{"/efi", "the host's boot loader"},
 	{"/run", "the sockets of the host's services"},
 	{"/var/run", "the sockets of the host's services"},
-	{"/var/lib/docker", containerState},
-	{"/var/lib/containerd", containerState},
-	{"/var/lib/containers", containerState},
-	{"/var/lib/crio", containerState},
-	{"/var/lib/kubelet", containerState},
-	{"/var/lib/rancher", containerState},
-	{"/var/lib/k0s", containerState},
-	{"/var/lib/lxc", containerState},
-	{"/var/lib/lxd", containerState},
-	{"/var/lib/incus", containerState},
-	{"/var/lib/machines", containerState},
-	{"/var/lib/libvirt", containerState},
-	{"/var/lib/nomad", containerState},
-	{"/var/lib/buildkit", containerState},
-	{"/var/lib/cni", containerState},
-	{"/var/lib/etcd", containerState},
 	{"/var/lib/cloud", "the instance's start-up secrets"},
 	{"/var/lib/sss", "cached log-in data"},
-	{"/var/snap/microk8s", containerState},
-	{"/var/snap/docker", containerState},
-	{"/var/snap/lxd", containerState},
 	{"/var/spool/cron", "commands that the host runs by itself"},
 }
 
@@ -51,7 +33,12 @@ var darwinTrees = []Rule{
 	{"/private/var/db", "the host's accounts and secrets"},
 }
 
-const containerState = "the state of other containers"
+// containerTrees hold the state of container engines, of virtual machines and of what manages them.
+var containerTrees = []string{
+	"/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/kubelet", "/var/lib/rancher", "/var/lib/k0s",
+	"/var/lib/lxc", "/var/lib/lxd", "/var/lib/incus", "/var/lib/machines", "/var/lib/libvirt", "/var/lib/nomad", "/var/lib/buildkit",
+	"/var/lib/cni", "/var/lib/etcd", "/var/snap/microk8s", "/var/snap/docker", "/var/snap/lxd",
+}
 
 // keyFolders hold credentials, relative to a home directory.
 var keyFolders = []string{
@@ -84,7 +71,10 @@ var socketVariables = []string{
 // Default returns this host's policy: the system's trees, the homes in /etc/passwd, $HOME and all below /home, and sockets
 // that the environment names. It reads /etc/passwd and the environment anew each time, since users come and go.
 func Default() *Policy {
-	p := &Policy{Trees: append([]Rule(nil), systemTrees...), HomeBases: []string{"/home", "/var/home", "/export/home"}}
+	p := &Policy{Trees: slices.Clone(systemTrees), HomeBases: []string{"/home", "/var/home", "/export/home"}}
+	for _, path := range containerTrees {
+		p.Trees = append(p.Trees, Rule{path, "the state of other containers"})
+	}
 	switch runtime.GOOS {
 	case "darwin":
 		p.Trees = append(p.Trees, darwinTrees...)

@@ -21,7 +21,6 @@ const (
 	TooLarge    = v1.CodeTooLarge         // more bytes or entries than the caps allow
 	Invalid     = v1.CodeInvalidSpec      // a reference nobody can understand, or something that is no image
 	NoSpace     = v1.CodeDiskFull         // the disk with the cache is full
-	InUse       = v1.CodeBusy             // a sandbox holds the image
 	Cache       = v1.CodeInternal         // the cache directory cannot be used
 )
 
@@ -41,7 +40,7 @@ func errorf(code v1.Code, remedy, format string, args ...any) *v1.Error {
 const (
 	remedyCorrupt = "fetch or export the image again"
 	remedyLarge   = "use a smaller image or raise the cap"
-	remedySpace   = "free some space, prune the image cache, or move the cache to another disk"
+	remedySpace   = "free some space, or move the cache to another disk"
 )
 
 // trouble is what a code means, for causes that know only their own part of it.

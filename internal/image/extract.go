@@ -26,7 +26,7 @@ const (
 // extractor unpacks layers, one after the other, below one directory.
 //
 // The layers are hostile until shown otherwise. Three things keep them inside: every operation goes through an [os.Root];
-// parents are resolved as a chroot would (see [Resolve]), so that a symlink planted by one entry cannot lead the next one
+// parents are resolved as a chroot would (see [resolve]), so that a symlink planted by one entry cannot lead the next one
 // out; and nothing is ever written through an existing name: a file is removed first and then created exclusively, so a hard
 // link or symlink under its name stays untouched. Nobody else writes into the directory meanwhile.
 type extractor struct {
@@ -199,7 +199,7 @@ func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 	if x.parentRoot != nil && x.parentPath == name && (!create || x.layer[name] || name == ".") {
 		return x.parentRoot, x.parentPath, nil
 	}
-	resolved, err := Resolve(x.root, name)
+	resolved, err := resolve(x.root, name)
 	if gone(err) {
 		return nil, "", nil
 	}
@@ -308,7 +308,7 @@ func (x *extractor) hardlink(parent *os.Root, base, full, target string, old fs.
 		return fmt.Errorf("hard link to %q, which is not inside the image", target)
 	}
 	dir, last := path.Split(name)
-	resolved, err := Resolve(x.root, dir)
+	resolved, err := resolve(x.root, dir)
 	if err != nil {
 		return err
 	}

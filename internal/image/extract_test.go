@@ -168,6 +168,7 @@ func symlinkBomb() []entry {
 }
 
 func TestHostileLayers(t *testing.T) {
+	t.Parallel()
 	for _, tc := range hostile {
 		t.Run(tc.name, func(t *testing.T) {
 			tg := newTarget(t)
@@ -247,6 +248,7 @@ func sparse(t testing.TB) []byte {
 }
 
 func TestHostileBytes(t *testing.T) {
+	t.Parallel()
 	for name, raw := range rawHostile(t) {
 		t.Run(name, func(t *testing.T) {
 			tg := newTarget(t)
@@ -267,21 +269,27 @@ func TestHostileBytes(t *testing.T) {
 
 // TestManyMarkers must not cost the square of their number.
 func TestManyMarkers(t *testing.T) {
+	t.Parallel()
+	markers := 2000
+	if testing.Short() {
+		markers = 200
+	}
 	tg := newTarget(t)
 	x := newExtractor(tg.root, 1<<20, 100_000)
 	var entries []entry
-	for i := range 2000 {
+	for i := range markers {
 		entries = append(entries, file(fmt.Sprintf("d/%d", i), ""), file("d/.wh..wh..opq", ""), file(".wh.d", ""))
 	}
 	if err := x.apply(t.Context(), bytes.NewReader(makeTar(t, entries...))); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(tree(t, tg.inner), "\n"); got != 2001 {
+	if got := strings.Count(tree(t, tg.inner), "\n"); got != markers+1 {
 		t.Errorf("%d entries", got)
 	}
 }
 
 func TestModesWhateverTheUmask(t *testing.T) {
+	t.Parallel()
 	tg := newTarget(t)
 	x := newExtractor(tg.root, 1<<20, 100)
 	if err := x.apply(t.Context(), bytes.NewReader(makeTar(t, file("implied/x", ""), entry{dir("tmp", 0o1777), ""}, entry{tar.Header{Typeflag: tar.TypeReg, Name: "all", Mode: 0o777}, ""}))); err != nil {
@@ -295,6 +303,7 @@ func TestModesWhateverTheUmask(t *testing.T) {
 }
 
 func TestCancelledExtraction(t *testing.T) {
+	t.Parallel()
 	tg := newTarget(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

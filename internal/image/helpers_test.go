@@ -103,7 +103,7 @@ func makeImage(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
 	}
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
 		OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{}},
-		Config: v1.Config{Env: []string{"A=b"}, WorkingDir: "/w", User: "1000:1000", Entrypoint: []string{"/e"}, Cmd: []string{"c"}},
+		Config: v1.Config{Env: []string{"A=b"}, WorkingDir: "/w"},
 	})
 	if err == nil {
 		img, err = mutate.AppendLayers(img, layers...)

@@ -7,17 +7,15 @@
 //	<Dir>/images/<sha256>/rootfs/        the unpacked layers
 //	                      config.json    the image's config, byte for byte
 //	                      manifest.json  its manifest; its hash is the directory's name
-//	                      meta.json      what unpacking found out (size, entries)
-//	                      lease          locked by whoever uses the image; its time is that of the last use
 //	<Dir>/refs/<sha256>.json             which digest a reference meant last
-//	<Dir>/locks/<sha256>                 held while that image is unpacked or removed
+//	<Dir>/locks/<sha256>                 held while that image is unpacked
 //	<Dir>/tmp/<sha256>-<random>/         an image in the making
 //
 // An image appears under images/ by one rename and is complete from then on. Who dies before leaves something in tmp/; whoever
 // comes later and gets the lock of that digest knows by it that nobody is at work there any more, and clears it away.
 //
 // Layers are hostile until their digests say otherwise, and then still: see extract.go. All bytes are verified, compressed and
-// uncompressed, before the image is shown to anyone. Symlinks in rootfs mean places inside of it: look them up with [Resolve].
+// uncompressed, before the image is shown to anyone. Symlinks in rootfs mean places inside of it.
 package image
 
 import (
@@ -25,24 +23,22 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
 	api "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
 // Caps on what an image may unpack to, when [Options] do not say otherwise.
@@ -61,29 +57,13 @@ const zstdWindow = 128 << 20
 type Store struct {
 	// Dir is the cache directory; it is made when missing, for this user alone.
 	Dir string
-	// Transport is used instead of a plain HTTP transport when set.
-	Transport http.RoundTripper
-	// Keychain holds registry credentials; nil means those of docker and podman.
-	Keychain authn.Keychain
 	// NoSync leaves out the flush to disk before an image counts as complete. A power cut may then leave a damaged image.
 	NoSync bool
 }
 
-// Pull says when a registry is asked what a tag means.
-type Pull string
-
-// The pull policies.
-const (
-	PullMissing Pull = "missing" // when the cache does not know the reference; the default
-	PullAlways  Pull = "always"  // each time; layers are fetched only if the answer is new
-	PullNever   Pull = "never"   // not at all
-)
-
 // Options for [Store.Get]. The zero value is fine.
 type Options struct {
-	Pull       Pull
 	Arch       string // as in GOARCH; empty means this machine's
-	Insecure   bool   // allow plain HTTP and unverified names
 	MaxBytes   int64  // cap on the uncompressed layers and on the files in them, each together
 	MaxEntries int64
 	// Progress is called now and then, from the goroutine that called Get.
@@ -103,38 +83,29 @@ const (
 
 // Progress tells how far Get has come.
 type Progress struct {
-	Phase  Phase
-	Layer  int   // the current one, from 1
-	Layers int   // how many there are
-	Bytes  int64 // read so far, of all layers, compressed
-	Total  int64 // to be read
+	Phase Phase
+	Bytes int64 // read so far, of all layers, compressed
+	Total int64 // to be read
 }
 
 // Image is an unpacked image.
 type Image struct {
-	Ref    string
 	Digest string // sha256:… of the manifest
 	RootFS string // to be mounted read-only
 	Config Config
-
-	dir string
 }
 
 // Config is what an image says about running it.
 type Config struct {
 	Env        []string
 	WorkingDir string
-	User       string
-	Entrypoint []string
-	Cmd        []string
-	Labels     map[string]string
-	Created    time.Time
 }
 
 // Get returns the image that ref means, from the cache or by unpacking it. Errors are of type *[sandbox.Error], or the context's.
 func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, error) {
 	img, err := s.get(ctx, ref, opts.withDefaults())
 	if err == nil {
+		opts.tell(Progress{Phase: PhaseDone})
 		return img, nil
 	}
 	var e *api.Error
@@ -152,9 +123,6 @@ func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, erro
 }
 
 func (o Options) withDefaults() Options {
-	if o.Pull == "" {
-		o.Pull = PullMissing
-	}
 	if o.Arch == "" {
 		o.Arch = runtime.GOARCH
 	}
@@ -164,23 +132,21 @@ func (o Options) withDefaults() Options {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = DefaultMaxEntries
 	}
-	if o.Progress == nil {
-		o.Progress = func(Progress) {}
-	}
 	return o
+}
+
+func (o Options) tell(p Progress) {
+	if o.Progress != nil {
+		o.Progress(p)
+	}
 }
 
 func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	switch opts.Pull {
-	case PullMissing, PullAlways, PullNever:
-	default:
-		return nil, errorf(Invalid, "use missing, always or never", "there is no pull policy %q", opts.Pull)
-	}
-	opts.Progress(Progress{Phase: PhaseResolve})
-	parsed, err := parseReference(ref, opts.Insecure)
+	opts.tell(Progress{Phase: PhaseResolve})
+	parsed, err := parseReference(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -197,20 +163,14 @@ func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, erro
 		defer files.Close()
 		f = fnd
 	} else {
-		_, immutable := parsed.registry.(name.Digest)
-		if opts.Pull != PullAlways || immutable {
-			if img, err := s.cached(parsed, opts); img != nil || err != nil {
-				return s.hand(img, ref, opts), err
-			}
+		if img, err := s.cached(parsed, opts); img != nil || err != nil {
+			return img, err
 		}
-		if opts.Pull == PullNever {
-			return nil, errorf(NotFound, "pull it once with another policy", "it is not in the cache, and the pull policy is never")
-		}
-		reg, closeIdle, err := openRegistry(parsed.registry, s.Transport, s.Keychain)
-		defer closeIdle()
+		reg, closeIdle, err := openRegistry(parsed.registry)
 		if err != nil {
 			return nil, err
 		}
+		defer closeIdle()
 		if f, err = reg.find(ctx, parsed.registry, opts.Arch); err != nil {
 			return nil, err
 		}
@@ -224,22 +184,7 @@ func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, erro
 			return nil, err
 		}
 	}
-	if err := s.remember(parsed.key(), opts.Arch, f.digest.Hex); err != nil {
-		return nil, err
-	}
-	return s.hand(img, ref, opts), nil
-}
-
-// hand gives a ready image its last touches.
-func (s *Store) hand(img *Image, ref string, opts Options) *Image {
-	if img == nil {
-		return nil
-	}
-	img.Ref = ref
-	now := time.Now()
-	_ = os.Chtimes(filepath.Join(img.dir, leaseFile), now, now) // only Prune cares
-	opts.Progress(Progress{Phase: PhaseDone})
-	return img
+	return img, s.remember(parsed.key(), opts.Arch, f.digest.Hex)
 }
 
 // cached returns what the cache knows about a registry reference, or nil.
@@ -257,11 +202,16 @@ func (s *Store) cached(ref reference, opts Options) (*Image, error) {
 
 // unpackLocked unpacks f unless somebody else does so first.
 func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image, error) {
-	l, err := s.lock(ctx, f.digest.Hex, func() { opts.Progress(Progress{Phase: PhaseWait}) })
-	if err != nil {
-		return nil, err
+	file := s.lockFile(f.digest.Hex)
+	lock, err := filelock.Try(file)
+	if errors.Is(err, filelock.ErrHeld) {
+		opts.tell(Progress{Phase: PhaseWait})
+		lock, err = filelock.Acquire(ctx, file)
 	}
-	defer l.unlock()
+	if err != nil {
+		return nil, cacheError(err)
+	}
+	defer lock.Release()
 	if img, err := s.open(f.digest.Hex, opts.Arch); img != nil || err != nil {
 		return img, err
 	}
@@ -279,14 +229,6 @@ func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image
 		err = errorf(Cache, "look at the disk", "the image vanished from the cache")
 	}
 	return img, err
-}
-
-// meta is what meta.json holds.
-type meta struct {
-	Bytes   int64     `json:"bytes"`
-	Entries int64     `json:"entries"`
-	Layers  int       `json:"layers"`
-	Created time.Time `json:"created"`
 }
 
 // unpack makes images/<digest>.
@@ -317,12 +259,11 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 	defer root.Close()
 
 	u := &unpacking{x: newExtractor(root, opts.MaxBytes, opts.MaxEntries), opts: opts}
-	u.progress = Progress{Phase: PhaseUnpack, Layers: len(m.Layers)}
+	u.progress = Progress{Phase: PhaseUnpack}
 	for _, l := range m.Layers {
 		u.progress.Total += l.Size
 	}
 	for i, desc := range m.Layers {
-		u.progress.Layer = i + 1
 		if err := u.layer(ctx, f, desc, cfg.RootFS.DiffIDs[i]); err != nil {
 			return inside(fmt.Sprintf("layer %d of %d", i+1, len(m.Layers)), err)
 		}
@@ -332,11 +273,7 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 		return cacheError(err)
 	}
 
-	info, err := json.Marshal(meta{Bytes: u.x.bytes, Entries: u.x.entries, Layers: len(m.Layers), Created: time.Now().UTC()})
-	if err != nil {
-		return err
-	}
-	for file, content := range map[string][]byte{"config.json": rawConfig, "manifest.json": f.raw, "meta.json": info, leaseFile: nil} {
+	for file, content := range map[string][]byte{"config.json": rawConfig, "manifest.json": f.raw} {
 		if err := os.WriteFile(filepath.Join(tmp, file), content, 0o600); err != nil {
 			return cacheError(err)
 		}
@@ -361,7 +298,7 @@ type unpacking struct {
 func (u *unpacking) tell(force bool) {
 	if now := time.Now(); force || now.Sub(u.told) >= progressEvery {
 		u.told = now
-		u.opts.Progress(u.progress)
+		u.opts.tell(u.progress)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 // TestOrdinaryUser unpacks as nobody, layers with owners and closed directories, and removes it all again.
 func TestOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("the whole suite runs as an ordinary user already")
 	}
@@ -65,6 +66,7 @@ func TestOrdinaryUser(t *testing.T) {
 
 // TestOwnersAsRoot keeps owners where that is possible.
 func TestOwnersAsRoot(t *testing.T) {
+	t.Parallel()
 	testneed.Root(t, "giving files away")
 	e := file("x", "1")
 	e.hdr.Uid, e.hdr.Gid = 1000, 1001
@@ -80,6 +82,7 @@ func TestOwnersAsRoot(t *testing.T) {
 
 // TestFullDisk unpacks more than the cache's disk can hold.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		testneed.Lacking(t, "the right to mount:", err)
@@ -91,7 +94,7 @@ func TestFullDisk(t *testing.T) {
 	}()
 	s := &Store{Dir: dir, NoSync: true}
 	_, err := s.Get(t.Context(), writeLayout(t, makeImage(t, "", makeLayer(t, file("big", strings.Repeat("x", 4<<20)))), "v1"), Options{})
-	wantKind(t, err, NoSpace, "prune")
+	wantKind(t, err, NoSpace, "free some space")
 	if left := tree(t, filepath.Join(dir, "tmp")); left != "" {
 		t.Errorf("left behind:\n%.300s", left)
 	}
@@ -102,6 +105,7 @@ func TestFullDisk(t *testing.T) {
 
 // TestSync goes the way that the others leave out.
 func TestSync(t *testing.T) {
+	t.Parallel()
 	s := newStore(t)
 	s.NoSync = false
 	if _, err := s.Get(t.Context(), writeLayout(t, hello(t, ""), "v1"), Options{}); err != nil {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,7 @@ func wantKind(t *testing.T, err error, kind api.Code, words ...string) {
 }
 
 func TestGetFromEverywhere(t *testing.T) {
+	t.Parallel()
 	img := hello(t, "")
 	reg := newRegistry(t)
 	tag := reg.push(t, "some/hello:v1", img)
@@ -75,15 +77,14 @@ func TestGetFromEverywhere(t *testing.T) {
 			if !strings.Contains(what, "docker archive") && got.Digest != digestOf(t, img) {
 				t.Errorf("digest %s", got.Digest)
 			}
-			if got.RootFS != filepath.Join(s.Dir, "images", strings.TrimPrefix(got.Digest, "sha256:"), "rootfs") || got.Ref != ref {
+			if got.RootFS != filepath.Join(s.Dir, "images", strings.TrimPrefix(got.Digest, "sha256:"), "rootfs") {
 				t.Errorf("image %+v", got)
 			}
-			c := got.Config
-			if fmt.Sprintln(c.Env, c.WorkingDir, c.User, c.Entrypoint, c.Cmd) != "[A=b] /w 1000:1000 [/e] [c]\n" {
+			if c := got.Config; !slices.Equal(c.Env, []string{"A=b"}) || c.WorkingDir != "/w" {
 				t.Errorf("config %+v", c)
 			}
 			last := seen[len(seen)-2]
-			if seen[0].Phase != PhaseResolve || seen[len(seen)-1].Phase != PhaseDone || last.Phase != PhaseUnpack || last.Layer != 2 || last.Layers != 2 || last.Bytes != last.Total || last.Total == 0 {
+			if seen[0].Phase != PhaseResolve || seen[len(seen)-1].Phase != PhaseDone || last.Phase != PhaseUnpack || last.Bytes != last.Total || last.Total == 0 {
 				t.Errorf("progress %+v", seen)
 			}
 			left, _ := os.ReadDir(filepath.Join(s.Dir, "tmp"))
@@ -95,6 +96,7 @@ func TestGetFromEverywhere(t *testing.T) {
 }
 
 func TestHardLinksShareAndTimesStay(t *testing.T) {
+	t.Parallel()
 	got, err := newStore(t).Get(t.Context(), writeLayout(t, hello(t, ""), "x"), Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -114,6 +116,7 @@ func TestHardLinksShareAndTimesStay(t *testing.T) {
 }
 
 func TestSecondUseReadsNoLayers(t *testing.T) {
+	t.Parallel()
 	s, reg := newStore(t), newRegistry(t)
 	ref := reg.push(t, "hello:v1", hello(t, ""))
 	for range 2 {
@@ -146,6 +149,7 @@ func TestSecondUseReadsNoLayers(t *testing.T) {
 }
 
 func TestIndexChoosesThisMachine(t *testing.T) {
+	t.Parallel()
 	reg := newRegistry(t)
 	mine, other := hello(t, ""), hello(t, otherArch())
 	add := func(idx v1.ImageIndex, img v1.Image, p v1.Platform) v1.ImageIndex {
@@ -177,6 +181,7 @@ func TestIndexChoosesThisMachine(t *testing.T) {
 }
 
 func TestWrongArchitecture(t *testing.T) {
+	t.Parallel()
 	img := hello(t, otherArch())
 	s := newStore(t)
 	for what, ref := range map[string]string{
@@ -190,6 +195,7 @@ func TestWrongArchitecture(t *testing.T) {
 }
 
 func TestZstdLayers(t *testing.T) {
+	t.Parallel()
 	raw := makeTar(t, file("z", strings.Repeat("zstd", 10000)))
 	img := makeImage(t, "", rawLayer(t, raw, tarball.WithCompression(compression.ZStd)))
 	got, err := newStore(t).Get(t.Context(), writeLayout(t, img, "z"), Options{})
@@ -202,6 +208,7 @@ func TestZstdLayers(t *testing.T) {
 }
 
 func TestCorruptImages(t *testing.T) {
+	t.Parallel()
 	img := makeImage(t, "", makeLayer(t, file("a", strings.Repeat("some text that compresses ", 1000))), makeLayer(t, file("b", "second")))
 	manifest, _ := img.Manifest()
 	layer := "blobs/sha256/" + manifest.Layers[0].Digest.Hex
@@ -257,6 +264,7 @@ func TestCorruptImages(t *testing.T) {
 
 // TestDiffIDIsChecked has a layer whose compressed bytes are as promised and whose content is not what the config says.
 func TestDiffIDIsChecked(t *testing.T) {
+	t.Parallel()
 	img := makeImage(t, "", makeLayer(t, file("a", "good")))
 	cfg, _ := img.ConfigFile()
 	cfg = cfg.DeepCopy()
@@ -283,6 +291,7 @@ func TestDiffIDIsChecked(t *testing.T) {
 }
 
 func TestCaps(t *testing.T) {
+	t.Parallel()
 	big := makeImage(t, "", makeLayer(t, file("zeros", strings.Repeat("\x00", 4<<20))))
 	many := makeImage(t, "", makeLayer(t, file("a/b/c/d/e", "")), makeLayer(t, file("f", "")))
 	// A long tail behind the archive's end unpacks to nothing and costs all the same.
@@ -320,14 +329,14 @@ const childEnv = "RECLUSE_IMAGE_TEST_CHILD"
 
 func childMain() {
 	s := &Store{Dir: os.Args[1], NoSync: true}
-	img, err := s.Get(context.Background(), os.Args[2], Options{Pull: PullAlways})
+	img, err := s.Get(context.Background(), os.Args[2], Options{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	fmt.Println(img.RootFS)
 	if len(os.Args) > 3 { // and remove it again
-		if err := s.Remove(context.Background(), img.Digest); err != nil {
+		if err := s.discard(strings.TrimPrefix(img.Digest, digestPrefix)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -36,7 +36,7 @@ var pathSchemes = []string{"oci:", "oci-archive:", "docker-archive:", "tar:"}
 // parseReference understands what a caller writes. A plain word is a registry reference, as in docker; a path must look like
 // one (begin with "/", "./" or "../", or end in ".tar" and exist), so that a directory in the working directory that happens
 // to be called "python" cannot take the place of the image of that name.
-func parseReference(ref string, insecure bool) (reference, error) {
+func parseReference(ref string) (reference, error) {
 	if ref == "" || strings.ContainsAny(ref, "\x00\n") {
 		return reference{}, errorf(Invalid, "give a registry reference such as python:3.12-slim, or the path of an image archive or OCI layout", "it is empty or contains a line break or zero byte")
 	}
@@ -47,11 +47,7 @@ func parseReference(ref string, insecure bool) (reference, error) {
 		return parsePath(ref)
 	}
 	ref = strings.TrimPrefix(ref, "docker://")
-	var opts []name.Option
-	if insecure {
-		opts = append(opts, name.Insecure)
-	}
-	parsed, err := name.ParseReference(ref, opts...)
+	parsed, err := name.ParseReference(ref)
 	if err != nil {
 		return reference{}, asError(Invalid, "write it as registry/name:tag, name:tag or name@sha256:…, or as the path of an image archive or OCI layout", err)
 	}

@@ -34,31 +34,24 @@ type registry struct {
 	stall  time.Duration
 }
 
-// openRegistry prepares to talk to the registry of ref; close drops its connections.
-func openRegistry(ref name.Reference, rt http.RoundTripper, keychain authn.Keychain) (r *registry, closeIdle func(), err error) {
-	closeIdle = func() {}
-	if rt == nil {
-		t := &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext,
-			ForceAttemptHTTP2:     true,
-			TLSHandshakeTimeout:   dialTimeout,
-			ResponseHeaderTimeout: headerTimeout,
-			ExpectContinueTimeout: time.Second,
-		}
-		rt, closeIdle = t, t.CloseIdleConnections
-	}
-	if keychain == nil {
-		keychain = authn.DefaultKeychain
+// openRegistry prepares to talk to the registry of ref, with the credentials of docker and podman; closeIdle drops its connections.
+func openRegistry(ref name.Reference) (r *registry, closeIdle func(), err error) {
+	t := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext,
+		ForceAttemptHTTP2:     true,
+		TLSHandshakeTimeout:   dialTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		ExpectContinueTimeout: time.Second,
 	}
 	puller, err := remote.NewPuller(
-		remote.WithTransport(rt), remote.WithAuthFromKeychain(keychain), remote.WithUserAgent("recluse"),
+		remote.WithTransport(t), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithUserAgent("recluse"),
 		remote.WithRetryBackoff(remote.Backoff{Duration: retryFirstWait, Factor: retryFactor, Steps: retryAttempts}),
 	)
 	if err != nil {
-		return nil, closeIdle, asError(Invalid, "", err)
+		return nil, nil, asError(Invalid, "", err)
 	}
-	return &registry{repo: ref.Context(), puller: puller, stall: stallTimeout}, closeIdle, nil
+	return &registry{repo: ref.Context(), puller: puller, stall: stallTimeout}, t.CloseIdleConnections, nil
 }
 
 // find asks for the manifest that ref names now.

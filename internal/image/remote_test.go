@@ -18,37 +18,36 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-func TestPullPolicies(t *testing.T) {
+// TestATagKeepsItsMeaning: a reference means what it meant when it was first pulled, unless it names a digest.
+func TestATagKeepsItsMeaning(t *testing.T) {
+	t.Parallel()
 	s, reg := newStore(t), newRegistry(t)
 	first := makeImage(t, "", makeLayer(t, file("version", "1")))
 	second := makeImage(t, "", makeLayer(t, file("version", "2")))
 	ref := reg.push(t, "moving:tag", first)
-	_, err := s.Get(t.Context(), ref, Options{Pull: PullNever})
-	wantKind(t, err, NotFound, "never")
-	get := func(p Pull) string {
+	get := func(ref string) string {
 		t.Helper()
-		img, err := s.Get(t.Context(), ref, Options{Pull: p})
+		img, err := s.Get(t.Context(), ref, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return img.Digest
 	}
 	one, two := digestOf(t, first), digestOf(t, second)
-	if get("") != one {
+	if get(ref) != one {
 		t.Error("first pull")
 	}
 	reg.push(t, "moving:tag", second)
-	if get(PullMissing) != one || get(PullNever) != one {
-		t.Error("missing and never must keep what the cache knows")
+	if get(ref) != one {
+		t.Error("what the cache knows is asked for again")
 	}
-	if get(PullAlways) != two || get(PullNever) != two {
-		t.Error("always must follow the tag")
+	if get(reg.host+"/moving@"+two) != two {
+		t.Error("the new image has not been pulled")
 	}
-	_, err = s.Get(t.Context(), ref, Options{Pull: "sometimes"})
-	wantKind(t, err, Invalid, "sometimes")
 }
 
 func TestBadReferences(t *testing.T) {
+	t.Parallel()
 	s := newStore(t)
 	rootfs := filepath.Join(t.TempDir(), "rootfs.tar")
 	gz := filepath.Join(t.TempDir(), "image.tar")
@@ -94,6 +93,7 @@ func TestBadReferences(t *testing.T) {
 }
 
 func TestRegistryErrors(t *testing.T) {
+	t.Parallel()
 	s, reg := newStore(t), newRegistry(t)
 	ref := reg.push(t, "hello:v1", hello(t, ""))
 	_, err := s.Get(t.Context(), reg.host+"/hello:v2", Options{})
@@ -171,6 +171,7 @@ func TestRegistryErrors(t *testing.T) {
 
 // TestStalledDownload stops sending in the middle of a layer.
 func TestStalledDownload(t *testing.T) {
+	t.Parallel()
 	reg := newRegistry(t)
 	ref := reg.push(t, "hello:v1", hello(t, ""))
 	release := make(chan struct{})
@@ -188,11 +189,11 @@ func TestStalledDownload(t *testing.T) {
 		}
 		return true
 	})
-	parsed, err := parseReference(ref, false)
+	parsed, err := parseReference(ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, closeIdle, err := openRegistry(parsed.registry, nil, nil)
+	r, closeIdle, err := openRegistry(parsed.registry)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +211,7 @@ func TestStalledDownload(t *testing.T) {
 
 // TestForeignURLsAreNotFollowed lets a manifest point to another server.
 func TestForeignURLsAreNotFollowed(t *testing.T) {
+	t.Parallel()
 	trap := newRegistry(t)
 	visited := false
 	trap.intercept(func(http.ResponseWriter, *http.Request) bool { visited = true; return false })
@@ -237,6 +239,7 @@ func TestForeignURLsAreNotFollowed(t *testing.T) {
 }
 
 func TestResolve(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -257,11 +260,11 @@ func TestResolve(t *testing.T) {
 		"": ".", "/": ".", "../..": ".", "/bin/sh": "usr/bin/sh", "abs/bin/x": "usr/bin/x", "up/bin": "usr/bin", "a/b/top/a/two/y": "usr/bin/y",
 		"none/../bin/z": "usr/bin/z", "/usr/bin/python": "usr/bin/python3", "a/b/../../../../bin": "usr/bin",
 	} {
-		if got, err := Resolve(root, name); err != nil || got != want {
-			t.Errorf("Resolve(%q) = %q, %v; want %q", name, got, err, want)
+		if got, err := resolve(root, name); err != nil || got != want {
+			t.Errorf("resolve(%q) = %q, %v; want %q", name, got, err, want)
 		}
 	}
-	if got, err := Resolve(root, "loop/x"); err == nil {
+	if got, err := resolve(root, "loop/x"); err == nil {
 		t.Errorf("a loop resolved to %q", got)
 	}
 }

@@ -12,11 +12,11 @@ import (
 // maxLinks is how many symlinks one path may pass, as in the Linux kernel.
 const maxLinks = 40
 
-// Resolve finds what name means for a process whose root directory is root, and returns it relative to root, without
+// resolve finds what name means for a process whose root directory is root, and returns it relative to root, without
 // symlinks: absolute symlinks start at root again and ".." stops there, as after a chroot. [os.Root] alone refuses absolute
 // symlinks, of which images are full. A part that does not exist is kept as it is, so the result may not exist; use
 // root.Lstat on it.
-func Resolve(root *os.Root, name string) (string, error) {
+func resolve(root *os.Root, name string) (string, error) {
 	links := maxLinks
 	var done []string
 	todo := strings.Split(name, "/")

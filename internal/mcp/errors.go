@@ -12,35 +12,31 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Codes of this package, beside those that come from the server.
-const (
-	CodeSessionNeeded v1.Code = "session_argument_needed" // the connection has no session of its own
-	CodeNoModel               = v1.CodeModelMissing
-	CodeOrigin        v1.Code = "origin_refused"
-	CodeSampling      v1.Code = "sampling_failed"
-)
-
 func invalid(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read arguments", Message: fmt.Sprintf(format, args...)}
 }
 
-// failed tells a model what went wrong: the code first, then what happened, what to do, and whether trying again can help. A failed
-// tool is a result, not an error of the protocol, because only results are shown to models.
-func failed(err error) *sdk.CallToolResult {
-	var b strings.Builder
-	e, ok := errors.AsType[*v1.Error](err)
+// told is an error with a text for models: the code first, then what happened, what to do, and whether trying again can help. The SDK makes a
+// result of it, not an error of the protocol, because only results are shown to models.
+func told(err error) error { return &tellable{err} }
+
+type tellable struct{ error }
+
+// Unwrap returns the error itself.
+func (t *tellable) Unwrap() error { return t.error }
+
+// Error implements error.
+func (t *tellable) Error() string {
+	e, ok := errors.AsType[*v1.Error](t.error)
 	switch {
+	case ok && e.Retry:
+		return fmt.Sprintf("%s: %s; trying again may help", e.Code, e)
 	case ok:
-		fmt.Fprintf(&b, "%s: %s", e.Code, e.Error())
-		if e.Retry {
-			b.WriteString("; trying again may help")
-		}
-	case errors.Is(err, context.Canceled):
-		b.WriteString(string(v1.CodeCancelled) + ": given up")
-	default:
-		b.WriteString(err.Error())
+		return fmt.Sprintf("%s: %s", e.Code, e)
+	case errors.Is(t.error, context.Canceled):
+		return string(v1.CodeCancelled) + ": given up"
 	}
-	return &sdk.CallToolResult{IsError: true, Content: []sdk.Content{&sdk.TextContent{Text: b.String()}}}
+	return t.error.Error()
 }
 
 // maxComplaint bounds the text of an error. The SDK quotes arguments it does not like, however large they are.

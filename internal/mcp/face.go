@@ -2,8 +2,6 @@ package mcp
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"reflect"
 
@@ -12,6 +10,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/schema"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -90,7 +89,7 @@ type call struct {
 
 // where is the argument that all tools have.
 type where struct {
-	Session string `json:"session,omitempty" jsonschema:"name of the session to work in; left out: the one of this connection"`
+	Session string `json:"session,omitempty" doc:"name of the session to work in; left out: the one of this connection"`
 }
 
 // tool describes one tool.
@@ -101,22 +100,13 @@ type tool struct {
 	shape                    func(in *jsonschema.Schema) // says more about the arguments than their types do
 }
 
-// add adds a tool. What it gives is structured; the text beside it is the same as JSON unless the tool says it better.
-func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolResult, Out, error)) {
-	types := &jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
-		reflect.TypeFor[v1.RunLimits]():    limitsSchema(),
-		reflect.TypeFor[json.RawMessage](): {}, // any value, not bytes
-	}}
-	in, err := jsonschema.For[In](types)
-	out, outErr := jsonschema.For[Out](types)
-	if err = errors.Join(err, outErr); err != nil {
-		panic("schema of " + t.name + ": " + err.Error()) // a mistake in this package
-	}
-	for _, p := range in.Properties {
-		if len(p.Types) == 2 && p.Types[0] == "null" { // what may be left out need not be null, and not every client can read two types
-			p.Type, p.Types = p.Types[1], nil
-		}
-	}
+// shower is a result that is shown to models otherwise than as JSON. It may return nil.
+type shower interface{ shown() *sdk.CallToolResult }
+
+// add adds a tool. What it returns is structured; the text beside it is the same as JSON, unless it is a shower.
+func add[In, Out any](f *face, t tool, do func(c *call, in In) (Out, error)) {
+	var types schema.Set
+	in, out := types.Of(reflect.TypeFor[In]()), types.Of(reflect.TypeFor[Out]())
 	if t.shape != nil {
 		t.shape(in)
 	}
@@ -140,24 +130,19 @@ func add[In, Out any](f *face, t tool, do func(c *call, in In) (*sdk.CallToolRes
 		if err := c.answer(); err != nil {
 			return nil, none, told(err)
 		}
-		res, out, err := do(c, args)
+		out, err := do(c, args)
 		if err != nil {
 			if q := c.question(err); q != nil {
 				return q, none, nil
 			}
 			return nil, none, told(err)
 		}
-		return res, out, nil
+		if s, ok := any(out).(shower); ok {
+			return s.shown(), out, nil
+		}
+		return nil, out, nil
 	})
 }
-
-// told is an error whose text is written for a model; the SDK shows texts of errors only.
-func told(err error) error { return &tellable{err} }
-
-type tellable struct{ error }
-
-func (t *tellable) Error() string { return failed(t.error).Content[0].(*sdk.TextContent).Text }
-func (t *tellable) Unwrap() error { return t.error }
 
 // name is the session that a call means.
 func (c *call) name(given string) (string, error) {
@@ -166,7 +151,7 @@ func (c *call) name(given string) (string, error) {
 	}
 	if given == "" {
 		return "", &v1.Error{
-			Code: CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
+			Code: v1.CodeSessionNeeded, Op: "find session", Message: "this connection has no session of its own",
 			Remedy: "give the argument session, a name of your choice, and the same one each time",
 		}
 	}
@@ -188,20 +173,8 @@ func (c *call) open(given string) (*client.Session, session.Opened, error) {
 
 // absent reports the error of a session that is not there.
 func absent(err error) bool {
-	switch v1.CodeOf(err) {
-	case v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded:
-		return true
-	}
-	return false
-}
-
-// enum lets an argument have some values only.
-func enum(s *jsonschema.Schema, property string, values ...string) {
-	p := s.Properties[property]
-	p.Enum = nil
-	for _, v := range values {
-		p.Enum = append(p.Enum, v)
-	}
+	code := v1.CodeOf(err)
+	return code == v1.CodeSessionNotFound || code == v1.CodeSessionExpired || code == v1.CodeSessionEnded
 }
 
 // between bounds a number.

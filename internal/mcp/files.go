@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"strings"
@@ -24,21 +25,21 @@ const (
 
 type filesArgs struct {
 	where
-	Action    string `json:"action" jsonschema:"what to do"`
-	Path      string `json:"path,omitempty" jsonschema:"file or directory in the sandbox; relative ones begin in the home directory, which is also what list lists if it is left out"`
-	Content   string `json:"content,omitempty" jsonschema:"what to write"`
-	Encoding  string `json:"encoding,omitempty" jsonschema:"of content to write: text (the default) or base64"`
-	Append    bool   `json:"append,omitempty" jsonschema:"write: add to the end instead of replacing"`
-	Exclusive bool   `json:"exclusive,omitempty" jsonschema:"write, move: never replace what is there"`
-	Offset    int64  `json:"offset,omitempty" jsonschema:"read: bytes to pass over"`
-	Limit     int64  `json:"limit,omitempty" jsonschema:"read: bytes to give, at most 4 MiB; left out: 64 KiB"`
-	Recursive bool   `json:"recursive,omitempty" jsonschema:"list, remove: also what is below"`
-	To        string `json:"to,omitempty" jsonschema:"move: the new name"`
+	Action    string `json:"action" enum:"read,write,list,stat,remove,mkdir,move" doc:"what to do"`
+	Path      string `json:"path,omitempty" doc:"file or directory in the sandbox; relative ones begin in the home directory, which is also what list lists if it is left out"`
+	Content   string `json:"content,omitempty" doc:"what to write"`
+	Encoding  string `json:"encoding,omitempty" enum:"text,base64" doc:"of content to write; left out: text"`
+	Append    bool   `json:"append,omitempty" doc:"write: add to the end instead of replacing"`
+	Exclusive bool   `json:"exclusive,omitempty" doc:"write, move: never replace what is there"`
+	Offset    int64  `json:"offset,omitempty" doc:"read: bytes to pass over"`
+	Limit     int64  `json:"limit,omitempty" doc:"read: bytes to give, at most 4 MiB; left out: 64 KiB"`
+	Recursive bool   `json:"recursive,omitempty" doc:"list, remove: also what is below"`
+	To        string `json:"to,omitempty" doc:"move: the new name"`
 }
 
 type fileInfo struct {
 	Path     string    `json:"path"`
-	Kind     string    `json:"kind" jsonschema:"file, dir, symlink, fifo, socket or device"`
+	Kind     string    `json:"kind" doc:"file, dir, symlink, fifo, socket or device"`
 	Size     int64     `json:"size_bytes"`
 	Mode     string    `json:"mode"`
 	Modified time.Time `json:"modified"`
@@ -46,15 +47,16 @@ type fileInfo struct {
 }
 
 type filesResult struct {
-	Session  string     `json:"session"`
-	Action   string     `json:"action"`
-	Path     string     `json:"path"`
-	Content  string     `json:"content,omitempty"`
-	Encoding string     `json:"encoding,omitempty" jsonschema:"of content: text, or base64 if it is no text"`
-	Next     int64      `json:"next_offset,omitempty" jsonschema:"where to go on reading; left out: all was read"`
-	File     *fileInfo  `json:"file,omitempty"`
-	Entries  []fileInfo `json:"entries,omitempty"`
-	More     bool       `json:"more,omitempty" jsonschema:"the directory has more entries than are listed"`
+	Session    string     `json:"session"`
+	Action     string     `json:"action"`
+	Path       string     `json:"path"`
+	Content    string     `json:"content,omitempty"`
+	Encoding   string     `json:"encoding,omitempty" doc:"of content: text, or base64 if it is no text"`
+	Next       int64      `json:"next_offset,omitempty" doc:"where to go on reading; left out: all was read"`
+	File       *fileInfo  `json:"file,omitempty"`
+	Entries    []fileInfo `json:"entries,omitempty"`
+	More       bool       `json:"more,omitempty" doc:"the directory has more entries than are listed"`
+	Unreadable int64      `json:"unreadable,omitempty" doc:"entries that could not be looked at, and directories that could not be entered: the list lacks them"`
 }
 
 func (f *face) addFiles() {
@@ -62,26 +64,24 @@ func (f *face) addFiles() {
 		name: "files", title: "Files of the session", destructive: true,
 		description: "Read, write, list, describe, remove, move files and make directories in the session's sandbox. Nothing of the user's own machine can be reached.",
 		shape: func(in *jsonschema.Schema) {
-			enum(in, "action", "read", "write", "list", "stat", "remove", "mkdir", "move")
-			enum(in, "encoding", "text", "base64")
 			between(in, "offset", 0, 1<<53)
 			between(in, "limit", 0, maxRead)
 			longest(in, "content", maxWrite)
 		},
-	}, func(c *call, in filesArgs) (*sdk.CallToolResult, filesResult, error) { return c.files(in) })
+	}, (*call).files)
 }
 
-func (c *call) files(in filesArgs) (*sdk.CallToolResult, filesResult, error) {
+func (c *call) files(in filesArgs) (filesResult, error) {
 	out := filesResult{Action: in.Action, Path: below(in.Path)}
 	if in.Path == "" {
 		if in.Action != "list" {
-			return nil, out, invalid("%s needs a path", in.Action)
+			return out, invalid("%s needs a path", in.Action)
 		}
 		out.Path = v1.DefaultHome
 	}
 	s, _, err := c.open(in.Session)
 	if err != nil {
-		return nil, out, err
+		return out, err
 	}
 	out.Session = s.Name()
 	fs := s.Files()
@@ -91,105 +91,81 @@ func (c *call) files(in filesArgs) (*sdk.CallToolResult, filesResult, error) {
 	case "write":
 		return c.write(fs, in, out)
 	case "list":
-		out.Entries, out.More, err = c.list(fs, out.Path, in.Recursive, maxEntries)
-		return nil, out, err
+		return c.list(fs, in.Recursive, out)
 	case "stat":
 		i, err := fs.Stat(c, out.Path)
 		out.File = infoOf(i)
-		return nil, out, err
+		return out, err
 	case "remove":
-		return nil, out, fs.Remove(c, out.Path, sandbox.RemoveOptions{Recursive: in.Recursive})
+		return out, fs.Remove(c, out.Path, sandbox.RemoveOptions{Recursive: in.Recursive})
 	case "mkdir":
-		return nil, out, fs.Mkdir(c, out.Path, sandbox.MkdirOptions{Parents: true})
+		return out, fs.Mkdir(c, out.Path, sandbox.MkdirOptions{Parents: true})
 	case "move":
 		if in.To == "" {
-			return nil, out, invalid("move needs to")
+			return out, invalid("move needs to")
 		}
-		return nil, out, fs.Move(c, out.Path, below(in.To), sandbox.MoveOptions{Exclusive: in.Exclusive})
+		return out, fs.Move(c, out.Path, below(in.To), sandbox.MoveOptions{Exclusive: in.Exclusive})
 	}
-	return nil, out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
 }
 
-func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
-	limit := in.Limit
-	if limit == 0 {
-		limit = defaultRead
-	}
+func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (filesResult, error) {
 	var b bytes.Buffer
-	i, err := fs.ReadRange(c, out.Path, in.Offset, limit, &b)
+	i, err := fs.ReadRange(c, out.Path, in.Offset, cmp.Or(in.Limit, defaultRead), &b)
 	if err != nil {
-		return nil, out, err
+		return out, err
 	}
 	out.File = infoOf(i)
-	end := in.Offset + int64(b.Len())
-	if i != nil && end < i.Size {
-		out.Next = end
+	data := b.Bytes()
+	more := in.Offset+int64(len(data)) < i.Size
+	if whole := data[:len(data)-v1.Incomplete(data)]; more && len(whole) > 0 && utf8.Valid(whole) { // a character is not cut in two
+		data = whole
 	}
-	text := b.Bytes()
-	if whole := wholeRunes(text); out.Next > 0 && len(whole) > 0 { // a character is not cut in two
-		out.Next -= int64(len(text) - len(whole))
-		text = whole
+	if more {
+		out.Next = in.Offset + int64(len(data))
 	}
-	out.Content, out.Encoding = encoded(text)
-	if out.Encoding != "text" {
-		out.Next = 0
-		if i != nil && end < i.Size {
-			out.Next = end
-		}
-		out.Content = base64.StdEncoding.EncodeToString(b.Bytes())
-		return nil, out, nil
+	if out.Content, out.Encoding = string(data), "text"; !utf8.Valid(data) {
+		out.Content, out.Encoding = base64.StdEncoding.EncodeToString(data), "base64"
 	}
-	shown := out.Content
-	if out.Next > 0 {
-		shown += fmt.Sprintf("\n[%d of %d bytes; go on with offset %d]", end, i.Size, out.Next)
-	}
-	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: shown}}}, out, nil
+	return out, nil
 }
 
-// wholeRunes drops the beginning of a character at the end.
-func wholeRunes(b []byte) []byte {
-	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
-		if c := b[len(b)-n]; utf8.RuneStart(c) {
-			if !utf8.FullRune(b[len(b)-n:]) {
-				return b[:len(b)-n]
-			}
-			break
-		}
+// shown is the text of a file that was read.
+func (r filesResult) shown() *sdk.CallToolResult {
+	if r.Action != "read" || r.Encoding != "text" {
+		return nil
 	}
-	return b
+	text := r.Content
+	if r.Next > 0 {
+		text += fmt.Sprintf("\n[%d of %d bytes; go on with offset %d]", r.Next, r.File.Size, r.Next)
+	}
+	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: text}}}
 }
 
-func encoded(b []byte) (text, encoding string) {
-	if utf8.Valid(b) {
-		return string(b), "text"
-	}
-	return base64.StdEncoding.EncodeToString(b), "base64"
-}
-
-func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (*sdk.CallToolResult, filesResult, error) {
+func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (filesResult, error) {
 	data := []byte(in.Content)
 	if in.Encoding == "base64" {
 		var err error
 		if data, err = base64.StdEncoding.DecodeString(in.Content); err != nil {
-			return nil, out, invalid("content is not base64: %v", err)
+			return out, invalid("content is not base64: %v", err)
 		}
 	}
 	i, err := fs.Write(c, out.Path, bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Append: in.Append, Exclusive: in.Exclusive})
 	out.File = infoOf(i)
-	return nil, out, err
+	return out, err
 }
 
-func (c *call) list(fs sandbox.FileSystem, dir string, recursive bool, most int) (list []fileInfo, more bool, err error) {
-	for i, err := range fs.List(c, dir, sandbox.ListOptions{Recursive: recursive}) {
+func (c *call) list(fs sandbox.FileSystem, recursive bool, out filesResult) (filesResult, error) {
+	for i, err := range fs.List(c, out.Path, sandbox.ListOptions{Recursive: recursive, Unreadable: &out.Unreadable}) {
 		if err != nil {
-			return nil, false, err
+			return out, err
 		}
-		if len(list) == most {
-			return list, true, nil
+		if out.More = len(out.Entries) == maxEntries; out.More {
+			break
 		}
-		list = append(list, *infoOf(i))
+		out.Entries = append(out.Entries, *infoOf(i))
 	}
-	return list, false, nil
+	return out, nil
 }
 
 func infoOf(i *sandbox.FileInfo) *fileInfo {

@@ -2,21 +2,19 @@ package mcp
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"net/http"
 	"sync"
 	"time"
-
-	"github.com/recluse-dev/recluse/internal/problem"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/problem"
 )
 
 const (
@@ -33,16 +31,14 @@ type Handler struct {
 	loop    *loop
 	endings sync.WaitGroup
 	leaving chan struct{}
-
-	mu    sync.Mutex
-	calls map[string]context.Context // guarded by mu; requests that are being answered
-	once  sync.Once
+	once    sync.Once
+	calls   sync.Map // requests that are being answered: id → context.Context
 }
 
 // NewHandler serves what api can do: each call is a request to it, with the credentials of the one that came in. Close it when
 // nobody is served any more.
 func NewHandler(handler http.Handler, o Options) *Handler {
-	h := &Handler{loop: newLoop(handler), calls: map[string]context.Context{}, leaving: make(chan struct{})}
+	h := &Handler{loop: newLoop(handler), leaving: make(chan struct{})}
 	h.face = newFace(o, h.reach)
 	h.Transport = NewTransport(h.face.server)
 	return h
@@ -61,27 +57,21 @@ func (h *Handler) Close() {
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := sameOrigin(r); err != nil {
-		refuse(w, err)
+		problem.Write(w, problem.Of(err))
 		return
 	}
 	r = r.Clone(r.Context())
-	id := rand.Text()
+	id := ids.Hex(16)
 	r.Header.Set(headerRemote, r.RemoteAddr)
 	r.Header.Set(headerHost, r.Host)
 	r.Header.Set(headerCall, id)
 	who, err := h.identify(r)
 	if err != nil {
-		refuse(w, err)
+		problem.Write(w, problem.Of(err))
 		return
 	}
-	h.mu.Lock()
-	h.calls[id] = r.Context()
-	h.mu.Unlock()
-	defer func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.calls, id)
-	}()
+	h.calls.Store(id, r.Context())
+	defer h.calls.Delete(id)
 	next := http.Handler(h.Transport)
 	if r.Header.Get("Authorization") != "" {
 		// The SDK then lets nobody else into the connections of this caller.
@@ -123,10 +113,8 @@ func (h *Handler) reach(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error
 // present gives the context of a request that is being answered. Without a way to take up an answer later, one whose caller has gone
 // is of no use to anybody, in either era.
 func (h *Handler) present(id string) context.Context {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if ctx := h.calls[id]; ctx != nil {
-		return ctx
+	if ctx, ok := h.calls.Load(id); ok {
+		return ctx.(context.Context)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -158,19 +146,5 @@ func sameOrigin(r *http.Request) error {
 	if origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host {
 		return nil
 	}
-	return &v1.Error{Code: CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
-}
-
-// refuse answers as the API does.
-func refuse(w http.ResponseWriter, err error) {
-	p := problem.Of(err)
-	switch p.Code {
-	case CodeOrigin:
-		p.Status = http.StatusForbidden
-	case v1.CodeUnauthorized:
-		w.Header().Set("WWW-Authenticate", "Bearer")
-	}
-	w.Header().Set("Content-Type", v1.ProblemType)
-	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(p) // whoever has gone does not hear it
+	return &v1.Error{Code: v1.CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
 }

@@ -21,7 +21,7 @@ func TestTheLaterEraNeedsASessionByName(t *testing.T) {
 	if s.ID() != "" {
 		t.Fatalf("there is a session id %q", s.ID())
 	}
-	if _, res := use[outcome](t, s, "run_code", args{"code": "1"}); !res.IsError || !strings.Contains(text(res), string(CodeSessionNeeded)) {
+	if _, res := use[outcome](t, s, "run_code", args{"code": "1"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeSessionNeeded)) {
 		t.Fatal(text(res))
 	}
 	use[outcome](t, s, "run_code", args{"code": "x = 5", "session": "named"})

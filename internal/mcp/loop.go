@@ -67,7 +67,7 @@ func (l *loop) Accept() (net.Conn, error) {
 }
 
 // Addr implements net.Listener.
-func (l *loop) Addr() net.Addr { return pipeAddr{} }
+func (l *loop) Addr() net.Addr { return &net.UnixAddr{Net: "pipe", Name: "pipe"} }
 
 // Close implements net.Listener.
 func (l *loop) Close() error {
@@ -80,11 +80,6 @@ func (l *loop) stop() {
 	_ = l.server.Close() // closes the listener, too
 	l.transport.CloseIdleConnections()
 }
-
-type pipeAddr struct{}
-
-func (pipeAddr) Network() string { return "pipe" }
-func (pipeAddr) String() string  { return "pipe" }
 
 // client speaks for the caller whose request had these headers.
 func (l *loop) client(h http.Header) (*client.Client, error) {

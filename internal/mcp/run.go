@@ -11,6 +11,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -23,18 +24,18 @@ const (
 
 type runCode struct {
 	where
-	Code    string            `json:"code" jsonschema:"Python to run; the value of a last expression is shown"`
-	Context string            `json:"context,omitempty" jsonschema:"name of the interpreter; left out: default. Each has variables of its own"`
-	Timeout float64           `json:"timeout_seconds,omitempty" jsonschema:"seconds it may take; left out: 30"`
-	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables, set for this cell and later ones"`
+	Code    string            `json:"code" doc:"Python to run; the value of a last expression is shown"`
+	Context string            `json:"context,omitempty" doc:"name of the interpreter; left out: default. Each has variables of its own"`
+	Timeout float64           `json:"timeout_seconds,omitempty" doc:"seconds it may take; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" doc:"environment variables for this cell alone"`
 }
 
 type runBash struct {
 	where
-	Command string            `json:"command" jsonschema:"script for bash"`
-	Dir     string            `json:"working_dir,omitempty" jsonschema:"directory to run in; relative ones begin in the home directory"`
-	Timeout float64           `json:"timeout_seconds,omitempty" jsonschema:"seconds it may take; left out: 30"`
-	Env     map[string]string `json:"env,omitempty" jsonschema:"environment variables for this command"`
+	Command string            `json:"command" doc:"script for bash"`
+	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative ones begin in the home directory"`
+	Timeout float64           `json:"timeout_seconds,omitempty" doc:"seconds it may take; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" doc:"environment variables for this command"`
 }
 
 // verdict is a verdict without its methods.
@@ -42,22 +43,24 @@ type verdict sandbox.Verdict
 
 // outcome is a verdict as a model needs it: output and result are texts, and what the metadata says is told apart. Everything else is as in the verdict.
 type outcome struct {
-	Session    string `json:"session" jsonschema:"where it ran"`
-	NewSession bool   `json:"new_session,omitempty" jsonschema:"the session was made for this call: nothing from earlier calls is there"`
-	OK         bool   `json:"ok" jsonschema:"it ended by itself, with exit code 0 and without an exception"`
+	Session    string `json:"session" doc:"where it ran"`
+	NewSession bool   `json:"new_session,omitempty" doc:"the session was made for this call: nothing from earlier calls is there"`
+	OK         bool   `json:"ok" doc:"it ended by itself, with exit code 0 and without an exception"`
 	verdict
-	Ended      sandbox.Ending `json:"ended" jsonschema:"exit, signal, timeout, cancelled, memory, killed or start"`
+	Ended      sandbox.Ending `json:"ended" doc:"exit, signal, timeout, cancelled, memory, killed or start"`
 	Signal     string         `json:"signal,omitempty"`
 	Stdout     string         `json:"stdout"`
 	Stderr     string         `json:"stderr"`
-	Produced   int64          `json:"output_bytes" jsonschema:"bytes written to both, shown or not"`
-	Cut        int64          `json:"cut_bytes,omitempty" jsonschema:"bytes missing from the middle of stdout and stderr"`
-	StdoutFile string         `json:"stdout_file,omitempty" jsonschema:"file in the sandbox with all of stdout, if something was cut"`
+	Produced   int64          `json:"output_bytes" doc:"bytes written to both, shown or not"`
+	Cut        int64          `json:"cut_bytes,omitempty" doc:"bytes missing from the middle of stdout and stderr"`
+	StdoutFile string         `json:"stdout_file,omitempty" doc:"file in the sandbox with all of stdout, if something was cut"`
 	StderrFile string         `json:"stderr_file,omitempty"`
-	Result     string         `json:"result,omitempty" jsonschema:"value of the last expression"`
-	StateKept  *bool          `json:"state_kept,omitempty" jsonschema:"the interpreter and its variables live on"`
-	StateFrom  string         `json:"state_from,omitempty" jsonschema:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
-	Warning    string         `json:"gate_warning,omitempty" jsonschema:"what the gate has against this code"`
+	Result     string         `json:"result,omitempty" doc:"value of the last expression"`
+	StateKept  *bool          `json:"state_kept,omitempty" doc:"the interpreter and its variables live on"`
+	StateFrom  string         `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
+	Warning    string         `json:"gate_warning,omitempty" doc:"what the gate has against this code"`
+
+	pictures []sdk.Content // shown values that are images
 }
 
 func (f *face) addRun() {
@@ -68,7 +71,7 @@ func (f *face) addRun() {
 			longest(in, "code", v1.MaxCode)
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
-	}, func(c *call, in runCode) (*sdk.CallToolResult, outcome, error) {
+	}, func(c *call, in runCode) (outcome, error) {
 		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 	add(f, tool{
@@ -78,7 +81,7 @@ func (f *face) addRun() {
 			longest(in, "command", v1.MaxCode)
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
-	}, func(c *call, in runBash) (*sdk.CallToolResult, outcome, error) {
+	}, func(c *call, in runBash) (outcome, error) {
 		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 }
@@ -93,41 +96,34 @@ func below(p string) string {
 	return path.Join(v1.DefaultHome, p)
 }
 
-func (c *call) cell(name string, cell sandbox.Cell) (*sdk.CallToolResult, outcome, error) {
-	s, opened, err := c.open(name)
-	if err != nil {
-		return nil, outcome{}, err
-	}
-	p := c.progress("running")
-	if p != nil {
-		cell.Stdout, cell.Stderr = p, p
-	}
-	v, err := s.Cell(c, cell)
-	p.stop()
-	if err != nil {
-		return nil, outcome{}, err
-	}
-	out := outcomeOf(s.Name(), opened.New, v)
-	out.StateKept = &v.StateKept
-	return shown(out, v), out, nil
+func (c *call) cell(name string, cell sandbox.Cell) (outcome, error) {
+	return c.run(name, &cell.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Cell(c, cell) }, true)
 }
 
-func (c *call) command(name string, cmd sandbox.Command) (*sdk.CallToolResult, outcome, error) {
+func (c *call) command(name string, cmd sandbox.Command) (outcome, error) {
+	return c.run(name, &cmd.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Run(c, cmd) }, false)
+}
+
+// run runs a cell or command, and tells a client that asked for it what is written meanwhile.
+func (c *call) run(name string, o *sandbox.RunOptions, do func(*client.Session) (*sandbox.Verdict, error), state bool) (outcome, error) {
 	s, opened, err := c.open(name)
 	if err != nil {
-		return nil, outcome{}, err
+		return outcome{}, err
 	}
 	p := c.progress("running")
 	if p != nil {
-		cmd.Stdout, cmd.Stderr = p, p
+		o.Stdout, o.Stderr = p, p
 	}
-	v, err := s.Run(c, cmd)
+	v, err := do(s)
 	p.stop()
 	if err != nil {
-		return nil, outcome{}, err
+		return outcome{}, err
 	}
 	out := outcomeOf(s.Name(), opened.New, v)
-	return shown(out, v), out, nil
+	if state {
+		out.StateKept = &v.StateKept
+	}
+	return out, nil
 }
 
 func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
@@ -137,7 +133,7 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
 		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
 	}
-	o.Displays, o.Metadata = nil, nil // pictures are content of their own
+	o.Displays, o.Metadata, o.pictures = nil, nil, pictures(v) // which are content of their own
 	if v.Ended == v1.EndedSignal || v.Ended == v1.EndedKilled {
 		o.Signal = v.Signal.String()
 	}
@@ -165,8 +161,8 @@ func wentBack(from string) string {
 	return "[the session's sandbox was lost: variables and files are those of " + from + "]"
 }
 
-// shown is an outcome as text and pictures. Code that failed is an error of the tool, so that a model looks at it.
-func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
+// shown returns an outcome as text and pictures. Code that failed is an error of the tool, so that a model looks at it.
+func (o outcome) shown() *sdk.CallToolResult {
 	var b strings.Builder
 	block := func(title, text string) {
 		if text == "" {
@@ -214,9 +210,7 @@ func shown(o outcome, v *sandbox.Verdict) *sdk.CallToolResult {
 	if n := running(o.Survivors); n > 0 {
 		fmt.Fprintf(&b, "[%d processes still run in the background]\n", n)
 	}
-	res := &sdk.CallToolResult{IsError: !o.OK, Content: []sdk.Content{&sdk.TextContent{Text: b.String()}}}
-	res.Content = append(res.Content, pictures(v)...)
-	return res
+	return &sdk.CallToolResult{IsError: !o.OK, Content: append([]sdk.Content{&sdk.TextContent{Text: b.String()}}, o.pictures...)}
 }
 
 // pictures are the shown values of a cell that are images.

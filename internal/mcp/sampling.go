@@ -69,7 +69,7 @@ func (q *quotas) take(k *quota, most int) error {
 	defer q.mu.Unlock()
 	if k.used >= most {
 		return &v1.Error{
-			Code: CodeSampling, Op: "ask the client's model", Message: fmt.Sprintf("it was asked %d times in this connection, which is the limit", k.used),
+			Code: v1.CodeSampling, Op: "ask the client's model", Message: fmt.Sprintf("it was asked %d times in this connection, which is the limit", k.used),
 			Remedy: "raise it with --sampling-calls, or configure a model of the server's own",
 		}
 	}
@@ -95,7 +95,10 @@ func (c *call) sampler(hint string) (llm.Model, error) {
 	can := c.req.ClientCapabilities()
 	most := c.f.opts.SamplingCalls
 	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless || most < 0 {
-		return nil, noModel()
+		return nil, &v1.Error{
+			Code: v1.CodeModelMissing, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
+			Remedy: noModelRemedy,
+		}
 	}
 	if most == 0 {
 		most = DefaultSamplingCalls
@@ -104,13 +107,6 @@ func (c *call) sampler(hint string) (llm.Model, error) {
 }
 
 const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, or an installed agent's command line), or connect with a client that offers sampling"
-
-func noModel() error {
-	return &v1.Error{
-		Code: CodeNoModel, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
-		Remedy: noModelRemedy,
-	}
-}
 
 // Info implements llm.Model.
 func (s *sampler) Info() llm.Info {
@@ -165,11 +161,11 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 		if s.call.Err() != nil { // whoever asked has gone, and with them the model
 			return nil, s.call.Err()
 		}
-		return nil, &v1.Error{Code: CodeSampling, Op: "ask the client's model", Message: "the client did not answer", Retry: true, Err: err}
+		return nil, &v1.Error{Code: v1.CodeSampling, Op: "ask the client's model", Message: "the client did not answer", Retry: true, Err: err}
 	}
 	text, ok := res.Content.(*sdk.TextContent)
 	if !ok {
-		return nil, &v1.Error{Code: CodeSampling, Op: "ask the client's model", Message: "it answered otherwise than by a text", Err: errors.New("unexpected content")}
+		return nil, &v1.Error{Code: v1.CodeSampling, Op: "ask the client's model", Message: "it answered otherwise than by a text", Err: errors.New("unexpected content")}
 	}
 	u.Output = s.Count(text.Text) // all of it was generated, whatever is heard of it
 	r := &llm.Reply{Text: text.Text, Model: "sampling/" + res.Model, Finish: llm.FinishStop, Usage: u, Wall: time.Since(began)}

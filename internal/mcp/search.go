@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // entry is a tool, or something else with a name, that can be searched for.
@@ -18,9 +17,9 @@ type entry struct {
 }
 
 type searchArgs struct {
-	Query string  `json:"query" jsonschema:"words to look for; the more of them a tool has, the earlier it stands"`
-	Tools []entry `json:"tools,omitempty" jsonschema:"tools to search instead of this server's own"`
-	Limit int     `json:"limit,omitempty" jsonschema:"how many to give; left out: 10"`
+	Query string  `json:"query" doc:"words to look for; the more of them a tool has, the earlier it stands"`
+	Tools []entry `json:"tools,omitempty" doc:"tools to search instead of this server's own"`
+	Limit int     `json:"limit,omitempty" doc:"how many to give; left out: 10"`
 }
 
 type searchResult struct {
@@ -34,7 +33,7 @@ func (f *face) addSearch() {
 		name: "search_tools", title: "Search tools", readOnly: true, idempotent: true,
 		description: "Find tools by words, among this server's own or among those given.",
 		shape:       func(in *jsonschema.Schema) { between(in, "limit", 0, 1000) },
-	}, func(c *call, in searchArgs) (*sdk.CallToolResult, searchResult, error) {
+	}, func(c *call, in searchArgs) (searchResult, error) {
 		corpus := in.Tools
 		if corpus == nil {
 			corpus = c.f.tools
@@ -44,7 +43,7 @@ func (f *face) addSearch() {
 		}
 		found := search(in.Query, corpus, func(e entry) []string { return append([]string{e.Name, e.Description, e.Server}, e.Tags...) })
 		found = found[:min(len(found), in.Limit)]
-		return nil, searchResult{Query: in.Query, Count: len(found), Tools: found}, nil
+		return searchResult{Query: in.Query, Count: len(found), Tools: found}, nil
 	})
 }
 

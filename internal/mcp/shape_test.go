@@ -5,14 +5,15 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/schema"
+	"github.com/recluse-dev/recluse/internal/testfill"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
 func TestTheSchemaOfLimitsFitsTheirJSON(t *testing.T) {
-	schema, err := limitsSchema().Resolve(nil)
+	schema, err := (&schema.Set{}).Of(reflect.TypeFor[v1.RunLimits]()).Resolve(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +47,12 @@ func mustJSON(t *testing.T, v any) []byte {
 
 func TestAnOutcomeHasTheFieldsOfAVerdict(t *testing.T) {
 	v := &sandbox.Verdict{
-		ID: "c1", Ended: v1.EndedSignal, ExitCode: -1, Signal: 15, Started: time.Now(), Wall: time.Second, CPU: time.Second, PeakMemory: 1, MemoryKills: 1,
-		Survivors: []sandbox.Process{{PID: 7}}, SurvivorsTotal: 1, StateKept: true, StateLostBefore: true, Error: &sandbox.CellError{Name: "E"}, StartError: "no",
-		Displays: []sandbox.Bundle{{}}, DisplaysDropped: 1, Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}},
-		Metadata: map[string]string{"k": "v"},
+		Ended:  v1.EndedSignal,
+		Signal: 15,
+		Stdout: sandbox.Output{Produced: 3, Head: []byte("out")},
+		Result: &sandbox.Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}},
 	}
+	testfill.Fill(v)
 	o := outcomeOf("work", true, v)
 	o.StateKept = &v.StateKept
 	var written map[string]any
@@ -64,7 +66,7 @@ func TestAnOutcomeHasTheFieldsOfAVerdict(t *testing.T) {
 			t.Errorf("%s: there %v, in %v", name, there, written)
 		}
 	}
-	if written["stdout"] != "" || written["result"] != "42" || written["signal"] != "terminated" {
+	if !strings.HasPrefix(written["stdout"].(string), "out") || written["result"] != "42" || written["signal"] != "terminated" {
 		t.Errorf("%v", written)
 	}
 }

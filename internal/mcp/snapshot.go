@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/session"
@@ -16,17 +15,17 @@ const maxCopies = 16
 
 type snapshotArgs struct {
 	where
-	Action string   `json:"action" jsonschema:"what to do"`
-	Name   string   `json:"name,omitempty" jsonschema:"name of the snapshot; for create, restore and delete. Restore also takes SESSION@NAME"`
-	Copies int      `json:"copies,omitempty" jsonschema:"how many live copies fork makes; left out: 1"`
-	Names  []string `json:"names,omitempty" jsonschema:"names of the copies; left out: SESSION-1, SESSION-2, …"`
+	Action string   `json:"action" enum:"create,restore,list,delete,fork" doc:"what to do"`
+	Name   string   `json:"name,omitempty" doc:"name of the snapshot; for create, restore and delete. Restore also takes SESSION@NAME"`
+	Copies int      `json:"copies,omitempty" doc:"how many live copies fork makes; left out: 1"`
+	Names  []string `json:"names,omitempty" doc:"names of the copies; left out: SESSION-1, SESSION-2, …"`
 }
 
 type snapshotInfo struct {
 	Name    string    `json:"name"`
 	Session string    `json:"session"`
 	Size    int64     `json:"size_bytes"`
-	Memory  bool      `json:"memory" jsonschema:"variables and processes are in it, not files alone"`
+	Memory  bool      `json:"memory" doc:"variables and processes are in it, not files alone"`
 	Created time.Time `json:"created"`
 }
 
@@ -34,41 +33,38 @@ type snapshotResult struct {
 	Session   string         `json:"session"`
 	Action    string         `json:"action"`
 	Snapshots []snapshotInfo `json:"snapshots,omitempty"`
-	Copies    []string       `json:"copies,omitempty" jsonschema:"sessions that fork has made"`
+	Copies    []string       `json:"copies,omitempty" doc:"sessions that fork has made"`
 }
 
 func (f *face) addSnapshot() {
 	add(f, tool{
 		name: "snapshot", title: "Snapshots and copies", destructive: true,
 		description: "Keep the whole state of the session under a name (create), go back to it (restore), list or delete what is kept, or make live copies of the session (fork) to try several ways at once.",
-		shape: func(in *jsonschema.Schema) {
-			enum(in, "action", "create", "restore", "list", "delete", "fork")
-			between(in, "copies", 0, maxCopies)
-		},
-	}, func(c *call, in snapshotArgs) (*sdk.CallToolResult, snapshotResult, error) { return c.snapshot(in) })
+		shape:       func(in *jsonschema.Schema) { between(in, "copies", 0, maxCopies) },
+	}, (*call).snapshot)
 }
 
-func (c *call) snapshot(in snapshotArgs) (*sdk.CallToolResult, snapshotResult, error) {
+func (c *call) snapshot(in snapshotArgs) (snapshotResult, error) {
 	out := snapshotResult{Action: in.Action}
 	needsName := in.Action == "create" || in.Action == "restore" || in.Action == "delete"
 	if needsName && in.Name == "" {
-		return nil, out, invalid("%s needs a name", in.Action)
+		return out, invalid("%s needs a name", in.Action)
 	}
 	name, err := c.name(in.Session)
 	if err != nil {
-		return nil, out, err
+		return out, err
 	}
 	out.Session = name
 	switch in.Action { // these two look at what is kept, also of a session that has ended
 	case "list":
 		out.Snapshots, err = c.kept(name)
-		return nil, out, err
+		return out, err
 	case "delete":
-		return nil, out, c.client.DeleteSnapshot(c, name, in.Name)
+		return out, c.client.DeleteSnapshot(c, name, in.Name)
 	}
 	s, _, err := c.open(in.Session)
 	if err != nil {
-		return nil, out, err
+		return out, err
 	}
 	p := c.progress(in.Action)
 	defer p.stop()
@@ -78,28 +74,28 @@ func (c *call) snapshot(in snapshotArgs) (*sdk.CallToolResult, snapshotResult, e
 		if err == nil {
 			out.Snapshots = []snapshotInfo{snapshotOf(made)}
 		}
-		return nil, out, err
+		return out, err
 	case "restore":
-		return nil, out, s.Restore(c, in.Name)
+		return out, s.Restore(c, in.Name)
 	case "fork":
 		return c.fork(s, in, out)
 	}
-	return nil, out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
 }
 
-func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (*sdk.CallToolResult, snapshotResult, error) {
+func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (snapshotResult, error) {
 	n := max(in.Copies, len(in.Names), 1)
 	if len(in.Names) > 0 && len(in.Names) != n {
-		return nil, out, invalid("%d copies, but %d names", n, len(in.Names))
+		return out, invalid("%d copies, but %d names", n, len(in.Names))
 	}
 	if n > maxCopies {
-		return nil, out, invalid("at most %d copies can be made at once", maxCopies)
+		return out, invalid("at most %d copies can be made at once", maxCopies)
 	}
 	copies, err := s.Fork(c, n, in.Names)
 	for _, k := range copies {
 		out.Copies = append(out.Copies, k.Name())
 	}
-	return nil, out, err
+	return out, err
 }
 
 func (c *call) kept(name string) ([]snapshotInfo, error) {

@@ -1,22 +1,16 @@
 package mcp
 
-import (
-	"time"
-
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
-	"github.com/recluse-dev/recluse/sandbox"
-)
+import "time"
 
 type statusArgs struct {
 	where
-	History bool `json:"include_history,omitempty" jsonschema:"also the cells and commands that ran lately"`
+	History bool `json:"include_history,omitempty" doc:"also the cells and commands that ran lately"`
 }
 
 type statusResult struct {
 	Session   string         `json:"session"`
-	Exists    bool           `json:"exists" jsonschema:"false: the next call that runs something makes it"`
-	State     string         `json:"state,omitempty" jsonschema:"creating, ready, executing, paused, hibernated or lost"`
+	Exists    bool           `json:"exists" doc:"false: the next call that runs something makes it"`
+	State     string         `json:"state,omitempty" doc:"creating, ready, executing, paused, hibernated or lost"`
 	Reason    string         `json:"reason,omitempty"`
 	Backend   string         `json:"backend,omitempty"`
 	Gate      string         `json:"gate,omitempty"`
@@ -32,8 +26,8 @@ type statusResult struct {
 	History   []operation    `json:"history,omitempty"`
 	Server    string         `json:"server_version"`
 	Tenant    string         `json:"tenant"`
-	Scope     string         `json:"scope" jsonschema:"what this connection may do: read, execute or admin"`
-	Sampling  int            `json:"sampling_calls,omitempty" jsonschema:"calls of the client's own model in this connection"`
+	Scope     string         `json:"scope" doc:"what this connection may do: read, execute or admin"`
+	Sampling  int            `json:"sampling_calls,omitempty" doc:"calls of the client's own model in this connection"`
 }
 
 type operation struct {
@@ -50,10 +44,7 @@ func (f *face) addStatus() {
 	add(f, tool{
 		name: "status", title: "Status of the session", readOnly: true, idempotent: true,
 		description: "Tell how the session stands: state, limits, lifetime, what runs, snapshots, and with include_history what ran lately. It makes nothing.",
-	}, func(c *call, in statusArgs) (*sdk.CallToolResult, statusResult, error) {
-		out, err := c.status(in)
-		return nil, out, err
-	})
+	}, (*call).status)
 }
 
 func (c *call) status(in statusArgs) (out statusResult, err error) {
@@ -82,15 +73,11 @@ func (c *call) status(in statusArgs) (out statusResult, err error) {
 	}
 	ops, err := s.Operations(c)
 	for _, o := range ops {
-		out.History = append(out.History, operationOf(o))
+		p := operation{ID: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, Started: o.Started}
+		if o.Verdict != nil {
+			p.Ended = string(o.Verdict.Ended)
+		}
+		out.History = append(out.History, p)
 	}
 	return out, err
-}
-
-func operationOf(o sandbox.Operation) operation {
-	p := operation{ID: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, Started: o.Started}
-	if o.Verdict != nil {
-		p.Ended = string(o.Verdict.Ended)
-	}
-	return p
 }

@@ -36,20 +36,11 @@ type StdioOptions struct {
 func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o StdioOptions) (err error) {
 	present, leave := context.WithCancel(ctx)
 	defer leave()
-	var (
-		mu   sync.Mutex
-		made bool
-	)
-	l := &link{client: c, own: o.Session, gone: present, opened: func(*sdk.ServerSession, string) {
-		mu.Lock()
-		defer mu.Unlock()
-		made = true
-	}}
+	var made atomic.Bool
+	l := &link{client: c, own: o.Session, gone: present, opened: func(*sdk.ServerSession, string) { made.Store(true) }}
 	f := newFace(o.Options, func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error) { return l, nil })
 	defer func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if !made || o.Keep {
+		if !made.Load() || o.Keep {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)

@@ -130,6 +130,10 @@ func TestFilesByEveryAction(t *testing.T) {
 		_, res = do("move", "moved", nil)
 		fails("moving nowhere", res, "to")
 		do("write", "a/two", args{"content": "x"})
+		use[outcome](t, s, "run_bash", args{"command": "mkdir a/locked && chmod 0 a/locked"})
+		if r, _ := do("list", "a", args{"recursive": true}); r.Unreadable != 1 || len(r.Entries) != 3 {
+			t.Errorf("with a directory that cannot be entered: %+v", r)
+		}
 		_, res = do("remove", "a", nil)
 		fails("removing what is not empty", res, "")
 		if _, res := do("remove", "a", args{"recursive": true}); res.IsError {
@@ -235,7 +239,7 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
 		t.Error("told twice")
 	}
-	if got := text(answered(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"})); got != wentBack("then")+"\n42" {
+	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.shown()); got != wentBack("then")+"\n42" {
 		t.Errorf("an answer from a state that went back: %q", got)
 	}
 }
@@ -339,10 +343,10 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	if r, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "ho"}); r.Response != "heard ho" {
 		t.Fatal(text(res))
 	}
-	if _, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "hum"}); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) {
+	if _, res := use[terraphimReply](t, s, "rlm_query", args{"prompt": "hum"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) {
 		t.Fatalf("more calls than allowed: %s", text(res))
 	}
-	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) {
+	if _, res := use[queryResult](t, s, "query", args{"query": "what?"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) {
 		t.Fatal(text(res))
 	}
 	count := func() int {
@@ -361,7 +365,7 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 
 	// The later era has no sampling, whatever its client could do.
 	later := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, "")
-	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(CodeNoModel)) || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent's command line") {
 		t.Fatal(text(res))
 	}
 	if n := count(); n != 2 {
@@ -428,7 +432,7 @@ func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 			t.Fatal(text(res))
 		}
 	}
-	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(CodeSampling)) || !strings.Contains(text(res), "50 times") {
+	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 times") {
 		t.Errorf("the fifty-first: %s", text(res))
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/recluse-dev/recluse/internal/problem"
 )
 
 // Transport serves both eras of the protocol over streamable HTTP: requests that say they are of the later one stand for themselves,
@@ -29,7 +31,7 @@ func NewTransport(s *sdk.Server) *Transport {
 // ServeHTTP implements http.Handler.
 func (t *Transport) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := sameOrigin(r); err != nil {
-		refuse(w, err)
+		problem.Write(w, problem.Of(err))
 		return
 	}
 	if r.Header.Get("Mcp-Protocol-Version") >= stateless {

@@ -3,6 +3,7 @@ package problem
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -33,6 +34,22 @@ func Of(err error) v1.Problem {
 	return p
 }
 
+// Write answers a request with a problem.
+func Write(w http.ResponseWriter, p v1.Problem) {
+	b, err := json.Marshal(p)
+	if err != nil { // texts only
+		b = []byte(`{"code":"internal"}`)
+	}
+	w.Header().Set("Content-Type", v1.ProblemType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Del("Content-Length")
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="recluse"`)
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(b, '\n')) // a caller who has gone misses it
+}
+
 // statusClientClosed is what nginx answers to a client that gave up; HTTP has no status for that.
 const statusClientClosed = 499
 
@@ -48,7 +65,7 @@ var codes = map[int][]v1.Code{
 	http.StatusBadRequest: {
 		v1.CodeInvalidJSON, v1.CodeUnknownField, v1.CodeInvalidQuery, v1.CodeInvalidKey, v1.CodeBackendUnknown,
 		v1.CodeInvalidSpec, v1.CodeInvalidRequest, v1.CodePathEscapes, v1.CodePathInvalid, v1.CodeInvalidSchema,
-		v1.CodeContextMissing, v1.CodeContextEmpty,
+		v1.CodeContextMissing, v1.CodeContextEmpty, v1.CodeSessionNeeded,
 	},
 	http.StatusConflict: {
 		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit, v1.CodeNoExtension,
@@ -58,7 +75,7 @@ var codes = map[int][]v1.Code{
 		v1.CodeRunEnded, v1.CodeContextChanged,
 	},
 	http.StatusForbidden: {
-		v1.CodeForbidden, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused, v1.CodeFilePermission,
+		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused, v1.CodeFilePermission,
 	},
 	http.StatusGatewayTimeout: {
 		v1.CodeRequestTime,

@@ -22,6 +22,7 @@ func NewLines(w io.Writer) *Lines { return &Lines{w: w, tree: newTree()} }
 
 // Event shows what an event tells.
 func (l *Lines) Event(e v1.RunEvent) {
+	l.tree.note = ""
 	l.tree.take(&e)
 	n := l.tree.node(e.Node)
 	switch e.Kind {
@@ -57,8 +58,6 @@ func (l *Lines) Event(e v1.RunEvent) {
 		if e.Decode(&d) == nil && d.Error != nil {
 			l.print(&e, "a call of %s failed: %s", d.Model, clip(oneLine(d.Error.Message), lineWidth))
 		}
-	case v1.KindTool, v1.KindGate, v1.KindCompacted, v1.KindSnapshot, v1.KindResumed:
-		l.print(&e, "%s", l.tree.note)
 	case v1.KindRunEnded:
 		if r := l.tree.ended; r != nil {
 			l.print(&e, "ended: %s", r.Reason)
@@ -66,7 +65,10 @@ func (l *Lines) Event(e v1.RunEvent) {
 				l.print(&e, "%s", s)
 			}
 		}
-	case v1.KindSandbox, v1.KindTurnStarted, v1.KindTurnEnded, v1.KindCallStarted, v1.KindAnswer: // told by the lines above
+	default: // worth a note, or told by the lines above
+		if l.tree.note != "" {
+			l.print(&e, "%s", l.tree.note)
+		}
 	}
 }
 

@@ -2,10 +2,8 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"net"
 	"net/http"
 	"os"
@@ -14,6 +12,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -66,21 +65,10 @@ const allTenants = "*"
 
 // newSecret makes "prefix_id_secret": the id finds the record, the secret proves. It is random enough that a plain hash keeps it safe.
 func newSecret(prefix string) (text, id string, hash []byte) {
-	b := make([]byte, 8+32)
-	_, _ = rand.Read(b) // never fails
-	id = hex.EncodeToString(b[:8])
-	secret := hex.EncodeToString(b[8:])
+	id = ids.Hex(8)
+	secret := ids.Hex(32)
 	sum := sha256.Sum256([]byte(secret))
 	return prefix + "_" + id + "_" + secret, id, sum[:]
-}
-
-// splitSecret takes a secret apart.
-func splitSecret(text string) (prefix, id, secret string, ok bool) {
-	parts := strings.Split(text, "_")
-	if len(parts) != 3 {
-		return "", "", "", false
-	}
-	return parts[0], parts[1], parts[2], true
 }
 
 // access knows keys and tokens. It is the only one that changes keys, so the ones it holds are never behind the store.
@@ -133,10 +121,8 @@ func keyUsable(k store.APIKey, now time.Time) bool {
 
 // check finds whose secret it is. Hashes are compared in constant time, also when there is no such id.
 func (a *access) check(ctx context.Context, text string) (principal, bool) {
-	prefix, id, secret, ok := splitSecret(text)
-	if !ok {
-		return principal{}, false
-	}
+	prefix, rest, _ := strings.Cut(text, "_")
+	id, secret, _ := strings.Cut(rest, "_")
 	sum := sha256.Sum256([]byte(secret))
 	now := time.Now()
 	if prefix == tokenPrefix {

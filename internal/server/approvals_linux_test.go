@@ -154,7 +154,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 	boss = k.Client(k.Key("acme", "admin"))
 	for name, start := range map[string]func() (string, error){
 		"with the server's model": func() (string, error) {
-			i, err := k.Client(k.Key("acme", "execute")).StartRun(t.Context(), client.RunOptions{Query: "?", Contexts: []client.RunContext{{Text: haystack}}, Gate: "block"})
+			i, err := k.Client(k.Key("acme", "execute")).StartRun(t.Context(), client.RunOptions{Query: "?", Contexts: []client.RunContext{{Text: new(haystack)}}, Gate: "block"})
 			if err != nil {
 				return "", err
 			}

@@ -25,17 +25,10 @@ const (
 )
 
 // downloadTar packs files and directories.
-func downloadTar(c *call) error {
-	if len(c.query["path"]) == 0 {
-		return badQuery("path", "a path, or several")
-	}
+func downloadTar(c *call, f sandbox.FileSystem) error {
 	var names []string
 	for _, p := range c.query["path"] {
 		names = append(names, c.absolute(p))
-	}
-	f, err := c.files()
-	if err != nil {
-		return err
 	}
 	d := &download{c: c, media: "application/x-tar"}
 	stats, err := f.Download(c.ctx(), d, names...)
@@ -49,31 +42,14 @@ func downloadTar(c *call) error {
 }
 
 // uploadTar unpacks an archive into a directory, and nowhere else.
-func uploadTar(c *call) error {
-	dir, err := c.path("path")
-	if err != nil {
-		return err
-	}
-	overwrite, err := c.flag("overwrite", false)
-	if err != nil {
-		return err
-	}
-	parents, err := c.flag("parents", false)
-	if err != nil {
-		return err
-	}
-	o := sandbox.TarOptions{Parents: parents, Exclusive: !overwrite}
-	if o.MaxBytes, err = c.number("max_bytes", 0); err != nil {
-		return err
-	}
-	if o.MaxEntries, err = c.number("max_entries", 0); err != nil {
-		return err
-	}
-	f, err := c.files()
-	if err != nil {
-		return err
-	}
-	stats, err := f.Upload(c.ctx(), dir, c.upload(), o)
+func uploadTar(c *call, f sandbox.FileSystem) error {
+	dir := c.path()
+	stats, err := f.Upload(c.ctx(), dir, c.upload(), sandbox.TarOptions{
+		Parents:    c.flag("parents", false),
+		Exclusive:  !c.flag("overwrite", false),
+		MaxBytes:   c.number("max_bytes", 0),
+		MaxEntries: c.number("max_entries", 0),
+	})
 	if err != nil {
 		return c.unwritten(dir, err)
 	}

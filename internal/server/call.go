@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"net/url"
 	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/problem"
@@ -71,7 +69,7 @@ func (c *call) unknownSession() error {
 	}
 }
 
-// decode reads a JSON body strictly: nothing unknown, nothing twice, nothing behind it, nothing too deep.
+// decode reads a JSON body.
 func decode[T any](c *call) (T, error) {
 	var v T
 	if reflect.TypeFor[T]() == reflect.TypeFor[none]() {
@@ -81,7 +79,7 @@ func decode[T any](c *call) (T, error) {
 	if err != nil {
 		return v, err
 	}
-	return v, unmarshal(raw, &v)
+	return v, unmarshal(raw, &v, strict)
 }
 
 // readBody reads a body that is small and comes soon.
@@ -102,25 +100,6 @@ func (c *call) readBody() ([]byte, error) {
 	return raw, nil
 }
 
-// unmarshal is decode for bytes.
-func unmarshal(raw []byte, v any) error {
-	if len(bytes.TrimSpace(raw)) == 0 {
-		raw = []byte("{}") // every field of ours that is needed is checked by its handler
-	}
-	if err := checkShape(raw, reflect.TypeOf(v)); err != nil {
-		return err
-	}
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return jsonError(err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf("there is more behind the JSON object, at byte %d", d.InputOffset())}
-	}
-	return nil
-}
-
 func bodyError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &v1.Error{
@@ -129,27 +108,6 @@ func bodyError(err error) error {
 		}
 	}
 	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
-}
-
-func jsonError(err error) error {
-	if e, ok := errors.AsType[*v1.Error](err); ok {
-		return e // a value that said itself what is wrong with it
-	}
-	if errors.Is(err, v1.ErrNegative) {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: err.Error()}
-	}
-	out := &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: "the body is not the JSON that is expected here", Err: err}
-	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-		out.Message = fmt.Sprintf("the body is not JSON, at byte %d", e.Offset)
-	}
-	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		out.Message, out.Err = fmt.Sprintf("field %q cannot be a %s", e.Field, e.Value), nil
-	}
-	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		out.Code, out.Message, out.Err = v1.CodeUnknownField, "there is no field "+name+" here", nil
-		out.Remedy = "/v1/openapi.json lists the fields"
-	}
-	return out
 }
 
 // reply writes a JSON answer.
@@ -185,72 +143,12 @@ func (c *call) problem(err error) {
 		panic(http.ErrAbortHandler)
 	}
 	p.Instance = c.id
-	writeProblem(c.w, p)
-}
-
-func writeProblem(w http.ResponseWriter, p v1.Problem) {
-	b, err := json.Marshal(p)
-	if err != nil { // texts only
-		b = []byte(`{"code":"internal"}`)
-	}
-	w.Header().Set("Content-Type", v1.ProblemType)
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Del("Content-Length")
-	if p.Status == http.StatusUnauthorized {
-		w.Header().Set("WWW-Authenticate", `Bearer realm="recluse"`)
-	}
-	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(b, '\n'))
+	problem.Write(c.w, p)
 }
 
 // invalid is the error of a value that cannot be.
 func invalid(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
-}
-
-func badQuery(name, want string) error {
-	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
-}
-
-// flag reads a yes or no of the query.
-func (c *call) flag(name string, otherwise bool) (bool, error) {
-	s := c.query.Get(name)
-	if s == "" {
-		return otherwise, nil
-	}
-	b, err := strconv.ParseBool(s)
-	if err != nil {
-		return false, badQuery(name, "true or false")
-	}
-	return b, nil
-}
-
-// number reads a number of the query that is not negative.
-func (c *call) number(name string, otherwise int64) (int64, error) {
-	s := c.query.Get(name)
-	if s == "" {
-		return otherwise, nil
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 {
-		return 0, badQuery(name, "a number, 0 or more")
-	}
-	return n, nil
-}
-
-// Pages of lists.
-const (
-	defaultPage = 100
-	maxPage     = 1000
-)
-
-// page reads the size of a page.
-func (c *call) page() (int, error) {
-	n, err := c.number("limit", defaultPage)
-	if err != nil || n < 1 || n > maxPage {
-		return 0, badQuery("limit", fmt.Sprintf("a number from 1 to %d", maxPage))
-	}
-	return int(n), nil
 }
 
 // recorder notes what was answered, for log and metrics.

@@ -3,8 +3,8 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -55,6 +55,9 @@ type chatFormat struct {
 
 // chatText is the texts of a message: one, or several parts.
 type chatText []string
+
+// JSONType is that of one text, which is how most clients send it.
+func (chatText) JSONType() reflect.Type { return reflect.TypeFor[string]() }
 
 // UnmarshalJSON implements json.Unmarshaler. Parts that are no text are refused.
 func (t *chatText) UnmarshalJSON(b []byte) error {
@@ -157,15 +160,9 @@ func (c *call) chat() error {
 	if err != nil {
 		return err
 	}
-	if err := checkShape(raw, nil); err != nil {
-		return err
-	}
 	var in chatRequest
-	if err := json.Unmarshal(raw, &in); err != nil {
-		if e, ok := errors.AsType[*v1.Error](err); ok {
-			return e
-		}
-		return jsonError(err)
+	if err := unmarshal(raw, &in); err != nil {
+		return err
 	}
 	if len(in.Messages) == 0 {
 		return invalid("there are no messages")

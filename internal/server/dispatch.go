@@ -2,14 +2,9 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"maps"
 	"math"
 	"net/http"
-	"net/url"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -19,6 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/problem"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -59,7 +55,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // dispatch checks who asks, and lets the route answer.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	began := time.Now()
-	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: requestID()}
+	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: ids.Hex(8)}
 	c.w.Header().Set(v1.HeaderRequest, c.id)
 	c.w.Header().Set("X-Content-Type-Options", "nosniff")
 	span := s.startSpan(c)
@@ -70,7 +66,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
 			c.log.Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
-				writeProblem(c.w, problem.Of(errors.New("panic")))
+				problem.Write(c.w, problem.Of(errors.New("panic")))
 				aborted = nil
 			}
 		}
@@ -139,25 +135,6 @@ func (c *call) admit() error {
 	return c.allow()
 }
 
-// readQuery refuses parameters that nobody reads.
-func (c *call) readQuery() error {
-	if c.r.URL.RawQuery == "" {
-		c.query = url.Values{}
-		return nil
-	}
-	q, err := url.ParseQuery(c.r.URL.RawQuery)
-	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}
-	}
-	for _, name := range slices.Sorted(maps.Keys(q)) {
-		if !slices.ContainsFunc(c.route.query, func(p param) bool { return p.name == name }) {
-			return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("there is no parameter %q here", name), Remedy: "/v1/openapi.json lists them"}
-		}
-	}
-	c.query = q
-	return nil
-}
-
 // logRequest writes one line. Neither query nor body is in it: they may hold what is nobody's business.
 func (c *call) logRequest(took time.Duration) {
 	if !c.log.Enabled(c.ctx(), levelRequests) {
@@ -174,10 +151,4 @@ func (c *call) logRequest(took time.Duration) {
 		attrs = append(attrs, "code", c.w.problem.Code)
 	}
 	c.log.Log(c.ctx(), levelRequests, "request", attrs...)
-}
-
-func requestID() string {
-	b := make([]byte, 8)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"iter"
 	"net/http"
 	"strconv"
 	"strings"
@@ -114,38 +115,37 @@ func (c *call) untilDrain() (context.Context, func()) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// sessionEvents tells what happened to a session, and with follow what happens.
-func sessionEvents(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
+// drained returns why something ended that would have gone on: the server stops, or err.
+func (c *call) drained(err error) error {
+	if err != nil && c.s.draining() {
+		return closingError()
 	}
-	after, err := c.number("after", 0)
-	if err != nil {
-		return err
-	}
+	return err
+}
+
+// numbered is how an event is written.
+type numbered[E any] func(e E) (seq int64, kind string)
+
+// sendEvents streams numbered events from where the query, or the header, says; with follow also those to come.
+func sendEvents[E any](c *call, events func(ctx context.Context, after int64, follow bool) iter.Seq2[E, error], number numbered[E]) error {
+	after, follow := c.number("after", 0), c.flag("follow", true)
 	if last := c.r.Header.Get(v1.HeaderLastEvent); last != "" {
+		var err error
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
 			return invalid("%s is not one that this server gave", v1.HeaderLastEvent)
 		}
-	}
-	follow, err := c.flag("follow", true)
-	if err != nil {
-		return err
 	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	st := startStream(c)
 	defer st.close()
-	for e, err := range ses.Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
+	for e, err := range events(ctx, after, follow) {
 		if err != nil {
-			if c.s.draining() {
-				err = closingError()
-			}
-			st.problem(err)
+			st.problem(c.drained(err))
 			return nil
 		}
-		if st.send(strconv.FormatInt(e.Seq, 10), v1.EventSession, e) != nil {
+		seq, kind := number(e)
+		if st.send(strconv.FormatInt(seq, 10), kind, e) != nil {
 			return nil
 		}
 	}
@@ -155,6 +155,14 @@ func sessionEvents(c *call) error {
 	}
 	_ = st.send("", v1.EventEnd, none{})
 	return nil
+}
+
+// sessionEvents tells what happened to a session, and with follow what happens.
+func sessionEvents(c *call, ses *session.Session) error {
+	events := func(ctx context.Context, after int64, follow bool) iter.Seq2[session.Event, error] {
+		return ses.Events(ctx, session.EventsOptions{After: after, Follow: follow})
+	}
+	return sendEvents(c, events, func(e session.Event) (int64, string) { return e.Seq, v1.EventSession })
 }
 
 // closingError tells callers of streams why they end.

@@ -43,14 +43,8 @@ func (c *call) changedFile(action, detail string, err error) {
 // sized tells a file and its size.
 func sized(name string, size int64) string { return fmt.Sprintf("%s (%d bytes)", name, size) }
 
-// path reads a path of the query. Names are bytes, so it is not looked at further.
-func (c *call) path(name string) (string, error) {
-	p := c.query.Get(name)
-	if p == "" {
-		return "", badQuery(name, "a path")
-	}
-	return c.absolute(p), nil
-}
+// path returns the path that the query names. Names are bytes, so it is not looked at further.
+func (c *call) path() string { return c.absolute(c.query.Get("path")) }
 
 // absolute puts a relative path below the home directory, where commands begin, unless the caller has chosen a root.
 func (c *call) absolute(p string) string {
@@ -91,9 +85,6 @@ func (c *call) unwritten(name string, err error) error {
 
 // uploadError tells a body that was too large from what else can fail.
 func uploadError(err error) error {
-	if err == nil {
-		return nil
-	}
 	if tooMuch(err) {
 		return bodyError(err)
 	}
@@ -136,25 +127,9 @@ func (d *download) end(trailer string, v any) {
 	}
 }
 
-func readFile(c *call) error {
-	name, err := c.path("path")
-	if err != nil {
-		return err
-	}
-	offset, err := c.number("offset", 0)
-	if err != nil {
-		return err
-	}
-	limit, err := c.number("limit", 0)
-	if err != nil {
-		return err
-	}
-	f, err := c.files()
-	if err != nil {
-		return err
-	}
+func readFile(c *call, f sandbox.FileSystem) error {
 	d := &download{c: c, media: "application/octet-stream"}
-	info, err := f.ReadRange(c.ctx(), name, offset, limit, d)
+	info, err := f.ReadRange(c.ctx(), c.path(), c.number("offset", 0), c.number("limit", 0), d)
 	if err != nil {
 		return err
 	}
@@ -162,19 +137,12 @@ func readFile(c *call) error {
 	return nil
 }
 
-func writeFile(c *call) error {
-	name, err := c.path("path")
-	if err != nil {
-		return err
-	}
+func writeFile(c *call, f sandbox.FileSystem) error {
 	opts, err := c.writeOptions()
 	if err != nil {
 		return err
 	}
-	f, err := c.files()
-	if err != nil {
-		return err
-	}
+	name := c.path()
 	info, err := f.Write(c.ctx(), name, c.upload(), opts)
 	if err != nil {
 		return c.unwritten(name, err)
@@ -184,18 +152,8 @@ func writeFile(c *call) error {
 }
 
 func (c *call) writeOptions() (sandbox.WriteOptions, error) {
-	var o sandbox.WriteOptions
-	overwrite, err := c.flag("overwrite", false)
-	if err != nil {
-		return o, err
-	}
-	if o.Parents, err = c.flag("parents", false); err != nil {
-		return o, err
-	}
-	if o.Append, err = c.flag("append", false); err != nil {
-		return o, err
-	}
-	o.Exclusive = !overwrite && !o.Append
+	o := sandbox.WriteOptions{Parents: c.flag("parents", false), Append: c.flag("append", false)}
+	o.Exclusive = !c.flag("overwrite", false) && !o.Append
 	if m := c.query.Get("mode"); m != "" {
 		bits, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || bits > 0o777 {
@@ -206,117 +164,51 @@ func (c *call) writeOptions() (sandbox.WriteOptions, error) {
 	return o, nil
 }
 
-func removeFile(c *call, _ none) (none, error) {
-	name, err := c.path("path")
-	if err != nil {
-		return none{}, err
-	}
-	recursive, err := c.flag("recursive", false)
-	if err != nil {
-		return none{}, err
-	}
-	f, err := c.files()
-	if err != nil {
-		return none{}, err
-	}
-	err = f.Remove(c.ctx(), name, sandbox.RemoveOptions{Recursive: recursive})
-	c.changedFile("remove", name, err)
+func removeFile(c *call, f sandbox.FileSystem, _ none) (none, error) {
+	err := f.Remove(c.ctx(), c.path(), sandbox.RemoveOptions{Recursive: c.flag("recursive", false)})
+	c.changedFile("remove", c.path(), err)
 	return none{}, err
 }
 
-func statFile(c *call, _ none) (v1.FileInfo, error) {
-	name, err := c.path("path")
-	if err != nil {
-		return v1.FileInfo{}, err
-	}
-	f, err := c.files()
-	if err != nil {
-		return v1.FileInfo{}, err
-	}
-	info, err := f.Stat(c.ctx(), name)
-	if err != nil {
-		return v1.FileInfo{}, err
-	}
-	return *info, nil
+func statFile(c *call, f sandbox.FileSystem, _ none) (*v1.FileInfo, error) {
+	return f.Stat(c.ctx(), c.path())
 }
 
-func listFiles(c *call, _ none) (v1.FilePage, error) {
-	name, err := c.path("path")
-	if err != nil {
-		return v1.FilePage{}, err
-	}
-	limit, err := c.page()
-	if err != nil {
-		return v1.FilePage{}, err
-	}
-	depth, err := c.number("depth", 0)
-	if err != nil || depth > 1<<20 {
-		return v1.FilePage{}, badQuery("depth", "a number of levels")
-	}
-	o := sandbox.ListOptions{Depth: int(depth)}
-	if o.Recursive, err = c.flag("recursive", false); err != nil {
-		return v1.FilePage{}, err
-	}
-	f, err := c.files()
-	if err != nil {
-		return v1.FilePage{}, err
-	}
-	page, err := f.Page(c.ctx(), name, o, c.query.Get("after"), limit)
-	if err != nil {
-		return v1.FilePage{}, err
-	}
+func listFiles(c *call, f sandbox.FileSystem, _ none) (v1.FilePage, error) {
+	o := sandbox.ListOptions{Recursive: c.flag("recursive", false), Depth: int(c.number("depth", 0))}
+	page, err := f.Page(c.ctx(), c.path(), o, c.query.Get("after"), c.page())
 	if page.Files == nil {
 		page.Files = []*v1.FileInfo{} // an empty list, not null
 	}
-	return page, nil
+	return page, err
 }
 
-func makeDirectory(c *call, in v1.MkdirRequest) (none, error) {
+func makeDirectory(c *call, f sandbox.FileSystem, in v1.MkdirRequest) (none, error) {
 	if in.Path == "" {
 		return none{}, invalid("a path is missing")
 	}
-	f, err := c.files()
-	if err != nil {
-		return none{}, err
-	}
 	name := c.absolute(string(in.Path))
-	err = f.Mkdir(c.ctx(), name, sandbox.MkdirOptions{Parents: in.Parents})
+	err := f.Mkdir(c.ctx(), name, sandbox.MkdirOptions{Parents: in.Parents})
 	c.changedFile("mkdir", name, err)
 	return none{}, err
 }
 
-func moveFile(c *call, in v1.MoveRequest) (none, error) {
+func moveFile(c *call, f sandbox.FileSystem, in v1.MoveRequest) (none, error) {
 	if in.From == "" || in.To == "" {
 		return none{}, invalid("from and to are needed")
 	}
-	f, err := c.files()
-	if err != nil {
-		return none{}, err
-	}
 	from, to := c.absolute(string(in.From)), c.absolute(string(in.To))
-	err = f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: !in.Overwrite})
+	err := f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: !in.Overwrite})
 	c.changedFile("move", from+" to "+to, err)
 	return none{}, err
 }
 
 // watchFiles tells of changes. The first event says that it listens.
-func watchFiles(c *call) error {
-	name, err := c.path("path")
-	if err != nil {
-		return err
-	}
-	recursive, err := c.flag("recursive", false)
-	if err != nil {
-		return err
-	}
-	f, err := c.files()
-	if err != nil {
-		return err
-	}
+func watchFiles(c *call, f sandbox.FileSystem) error {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	var st *stream
-	err = f.Watch(ctx, name, sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
+	err := f.Watch(ctx, c.path(), sandbox.WatchOptions{Recursive: c.flag("recursive", false)}, func(e sandbox.FileEvent) error {
 		if st == nil {
 			st = startStream(c)
 		}

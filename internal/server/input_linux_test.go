@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"mime/multipart"
 	"net/http"
@@ -531,5 +532,31 @@ func TestRequestTimeIsBounded(t *testing.T) {
 	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store
 	if a.status != http.StatusGatewayTimeout || a.problem(t).Code != v1.CodeRequestTime {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+func TestASessionCanBeOpenedAsItIsShown(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	key := k.Key("default", "execute")
+	for name, body := range map[string]string{
+		"plain":  `{}`,
+		"chosen": `{"spec":{"limits":{"memory":268435456,"cpus":0.5},"env":{"A":"1"},"labels":{"team":"x"}},"policy":{"ttl":"1h","idle":"none","on_idle":"keep","extensions":-1}}`,
+	} {
+		path := "/v1/sessions/" + name
+		if a := ask(t, k, key, "PUT", path, body); a.status != http.StatusCreated {
+			t.Fatalf("%s: %d %s", name, a.status, a.body)
+		}
+		var shown struct {
+			Policy json.RawMessage `json:"policy"`
+			Spec   json.RawMessage `json:"spec"`
+		}
+		ask(t, k, key, "GET", path, "").decode(t, &shown)
+		again, err := json.Marshal(shown)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := ask(t, k, key, "PUT", path, string(again)); a.status != http.StatusOK {
+			t.Errorf("%s: %s: %d %s", name, again, a.status, a.body)
+		}
 	}
 }

@@ -69,10 +69,7 @@ func listKeys(c *call, _ none) (v1.APIKeys, error) {
 	if err != nil {
 		return v1.APIKeys{}, err
 	}
-	page, next, err := paged(c, keys, func(k store.APIKey) string { return place("", k.Created, k.ID) })
-	if err != nil {
-		return v1.APIKeys{}, err
-	}
+	page, next := paged(c, keys, func(k store.APIKey) string { return place("", k.Created, k.ID) })
 	out := v1.APIKeys{Keys: make([]v1.APIKey, len(page)), Next: next}
 	for i, k := range page {
 		out.Keys[i] = keyInfo(k)
@@ -116,7 +113,7 @@ func some(t time.Time) *time.Time {
 
 // createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again. It
 // also ends with the key that made it.
-func createToken(c *call, in v1.TokenRequest) (v1.Token, error) {
+func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, error) {
 	if c.who.session != "" { // or it could outlive itself
 		return v1.Token{}, &v1.Error{Code: v1.CodeForbidden, Op: "create token", Message: "a session's token makes no tokens", Remedy: "use a key"}
 	}
@@ -129,10 +126,6 @@ func createToken(c *call, in v1.TokenRequest) (v1.Token, error) {
 	}
 	if sc > scopeExecute {
 		return v1.Token{}, invalid("a session's token can have the scope read or execute")
-	}
-	ses, err := c.session()
-	if err != nil {
-		return v1.Token{}, err
 	}
 	info := ses.Info()
 	text, id, hash := newSecret(tokenPrefix)
@@ -155,16 +148,14 @@ func createToken(c *call, in v1.TokenRequest) (v1.Token, error) {
 
 // auditLog gives a page of the tenant's audit log.
 func auditLog(c *call, _ none) (v1.AuditPage, error) {
-	limit, err := c.page()
-	if err != nil {
-		return v1.AuditPage{}, err
-	}
-	after, err := c.number("after", 0)
-	if err != nil {
-		return v1.AuditPage{}, err
-	}
+	limit := c.page()
 	o := session.AuditOptions{
-		Tenant: c.who.tenant, Session: c.query.Get("session"), Actor: c.query.Get("actor"), Action: c.query.Get("action"), After: after, Limit: limit + 1,
+		Tenant:  c.who.tenant,
+		Session: c.query.Get("session"),
+		Actor:   c.query.Get("actor"),
+		Action:  c.query.Get("action"),
+		After:   c.number("after", 0),
+		Limit:   limit + 1,
 	}
 	out := v1.AuditPage{Entries: []session.Entry{}}
 	for e, err := range c.s.manager.Audit(c.ctx(), o) {

@@ -1,6 +1,10 @@
 package server
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/recluse-dev/recluse/internal/runs"
+)
 
 // defaultModel is the name by which clients of OpenAI's ask for whatever is configured.
 const defaultModel = "recluse"
@@ -19,11 +23,7 @@ type modelNote struct {
 }
 
 // listModels lists the models that are configured, in one page as OpenAI's clients expect it: there are as many as the configuration names. Under "recluse" is the default one. Others can be asked for by provider/model, too.
-func listModels(c *call, _ none) (modelList, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return modelList{}, err
-	}
+func listModels(c *call, k *runs.Keeper, _ none) (modelList, error) {
 	names, err := k.Names(c.ctx())
 	if err != nil {
 		return modelList{}, err

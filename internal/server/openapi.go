@@ -7,89 +7,105 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 
-	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/jsonschema-go/jsonschema"
+	"go.yaml.in/yaml/v3"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/schema"
 )
 
-// document is the OpenAPI description of the table. Its schemas are made from the types that the handlers use.
-func (s *Server) document() *huma.OpenAPI {
-	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
-	text, duration := reflect.TypeFor[string](), reflect.TypeFor[string]()
-	reg.RegisterTypeAlias(reflect.TypeFor[v1.Text](), text)
-	reg.RegisterTypeAlias(reflect.TypeFor[v1.Duration](), duration)
-	reg.RegisterTypeAlias(reflect.TypeFor[json.RawMessage](), reflect.TypeFor[any]()) // any value, not bytes
-	reg.RegisterTypeAlias(reflect.TypeFor[chatText](), text)                          // or parts of type text
-	reg.RegisterTypeAlias(reflect.TypeFor[v1.Verdict](), reflect.TypeFor[verdictSchema]())
-	doc := &huma.OpenAPI{
-		OpenAPI: "3.1.0",
-		Info: &huma.Info{Title: "recluse", Version: s.opts.Version, Description: "Sandboxes for model-written code, bound to sessions. " +
-			"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
-			"A text that is not valid UTF-8 is an object with its base64."},
-		Components: &huma.Components{Schemas: reg, SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer"}}},
-	}
-	problem := &huma.Response{Description: "A problem", Content: map[string]*huma.MediaType{
-		v1.ProblemType: {Schema: reg.Schema(reflect.TypeFor[v1.Problem](), true, "")},
-	}}
+// object is a part of the OpenAPI document.
+type object = map[string]any
+
+// document returns the OpenAPI description of the table. Its schemas are derived from the types that the handlers use.
+func (s *Server) document() object {
+	types := &schema.Set{Prefix: "#/components/schemas/", Named: map[string]*jsonschema.Schema{}}
+	problem := object{"description": "A problem", "content": content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())}
+	paths := map[string]object{}
 	for i := range s.routes {
-		doc.AddOperation(operation(&s.routes[i], reg, problem))
+		r := &s.routes[i]
+		if paths[r.path] == nil {
+			paths[r.path] = object{}
+		}
+		paths[r.path][strings.ToLower(r.method)] = operation(r, types)
 	}
-	return doc
+	return object{
+		"openapi": "3.1.0",
+		"info": object{
+			"title": "recluse", "version": s.opts.Version,
+			"description": "Sandboxes for model-written code, bound to sessions. " +
+				"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
+				"A text that is not valid UTF-8 is an object with its base64.",
+		},
+		"paths": paths,
+		"components": object{
+			"schemas": types.Named, "responses": object{"Problem": problem}, "securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}},
+		},
+	}
 }
 
 var pathParam = regexp.MustCompile(`\{(\w+)\}`)
 
-func operation(r *route, reg huma.Registry, problem *huma.Response) *huma.Operation {
-	op := &huma.Operation{
-		Method: r.method, Path: r.path, Summary: r.summary, Tags: []string{r.tag}, OperationID: operationID(r),
-		Responses: map[string]*huma.Response{"default": problem},
-	}
+func operation(r *route, types *schema.Set) object {
+	op := object{"operationId": operationID(r), "summary": r.summary, "tags": []string{r.tag}}
 	if r.scope != scopeNone {
-		op.Security = []map[string][]string{{"key": {}}}
-		op.Description = "Needs the scope " + r.scope.String() + "."
+		op["security"] = []object{{"key": []string{}}}
+		op["description"] = "Needs the scope " + r.scope.String() + "."
 	}
+	params := []object{}
 	for _, m := range pathParam.FindAllStringSubmatch(r.path, -1) {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: m[1], In: "path", Required: true, Schema: &huma.Schema{Type: "string"}})
+		params = append(params, object{"name": m[1], "in": "path", "required": true, "schema": object{"type": "string"}})
 	}
 	for _, q := range r.query {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: q.name, In: "query", Description: q.doc, Schema: &huma.Schema{Type: q.kind}})
+		params = append(params, object{"name": q.name, "in": "query", "required": q.required, "description": q.doc, "schema": q.schema()})
 	}
 	if r.repeatable {
-		op.Parameters = append(op.Parameters, &huma.Param{
-			Name: v1.HeaderIdempotency, In: "header", Schema: &huma.Schema{Type: "string"}, Description: "a repetition under the same key gets the first answer again",
+		params = append(params, object{
+			"name": v1.HeaderIdempotency, "in": "header", "description": "a repetition under the same key gets the first answer again", "schema": object{"type": "string"},
 		})
 	}
+	op["parameters"] = params
 	switch {
 	case r.in != nil:
-		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{"application/json": {Schema: reg.Schema(r.in, true, "")}}}
+		in := types.Of(r.in)
+		required := len(types.Named[strings.TrimPrefix(in.Ref, types.Prefix)].Required) > 0
+		op["requestBody"] = object{"required": required, "content": object{"application/json": object{"schema": in}}}
 	case r.accepts != "":
-		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{r.accepts: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}
+		op["requestBody"] = object{"required": true, "content": object{r.accepts: object{"schema": object{"type": "string", "format": "binary"}}}}
 	}
-	op.Responses[strconv.Itoa(r.success())] = answerOf(r, reg)
+	op["responses"] = responses(r, types)
 	return op
 }
 
-func answerOf(r *route, reg huma.Registry) *huma.Response {
-	res := &huma.Response{Description: http.StatusText(r.success()), Content: map[string]*huma.MediaType{}}
-	if r.out != nil {
-		res.Content["application/json"] = &huma.MediaType{Schema: reg.Schema(r.out, true, "")}
-	}
-	for _, g := range r.gives {
-		res.Content[g] = &huma.MediaType{Schema: &huma.Schema{Type: "string"}}
-	}
-	return res
+func content(types *schema.Set, media string, t reflect.Type) object {
+	return object{media: object{"schema": types.Of(t)}}
 }
 
-func (r *route) success() int {
-	if r.status != 0 {
-		return r.status
+func responses(r *route, types *schema.Set) object {
+	success := object{}
+	if r.out != nil {
+		success = content(types, "application/json", r.out)
 	}
-	if r.out == nil && len(r.gives) == 0 {
-		return http.StatusNoContent
+	for _, media := range r.gives {
+		success[media] = object{"schema": object{"type": "string"}}
 	}
-	return http.StatusOK
+	status := r.status
+	switch {
+	case status != 0:
+	case len(success) == 0:
+		status = http.StatusNoContent
+	default:
+		status = http.StatusOK
+	}
+	out := object{
+		strconv.Itoa(status): object{"description": http.StatusText(status), "content": success},
+		"default":            object{"$ref": "#/components/responses/Problem"},
+	}
+	for status, t := range r.also {
+		out[strconv.Itoa(status)] = object{"description": http.StatusText(status), "content": content(types, "application/json", t)}
+	}
+	return out
 }
 
 // operationID makes a name from method and path: "post-sessions-session-cells".
@@ -98,75 +114,29 @@ func operationID(r *route) string {
 	return strings.ToLower(r.method) + "-" + strings.Trim(p, "-")
 }
 
-// schemaName returns the name of a type in the document.
-func schemaName(t reflect.Type, hint string) string {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
+// writeDocuments returns the document by media type.
+func (s *Server) writeDocuments() (map[string][]byte, error) {
+	asJSON, err := json.Marshal(s.document())
+	if err != nil {
+		return nil, err
 	}
-	if t == reflect.TypeFor[verdictSchema]() {
-		return "Verdict"
+	var doc any
+	if err := json.Unmarshal(asJSON, &doc); err != nil {
+		return nil, err
 	}
-	return huma.DefaultSchemaNamer(t, hint)
+	asYAML, err := yaml.Marshal(doc)
+	return map[string][]byte{"application/json": asJSON, "application/yaml": asYAML}, err
 }
 
-// PlainVerdict is a verdict without its methods. It is exported for huma, which looks into no other embedded types.
-type PlainVerdict v1.Verdict
-
-// verdictSchema is what a verdict looks like once it has been written: its fields, and what its own methods add or replace.
-type verdictSchema struct {
-	PlainVerdict
-	Ended        string       `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
-	Signal       string       `json:"signal,omitempty"`
-	SignalNumber int          `json:"signal_number,omitempty"`
-	Status       int          `json:"status" doc:"what a shell would say"`
-	Stdout       outputSchema `json:"stdout"`
-	Stderr       outputSchema `json:"stderr"`
-}
-
-// PlainOutput is an output without its methods.
-type PlainOutput v1.Output
-
-// outputSchema is what an output looks like once it has been written.
-type outputSchema struct {
-	PlainOutput
-	Text      string `json:"text" doc:"what was kept, invalid UTF-8 replaced, with a line where something was cut"`
-	Kept      int64  `json:"kept"`
-	Cut       int64  `json:"cut"`
-	TailBytes int    `json:"tail_bytes,omitempty"`
-	Head      string `json:"head_base64,omitempty" contentEncoding:"base64" doc:"only when the text had to replace something"`
-	Tail      string `json:"tail_base64,omitempty" contentEncoding:"base64"`
-}
-
-// documents keeps the written document of each server; it does not change.
-type documents struct {
-	once       sync.Once
-	json, yaml []byte
-	err        error
-}
-
-func (d *documents) make(s *Server) {
-	d.once.Do(func() {
-		doc := s.document()
-		if d.json, d.err = json.Marshal(doc); d.err == nil {
-			d.yaml, d.err = doc.YAML()
+// openapi answers with the document in a media type.
+func openapi(media string) func(*call) error {
+	return func(c *call) error {
+		docs, err := c.s.documents()
+		if err != nil {
+			return err
 		}
-	})
-}
-
-func openapiJSON(c *call) error {
-	return writeDocument(c, "application/json", func(d *documents) []byte { return d.json })
-}
-
-func openapiYAML(c *call) error {
-	return writeDocument(c, "application/yaml", func(d *documents) []byte { return d.yaml })
-}
-
-func writeDocument(c *call, media string, pick func(*documents) []byte) error {
-	c.s.documents.make(c.s)
-	if c.s.documents.err != nil {
-		return c.s.documents.err
+		c.w.Header().Set("Content-Type", media)
+		_, _ = c.w.Write(docs[media]) // a caller who has gone misses it
+		return nil
 	}
-	c.w.Header().Set("Content-Type", media)
-	_, _ = c.w.Write(pick(&c.s.documents))
-	return nil
 }

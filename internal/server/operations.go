@@ -5,95 +5,48 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
-	"strings"
-	"syscall"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
-func listOperations(c *call, _ none) (v1.OperationPage, error) {
-	ses, err := c.session()
-	if err != nil {
-		return v1.OperationPage{}, err
-	}
+func listOperations(c *call, ses *session.Session, _ none) (v1.OperationPage, error) {
 	ops, err := ses.Operations(c.ctx())
 	if err != nil {
 		return v1.OperationPage{}, err
 	}
 	var out v1.OperationPage
-	out.Operations, out.Next, err = paged(c, ops, func(o sandbox.Operation) string { return place("", o.Started, o.ID) })
-	return out, err
+	out.Operations, out.Next = paged(c, ops, func(o sandbox.Operation) string { return place("", o.Started, o.ID) })
+	return out, nil
 }
 
-func showOperation(c *call, _ none) (sandbox.Operation, error) {
-	ses, err := c.session()
-	if err != nil {
-		return sandbox.Operation{}, err
-	}
+func showOperation(c *call, ses *session.Session, _ none) (sandbox.Operation, error) {
 	return ses.Operation(c.ctx(), c.r.PathValue("operation"))
 }
 
-func forgetOperation(c *call, _ none) (none, error) {
-	ses, err := c.session()
-	if err != nil {
-		return none{}, err
-	}
-	return none{}, ses.Forget(c.ctx(), c.r.PathValue("operation"))
-}
-
-func cancelOperation(c *call, _ none) (none, error) {
-	ses, err := c.session()
-	if err != nil {
-		return none{}, err
-	}
-	return none{}, ses.Cancel(c.ctx(), c.r.PathValue("operation"))
-}
-
-func signalOperation(c *call, in v1.SignalRequest) (none, error) {
-	sig, err := parseSignal(in.Signal)
-	if err != nil {
-		return none{}, err
-	}
-	ses, err := c.session()
-	if err != nil {
-		return none{}, err
+func signalOperation(c *call, ses *session.Session, in v1.SignalRequest) (none, error) {
+	sig, ok := v1.ParseSignal(in.Signal)
+	if !ok {
+		return none{}, &v1.Error{Code: v1.CodeInvalidRequest, Op: "signal", Message: fmt.Sprintf("invalid signal %q", in.Signal), Remedy: "write SIGTERM, TERM or 15"}
 	}
 	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, sandbox.SignalOptions{Tree: in.Tree})
 }
 
 // awaitOperation waits for a verdict without its output. When the caller goes away the operation goes on.
-func awaitOperation(c *call, _ none) (*sandbox.Verdict, error) {
-	ses, err := c.session()
-	if err != nil {
-		return nil, err
-	}
+func awaitOperation(c *call, ses *session.Session, _ none) (*sandbox.Verdict, error) {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	v, err := ses.Follow(ctx, c.r.PathValue("operation"), sandbox.FollowOptions{})
-	if err != nil && c.s.draining() {
-		err = closingError()
-	}
-	return v, err
+	return v, c.drained(err)
 }
 
 // followOperation gives the output so far, or follows it.
-func followOperation(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func followOperation(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
-	m := v1.Mark{Op: c.r.PathValue("operation")}
-	if m.Stdout, err = c.number("stdout", 0); err != nil {
-		return err
-	}
-	if m.Stderr, err = c.number("stderr", 0); err != nil {
-		return err
-	}
+	m := v1.Mark{Op: c.r.PathValue("operation"), Offsets: v1.Offsets{Stdout: c.number("stdout", 0), Stderr: c.number("stderr", 0)}}
 	if c.wantsEvents() {
 		return follow(c, ses, m)
 	}
@@ -139,44 +92,12 @@ func (b *bounded) Write(p []byte) (int, error) {
 // ReadFrom would get around the bound.
 func (b *bounded) ReadFrom(io.Reader) (int64, error) { return 0, errFull }
 
-func listContexts(c *call, _ none) (v1.ContextPage, error) {
-	ses, err := c.session()
-	if err != nil {
-		return v1.ContextPage{}, err
-	}
+func listContexts(c *call, ses *session.Session, _ none) (v1.ContextPage, error) {
 	list, err := ses.Contexts(c.ctx())
 	if err != nil {
 		return v1.ContextPage{}, err
 	}
 	var out v1.ContextPage
-	out.Contexts, out.Next, err = paged(c, list, func(x sandbox.Context) string { return x.Name })
-	return out, err
-}
-
-func closeContext(c *call, _ none) (none, error) {
-	ses, err := c.session()
-	if err != nil {
-		return none{}, err
-	}
-	return none{}, ses.CloseContext(c.ctx(), c.r.PathValue("context"))
-}
-
-// parseSignal reads a name or a number. Names are Linux's, whatever the server runs on: the sandbox is Linux.
-func parseSignal(s string) (syscall.Signal, error) {
-	if n, err := strconv.Atoi(s); err == nil && n > 0 && n < 65 {
-		return syscall.Signal(n), nil
-	}
-	name := strings.TrimPrefix(strings.ToUpper(s), "SIG")
-	for i, known := range signals {
-		if known == name {
-			return syscall.Signal(i + 1), nil
-		}
-	}
-	return 0, &v1.Error{Code: v1.CodeInvalidRequest, Op: "signal", Message: fmt.Sprintf("%q is no signal", s), Remedy: "write SIGTERM, TERM or 15"}
-}
-
-// signals are Linux's, from 1 on.
-var signals = []string{
-	"HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP",
-	"TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+	out.Contexts, out.Next = paged(c, list, func(x sandbox.Context) string { return x.Name })
+	return out, nil
 }

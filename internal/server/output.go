@@ -2,7 +2,6 @@ package server
 
 import (
 	"sync"
-	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -46,7 +45,7 @@ type output struct {
 // Write implements io.Writer.
 func (o *output) Write(b []byte) (int, error) {
 	data := append(o.rest, b...)
-	cut := len(data) - incomplete(data)
+	cut := len(data) - v1.Incomplete(data)
 	o.rest = append([]byte(nil), data[cut:]...)
 	o.send(data[:cut])
 	return len(b), nil
@@ -68,18 +67,4 @@ func (o *output) send(b []byte) {
 	}
 	at := o.pos.advance(o.stream, int64(len(b)))
 	_ = o.st.send(o.pos.mark(), kind, v1.Chunk{Offset: at, Data: v1.Text(b)})
-}
-
-// incomplete counts the bytes at the end that begin a character of UTF-8 and do not end it.
-func incomplete(b []byte) int {
-	for n := 1; n <= min(len(b), utf8.UTFMax-1); n++ {
-		c := b[len(b)-n]
-		if utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
-				return n
-			}
-			return 0
-		}
-	}
-	return 0
 }

@@ -14,11 +14,8 @@ func place(name string, made time.Time, id string) string {
 }
 
 // paged gives the page of a list that the query asks for, in the order of the places, and where the next one begins.
-func paged[T any](c *call, all []T, at func(T) string) (page []T, next string, err error) {
-	limit, err := c.page()
-	if err != nil {
-		return nil, "", err
-	}
+func paged[T any](c *call, all []T, at func(T) string) (page []T, next string) {
+	limit := c.page()
 	all = slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return strings.Compare(at(a), at(b)) })
 	after := c.query.Get("after")
 	begin := 0
@@ -30,5 +27,5 @@ func paged[T any](c *call, all []T, at func(T) string) (page []T, next string, e
 		page = page[:limit]
 		next = at(page[limit-1])
 	}
-	return page, next, nil
+	return page, next
 }

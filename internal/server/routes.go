@@ -18,19 +18,17 @@ type route struct {
 	operator     bool // needs an operator
 	everybody    bool // also for a session's token, though it names no session
 	query        []param
-	in, out      reflect.Type // bodies; nil: none
-	accepts      string       // media type of a body that is no JSON
-	gives        []string     // media types of the answer beside JSON
-	status       int          // of success; 0: 200, or 204 without a body
-	long         bool         // runs code or streams: no time limit of ours
-	repeatable   bool         // heeds Idempotency-Key
-	large        bool         // its JSON may be as large as an upload
+	in, out      reflect.Type         // bodies; nil: none
+	accepts      string               // media type of a body that is no JSON
+	gives        []string             // media types of the answer beside JSON
+	status       int                  // of success; 0: 200, or 204 without a body
+	also         map[int]reflect.Type // bodies of other statuses that are no problems
+	long         bool                 // runs code or streams: no time limit of ours
+	repeatable   bool                 // heeds Idempotency-Key
+	large        bool                 // its JSON may be as large as an upload
 	handle       func(c *call) error
 	missing      error // not nil: there is no such route, and this is what whoever asks for it is told
 }
-
-// param is a parameter of the query.
-type param struct{ name, kind, doc string }
 
 // with adds parameters of the query.
 func (r route) with(p ...param) route { r.query = append(r.query, p...); return r }
@@ -52,6 +50,12 @@ func (r route) taking(media string) route { r.accepts = media; return r }
 
 // succeeding sets the status of success.
 func (r route) succeeding(status int) route { r.status = status; return r }
+
+// or adds an answer of another status.
+func (r route) or(status int, body any) route {
+	r.also = map[int]reflect.Type{status: reflect.TypeOf(body)}
+	return r
+}
 
 // operators keeps everybody else out.
 func (r route) operators() route { r.operator = true; return r }
@@ -85,13 +89,27 @@ func body[T any]() reflect.Type {
 	return nil
 }
 
-// Parameters that several routes have.
-var (
-	qPath  = param{"path", "string", "absolute, or relative to the home directory; percent-encoded bytes"}
-	qRoot  = param{"root", "string", "confine the request to this directory, to which relative paths then belong"}
-	qLimit = param{"limit", "integer", "entries of a page, 1 to 1000; 100 if left out"}
-	qAfter = param{"after", "string", "next of the page before"}
-)
+// using makes a handler of one that needs what find returns, such as the session that the path names.
+func using[X, In, Out any](find func(*call) (X, error), f func(*call, X, In) (Out, error)) func(*call, In) (Out, error) {
+	return func(c *call, in In) (out Out, err error) {
+		x, err := find(c)
+		if err != nil {
+			return out, err
+		}
+		return f(c, x, in)
+	}
+}
+
+// rawUsing is using for a handler that reads and writes for itself.
+func rawUsing[X any](find func(*call) (X, error), f func(*call, X) error) func(*call) error {
+	return func(c *call) error {
+		x, err := find(c)
+		if err != nil {
+			return err
+		}
+		return f(c, x)
+	}
+}
 
 // table is the whole API.
 func (s *Server) table() []route {
@@ -100,94 +118,95 @@ func (s *Server) table() []route {
 		op    = ses + "/operations/{operation}"
 		files = ses + "/files"
 	)
+	theSession, theFiles := (*call).session, (*call).files
 	rs := []route{
 		on("GET", "/healthz", "server", "Is the server alive?", scopeNone, healthz),
-		on("GET", "/readyz", "server", "Can it make sandboxes?", scopeNone, readyz),
+		on("GET", "/readyz", "server", "Can it make sandboxes?", scopeNone, readyz).or(http.StatusServiceUnavailable, v1.Readiness{}),
 		raw[none, none]("GET", "/metrics", "server", "Figures for Prometheus", scopeAdmin, metricsPage).giving("text/plain"),
-		raw[none, map[string]any]("GET", "/v1/openapi.json", "server", "This document", scopeNone, openapiJSON),
-		raw[none, none]("GET", "/v1/openapi.yaml", "server", "This document", scopeNone, openapiYAML).giving("application/yaml"),
+		raw[none, map[string]any]("GET", "/v1/openapi.json", "server", "This document", scopeNone, openapi("application/json")),
+		raw[none, none]("GET", "/v1/openapi.yaml", "server", "This document", scopeNone, openapi("application/yaml")).giving("application/yaml"),
 		on("GET", "/v1/server", "server", "Who answers, and whom it takes you for", scopeRead, serverInfo),
 		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().succeeding(http.StatusAccepted),
 		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
-			with(qLimit, qAfter, param{"state", "string", "only this state; may be repeated"}),
+			with(qLimit, qAfter, text("state", "only this state; may be repeated")),
 		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
-		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).repeating().lasting(),
-		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, showSession),
-		on("DELETE", ses, "sessions", "End a session", scopeExecute, endSession).with(param{"reason", "string", "for the log"}),
-		on("POST", ses+"/extend", "sessions", "Give it more time", scopeExecute, extendSession),
-		on("POST", ses+"/pause", "sessions", "Freeze it in memory", scopeExecute, pauseSession),
-		on("POST", ses+"/hibernate", "sessions", "Write it to disk and give its memory back", scopeExecute, hibernateSession).lasting(),
-		on("POST", ses+"/resume", "sessions", "Undo pause or hibernate", scopeExecute, resumeSession).lasting(),
-		on("POST", ses+"/tokens", "access", "Make a token for this session alone", scopeExecute, createToken).succeeding(http.StatusCreated),
-		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, showGuest),
-		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, sessionEvents).
-			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "go on for ever; true if left out"}).
+		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).or(http.StatusCreated, session.Opened{}).repeating().lasting(),
+		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, using(theSession, showSession)),
+		on("DELETE", ses, "sessions", "End a session", scopeExecute, using(theSession, endSession)).with(text("reason", "for the log")),
+		on("POST", ses+"/extend", "sessions", "Give it more time", scopeExecute, using(theSession, extendSession)),
+		on("POST", ses+"/pause", "sessions", "Freeze it in memory", scopeExecute, using(theSession, changing((*session.Session).Pause))),
+		on("POST", ses+"/hibernate", "sessions", "Write it to disk and give its memory back", scopeExecute, using(theSession, changing((*session.Session).Hibernate))).lasting(),
+		on("POST", ses+"/resume", "sessions", "Undo pause or hibernate", scopeExecute, using(theSession, changing((*session.Session).Resume))).lasting(),
+		on("POST", ses+"/tokens", "access", "Make a token for this session alone", scopeExecute, using(theSession, createToken)).succeeding(http.StatusCreated),
+		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, using(theSession, showGuest)),
+		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, rawUsing(theSession, sessionEvents)).
+			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "go on for ever; true if left out")).
 			giving(v1.EventStream).lasting(),
 
-		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, runCell).giving(v1.EventStream).lasting(),
-		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, runCommand).
-			giving(v1.EventStream).lasting().repeating(),
-		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, runSocket).lasting().
+		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).giving(v1.EventStream).lasting(),
+		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, rawUsing(theSession, runCommand)).
+			or(http.StatusAccepted, v1.Started{}).giving(v1.EventStream).lasting().repeating(),
+		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, rawUsing(theSession, runSocket)).lasting().
 			succeeding(http.StatusSwitchingProtocols),
-		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, listOperations).with(qLimit, qAfter),
-		on("GET", op, "run", "Look at a cell or command", scopeRead, showOperation),
-		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, forgetOperation),
-		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, followOperation).
-			with(param{"stdout", "integer", "offset to begin at"}, param{"stderr", "integer", "offset to begin at"}).giving(v1.EventStream).lasting(),
-		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, awaitOperation).lasting(),
-		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, signalOperation),
-		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, cancelOperation),
-		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, listContexts).with(qLimit, qAfter),
-		on("DELETE", ses+"/contexts/{context}", "run", "End an interpreter", scopeExecute, closeContext),
+		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, using(theSession, listOperations)).with(qLimit, qAfter),
+		on("GET", op, "run", "Look at a cell or command", scopeRead, using(theSession, showOperation)),
+		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, using(theSession, doing((*session.Session).Forget, "operation"))),
+		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, rawUsing(theSession, followOperation)).
+			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).giving(v1.EventStream).lasting(),
+		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, using(theSession, awaitOperation)).lasting(),
+		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, using(theSession, signalOperation)),
+		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, using(theSession, doing((*session.Session).Cancel, "operation"))),
+		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, using(theSession, listContexts)).with(qLimit, qAfter),
+		on("DELETE", ses+"/contexts/{context}", "run", "End an interpreter", scopeExecute, using(theSession, doing((*session.Session).CloseContext, "context"))),
 
-		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, readFile).
-			with(qPath, param{"offset", "integer", "bytes to pass over"}, param{"limit", "integer", "bytes to give; 0: all"}).giving("application/octet-stream").lasting(),
-		raw[none, v1.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, writeFile).
-			with(qPath, param{"overwrite", "boolean", "replace a file that is there"}, param{"parents", "boolean", "make missing directories"},
-				param{"append", "boolean", "add to the end"}, param{"mode", "string", "permission bits, octal"}).taking("application/octet-stream").lasting(),
-		on("DELETE", files, "files", "Remove a file", scopeExecute, removeFile).with(qPath, param{"recursive", "boolean", "a whole tree"}),
-		on("GET", files+"/stat", "files", "Describe a file", scopeRead, statFile).with(qPath),
-		on("GET", files+"/list", "files", "List a directory", scopeRead, listFiles).
-			with(qPath, qLimit, param{"recursive", "boolean", "also what is below"}, param{"depth", "integer", "with recursive; 0: all"},
+		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, rawUsing(theFiles, readFile)).
+			with(qPath, number("offset", "bytes to pass over"), number("limit", "bytes to give; 0: all")).giving("application/octet-stream").lasting(),
+		raw[none, v1.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, rawUsing(theFiles, writeFile)).
+			with(qPath, flag("overwrite", "replace a file that is there"), flag("parents", "make missing directories"),
+				flag("append", "add to the end"), text("mode", "permission bits, octal")).taking("application/octet-stream").lasting(),
+		on("DELETE", files, "files", "Remove a file", scopeExecute, using(theFiles, removeFile)).with(qPath, flag("recursive", "a whole tree")),
+		on("GET", files+"/stat", "files", "Describe a file", scopeRead, using(theFiles, statFile)).with(qPath),
+		on("GET", files+"/list", "files", "List a directory", scopeRead, using(theFiles, listFiles)).
+			with(qPath, qLimit, flag("recursive", "also what is below"), param{name: "depth", kind: "integer", doc: "with recursive; 0: all", most: 1 << 20},
 				qAfter),
-		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, makeDirectory),
-		on("POST", files+"/move", "files", "Rename", scopeExecute, moveFile),
+		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, using(theFiles, makeDirectory)),
+		on("POST", files+"/move", "files", "Rename", scopeExecute, using(theFiles, moveFile)),
 		raw[none, v1.Uploads]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
-			with(param{"dir", "string", "where to; the home directory if left out"}, param{"overwrite", "boolean", "replace files that are there"},
-				param{"parents", "boolean", "make missing directories"}).taking("multipart/form-data").lasting(),
-		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, downloadTar).
-			with(param{"path", "string", "may be repeated"}).giving("application/x-tar").lasting(),
-		raw[none, v1.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, uploadTar).
-			with(qPath, param{"overwrite", "boolean", "replace files that are there"}, param{"parents", "boolean", "make the directory"},
-				param{"max_bytes", "integer", "refuse more; 0: the sandbox's own limit"}, param{"max_entries", "integer", "refuse more; 0: the sandbox's own limit"}).
+			with(text("dir", "where to; the home directory if left out"), flag("overwrite", "replace files that are there"),
+				flag("parents", "make missing directories")).or(http.StatusMultiStatus, v1.Uploads{}).taking("multipart/form-data").lasting(),
+		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, rawUsing(theFiles, downloadTar)).
+			with(param{name: "path", kind: "string", doc: "may be repeated", required: true}).giving("application/x-tar").lasting(),
+		raw[none, v1.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, rawUsing(theFiles, uploadTar)).
+			with(qPath, flag("overwrite", "replace files that are there"), flag("parents", "make the directory"),
+				number("max_bytes", "refuse more; 0: the sandbox's own limit"), number("max_entries", "refuse more; 0: the sandbox's own limit")).
 			taking("application/x-tar").lasting(),
-		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, watchFiles).
-			with(qPath, param{"recursive", "boolean", "also what is below"}).giving(v1.EventStream).lasting(),
+		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
+			with(qPath, flag("recursive", "also what is below")).giving(v1.EventStream).lasting(),
 
-		on("GET", ses+"/vars", "vars", "List variables", scopeRead, listVars).with(qLimit, qAfter),
-		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, getVar),
-		on("PUT", ses+"/vars/{name}", "vars", "Set a variable", scopeExecute, setVar),
-		on("DELETE", ses+"/vars/{name}", "vars", "Remove a variable", scopeExecute, deleteVar),
+		on("GET", ses+"/vars", "vars", "List variables", scopeRead, using(theSession, listVars)).with(qLimit, qAfter),
+		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, using(theSession, getVar)),
+		on("PUT", ses+"/vars/{name}", "vars", "Set a variable", scopeExecute, using(theSession, setVar)),
+		on("DELETE", ses+"/vars/{name}", "vars", "Remove a variable", scopeExecute, using(theSession, doing((*session.Session).DeleteVar, "name"))),
 
 		on("GET", ses+"/snapshots", "snapshots", "List snapshots of a session, also of one that has ended", scopeRead, listSnapshots).with(qLimit, qAfter),
-		on("POST", ses+"/snapshots", "snapshots", "Take a snapshot", scopeExecute, saveSnapshot).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", ses+"/snapshots", "snapshots", "Take a snapshot", scopeExecute, using(theSession, saveSnapshot)).repeating().succeeding(http.StatusCreated).lasting(),
 		on("DELETE", ses+"/snapshots", "snapshots", "Remove all snapshots of a session", scopeExecute, deleteSnapshots),
 		on("DELETE", ses+"/snapshots/{snapshot}", "snapshots", "Remove a snapshot", scopeExecute, deleteSnapshot),
-		on("POST", ses+"/restore", "snapshots", "Put the session back to a snapshot", scopeExecute, restoreSnapshot).lasting(),
-		on("POST", ses+"/forks", "snapshots", "Make live copies", scopeExecute, forkSession).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", ses+"/restore", "snapshots", "Put the session back to a snapshot", scopeExecute, using(theSession, restoreSnapshot)).lasting(),
+		on("POST", ses+"/forks", "snapshots", "Make live copies", scopeExecute, using(theSession, forkSession)).repeating().succeeding(http.StatusCreated).lasting(),
 		on("GET", "/v1/snapshots", "snapshots", "List all snapshots of the tenant", scopeRead, listSnapshots).with(qLimit, qAfter),
 
 		on("GET", "/v1/approvals", "gate", "List the gate's questions to people", scopeRead, listApprovals).
-			with(qLimit, qAfter, param{"state", "string", "only pending, granted, refused or expired ones"}),
+			with(qLimit, qAfter, text("state", "only pending, granted, refused or expired ones")),
 		on("GET", "/v1/approvals/{approval}", "gate", "Look at a question, or wait for its answer", scopeRead, showApproval).
-			with(param{"wait", "boolean", "answer once the question is no longer pending"}).lasting(),
+			with(flag("wait", "answer once the question is no longer pending")).lasting(),
 		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),
 
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
-			with(qLimit, param{"after", "integer", "id behind which to begin"}, param{"session", "string", "only this one"},
-				param{"actor", "string", "only this one"}, param{"action", "string", "only this one"}),
+			with(qLimit, number("after", "id behind which to begin"), text("session", "only this one"),
+				text("actor", "only this one"), text("action", "only this one")),
 		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys).with(qLimit, qAfter),
 		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
 		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),

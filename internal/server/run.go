@@ -1,29 +1,47 @@
 package server
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"net/http"
 	"strings"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // task is a cell or a command that a request runs.
 type task struct {
-	kind string // cell or command
-	id   string
-	keep bool // it goes on when the caller goes away
-	run  func(ctx context.Context) (*sandbox.Verdict, error)
+	kind    string // cell or command
+	id      string
+	keep    bool                  // it goes on when the caller goes away
+	options *sandbox.RunOptions   // of the cell or command, for its streams
+	display *func(sandbox.Bundle) // of the cell; nil: it is a command
+	run     func(ctx context.Context) (*sandbox.Verdict, error)
 }
 
-// check refuses what cannot be, and names what has no name: whoever loses the connection finds it again by that.
-func (t *task) check(r *v1.RunFields) error {
+func newCell(ses *session.Session, in v1.CellRequest) (*task, error) {
+	cell := in.Cell()
+	t := &task{kind: "cell", options: &cell.RunOptions, display: &cell.Display}
+	t.run = func(ctx context.Context) (*sandbox.Verdict, error) { return ses.Cell(ctx, cell) }
+	return t, t.check(in.RunFields)
+}
+
+func newCommand(ses *session.Session, in v1.CommandRequest) (*task, *sandbox.Command, error) {
+	cmd := in.Command()
+	t := &task{kind: "command", options: &cmd.RunOptions}
+	t.run = func(ctx context.Context) (*sandbox.Verdict, error) { return ses.Run(ctx, cmd) }
+	return t, &cmd, t.check(in.RunFields)
+}
+
+// check rejects invalid requests, and names a task that has no name: a caller that loses the connection finds it again by that.
+func (t *task) check(r v1.RunFields) error {
 	switch r.OnDisconnect {
 	case "", v1.OnDisconnectCancel:
 	case v1.OnDisconnectKeep:
@@ -34,13 +52,15 @@ func (t *task) check(r *v1.RunFields) error {
 	if r.InlineBytes < 0 {
 		return invalid("inline_bytes is negative")
 	}
-	if r.ID == "" {
-		r.ID = t.kind[:1] + "-" + strings.ToLower(rand.Text()[:20])
-	}
-	if len(r.ID) > 128 || strings.ContainsAny(r.ID, "/\r\n") {
+	t.id = cmp.Or(r.ID, t.kind[:1]+"-"+ids.Hex(10))
+	if len(t.id) > 128 || strings.ContainsAny(t.id, "/\r\n") {
 		return invalid("an operation's id has at most 128 bytes, no slash and no line break")
 	}
-	t.id = r.ID
+	t.options.ID = t.id
+	t.options.Detach = true // of the server: what becomes of it when the caller goes away is decided by do
+	if r.Stdin != nil {
+		t.options.Stdin = strings.NewReader(string(*r.Stdin))
+	}
 	return nil
 }
 
@@ -70,7 +90,7 @@ func (c *call) do(t *task) (*sandbox.Verdict, error) {
 }
 
 // finish runs a task and answers with its verdict, or as events while it runs.
-func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bundle)) error {
+func (c *call) finish(t *task) error {
 	if !c.wantsEvents() {
 		v, err := c.do(t)
 		if v == nil && err != nil {
@@ -82,13 +102,14 @@ func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bu
 	defer st.close()
 	pos := &position{op: t.id}
 	_ = st.send(pos.mark(), v1.EventStarted, v1.Started{ID: t.id}) // a caller who has gone is told by the context
-	*stdout, *stderr = &output{st: st, pos: pos, stream: 1}, &output{st: st, pos: pos, stream: 2}
-	if display != nil {
-		*display = func(b sandbox.Bundle) { _ = st.send("", v1.EventDisplay, b) }
+	stdout, stderr := &output{st: st, pos: pos, stream: 1}, &output{st: st, pos: pos, stream: 2}
+	t.options.Stdout, t.options.Stderr = stdout, stderr
+	if t.display != nil {
+		*t.display = func(b sandbox.Bundle) { _ = st.send("", v1.EventDisplay, b) }
 	}
 	v, err := c.do(t)
-	(*stdout).flush()
-	(*stderr).flush()
+	stdout.flush()
+	stderr.flush()
 	if v == nil && err != nil {
 		st.problem(err)
 		return nil
@@ -98,11 +119,7 @@ func (c *call) finish(t *task, stdout, stderr **output, display *func(sandbox.Bu
 }
 
 // runCell runs a cell; with Last-Event-ID it follows one that was begun by an earlier request.
-func runCell(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func runCell(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
@@ -110,31 +127,15 @@ func runCell(c *call) error {
 	if err != nil {
 		return err
 	}
-	t := &task{kind: "cell"}
-	if err := t.check(&in.RunFields); err != nil {
-		return err
-	}
-	cell := in.Cell()
-	cell.Detach = true // of the server: the caller's own fate is decided by do
-	if in.Stdin != nil {
-		cell.Stdin = strings.NewReader(string(*in.Stdin))
-	}
-	var stdout, stderr *output
-	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
-		if stdout != nil {
-			cell.Stdout, cell.Stderr = stdout, stderr
-		}
-		return ses.Cell(ctx, cell)
-	}
-	return c.finish(t, &stdout, &stderr, &cell.Display)
-}
-
-// runCommand runs a command to its end, or starts it in the background.
-func runCommand(c *call) error {
-	ses, err := c.session()
+	t, err := newCell(ses, in)
 	if err != nil {
 		return err
 	}
+	return c.finish(t)
+}
+
+// runCommand runs a command to its end, or starts it in the background.
+func runCommand(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
@@ -142,12 +143,12 @@ func runCommand(c *call) error {
 	if err != nil {
 		return err
 	}
-	t := &task{kind: "command"}
 	if key := c.r.Header.Get(v1.HeaderIdempotency); key != "" && in.ID == "" { // the same each time, so that a repetition finds it
 		sum := sha256.Sum256([]byte(c.who.tenant + "\x00" + key))
 		in.ID = "c-" + hex.EncodeToString(sum[:16])
 	}
-	if err := t.check(&in.RunFields); err != nil {
+	t, cmd, err := newCommand(ses, in)
+	if err != nil {
 		return err
 	}
 	if c.again {
@@ -155,31 +156,19 @@ func runCommand(c *call) error {
 			return c.found(ses, t.id, in.Background)
 		}
 	}
-	if in.PTY != nil {
+	switch {
+	case in.PTY != nil:
 		return invalid("a terminal needs the WebSocket at …/stream")
+	case in.Background:
+		return c.background(ses, t, *cmd)
 	}
-	cmd := in.Command()
-	cmd.Detach = true
-	if in.Stdin != nil {
-		cmd.Stdin = strings.NewReader(string(*in.Stdin))
-	}
-	if in.Background {
-		return c.background(ses, t, cmd)
-	}
-	var stdout, stderr *output
-	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
-		if stdout != nil {
-			cmd.Stdout, cmd.Stderr = stdout, stderr
-		}
-		return ses.Run(ctx, cmd)
-	}
-	return c.finish(t, &stdout, &stderr, nil)
+	return c.finish(t)
 }
 
 // found answers with a command that an earlier request began.
 func (c *call) found(ses *session.Session, id string, background bool) error {
 	if background {
-		c.status = 202
+		c.status = http.StatusAccepted
 		return c.reply(v1.Started{ID: id})
 	}
 	if c.wantsEvents() {
@@ -189,10 +178,7 @@ func (c *call) found(ses *session.Session, id string, background bool) error {
 	defer cancel()
 	v, err := ses.Follow(ctx, id, sandbox.FollowOptions{})
 	if err != nil {
-		if c.s.draining() {
-			err = closingError()
-		}
-		return err
+		return c.drained(err)
 	}
 	return c.reply(v)
 }
@@ -207,7 +193,7 @@ func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) er
 	if err != nil {
 		return err
 	}
-	c.status = 202
+	c.status = http.StatusAccepted
 	return c.reply(v1.Started{ID: id})
 }
 
@@ -242,9 +228,7 @@ func follow(c *call, ses *session.Session, m v1.Mark) error {
 	stdout.flush()
 	stderr.flush()
 	if err != nil {
-		if c.s.draining() {
-			err = closingError()
-		}
+		err = c.drained(err)
 		if !errors.Is(err, context.Canceled) {
 			st.problem(err)
 		}

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"iter"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -21,23 +21,24 @@ import (
 // runRoutes are the routes of runs.
 func (s *Server) runRoutes() []route {
 	const run = "/v1/runs/{run}"
+	theRuns := (*call).keeper
 	return []route{
-		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, listRuns).
-			with(qLimit, param{"after", "string", "run behind which to begin"}).lasting(),
-		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, startRun).
+		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, using(theRuns, listRuns)).
+			with(qLimit, text("after", "run behind which to begin")).lasting(),
+		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, rawUsing(theRuns, startRun)).
 			repeating().succeeding(http.StatusCreated).lasting().contexts(),
-		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, showRun).lasting(),
-		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, deleteRun).lasting(),
-		raw[none, v1.RunEvent]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, runEvents).
-			with(param{"after", "integer", "seq behind which to begin; Last-Event-ID does the same"}, param{"follow", "boolean", "wait for those to come; left out: true"}).giving(v1.EventStream).lasting(),
-		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, exportRun).
+		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, using(theRuns, showRun)).lasting(),
+		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, using(theRuns, deleteRun)).lasting(),
+		raw[none, v1.RunEvent]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
+			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).giving(v1.EventStream).lasting(),
+		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, rawUsing(theRuns, exportRun)).
 			giving("application/jsonl").lasting(),
-		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, cancelRun).lasting(),
-		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, resumeRun).lasting(),
-		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, replayRun).repeating().succeeding(http.StatusCreated).lasting(),
-		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, forkRun).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, using(theRuns, cancelRun)).lasting(),
+		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, using(theRuns, resumeRun)).lasting(),
+		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, using(theRuns, replayRun)).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, using(theRuns, forkRun)).repeating().succeeding(http.StatusCreated).lasting(),
 
-		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, listModels),
+		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, using(theRuns, listModels)),
 		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
 			giving(v1.EventStream).lasting(),
 	}
@@ -54,16 +55,9 @@ func (c *call) keeper() (*runs.Keeper, error) {
 	return c.s.opts.Runs, nil
 }
 
-func listRuns(c *call, _ none) (v1.RunPage, error) {
+func listRuns(c *call, k *runs.Keeper, _ none) (v1.RunPage, error) {
 	out := v1.RunPage{Runs: []*rlm.Info{}}
-	k, err := c.keeper()
-	if err != nil {
-		return out, err
-	}
-	limit, err := c.page()
-	if err != nil {
-		return out, err
-	}
+	limit := c.page()
 	after := c.query.Get("after")
 	for i, err := range k.List(c.who.tenant) {
 		if err != nil {
@@ -86,16 +80,12 @@ func listRuns(c *call, _ none) (v1.RunPage, error) {
 }
 
 // startRun begins a run. Its body may be as large as an upload: contexts come in it.
-func startRun(c *call) error {
-	k, err := c.keeper()
-	if err != nil {
-		return err
-	}
+func startRun(c *call, k *runs.Keeper) error {
 	var in v1.NewRun
 	raw, release, err := c.readLarge()
 	defer release()
 	if err == nil {
-		err = unmarshal(raw, &in)
+		err = unmarshal(raw, &in, strict)
 	}
 	if err != nil {
 		return err
@@ -258,27 +248,15 @@ func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
 	return nil
 }
 
-func showRun(c *call, _ none) (*rlm.Info, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return nil, err
-	}
+func showRun(c *call, k *runs.Keeper, _ none) (*rlm.Info, error) {
 	return k.Show(c.who.tenant, c.r.PathValue("run"))
 }
 
-func deleteRun(c *call, _ none) (none, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return none{}, err
-	}
+func deleteRun(c *call, k *runs.Keeper, _ none) (none, error) {
 	return none{}, k.Delete(c.ctx(), c.who.tenant, c.r.PathValue("run"))
 }
 
-func cancelRun(c *call, _ none) (*rlm.Info, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return nil, err
-	}
+func cancelRun(c *call, k *runs.Keeper, _ none) (*rlm.Info, error) {
 	return k.Cancel(c.ctx(), c.who.tenant, c.r.PathValue("run"))
 }
 
@@ -290,11 +268,7 @@ func (c *call) goOn(k *runs.Keeper, in v1.RunAgain) (runs.Again, error) {
 	return runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Away: !c.who.host}, c.checkHost(in.Host)
 }
 
-func resumeRun(c *call, in v1.RunAgain) (*rlm.Info, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return nil, err
-	}
+func resumeRun(c *call, k *runs.Keeper, in v1.RunAgain) (*rlm.Info, error) {
 	a, err := c.goOn(k, in)
 	if err != nil {
 		return nil, err
@@ -306,11 +280,7 @@ func resumeRun(c *call, in v1.RunAgain) (*rlm.Info, error) {
 	return k.Show(c.who.tenant, r.ID())
 }
 
-func forkRun(c *call, in v1.ForkRun) (*rlm.Info, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return nil, err
-	}
+func forkRun(c *call, k *runs.Keeper, in v1.ForkRun) (*rlm.Info, error) {
 	a, err := c.goOn(k, in.RunAgain)
 	if err != nil {
 		return nil, err
@@ -322,11 +292,7 @@ func forkRun(c *call, in v1.ForkRun) (*rlm.Info, error) {
 	return c.begun(k, r)
 }
 
-func replayRun(c *call, in v1.ReplayRun) (*rlm.Info, error) {
-	k, err := c.keeper()
-	if err != nil {
-		return nil, err
-	}
+func replayRun(c *call, k *runs.Keeper, in v1.ReplayRun) (*rlm.Info, error) {
 	if err := c.checkHost(in.Host); err != nil {
 		return nil, err
 	}
@@ -338,57 +304,18 @@ func replayRun(c *call, in v1.ReplayRun) (*rlm.Info, error) {
 }
 
 // runEvents tells what a run did, and what it does.
-func runEvents(c *call) error {
-	k, err := c.keeper()
-	if err != nil {
-		return err
-	}
+func runEvents(c *call, k *runs.Keeper) error {
 	id := c.r.PathValue("run")
 	if _, err := k.Show(c.who.tenant, id); err != nil {
 		return err
 	}
-	after, err := c.number("after", 0)
-	if err != nil {
-		return err
+	events := func(ctx context.Context, after int64, follow bool) iter.Seq2[v1.RunEvent, error] {
+		return k.Events(ctx, c.who.tenant, id, after, follow)
 	}
-	if last := c.r.Header.Get(v1.HeaderLastEvent); last != "" {
-		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
-			return invalid("%s is not one that this server gave", v1.HeaderLastEvent)
-		}
-	}
-	follow, err := c.flag("follow", true)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := c.untilDrain()
-	defer cancel()
-	st := startStream(c)
-	defer st.close()
-	for e, err := range k.Events(ctx, c.who.tenant, id, after, follow) {
-		if err != nil {
-			if c.s.draining() {
-				err = closingError()
-			}
-			st.problem(err)
-			return nil
-		}
-		if st.send(strconv.FormatInt(e.Seq, 10), string(e.Kind), e) != nil {
-			return nil
-		}
-	}
-	if c.s.draining() {
-		st.problem(closingError())
-		return nil
-	}
-	_ = st.send("", v1.EventEnd, none{})
-	return nil
+	return sendEvents(c, events, func(e v1.RunEvent) (int64, string) { return e.Seq, string(e.Kind) })
 }
 
-func exportRun(c *call) error {
-	k, err := c.keeper()
-	if err != nil {
-		return err
-	}
+func exportRun(c *call, k *runs.Keeper) error {
 	id := c.r.PathValue("run")
 	if _, err := k.Show(c.who.tenant, id); err != nil {
 		return err

@@ -107,7 +107,7 @@ func TestRunsOverHTTP(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
 	c := k.Client(k.Key("acme", "execute"))
-	question := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Name: "notes", Text: haystack}}, Labels: map[string]string{"why": "test"}}
+	question := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Name: "notes", Text: new(haystack)}}, Labels: map[string]string{"why": "test"}}
 	i, err := c.StartRun(ctx, question)
 	if err != nil {
 		t.Fatal(err)
@@ -172,12 +172,12 @@ func TestRunsOverHTTP(t *testing.T) {
 			"a schema that is none":     {"", client.RunOptions{Query: "?", Schema: []byte(`{"type": 7}`)}, v1.CodeInvalidSchema},
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, v1.CodeModelUnknown},
 			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, v1.CodeForbidden},
-			"one for its calls":         {"", client.RunOptions{Query: "?", Sub: []string{"agent/x"}}, v1.CodeForbidden},
+			"one for its calls":         {"", client.RunOptions{Query: "?", SubModels: []string{"agent/x"}}, v1.CodeForbidden},
 			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, v1.CodeForbidden},
 			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, v1.CodeForbidden},
 			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, v1.CodeForbidden},
 			"no such session":           {"", client.RunOptions{Query: "?", Session: "none"}, v1.CodeSessionNotFound},
-			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{}}}, v1.CodeContextEmpty},
+			"an empty context":          {"", client.RunOptions{Query: "?", Contexts: []client.RunContext{{Text: new("")}}}, v1.CodeContextEmpty},
 		} {
 			asks := c
 			if tt.key != "" {
@@ -223,7 +223,7 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
 	k.hold.Lock()
-	i, err := k.Trusted.StartRun(ctx, client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: haystack}}})
+	i, err := k.Trusted.StartRun(ctx, client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: new(haystack)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestRunsInASession(t *testing.T) {
 	if _, _, err := k.Trusted.Open(ctx, "work", session.OpenOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	first := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: haystack}}, Session: "work"}
+	first := client.RunOptions{Query: "What is the password?", Contexts: []client.RunContext{{Text: new(haystack)}}, Session: "work"}
 	k.hold.Lock()
 	i, err := k.Trusted.StartRun(ctx, first)
 	if err != nil {
@@ -354,11 +354,11 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	ctx := t.Context()
 	one := 1
 	few := v1.RunLimits{Turns: &one} // it ends without an answer
-	notes := []client.RunContext{{Text: haystack}}
+	notes := []client.RunContext{{Text: new(haystack)}}
 	begun := map[string]string{}
 	for name, o := range map[string]client.RunOptions{
 		"as its model":  {Query: "?", Contexts: notes, Model: "agent/x", Limits: few},
-		"for its calls": {Query: "?", Contexts: notes, Sub: []string{"agent/x"}, Limits: few},
+		"for its calls": {Query: "?", Contexts: notes, SubModels: []string{"agent/x"}, Limits: few},
 	} {
 		i, err := k.Trusted.StartRun(ctx, o) // the owner may
 		if err != nil {

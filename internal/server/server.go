@@ -101,8 +101,8 @@ type Server struct {
 	routes    []route
 	mux       *http.ServeMux
 	started   time.Time
-	documents documents
-	drain     context.Context // ends when the server begins to stop
+	documents func() (map[string][]byte, error) // OpenAPI, by media type; it does not change
+	drain     context.Context                   // ends when the server begins to stop
 	stop      context.CancelFunc
 	health    health
 	requests  sync.WaitGroup
@@ -138,6 +138,7 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.metrics = newMetrics(s.manager)
 	s.routes = s.table()
+	s.documents = sync.OnceValues(s.writeDocuments)
 	s.mux = s.makeMux()
 	return s, nil
 }

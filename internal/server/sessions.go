@@ -2,7 +2,7 @@ package server
 
 import (
 	"cmp"
-	"crypto/rand"
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -37,9 +38,8 @@ func listSessions(c *call, _ none) (v1.SessionPage, error) {
 		all = append(all, i)
 	}
 	var out v1.SessionPage
-	var err error
-	out.Sessions, out.Next, err = paged(c, all, func(i session.Info) string { return place(i.Key.Name, i.Created, i.ID) })
-	return out, err
+	out.Sessions, out.Next = paged(c, all, func(i session.Info) string { return place(i.Key.Name, i.Created, i.ID) })
+	return out, nil
 }
 
 // createSession makes a session that was not there.
@@ -48,7 +48,7 @@ func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 		return session.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
 	}
 	if in.Name == "" {
-		in.Name = "s-" + strings.ToLower(cmp.Or(c.request, rand.Text())[:16])
+		in.Name = "s-" + cmp.Or(c.request, ids.Hex(8))[:16]
 	}
 	in.New = true
 	return open(c, in)
@@ -138,62 +138,35 @@ func remoteOptions(options map[string]json.RawMessage) bool {
 	return true
 }
 
-func showSession(c *call, _ none) (session.Info, error) {
-	ses, err := c.session()
-	if err != nil {
-		return session.Info{}, err
-	}
+func showSession(_ *call, ses *session.Session, _ none) (session.Info, error) {
 	return ses.Info(), nil
 }
 
-func showGuest(c *call, _ none) (*sandbox.Guest, error) {
-	ses, err := c.session()
-	if err != nil {
-		return nil, err
-	}
+func showGuest(c *call, ses *session.Session, _ none) (*sandbox.Guest, error) {
 	return ses.Guest(c.ctx())
 }
 
-func endSession(c *call, _ none) (none, error) {
-	ses, err := c.session()
-	if err != nil {
-		return none{}, err
-	}
-	reason := c.query.Get("reason")
-	if reason == "" {
-		reason = "ended by " + c.who.actor
-	}
-	return none{}, ses.End(c.ctx(), reason)
+func endSession(c *call, ses *session.Session, _ none) (none, error) {
+	return none{}, ses.End(c.ctx(), cmp.Or(c.query.Get("reason"), "ended by "+c.who.actor))
 }
 
-func extendSession(c *call, in v1.ExtendRequest) (session.Info, error) {
-	ses, err := c.session()
-	if err != nil {
-		return session.Info{}, err
-	}
+func extendSession(c *call, ses *session.Session, in v1.ExtendRequest) (session.Info, error) {
 	return ses.Extend(c.ctx(), time.Duration(in.By))
 }
 
-func pauseSession(c *call, _ none) (session.Info, error) {
-	return changed(c, func(s *session.Session) error { return s.Pause(c.ctx()) })
-}
-
-func hibernateSession(c *call, _ none) (session.Info, error) {
-	return changed(c, func(s *session.Session) error { return s.Hibernate(c.ctx()) })
-}
-
-func resumeSession(c *call, _ none) (session.Info, error) {
-	return changed(c, func(s *session.Session) error { return s.Resume(c.ctx()) })
-}
-
-// changed does something to the session and tells how it is then.
-func changed(c *call, do func(*session.Session) error) (session.Info, error) {
-	ses, err := c.session()
-	if err != nil {
-		return session.Info{}, err
+// changing makes a handler that changes a session and returns how it is then.
+func changing(do func(*session.Session, context.Context) error) func(*call, *session.Session, none) (session.Info, error) {
+	return func(c *call, ses *session.Session, _ none) (session.Info, error) {
+		if err := do(ses, c.ctx()); err != nil {
+			return session.Info{}, err
+		}
+		return ses.Info(), nil
 	}
-	if err := do(ses); err != nil {
-		return session.Info{}, err
+}
+
+// doing makes a handler that does something to a part of a session, which the path names as value.
+func doing(do func(*session.Session, context.Context, string) error, value string) func(*call, *session.Session, none) (none, error) {
+	return func(c *call, ses *session.Session, _ none) (none, error) {
+		return none{}, do(ses, c.ctx(), c.r.PathValue(value))
 	}
-	return ses.Info(), nil
 }

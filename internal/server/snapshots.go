@@ -26,15 +26,11 @@ func listSnapshots(c *call, _ none) (v1.SnapshotPage, error) {
 		}
 	}
 	var out v1.SnapshotPage
-	out.Snapshots, out.Next, err = paged(c, list, func(s session.Snapshot) string { return place(s.Session, s.Created, s.ID) })
-	return out, err
+	out.Snapshots, out.Next = paged(c, list, func(s session.Snapshot) string { return place(s.Session, s.Created, s.ID) })
+	return out, nil
 }
 
-func saveSnapshot(c *call, in v1.SaveRequest) (session.Snapshot, error) {
-	ses, err := c.session()
-	if err != nil {
-		return session.Snapshot{}, err
-	}
+func saveSnapshot(c *call, ses *session.Session, in v1.SaveRequest) (session.Snapshot, error) {
 	snap, err := ses.Save(c.making(), in.Name)
 	c.status = http.StatusCreated
 	return snap, err
@@ -63,22 +59,21 @@ func dropSnapshots(c *call, name string) (none, error) {
 	return none{}, c.s.manager.DeleteSnapshot(c.ctx(), c.key(), name)
 }
 
-func restoreSnapshot(c *call, in v1.RestoreRequest) (session.Info, error) {
+func restoreSnapshot(c *call, ses *session.Session, in v1.RestoreRequest) (session.Info, error) {
 	// A snapshot holds the memory of its session, which a token of another one must not come to see.
 	if of, _, found := strings.Cut(in.Ref, "@"); found && c.who.session != "" && of != c.who.session {
 		return session.Info{}, &v1.Error{Code: v1.CodeForbidden, Op: "restore snapshot", Message: "a session's token is good for the snapshots of its session only"}
 	}
-	return changed(c, func(s *session.Session) error { return s.Restore(c.ctx(), in.Ref) })
+	if err := ses.Restore(c.ctx(), in.Ref); err != nil {
+		return session.Info{}, err
+	}
+	return ses.Info(), nil
 }
 
 // forkSession makes live copies.
-func forkSession(c *call, in v1.ForkRequest) (v1.Forked, error) {
+func forkSession(c *call, ses *session.Session, in v1.ForkRequest) (v1.Forked, error) {
 	if c.who.session != "" { // the copies would be sessions it may not touch, and nobody would end them
 		return v1.Forked{}, &v1.Error{Code: v1.CodeForbidden, Op: "fork session", Message: "a session's token makes no sessions", Remedy: "use a key"}
-	}
-	ses, err := c.session()
-	if err != nil {
-		return v1.Forked{}, err
 	}
 	n := in.Count
 	if n == 0 {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -41,11 +40,7 @@ type socket struct {
 }
 
 // runSocket runs one cell or command over a WebSocket.
-func runSocket(c *call) error {
-	ses, err := c.session()
-	if err != nil {
-		return err
-	}
+func runSocket(c *call, ses *session.Session) error {
 	conn, err := websocket.Accept(c.w, c.r, nil)
 	if err != nil {
 		c.w.problem = problem.Of(invalid("no WebSocket: %v", err))
@@ -95,67 +90,42 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	if kind != websocket.MessageText {
 		return nil, invalid("the first message is a text that says what to run")
 	}
-	if err := unmarshal(raw, &in); err != nil {
+	if err := unmarshal(raw, &in, strict); err != nil {
 		return nil, err
 	}
 	if (in.Cell == nil) == (in.Command == nil) {
 		return nil, invalid("the first message has a cell or a command")
 	}
-	var stdin io.Reader
+	t, err := s.task(ses, in)
+	if err != nil {
+		return nil, err
+	}
+	t.options.Stdout, t.options.Stderr = s.writer(v1.FrameStdout), s.writer(v1.FrameStderr)
 	if in.Stdin {
 		s.input = newInbox()
-		stdin = s.input
+		t.options.Stdin = s.input
 	}
-	if in.Cell != nil {
-		return s.cell(ses, *in.Cell, stdin)
-	}
-	return s.command(ses, *in.Command, stdin)
-}
-
-func (s *socket) cell(ses *session.Session, in v1.CellRequest, stdin io.Reader) (*task, error) {
-	t := &task{kind: "cell"}
-	if err := t.check(&in.RunFields); err != nil {
-		return nil, err
-	}
-	cell := in.Cell()
-	cell.Detach, cell.Stdin = true, given(stdin, in.Stdin)
-	cell.Stdout, cell.Stderr = s.writer(v1.FrameStdout), s.writer(v1.FrameStderr)
-	cell.Display = func(b sandbox.Bundle) { s.send(v1.Control{Display: &b}) }
-	t.run = s.killable(func(ctx context.Context) (*sandbox.Verdict, error) {
-		return ses.Cell(ctx, cell)
-	})
+	t.run = s.killable(t.run)
 	return t, nil
 }
 
-func (s *socket) command(ses *session.Session, in v1.CommandRequest, stdin io.Reader) (*task, error) {
-	t := &task{kind: "command"}
-	if err := t.check(&in.RunFields); err != nil {
-		return nil, err
+func (s *socket) task(ses *session.Session, in v1.Control) (*task, error) {
+	if in.Cell != nil {
+		t, err := newCell(ses, *in.Cell)
+		*t.display = func(b sandbox.Bundle) { s.send(v1.Control{Display: &b}) }
+		return t, err
 	}
-	if in.Background {
+	t, cmd, err := newCommand(ses, *in.Command)
+	if in.Command.Background {
 		return nil, invalid("a command in the background is started by POST")
 	}
-	if p := in.PTY; p != nil && !validSize(*p) {
-		return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
-	}
-	cmd := in.Command()
-	cmd.Detach, cmd.Stdin = true, given(stdin, in.Stdin)
-	cmd.Stdout, cmd.Stderr = s.writer(v1.FrameStdout), s.writer(v1.FrameStderr)
-	if cmd.PTY != nil {
+	if p := cmd.PTY; p != nil {
+		if !validSize(*p) {
+			return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
+		}
 		cmd.Resize = s.resize
 	}
-	t.run = s.killable(func(ctx context.Context) (*sandbox.Verdict, error) {
-		return ses.Run(ctx, cmd)
-	})
-	return t, nil
-}
-
-// given chooses between input that follows and input that came with the request.
-func given(follows io.Reader, whole *v1.Text) io.Reader {
-	if follows == nil && whole != nil {
-		return strings.NewReader(string(*whole))
-	}
-	return follows
+	return t, err
 }
 
 // killable lets the caller end a task and still hear its verdict.
@@ -232,7 +202,7 @@ func (s *socket) read(ctx context.Context) {
 			continue
 		}
 		var in v1.Control
-		if err := unmarshal(raw, &in); err != nil {
+		if err := unmarshal(raw, &in, strict); err != nil {
 			s.send(v1.Control{Problem: s.problem(err)})
 			s.cancel()
 			return

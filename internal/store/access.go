@@ -11,47 +11,26 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-const keyColumns = "SELECT id, name, tenant, scopes, hash, created, expires, revoked FROM api_keys"
-
-// scanner is a row, alone or among others.
-type scanner interface{ Scan(dest ...any) error }
-
-func scanKey(row scanner) (k APIKey, err error) {
-	var scopes string
-	var created, expires, revoked int64
-	err = row.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked)
-	k.Scopes, k.Created, k.Expires, k.Revoked = strings.Fields(scopes), moment(created), moment(expires), moment(revoked)
-	return k, err
-}
-
 // AddKey implements Access.
 func (s *SQLite) AddKey(ctx context.Context, k APIKey) error {
-	return s.change(ctx, "add key", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-			k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash, stamp(k.Created), stamp(k.Expires), stamp(k.Revoked))
-		return err
-	})
+	_, err := s.affect(ctx, "add key", "INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+		k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash, stamp(k.Created), stamp(k.Expires), stamp(k.Revoked))
+	return err
 }
 
 // Keys implements Access.
 func (s *SQLite) Keys(ctx context.Context, tenant string) ([]APIKey, error) {
 	var w where
 	w.and(tenant != "", "tenant = ?", tenant)
-	return rowsOf(ctx, s, "list keys", func(rows *sql.Rows) (APIKey, error) { return scanKey(rows) }, keyColumns+w.text+" ORDER BY created, id", w.args...)
-}
-
-// KeyByHash implements Access.
-func (s *SQLite) KeyByHash(ctx context.Context, hash []byte) (APIKey, error) {
-	k, err := scanKey(s.read.QueryRowContext(ctx, keyColumns+" WHERE hash = ?", hash))
-	return k, s.missing("find key", err)
-}
-
-// missing tells a row that is not there from other errors.
-func (s *SQLite) missing(op string, err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
-		return &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "there is none"}
+	scan := func(rows *sql.Rows) (k APIKey, err error) {
+		var scopes string
+		var created, expires, revoked int64
+		err = rows.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked)
+		k.Scopes, k.Created, k.Expires, k.Revoked = strings.Fields(scopes), moment(created), moment(expires), moment(revoked)
+		return k, err
 	}
-	return s.explain(op, err)
+	return rowsOf(ctx, s, "list keys", scan,
+		"SELECT id, name, tenant, scopes, hash, created, expires, revoked FROM api_keys"+w.text+" ORDER BY created, id", w.args...)
 }
 
 // RevokeKey implements Access.
@@ -63,11 +42,9 @@ func (s *SQLite) RevokeKey(ctx context.Context, tenant, id string) (bool, error)
 
 // AddToken implements Access.
 func (s *SQLite) AddToken(ctx context.Context, t Token) error {
-	return s.change(ctx, "add token", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO tokens (id, tenant, session, name, scopes, hash, created, expires, api_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-			t.ID, t.Tenant, t.Session, t.Name, strings.Join(t.Scopes, " "), t.Hash, stamp(t.Created), stamp(t.Expires), t.Key)
-		return err
-	})
+	_, err := s.affect(ctx, "add token", "INSERT INTO tokens (id, tenant, session, name, scopes, hash, created, expires, api_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		t.ID, t.Tenant, t.Session, t.Name, strings.Join(t.Scopes, " "), t.Hash, stamp(t.Created), stamp(t.Expires), t.Key)
+	return err
 }
 
 // TokenByHash implements Access.
@@ -77,7 +54,10 @@ func (s *SQLite) TokenByHash(ctx context.Context, hash []byte) (t Token, err err
 	err = s.read.QueryRowContext(ctx, "SELECT id, tenant, session, name, scopes, hash, created, expires, api_key FROM tokens WHERE hash = ?", hash).
 		Scan(&t.ID, &t.Tenant, &t.Session, &t.Name, &scopes, &t.Hash, &created, &expires, &t.Key)
 	t.Scopes, t.Created, t.Expires = strings.Fields(scopes), moment(created), moment(expires)
-	return t, s.missing("find token", err)
+	if errors.Is(err, sql.ErrNoRows) {
+		return t, &v1.Error{Code: v1.CodeNotFound, Op: "find token", Message: "there is none"}
+	}
+	return t, s.explain("find token", err)
 }
 
 // DropTokens implements Access.

@@ -34,13 +34,11 @@ type Approvals interface {
 
 // SaveApproval implements Approvals.
 func (s *SQLite) SaveApproval(ctx context.Context, a Approval) error {
-	return s.change(ctx, "save approval", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `
-			INSERT INTO approvals (id, expires, data) VALUES (?, ?, ?)
-			ON CONFLICT (id) DO UPDATE SET expires = excluded.expires, data = excluded.data`,
-			a.ID, stamp(a.Expires), a.Data)
-		return err
-	})
+	_, err := s.affect(ctx, "save approval", `
+		INSERT INTO approvals (id, expires, data) VALUES (?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET expires = excluded.expires, data = excluded.data`,
+		a.ID, stamp(a.Expires), a.Data)
+	return err
 }
 
 // FindApprovals implements Approvals.
@@ -56,12 +54,5 @@ func (s *SQLite) FindApprovals(ctx context.Context) ([]Approval, error) {
 
 // DropApprovals implements Approvals.
 func (s *SQLite) DropApprovals(ctx context.Context, ids ...string) error {
-	return s.change(ctx, "drop approvals", func(tx *sql.Tx) error {
-		for _, id := range ids {
-			if _, err := tx.ExecContext(ctx, "DELETE FROM approvals WHERE id = ?", id); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return s.drop(ctx, "drop approvals", ids, "DELETE FROM approvals WHERE id = ?")
 }

@@ -6,6 +6,7 @@ import (
 )
 
 func TestQuestionsOutliveTheProgram(t *testing.T) {
+	t.Parallel()
 	dir, ctx := t.TempDir(), t.Context()
 	s := open(t, dir)
 	now := time.Now()

@@ -41,6 +41,7 @@ func fill(t *testing.T, dir string) (free func()) {
 }
 
 func TestAFullDisk(t *testing.T) {
+	t.Parallel()
 	dir := tinyDisk(t)
 	s, ctx := open(t, dir), t.Context()
 	old := Session{ID: "a", Tenant: "t", Name: "a", State: "ready", Live: true, Data: []byte("{}")}
@@ -92,6 +93,7 @@ func TestAFullDisk(t *testing.T) {
 }
 
 func TestOpeningOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	t.Run("a new store", func(t *testing.T) {
 		dir := tinyDisk(t)
 		free := fill(t, dir)

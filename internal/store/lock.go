@@ -1,40 +1,46 @@
 package store
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
-// lockFile is locked by whoever has the data directory. Its content is for people.
-const lockFile = "server.lock"
+const (
+	// lockFile is locked by the program that uses the data directory. Its content, the pid, is for people.
+	lockFile = "server.lock"
+	// lockWait bounds the wait for the lock. A process that a killed holder was about to start keeps the lock from its fork
+	// to its exec.
+	lockWait = 300 * time.Millisecond
+)
 
-// lockDir takes the data directory. The lock goes with the process, however it ends.
-func lockDir(dir string) (*os.File, error) {
+// lockDir locks the data directory. The lock ends with the process, however it ends.
+func lockDir(ctx context.Context, dir string) (*filelock.Lock, error) {
 	path := filepath.Join(dir, lockFile)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fileError("lock data directory", err)
-	}
-	held, err := flock(f)
-	if err != nil {
-		_ = f.Close()
-		return nil, fileError("lock data directory", err)
-	}
-	if !held {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
+	defer cancel()
+	l, err := filelock.Acquire(ctx, path)
+	switch {
+	case errors.Is(err, filelock.ErrHeld):
 		who, _ := os.ReadFile(path) // only for the message
-		_ = f.Close()
 		return nil, &v1.Error{
-			Code: v1.CodeDataLocked, Op: "lock data directory", Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(who))),
-			Remedy: "let that process do the work, end it, or use another data directory", Retry: true,
+			Code:    v1.CodeDataLocked,
+			Op:      "lock data directory",
+			Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(who))),
+			Remedy:  "let that process do the work, end it, or use another data directory",
+			Retry:   true,
 		}
+	case err != nil:
+		return nil, fileError("lock data directory", err)
 	}
-	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0) // for people
-	}
-	return f, nil
+	_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600) // only for the message above
+	return l, nil
 }

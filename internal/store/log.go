@@ -98,23 +98,7 @@ func (s *SQLite) Events(ctx context.Context, session string, after int64, limit 
 
 // LastEvent implements Log.
 func (s *SQLite) LastEvent(ctx context.Context) (map[string]int64, error) {
-	type last struct {
-		session string
-		seq     int64
-	}
-	scan := func(rows *sql.Rows) (l last, err error) {
-		err = rows.Scan(&l.session, &l.seq)
-		return l, err
-	}
-	all, err := rowsOf(ctx, s, "read events", scan, "SELECT session, max(seq) FROM events GROUP BY session")
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[string]int64, len(all))
-	for _, l := range all {
-		out[l.session] = l.seq
-	}
-	return out, nil
+	return mapOf[int64](ctx, s, "read events", "SELECT session, max(seq) FROM events GROUP BY session")
 }
 
 // Entries implements Log.
@@ -141,18 +125,4 @@ func (s *SQLite) Entries(ctx context.Context, q EntryQuery) ([]Entry, error) {
 // TrimEntries implements Log.
 func (s *SQLite) TrimEntries(ctx context.Context, before time.Time) (int, error) {
 	return s.affect(ctx, "trim audit log", "DELETE FROM audit WHERE time < ?", stamp(before))
-}
-
-// affect runs one statement and counts the rows it changed.
-func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n int, err error) {
-	err = s.change(ctx, op, func(tx *sql.Tx) error {
-		r, err := tx.ExecContext(ctx, query, args...)
-		if err != nil {
-			return err
-		}
-		rows, err := r.RowsAffected()
-		n = int(rows)
-		return err
-	})
-	return n, err
 }

@@ -42,6 +42,7 @@ func schema(t *testing.T, s *SQLite) string {
 }
 
 func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"WAL", "DELETE"} {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()
@@ -72,12 +73,12 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 			if vars["a"] != "1" || len(events) != 1 || events[0].Seq != 3 || len(entries) != 1 || entries[0].Actor != "ann" {
 				t.Errorf("vars %v, events %+v, entries %+v", vars, events, entries)
 			}
-			key, err := s.KeyByHash(ctx, []byte{1, 2})
+			keys, err := s.Keys(ctx, "")
 			must(t, err)
 			token, err := s.TokenByHash(ctx, []byte{3, 4})
 			must(t, err)
-			if key.ID != "k1" || token.Session != "n1" || token.Key != "" {
-				t.Errorf("key %+v, token %+v", key, token)
+			if len(keys) != 1 || keys[0].ID != "k1" || !bytes.Equal(keys[0].Hash, []byte{1, 2}) || token.Session != "n1" || token.Key != "" {
+				t.Errorf("keys %+v, token %+v", keys, token)
 			}
 			reply, claimed, err := s.BeginReply(ctx, Reply{Tenant: "t", Key: "again", Request: []byte{5}})
 			if err != nil || claimed || string(reply.Body) != "made" {
@@ -94,6 +95,7 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 }
 
 func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, statement string
 		code            v1.Code

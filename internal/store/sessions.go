@@ -47,16 +47,7 @@ func (s *SQLite) FindSessions(ctx context.Context, q SessionQuery) ([]Session, e
 
 // DropSessions implements Sessions.
 func (s *SQLite) DropSessions(ctx context.Context, ids ...string) error {
-	return s.change(ctx, "drop session", func(tx *sql.Tx) error {
-		for _, id := range ids {
-			for _, q := range []string{"DELETE FROM sessions WHERE id = ?", "DELETE FROM events WHERE session = ?", "DELETE FROM tokens WHERE session = ?"} {
-				if _, err := tx.ExecContext(ctx, q, id); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
+	return s.drop(ctx, "drop session", ids, "DELETE FROM sessions WHERE id = ?", "DELETE FROM events WHERE session = ?", "DELETE FROM tokens WHERE session = ?")
 }
 
 // SetVars implements Vars.
@@ -74,32 +65,11 @@ func (s *SQLite) SetVars(ctx context.Context, session string, vars map[string]st
 
 // Vars implements Vars.
 func (s *SQLite) Vars(ctx context.Context, session string) (map[string]string, error) {
-	type pair struct{ name, value string }
-	scan := func(rows *sql.Rows) (p pair, err error) {
-		err = rows.Scan(&p.name, &p.value)
-		return p, err
-	}
-	pairs, err := rowsOf(ctx, s, "read variables", scan, "SELECT name, value FROM vars WHERE session = ?", session)
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[string]string, len(pairs))
-	for _, p := range pairs {
-		out[p.name] = p.value
-	}
-	return out, nil
+	return mapOf[string](ctx, s, "read variables", "SELECT name, value FROM vars WHERE session = ?", session)
 }
 
 // DeleteVar implements Vars.
 func (s *SQLite) DeleteVar(ctx context.Context, session, name string) (found bool, err error) {
-	err = s.change(ctx, "delete variable", func(tx *sql.Tx) error {
-		r, err := tx.ExecContext(ctx, "DELETE FROM vars WHERE session = ? AND name = ?", session, name)
-		if err != nil {
-			return err
-		}
-		n, err := r.RowsAffected()
-		found = n > 0
-		return err
-	})
-	return found, err
+	n, err := s.affect(ctx, "delete variable", "DELETE FROM vars WHERE session = ? AND name = ?", session, name)
+	return n > 0, err
 }

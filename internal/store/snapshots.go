@@ -38,14 +38,7 @@ func (s *SQLite) FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot
 
 // DropSnapshots implements Snapshots.
 func (s *SQLite) DropSnapshots(ctx context.Context, ids ...string) error {
-	return s.change(ctx, "drop snapshot", func(tx *sql.Tx) error {
-		for _, id := range ids {
-			if _, err := tx.ExecContext(ctx, "DELETE FROM snapshots WHERE id = ?", id); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return s.drop(ctx, "drop snapshot", ids, "DELETE FROM snapshots WHERE id = ?")
 }
 
 // needed is every need of an image.
@@ -53,19 +46,7 @@ const needed = "SELECT image FROM snapshots UNION ALL SELECT image FROM sessions
 
 // Images implements Snapshots.
 func (s *SQLite) Images(ctx context.Context) (map[string]int, error) {
-	scan := func(rows *sql.Rows) (image string, err error) {
-		err = rows.Scan(&image)
-		return image, err
-	}
-	all, err := rowsOf(ctx, s, "count images", scan, needed)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]int{}
-	for _, i := range all {
-		out[i]++
-	}
-	return out, nil
+	return mapOf[int](ctx, s, "count images", "SELECT image, count(*) FROM ("+needed+") GROUP BY image")
 }
 
 // ImageUses implements Snapshots.

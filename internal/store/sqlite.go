@@ -2,9 +2,7 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
@@ -15,6 +13,8 @@ import (
 	_ "modernc.org/sqlite" // the driver
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -33,7 +33,7 @@ const (
 // SQLite is a store in a file.
 type SQLite struct {
 	path     string
-	lock     *os.File
+	lock     *filelock.Lock
 	write    *sql.DB // one connection: SQLite has one writer, and waiting in Go is fair
 	read     *sql.DB
 	instance string
@@ -41,12 +41,16 @@ type SQLite struct {
 
 // OpenSQLite locks a data directory and opens the store in it; both are created if they are missing. A damaged file is an
 // error and stays as it is.
-func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
+func OpenSQLite(ctx context.Context, dir string) (*SQLite, error) {
+	return openSQLite(ctx, dir, busyWait)
+}
+
+func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite, err error) {
 	s := &SQLite{path: filepath.Join(dir, File)}
 	if err := xdg.Private(dir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 	}
-	if s.lock, err = lockDir(dir); err != nil {
+	if s.lock, err = lockDir(ctx, dir); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -66,7 +70,7 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if err != nil {
 		return nil, fileError("open store", err)
 	}
-	if s.write, err = connect(s.path, 1); err != nil {
+	if s.write, err = connect(s.path, 1, wait); err != nil {
 		return nil, s.explain("open store", err)
 	}
 	if info.Size() > 0 && info.Size() <= checkSize {
@@ -81,7 +85,7 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
 		return nil, s.explain("open store", err)
 	}
-	if s.read, err = connect(s.path, readers); err != nil {
+	if s.read, err = connect(s.path, readers, wait); err != nil {
 		return nil, s.explain("open store", err)
 	}
 	if s.instance, err = s.identify(ctx); err != nil {
@@ -92,9 +96,9 @@ func OpenSQLite(ctx context.Context, dir string) (_ *SQLite, err error) {
 
 // connect opens the file. Writes survive the death of this program at any moment; after a power failure the last ones may be missing,
 // and then the backends, which lost their sandboxes too, say what there is.
-func connect(path string, conns int) (*sql.DB, error) {
+func connect(path string, conns int, wait time.Duration) (*sql.DB, error) {
 	q := url.Values{}
-	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", busyWait.Milliseconds()))
+	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", wait.Milliseconds()))
 	q.Add("_pragma", "synchronous(NORMAL)")
 	q.Add("_pragma", "foreign_keys(1)")
 	q.Add("_txlock", "immediate")
@@ -154,9 +158,7 @@ func (s *SQLite) migrate(ctx context.Context) error {
 // identify gives the store's id and makes it the first time.
 func (s *SQLite) identify(ctx context.Context) (id string, err error) {
 	err = s.change(ctx, "identify store", func(tx *sql.Tx) error {
-		b := make([]byte, 8)
-		_, _ = rand.Read(b) // never fails
-		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", hex.EncodeToString(b)); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", ids.Hex(8)); err != nil {
 			return err
 		}
 		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&id)
@@ -176,7 +178,7 @@ func (s *SQLite) Close() error {
 		}
 	}
 	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
+		s.lock.Release()
 	}
 	return errors.Join(errs...)
 }
@@ -210,6 +212,47 @@ func rowsOf[T any](ctx context.Context, s *SQLite, op string, scan func(*sql.Row
 		out = append(out, v)
 	}
 	return out, s.explain(op, rows.Err())
+}
+
+// mapOf reads rows of a key and a value into a map.
+func mapOf[T any](ctx context.Context, s *SQLite, op, query string, args ...any) (map[string]T, error) {
+	out := map[string]T{}
+	_, err := rowsOf(ctx, s, op, func(rows *sql.Rows) (_ struct{}, err error) {
+		var key string
+		var value T
+		err = rows.Scan(&key, &value)
+		out[key] = value
+		return struct{}{}, err
+	}, query, args...)
+	return out, err
+}
+
+// affect runs one statement and counts the rows it changed.
+func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n int, err error) {
+	err = s.change(ctx, op, func(tx *sql.Tx) error {
+		r, err := tx.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		rows, err := r.RowsAffected()
+		n = int(rows)
+		return err
+	})
+	return n, err
+}
+
+// drop runs statements for each id, all or none.
+func (s *SQLite) drop(ctx context.Context, op string, ids []string, statements ...string) error {
+	return s.change(ctx, op, func(tx *sql.Tx) error {
+		for _, id := range ids {
+			for _, q := range statements {
+				if _, err := tx.ExecContext(ctx, q, id); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // where gathers the conditions of a query.

@@ -195,8 +195,6 @@ type Access interface {
 	AddKey(ctx context.Context, k APIKey) error
 	// Keys lists the API keys of a tenant, oldest first; "": of all.
 	Keys(ctx context.Context, tenant string) ([]APIKey, error)
-	// KeyByHash finds a key, also one that is revoked or has expired; the error is not found.
-	KeyByHash(ctx context.Context, hash []byte) (APIKey, error)
 	// RevokeKey marks a key as revoked from now on and says whether it was there. An empty tenant means any.
 	RevokeKey(ctx context.Context, tenant, id string) (bool, error)
 

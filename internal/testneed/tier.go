@@ -21,6 +21,14 @@ func Sandboxes(t testing.TB) {
 	}
 }
 
+// Slow skips a test that is slow by nature when only the fast tier runs. The reason says what takes so long.
+func Slow(t testing.TB, reason string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("TIER: runs in make test: ", reason)
+	}
+}
+
 // All skips a test that repeats under other conditions what another test of a smaller tier proves. The reason names that test or mechanism.
 func All(t testing.TB, reason string) {
 	t.Helper()

@@ -134,18 +134,8 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 			l.mu.Lock()
 			more, over := l.more, l.over
 			l.mu.Unlock()
-			for {
-				e, _, err := s.next()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				if err != nil {
-					yield(v1.RunEvent{}, err)
-					return
-				}
-				if e.Seq > from && !yield(e, nil) {
-					return
-				}
+			if !s.each(func(e v1.RunEvent, err error) bool { return err == nil && e.Seq <= from || yield(e, err) }) {
+				return
 			}
 			if over {
 				return
@@ -169,16 +159,7 @@ func Read(dir string) iter.Seq2[v1.RunEvent, error] {
 			return
 		}
 		defer f.Close()
-		s := newScanner(f)
-		for {
-			e, _, err := s.next()
-			if errors.Is(err, io.EOF) {
-				return
-			}
-			if !yield(e, err) || err != nil {
-				return
-			}
-		}
+		newScanner(f).each(yield)
 	}
 }
 
@@ -191,6 +172,19 @@ type scanner struct {
 func newScanner(r io.Reader) *scanner { return newScannerSize(r, 64<<10) }
 
 func newScannerSize(r io.Reader, size int) *scanner { return &scanner{r: bufio.NewReaderSize(r, size)} }
+
+// each yields the events up to the end of the last whole line, or an error, and reports whether more may be read later.
+func (s *scanner) each(yield func(v1.RunEvent, error) bool) bool {
+	for {
+		e, _, err := s.next()
+		if errors.Is(err, io.EOF) {
+			return true
+		}
+		if !yield(e, err) || err != nil {
+			return false
+		}
+	}
+}
 
 // next gives an event and the bytes of its line, or io.EOF while no whole line is there.
 func (s *scanner) next() (v1.RunEvent, int, error) {

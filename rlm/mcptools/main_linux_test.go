@@ -133,7 +133,7 @@ func newServer() *sdk.Server {
 
 // itself is this test program as a server.
 func itself(kind string) Server {
-	return Server{Name: "shop", Command: []string{"/proc/self/exe"}, Env: map[string]string{serverEnv: kind}}
+	return Server{Name: "shop", Command: []string{"/proc/self/exe"}, Env: map[string]string{serverEnv: kind, "GORACE": "atexit_sleep_ms=0"}} // its end is waited for
 }
 
 func open(t *testing.T, o Options, servers ...Server) (*Set, map[string]rlm.Tool) {

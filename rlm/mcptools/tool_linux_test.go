@@ -61,7 +61,7 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := of(t)
-			_, tools := open(t, Options{MaxResult: 1 << 20}, s)
+			_, tools := open(t, Options{MaxResult: 1 << 14}, s)
 			for _, tt := range []struct{ tool, kwargs, want string }{
 				{"shop_get_args", `{"from_":"here","user_id":7}`, `"{\"from\":\"here\",\"user-id\":7}"`},
 				{"shop_get_args", `{"from_":"here","user_id":7,"limit":null}`, `"{\"from\":\"here\",\"user-id\":7}"`},
@@ -83,18 +83,18 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 			}{
 				{"shop_fail", `{}`, CodeToolFailed, "the shop is shut"},
 				{"shop_refuse", `{}`, CodeCallRefused, "never heard of it"},
-				{"shop_big", `{"bytes":1048577}`, CodeResultTooLarge, "1048577 bytes"},
-				{"shop_big", `{"bytes":"` + strings.Repeat("9", 1<<20) + `"}`, v1.CodeTooLarge, "arguments"},
+				{"shop_big", `{"bytes":16385}`, CodeResultTooLarge, "16385 bytes"},
+				{"shop_big", `{"bytes":"` + strings.Repeat("9", 1<<14) + `"}`, v1.CodeTooLarge, "arguments"},
 			} {
 				if _, err := call(t.Context(), t, tools[tt.tool], tt.kwargs); v1.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("%s: %v; want %s", tt.tool, err, tt.code)
 				}
 			}
-			if got, err := call(t.Context(), t, tools["shop_big"], `{"bytes":1048576}`); err != nil || len(got) != 1<<20+2 {
+			if got, err := call(t.Context(), t, tools["shop_big"], `{"bytes":16384}`); err != nil || len(got) != 1<<14+2 {
 				t.Errorf("the largest result: %d bytes, %v", len(got), err)
 			}
 			// More than is read at all.
-			if _, err := call(t.Context(), t, tools["shop_big"], `{"bytes":8000000}`); err == nil {
+			if _, err := call(t.Context(), t, tools["shop_big"], `{"bytes":1200000}`); err == nil {
 				t.Error("an endless result came through")
 			}
 			if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`); err != nil || got != `{"sum":1}` {
@@ -179,7 +179,7 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 		code    v1.Code
 	}{
 		"by its caller":   {DefaultTimeout, v1.CodeInternal},
-		"by its time-out": {500 * time.Millisecond, CodeTimeout},
+		"by its time-out": {100 * time.Millisecond, CodeTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var tools map[string]rlm.Tool
@@ -230,7 +230,7 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			wait := time.Minute
 			if tt.says == "did not answer in time" {
-				wait = time.Second
+				wait = 100 * time.Millisecond
 			}
 			set, err := Open([]Server{tt.server}, Options{Connect: wait})
 			if err != nil {

@@ -52,22 +52,29 @@ func testMain(m *testing.M) int {
 
 func TestEveryTaskIsSolvedExactly(t *testing.T) {
 	testneed.Sandboxes(t)
-	for _, size := range []int64{100_000, 9_000_000} { // streamed, and mounted
-		for _, task := range All(size, 1) {
-			t.Run(fmt.Sprintf("%s of %d", task.Name, size), func(t *testing.T) {
-				r, err := task.Solve(t.Context(), rlm.Options{Sandboxes: rlm.FromBackend(boxes), Dir: t.TempDir()}, t.TempDir())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !r.Correct {
-					t.Errorf("answer %.300s, want %.300s", r.Answer, task.Answer)
-				}
-				if task.WholeRead && r.Coverage < 99 {
-					t.Errorf("%.2f%% of the context were read", r.Coverage)
-				}
-				t.Logf("%d calls, %d turns, %s, %.2f%% read", r.Calls, r.Turns, r.Wall, r.Coverage)
-			})
-		}
+	testneed.Parallel(t)
+	const mounted = 9_000_000
+	tasks := All(100_000, 1) // streamed
+	if testneed.AllTests() {
+		tasks = append(tasks, All(mounted, 1)...)
+	} else {
+		tasks = append(tasks, Needles(mounted, 100, 1))
+	}
+	for _, task := range tasks {
+		t.Run(fmt.Sprintf("%s of %d", task.Name, task.Size), func(t *testing.T) {
+			t.Parallel()
+			r, err := task.Solve(t.Context(), rlm.Options{Sandboxes: rlm.FromBackend(boxes), Dir: t.TempDir()}, t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Correct {
+				t.Errorf("answer %.300s, want %.300s", r.Answer, task.Answer)
+			}
+			if task.WholeRead && r.Coverage < 99 {
+				t.Errorf("%.2f%% of the context were read", r.Coverage)
+			}
+			t.Logf("%d calls, %d turns, %s, %.2f%% read", r.Calls, r.Turns, r.Wall, r.Coverage)
+		})
 	}
 }
 

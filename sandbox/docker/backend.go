@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -244,11 +244,11 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 // tokenOf finds the token where the guest gets it from.
 func tokenOf(env []string) (string, error) {
 	for _, kv := range env {
-		text, ok := strings.CutPrefix(kv, agent.ConfigEnv+"=")
+		text, ok := strings.CutPrefix(kv, launch.ConfigEnv+"=")
 		if !ok {
 			continue
 		}
-		var c agent.Config
+		var c launch.Config
 		err := json.Unmarshal([]byte(text), &c)
 		return c.Token, err
 	}

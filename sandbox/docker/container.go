@@ -23,7 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -37,12 +37,12 @@ type plan struct {
 	image   client.ImageInspectResult
 	volume  string // with the guest
 
-	oomScore int           // of what is run
-	counted  []agent.Tmpfs // file systems in memory that the guest mounts
+	oomScore int            // of what is run
+	counted  []launch.Tmpfs // file systems in memory that the guest mounts
 }
 
 // guestConfig is what the guest is told at its birth.
-func (p *plan) guestConfig() agent.Config {
+func (p *plan) guestConfig() launch.Config {
 	var img backendkit.ImageConfig
 	if ic := p.image.Config; ic != nil {
 		img.Env = slices.Clone(ic.Env)
@@ -83,7 +83,7 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 		Hostname: cmp.Or(p.Spec.Hostname, p.ID), Image: p.image.ID, Labels: labels, WorkingDir: "/",
 		User:       p.guestUser(),
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
-		Env:         []string{agent.ConfigEnv + "=" + string(guest)},
+		Env:         []string{launch.ConfigEnv + "=" + string(guest)},
 		Healthcheck: p.noHealthcheck(),
 		StopSignal:  "SIGKILL", // whoever stops it need not wait
 	}, nil
@@ -269,7 +269,7 @@ func grant(f *dockerengine.Facts, caps []string) []string {
 
 // count gives the file systems in memory that the guest mounts once more, over the engine's: gVisor does not hear from an engine how many files
 // there may be in them, and a million would cost the sandbox. Where a host config, a volume or the image has put something else, that stays.
-func (p *plan) count(hc *container.HostConfig) []agent.Tmpfs {
+func (p *plan) count(hc *container.HostConfig) []launch.Tmpfs {
 	if !ownGuest(p.facts) {
 		return nil
 	}
@@ -282,7 +282,7 @@ func (p *plan) count(hc *container.HostConfig) []agent.Tmpfs {
 	if ic := p.image.Config; ic != nil {
 		others = slices.AppendSeq(others, maps.Keys(ic.Volumes))
 	}
-	var all []agent.Tmpfs
+	var all []launch.Tmpfs
 	for _, m := range p.inMemory() {
 		taken := slices.ContainsFunc(others, func(target string) bool {
 			target = path.Clean("/" + target)

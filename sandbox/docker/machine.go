@@ -18,7 +18,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -273,7 +273,7 @@ func (b *Backend) attachment(id string) *machine {
 func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) (*machine, error) {
 	m := &machine{Machine: backendkit.NewMachine(r.Record), record: r, backend: b, forget: l.forget}
 	m.name = containerName(r.ID)
-	bridge := guestExec(r.bridge(), agent.BridgeArg, socketName(r.ID))
+	bridge := guestExec(r.bridge(), launch.BridgeArg, socketName(r.ID))
 	bridge.AttachStdin = true
 	conn, err := b.cli.Exec(ctx, r.Container, bridge)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -105,13 +105,13 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 		return res.Container.Image, nil
 	}
 	// Not paused: that would look as if somebody had done it behind our back. The token must not stay in the image.
-	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Config: &container.Config{}, Changes: []string{"ENV " + agent.ConfigEnv + "="}})
+	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Config: &container.Config{}, Changes: []string{"ENV " + launch.ConfigEnv + "="}})
 	return done.ID, err
 }
 
 // pack fetches the files in memory, into a file of this machine because an archive must say how long they are.
 func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
-	o := guestExec(r.User, append([]string{agent.PackArg}, kept...)...)
+	o := guestExec(r.User, append([]string{launch.PackArg}, kept...)...)
 	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/dockersetup"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -161,7 +161,7 @@ func startError(err error) error {
 func guestExec(user v1.User, args ...string) client.ExecCreateOptions {
 	return client.ExecCreateOptions{
 		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
-		Env: []string{agent.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
+		Env: []string{launch.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
 	}
 }
 

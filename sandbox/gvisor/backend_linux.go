@@ -17,7 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -156,11 +156,11 @@ func (b *Backend) driver(path string, cgroups bool) *engine {
 // record is what any program needs to drive a sandbox.
 type record struct {
 	backendkit.Record
-	Engine string       `json:"engine"` // hash
-	Cgroup bool         `json:"cgroup"`
-	Root   string       `json:"root"`  // directory on the host
-	Binds  []bind       `json:"binds"` // onto it, without the guest's and the caller's own
-	Config agent.Config `json:"config"`
+	Engine string        `json:"engine"` // hash
+	Cgroup bool          `json:"cgroup"`
+	Root   string        `json:"root"`  // directory on the host
+	Binds  []bind        `json:"binds"` // onto it, without the guest's and the caller's own
+	Config launch.Config `json:"config"`
 }
 
 func (b *Backend) load(id string) (*record, error) {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -147,7 +147,7 @@ func (b *Backend) tryOut(ctx, caller context.Context) error {
 		// The engine ends as the guest did, after the guest has said what it misses.
 		failed, said := errors.AsType[*engineError](err)
 		exit, ended := errors.AsType[*exec.ExitError](err)
-		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, agent.ConfigEnv) {
+		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, launch.ConfigEnv) {
 			return os.RemoveAll(dir)
 		}
 		if err == nil {

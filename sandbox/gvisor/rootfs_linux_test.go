@@ -131,6 +131,7 @@ func TestHostRootRunsPython(t *testing.T) {
 const umaskEnv = "RECLUSE_TEST_UMASK"
 
 func TestSandboxesUnderANarrowUmask(t *testing.T) {
+	testneed.Sandboxes(t)
 	if os.Getenv(umaskEnv) == "" {
 		// The umask belongs to the process, and other tests are in this one.
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxesUnderANarrowUmask$", "-test.v")

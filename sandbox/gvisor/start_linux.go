@@ -24,7 +24,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -148,7 +148,7 @@ func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 }
 
 // guestConfig is what the guest is told at its birth.
-func guestConfig(r backendkit.Record, p *plan) agent.Config {
+func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	var img backendkit.ImageConfig
 	if p.img != nil {
 		img.Env, img.Dir = p.img.Config.Env, p.img.Config.WorkingDir
@@ -256,7 +256,7 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 			bind{Source: filepath.Dir(guest.Path), Target: guestMount},
 			bind{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir}),
 		hostname: "recluse", argv: []string{guestMount + "/" + filepath.Base(guest.Path)},
-		env:          []string{agent.ConfigEnv + "=" + string(config), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
+		env:          []string{launch.ConfigEnv + "=" + string(config), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
 		capabilities: guestCapabilities, openFiles: 16384,
 	}
 	for _, m := range r.Spec.Mounts {

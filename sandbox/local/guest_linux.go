@@ -20,7 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/pidfd"
 )
@@ -77,7 +77,7 @@ func spawn(path, dir string, st *state) (*guest, error) {
 	cmd := exec.Command(path, st.ID)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.In, ends.Out, log
 	cmd.Dir = home
-	cmd.Env = []string{agent.ConfigEnv + "=" + string(config), "HOME=" + home}
+	cmd.Env = []string{launch.ConfigEnv + "=" + string(config), "HOME=" + home}
 	for _, k := range []string{"PATH", "USER", "TMPDIR"} {
 		if v := os.Getenv(k); v != "" {
 			cmd.Env = append(cmd.Env, k+"="+v)

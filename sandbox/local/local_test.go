@@ -309,7 +309,7 @@ func TestAFloodLeavesTheGuestSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sb.Close()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 200000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: io.Discard}})
+	v, err := sb.Run(t.Context(), sandbox.Command{Shell: "head -c 100000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: io.Discard}})
 	if err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}

@@ -68,6 +68,7 @@ func await(t *testing.T, what string, is func() bool) {
 }
 
 func TestNobodyGetsAUsedSandbox(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 2, Target: 2, Max: 4})
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
 		t.Fatal(err)
@@ -102,6 +103,7 @@ func TestNobodyGetsAUsedSandbox(t *testing.T) {
 }
 
 func TestSizesByDefault(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ given, want Options }{
 		"nothing said":        {Options{}, Options{Min: 2, Target: 4, Max: 10, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
 		"a large least":       {Options{Min: 20}, Options{Min: 20, Target: 20, Max: 20, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
@@ -131,6 +133,7 @@ func (b *slow) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, e
 }
 
 func TestWhoeverHasWaitedLongEnoughGetsAColdOne(t *testing.T) {
+	t.Parallel()
 	b := &slow{Backend: backend(t), released: make(chan struct{}), asked: make(chan struct{}, DefaultMax)}
 	p := newPool(t, b, Options{})
 	release := sync.OnceFunc(func() { close(b.released) })
@@ -157,6 +160,7 @@ func TestWhoeverHasWaitedLongEnoughGetsAColdOne(t *testing.T) {
 }
 
 func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 1, Target: 3, Max: 4})
 	get(t, p, sandbox.Spec{})
 	await(t, "three are ready", func() bool { return p.Stats().Ready == 3 })
@@ -168,6 +172,7 @@ func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
 }
 
 func TestAShelfShrinks(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 1, Target: 3, Max: 5, ShrinkAfter: 300 * time.Millisecond})
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
 		t.Fatal(err)
@@ -177,6 +182,7 @@ func TestAShelfShrinks(t *testing.T) {
 }
 
 func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
+	t.Parallel()
 	b := backend(t)
 	p := newPool(t, b, Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: 300 * time.Millisecond})
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
@@ -196,6 +202,7 @@ func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
 }
 
 func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 2, Target: 2, Max: 2})
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
 		t.Fatal(err)
@@ -209,6 +216,7 @@ func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
 }
 
 func TestWarmWantsNoMoreThanIsEverMade(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 2, Target: 1, Max: 3})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -218,6 +226,7 @@ func TestWarmWantsNoMoreThanIsEverMade(t *testing.T) {
 }
 
 func TestWhatIsOneCallersOwnIsNotPooled(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 1, Target: 1, Max: 2})
 	own := sandbox.Spec{Env: map[string]string{"SECRET": "s3cret"}}
 	for name, spec := range map[string]sandbox.Spec{"environment": own, "labels": {Labels: map[string]string{"a": "b"}}, "host name": {Hostname: "box"}} {
@@ -241,6 +250,7 @@ func TestWhatIsOneCallersOwnIsNotPooled(t *testing.T) {
 }
 
 func TestADeadSandboxIsNotGivenOut(t *testing.T) {
+	t.Parallel()
 	b := backend(t)
 	p := newPool(t, b, Options{Min: 2, Target: 2, Max: 4})
 	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
@@ -277,6 +287,7 @@ func TestADeadSandboxIsNotGivenOut(t *testing.T) {
 }
 
 func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, backend(t), Options{Wait: time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much less than it would wait for one that can come
 	defer cancel()
@@ -292,6 +303,7 @@ func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
 }
 
 func TestCloseWhileBusy(t *testing.T) {
+	t.Parallel()
 	b := backend(t)
 	p := New(b, Options{Min: 2, Target: 4, Max: 6})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -38,48 +38,29 @@ var attachments = []feature{
 	}},
 	{"a detached command that floods is not held up by a host that has gone", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": elsewhere whoever waits for it waits on, until the host is back")
-		b := s.backend(t)
-		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
-		noError(t, err)
-		id := sb.ID()
-		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		sb := s.lasting(t)
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{
-				Shell:      "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
-				RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: v1.NoLimit},
-			})
+		done := beside(t.Context(), sb.Run, sandbox.Command{
+			Shell:      "echo ready; until [ -e go ]; do sleep 0.02; done; head -c 8000000 /dev/zero; touch finished; sleep 1000",
+			RunOptions: sandbox.RunOptions{ID: "flood", Detach: true, Stdout: &out, Timeout: v1.NoLimit},
 		})
 		out.await(t, "ready")
 		h := home(t, sb)
 		noError(t, files(sb, h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
-		sb.Detach()
-		o := await(t, "the end of the call", done)
-		fails(t, "the call of before", o.err, v1.CodeSandboxLost)
-		again, err := sandbox.Attach(t.Context(), b, id)
-		noError(t, err)
-		defer again.Detach()
+		again := s.again(t, sb)
+		fails(t, "the call of before", await(t, "the end of the call", done).err, v1.CodeSandboxLost)
 		eventually(t, "the end of the flood", func() bool { return operation(t, again, "flood").Stdout == 8000006 })
 		same(t, "running", operation(t, again, "flood").Running, true)
 		noError(t, again.Cancel(t.Context(), "flood"))
 	}},
 	{"a command that is not detached ends with its host", overHTTP, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": a server that ends leaves what runs to the next one")
-		b := s.backend(t)
-		sb, err := sandbox.Open(t.Context(), b, s.opts.Spec)
-		noError(t, err)
-		id := sb.ID()
-		defer func() { noError(t, b.Stop(t.Context(), id)) }()
+		sb := s.lasting(t)
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: v1.NoLimit}, Shell: "echo ready; sleep 1000"})
-		})
+		done := beside(t.Context(), sb.Run, sandbox.Command{RunOptions: sandbox.RunOptions{ID: "bound", Stdout: &out, Timeout: v1.NoLimit}, Shell: "echo ready; sleep 1000"})
 		out.await(t, "ready")
-		sb.Detach()
+		again := s.again(t, sb)
 		await(t, "the end of the call", done)
-		again, err := sandbox.Attach(t.Context(), b, id)
-		noError(t, err)
-		defer again.Detach()
 		eventually(t, "its end", func() bool { return !operation(t, again, "bound").Running })
 		v, err := again.Follow(t.Context(), "bound", sandbox.FollowOptions{})
 		noError(t, err)
@@ -108,7 +89,7 @@ var attachments = []feature{
 	{"one that is attached to is busy", onBackend, func(t *testing.T, s *suite) {
 		s.needLibrary(t, ": elsewhere it is the host's alone, and any number may use it")
 		b := s.backend(t)
-		sb := s.librarySpec(t, b, s.opts.Spec)
+		sb := s.own(t, b, s.opts.Spec).(*sandbox.Sandbox)
 		_, err := sandbox.Attach(t.Context(), b, sb.ID())
 		fails(t, "a second attachment", err, v1.CodeBusy)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
@@ -135,9 +116,7 @@ var attachments = []feature{
 			}
 			sb = s.library(t)
 			var out recorder
-			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: &out}})
-			})
+			done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo ready; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: &out}})
 			out.await(t, "ready")
 			s.opts.KillGuest(t, sb)
 			began := time.Now()

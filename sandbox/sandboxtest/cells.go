@@ -69,9 +69,7 @@ var cells = []feature{
 		}
 		r, w := io.Pipe()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
-		})
+		done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		for _, line := range []string{"one", "two"} {
 			_, err := io.WriteString(w, line+"\n")
 			noError(t, err)
@@ -110,7 +108,7 @@ var cells = []feature{
 		v := runCell(t, sb, sandbox.Cell{Code: "x = '''" + strings.Repeat("0123456789abcdef", 5<<16) + "'''\nlen(x)"})
 		succeeded(t, v)
 		same(t, "result", v.Result.Text(), fmt.Sprint(5<<20))
-		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", 256<<20+1)})
+		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", v1.MaxCode+1)})
 		fails(t, "more than can be", err, v1.CodeTooLarge)
 	}},
 	{"code that is not text is an error of the code", overHTTP, func(t *testing.T, s *suite) {

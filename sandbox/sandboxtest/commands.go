@@ -28,9 +28,8 @@ var commands = []feature{
 	}},
 	{"a shell script runs in the shell of the spec", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needPython(t)
-		spec := s.opts.Spec
-		spec.Shell = "python3" // no shell at all, so that no other can stand in for it
-		sb := s.openSpec(t, s.backend(t), spec)
+		// no shell at all, so that no other can stand in for it
+		sb := s.open(t, func(x *sandbox.Spec) { x.Shell = "python3" })
 		same(t, "stdout", shell(t, sb, "import os; print(6 * 7, os.path.basename(os.environ['SHELL']))"), "42 python3\n")
 	}},
 	{"a script of a megabyte runs, and its file is gone", onBackend | overHTTP, func(t *testing.T, s *suite) {
@@ -94,9 +93,7 @@ var commands = []feature{
 		}
 	}},
 	{"the environment is the sandbox's with the command's on top", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		spec := s.opts.Spec
-		spec.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"}
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Env = map[string]string{"A": "of the sandbox", "B": "of the sandbox"} })
 		v := run(t, sb, sandbox.Command{Shell: `echo "$A,$B,$C"; test -n "$PATH" -a -n "$HOME"`, RunOptions: sandbox.RunOptions{Env: map[string]string{"B": "of the command", "C": "x=y\nz"}}})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "of the sandbox,of the command,x=y\nz\n")
@@ -118,9 +115,7 @@ var commands = []feature{
 		sb := s.open(t)
 		r, w := io.Pipe()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
-		})
+		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		for _, line := range []string{"one\n", "two\n"} {
 			_, err := io.WriteString(w, line)
 			noError(t, err)
@@ -144,9 +139,7 @@ var commands = []feature{
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless}}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
-		})
+		done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
 		out.await(t, "ready")
 		cancel()
 		same(t, "ended", verdictOf(t, done).Ended, v1.EndedCancelled)
@@ -205,14 +198,12 @@ var commands = []feature{
 		sb := s.open(t)
 		var out recorder
 		resize := make(chan sandbox.Size)
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{
-				Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
+		done := beside(t.Context(), sb.Run, sandbox.Command{
+			Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
 					until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized; echo to stderr >&2`,
-				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
-				Resize:     resize,
-				RunOptions: sandbox.RunOptions{Stdout: &out},
-			})
+			PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+			Resize:     resize,
+			RunOptions: sandbox.RunOptions{Stdout: &out},
 		})
 		out.await(t, "terminal")
 		out.await(t, "24 80")
@@ -229,12 +220,10 @@ var commands = []feature{
 		r, w := io.Pipe()
 		defer w.Close()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{
-				Shell:      `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
-				PTY:        &sandbox.Size{Rows: 24, Cols: 80},
-				RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out},
-			})
+		done := beside(t.Context(), sb.Run, sandbox.Command{
+			Shell:      `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
+			PTY:        &sandbox.Size{Rows: 24, Cols: 80},
+			RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out},
 		})
 		out.await(t, "ready")
 		_, err := io.WriteString(w, "one\rtwo\r")
@@ -254,9 +243,7 @@ var commands = []feature{
 		r, w := io.Pipe()
 		defer w.Close()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
-		})
+		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		out.await(t, "ready")
 		_, err := w.Write([]byte{3})
 		noError(t, err)
@@ -301,9 +288,7 @@ var commands = []feature{
 			t.Errorf("the operation is not described: %+v", o)
 		}
 		var out, errs recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Follow(t.Context(), id, sandbox.FollowOptions{StdoutOffset: 3, Stdout: &out, Stderr: &errs})
-		})
+		done := beside(t.Context(), followed(sb, id), sandbox.FollowOptions{StdoutOffset: 3, Stdout: &out, Stderr: &errs})
 		out.await(t, "st\n")
 		shell(t, sb, "touch go")
 		v := verdictOf(t, done)
@@ -327,9 +312,7 @@ var commands = []feature{
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `trap 'echo got it' USR1; echo ready; while :; do sleep 0.02; done`})
 		noError(t, err)
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &out})
-		})
+		done := beside(t.Context(), followed(sb, id), sandbox.FollowOptions{Stdout: &out})
 		out.await(t, "ready")
 		fails(t, "forget what runs", sb.Forget(t.Context(), id), v1.CodeBusy)
 		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
@@ -362,9 +345,7 @@ var commands = []feature{
 	{"stdout and stderr are apart and come while the command runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var out, errs recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
-		})
+		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
 		out.await(t, "out\n")
 		errs.await(t, "err\n")
 		select {
@@ -383,9 +364,7 @@ var commands = []feature{
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 20 {
-			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo %d; sleep 0.05; exit %d", i, i)})
-			}))
+			runs = append(runs, beside(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo %d; sleep 0.05; exit %d", i, i)}))
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)

@@ -13,12 +13,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// escapes are ways in which a process tries to outlive its command. Each writes the pids of all it starts to
-// the file pids and then does not end by itself.
-var escapes = []struct {
+// escape is a way in which a process tries to outlive its command. It writes the pids of all it starts to the file pids and then
+// does not end by itself.
+type escape struct {
 	name, script string
 	pids         int
-}{
+}
+
+var escapes = []escape{
 	{"plain children", `for i in 1 2 3; do sh -c 'echo $$ >> pids; exec sleep 1000' & done; echo $$ >> pids; wait`, 4},
 	{"a session of its own", `setsid sh -c 'echo $$ >> pids; exec sleep 1000' & echo $$ >> pids; sleep 1000`, 2},
 	{"a double fork", `sh -c 'setsid sh -c "echo \$\$ >> pids; exec sleep 1000" </dev/null >/dev/null 2>&1 & exit 0'; echo $$ >> pids; sleep 1000`, 2},
@@ -26,6 +28,16 @@ var escapes = []struct {
 	{"stopped processes", `sh -c 'echo $$ >> pids; kill -STOP $$; sleep 1000' & echo $$ >> pids; kill -STOP $$; sleep 1000`, 2},
 	{"a grandchild that holds stdout", `sh -c 'trap "" TERM; sh -c "trap \"\" TERM; echo \$\$ >> pids; exec sleep 1000" & wait' & echo $$ >> pids; sleep 1000`, 2},
 	{"all of it together", `trap '' TERM; sh -c 'setsid sh -c "trap \"\" TERM; echo \$\$ >> pids; kill -STOP \$\$; sleep 1000" & exit 0'; echo $$ >> pids; while :; do sleep 0.05; done`, 2},
+}
+
+// eachEscape tests all escapes at once.
+func (s *suite) eachEscape(t *testing.T, test func(t *testing.T, e escape)) {
+	t.Helper()
+	cases := map[string]func(t *testing.T){}
+	for _, e := range escapes {
+		cases[e.name] = func(t *testing.T) { test(t, e) }
+	}
+	s.atOnce(t, cases)
 }
 
 // bystander is a command of before, which nothing here may touch.
@@ -63,49 +75,43 @@ var endings = []feature{
 		}
 	}},
 	{"a timeout ends everything the command started and nothing else", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		for _, e := range escapes {
-			t.Run(e.name, func(t *testing.T) {
-				sb := s.open(t)
-				unharmed := bystander(t, sb)
-				began := time.Now()
-				v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
-				took := time.Since(began)
-				same(t, "ended", v.Ended, v1.EndedTimeout)
-				same(t, "exit code", v.ExitCode, -1)
-				same(t, "status", v.Status(), 124)
-				same(t, "output so far", v.Stdout.String(), "before\n")
-				if took < time.Second || took > patience {
-					t.Errorf("it took %s", took)
-				}
-				if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
-					t.Errorf("%v live on", alive)
-				}
-				unharmed()
-			})
-		}
+		s.eachEscape(t, func(t *testing.T, e escape) {
+			sb := s.open(t)
+			unharmed := bystander(t, sb)
+			began := time.Now()
+			v := run(t, sb, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}})
+			took := time.Since(began)
+			same(t, "ended", v.Ended, v1.EndedTimeout)
+			same(t, "exit code", v.ExitCode, -1)
+			same(t, "status", v.Status(), 124)
+			same(t, "output so far", v.Stdout.String(), "before\n")
+			if took < time.Second || took > patience {
+				t.Errorf("it took %s", took)
+			}
+			if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
+				t.Errorf("%v live on", alive)
+			}
+			unharmed()
+		})
 	}},
 	{"a cancel ends everything the command started and keeps the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		for _, e := range escapes {
-			t.Run(e.name, func(t *testing.T) {
-				sb := s.open(t)
-				unharmed := bystander(t, sb)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Run(ctx, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
-				})
-				pids := pidsIn(t, sb, "pids", e.pids)
-				cancel()
-				v := verdictOf(t, done)
-				same(t, "ended", v.Ended, v1.EndedCancelled)
-				same(t, "status", v.Status(), 130)
-				same(t, "output so far", v.Stdout.String(), "before\n")
-				if alive := living(t, sb, pids); len(alive) > 0 {
-					t.Errorf("%v live on", alive)
-				}
-				unharmed()
-			})
-		}
+		s.eachEscape(t, func(t *testing.T, e escape) {
+			sb := s.open(t)
+			unharmed := bystander(t, sb)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
+			pids := pidsIn(t, sb, "pids", e.pids)
+			cancel()
+			v := verdictOf(t, done)
+			same(t, "ended", v.Ended, v1.EndedCancelled)
+			same(t, "status", v.Status(), 130)
+			same(t, "output so far", v.Stdout.String(), "before\n")
+			if alive := living(t, sb, pids); len(alive) > 0 {
+				t.Errorf("%v live on", alive)
+			}
+			unharmed()
+		})
 	}},
 	{"a command has time to tidy up before it is killed", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `trap 'echo tidied; exit 0' TERM; while :; do sleep 0.02; done`, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 10 * time.Second}})
@@ -201,7 +207,19 @@ var endings = []feature{
 		same(t, "ended", v.Ended, v1.EndedSignal)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
-	{"a verdict is complete however it ended", onBackend | overHTTP, completeVerdicts},
+	{"a verdict is complete however it ended", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		cases := map[string]func(t *testing.T){}
+		for name, test := range map[string]func(*testing.T, *suite, Machine){"commands": completeCommands, "cells": completeCells} {
+			cases[name] = func(t *testing.T) {
+				test(t, s, s.python(t, func(x *sandbox.Spec) {
+					if s.caps.MemoryLimit {
+						x.Limits.Memory = 256 << 20
+					}
+				}))
+			}
+		}
+		s.atOnce(t, cases)
+	}},
 	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		v := run(t, sb, sandbox.Command{Shell: `exec 3</proc/$$/fd/1 && (cat <&3 >/dev/null) & while :; do echo x; done`, RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond}})
@@ -218,9 +236,7 @@ var endings = []feature{
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 10 {
-			runs = append(runs, beside(func() (*sandbox.Verdict, error) {
-				return sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}})
-			}))
+			runs = append(runs, beside(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}}))
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)
@@ -239,37 +255,39 @@ while time.process_time() < 0.1: pass
 print("warm", flush=True)
 `
 
-// completeVerdicts asks for time, processor time and memory on every way to end.
-func completeVerdicts(t *testing.T, s *suite) {
-	s.needPython(t)
-	spec := s.opts.Spec
-	if s.caps.MemoryLimit {
-		spec.Limits.Memory = 256 << 20
+// since is when the things began whose verdicts are looked at.
+type since time.Time
+
+// timed asks for the time of a verdict.
+func (s since) timed(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
+	t.Helper()
+	same(t, what+": ended", v.Ended, ended)
+	const off = 5 * time.Second // what a sandbox's clock may be
+	if v.ID == "" || v.Wall <= 0 || v.Started.Before(time.Time(s).Add(-off)) || v.Started.Add(v.Wall).After(time.Now().Add(off)) {
+		t.Errorf("%s: id %q, started %s, wall %s", what, v.ID, v.Started, v.Wall)
 	}
-	sb := s.openSpec(t, s.backend(t), spec)
-	began := time.Now()
-	timed := func(what string, v *sandbox.Verdict, ended sandbox.Ending) {
-		t.Helper()
-		same(t, what+": ended", v.Ended, ended)
-		const off = 5 * time.Second // what a sandbox's clock may be
-		if v.ID == "" || v.Wall <= 0 || v.Started.Before(began.Add(-off)) || v.Started.Add(v.Wall).After(time.Now().Add(off)) {
-			t.Errorf("%s: id %q, started %s, wall %s", what, v.ID, v.Started, v.Wall)
-		}
+}
+
+// whole asks for time, processor time and memory.
+func (s since) whole(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
+	t.Helper()
+	s.timed(t, what, v, ended)
+	if v.CPU <= 0 || v.PeakMemory < 1<<20 {
+		t.Errorf("%s: CPU %s, peak memory %d", what, v.CPU, v.PeakMemory)
 	}
-	whole := func(what string, v *sandbox.Verdict, ended sandbox.Ending) {
-		t.Helper()
-		timed(what, v, ended)
-		if v.CPU <= 0 || v.PeakMemory < 1<<20 {
-			t.Errorf("%s: CPU %s, peak memory %d", what, v.CPU, v.PeakMemory)
-		}
-	}
-	timed("no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), v1.EndedStart) // what never ran has used nothing
+}
+
+// completeCommands asks for a whole verdict on every way to end.
+func completeCommands(t *testing.T, s *suite, sb Machine) {
+	t.Helper()
+	began := since(time.Now())
+	began.timed(t, "no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), v1.EndedStart) // what never ran has used nothing
 	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
-	whole("an exit", run(t, sb, python("sys.exit(3)")), v1.EndedExit)
-	whole("a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), v1.EndedSignal)
-	whole("a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), v1.EndedTimeout)
+	began.whole(t, "an exit", run(t, sb, python("sys.exit(3)")), v1.EndedExit)
+	began.whole(t, "a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), v1.EndedSignal)
+	began.whole(t, "a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), v1.EndedTimeout)
 	if s.caps.MemoryLimit {
-		whole("memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), v1.EndedMemory)
+		began.whole(t, "memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), v1.EndedMemory)
 	}
 	// These are ended from here, when they say that they are warm.
 	for _, c := range []struct {
@@ -285,39 +303,35 @@ func completeVerdicts(t *testing.T, s *suite) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var out recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			command := python("time.sleep(1000)")
-			command.ID, command.Stdout = c.id, &out
-			return sb.Run(ctx, command)
-		})
+		command := python("time.sleep(1000)")
+		command.ID, command.Stdout = c.id, &out
+		done := beside(ctx, sb.Run, command)
 		out.await(t, "warm")
 		c.end(cancel)
-		whole(c.id, verdictOf(t, done), c.ended)
+		began.whole(t, c.id, verdictOf(t, done), c.ended)
 	}
-	completeCells(t, s, sb, whole)
 }
 
-// completeCells is completeVerdicts of cells.
-func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v *sandbox.Verdict, ended sandbox.Ending)) {
+// completeCells is completeCommands of cells.
+func completeCells(t *testing.T, s *suite, sb Machine) {
 	t.Helper()
+	began := since(time.Now())
 	// An interpreter has used some before.
 	const spin = "import os, time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.1: pass\nprint('warm', flush=True)\n"
-	whole("a cell", okCell(t, sb, spin), v1.EndedExit)
-	whole("an exception", cell(t, sb, spin+"1/0"), v1.EndedExit)
+	began.whole(t, "a cell", okCell(t, sb, spin), v1.EndedExit)
+	began.whole(t, "an exception", cell(t, sb, spin+"1/0"), v1.EndedExit)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out recorder
-	done := beside(func() (*sandbox.Verdict, error) {
-		return sb.Cell(ctx, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
-	})
+	done := beside(ctx, sb.Cell, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 	out.await(t, "warm")
 	cancel()
-	whole("a cell's cancel", verdictOf(t, done), v1.EndedCancelled)
+	began.whole(t, "a cell's cancel", verdictOf(t, done), v1.EndedCancelled)
 	for _, c := range []struct{ name, code string }{
 		{"a cell's timeout", "while True: pass"},
 		{"a cell that will not end", "while True:\n  try:\n    while True: pass\n  except BaseException: pass"},
 	} {
-		whole(c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), v1.EndedTimeout)
+		began.whole(t, c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), v1.EndedTimeout)
 	}
 	// Each of these costs the interpreter.
 	for _, c := range []struct {
@@ -332,7 +346,7 @@ func completeCells(t *testing.T, s *suite, sb Machine, whole func(what string, v
 			continue
 		}
 		v := cell(t, sb, spin+c.code)
-		whole(c.name, v, c.ended)
+		began.whole(t, c.name, v, c.ended)
 		same(t, c.name+": state kept", v.StateKept, false)
 	}
 }

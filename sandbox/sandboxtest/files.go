@@ -23,8 +23,7 @@ var names = []string{"plain", "with space", "new\nline", "quote'\"$(x)`", "-rf",
 
 var fileFeatures = []feature{
 	{"a file is written, described and read", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		data := bytes.Repeat([]byte{0, 1, 2, 0xff, '\n'}, 200_000)
 		info, err := f.Write(ctx, "a/b/c.bin", bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Mode: 0o640})
 		noError(t, err)
@@ -46,16 +45,14 @@ var fileFeatures = []feature{
 		same(t, "its owner can read it", shell(t, sb, "wc -c < a/b/c.bin"), "1000000\n")
 	}},
 	{"an empty file is a file", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f := files(sb, home(t, sb))
+		_, f, _ := s.openFiles(t)
 		noError(t, f.WriteAll(t.Context(), "empty", nil, sandbox.WriteOptions{}))
 		got, err := f.ReadAll(t.Context(), "empty")
 		noError(t, err)
 		same(t, "size", len(got), 0)
 	}},
 	{"a write is whole or not at all", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		noError(t, f.WriteAll(ctx, "file", []byte("old"), sandbox.WriteOptions{}))
 		broken := io.MultiReader(strings.NewReader(strings.Repeat("new", 100_000)), readerFunc(func([]byte) (int, error) { return 0, errors.New("the source broke") }))
 		_, err := f.Write(ctx, "file", broken, sandbox.WriteOptions{})
@@ -73,8 +70,7 @@ var fileFeatures = []feature{
 		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
 	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		_, f, ctx := s.openFiles(t)
 		noError(t, f.WriteAll(ctx, "file", nil, sandbox.WriteOptions{}))
 		reads := 0 // without a lock: whoever reads on is seen by the race detector, too
 		_, err := f.Write(ctx, "file", readerFunc(func(b []byte) (int, error) {
@@ -88,8 +84,7 @@ var fileFeatures = []feature{
 		same(t, "reads later", reads-then, 0)
 	}},
 	{"a source that gives nothing does not hold up a refusal", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f := files(sb, home(t, sb))
+		_, f, _ := s.openFiles(t)
 		noError(t, f.WriteAll(t.Context(), "file", nil, sandbox.WriteOptions{}))
 		idle := make(chan struct{})
 		defer close(idle)
@@ -100,8 +95,7 @@ var fileFeatures = []feature{
 		fails(t, "exclusive", err, v1.CodeFileExists)
 	}},
 	{"a running reader keeps the file it has opened", inGuest, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		noError(t, f.WriteAll(ctx, "file", []byte("old\n"), sandbox.WriteOptions{}))
 		id, err := sb.Start(ctx, sandbox.Command{Shell: "exec 3<file; echo open; until [ -e go ]; do sleep 0.02; done; cat <&3 file"})
 		noError(t, err)
@@ -114,8 +108,7 @@ var fileFeatures = []feature{
 		same(t, "stdout", out.String(), "open\nnew\n") // cat with a name ignores its stdin; the name leads to the new file
 	}},
 	{"write options hold", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		noError(t, f.WriteAll(ctx, "file", []byte("one"), sandbox.WriteOptions{Exclusive: true}))
 		err := f.WriteAll(ctx, "file", []byte("two"), sandbox.WriteOptions{Exclusive: true})
 		fails(t, "exclusive", err, v1.CodeFileExists)
@@ -130,8 +123,7 @@ var fileFeatures = []feature{
 		same(t, "the mode stays", info.Mode.Perm(), fs.FileMode(0o755))
 	}},
 	{"directories are made, listed, moved and removed", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		fails(t, "mkdir without parents", f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{}), v1.CodeFileNotFound)
 		noError(t, f.Mkdir(ctx, "a/b", sandbox.MkdirOptions{Parents: true}))
 		noError(t, f.WriteAll(ctx, "a/b/x", []byte("x"), sandbox.WriteOptions{}))
@@ -156,8 +148,7 @@ var fileFeatures = []feature{
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
 	{"a listing tells how much of it could not be read", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		shell(t, sb, "mkdir -p a/closed/deep a/open && touch a/open/x && chmod 000 a/closed")
 		defer shell(t, sb, "chmod 700 a/closed")
 		want := int64(1)
@@ -192,8 +183,7 @@ var fileFeatures = []feature{
 		}
 	}},
 	{"names may hold anything", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		_, f, ctx := s.openFiles(t)
 		for _, n := range names {
 			noError(t, f.WriteAll(ctx, n, []byte(n), sandbox.WriteOptions{}))
 		}
@@ -228,8 +218,7 @@ var fileFeatures = []feature{
 		}
 	}},
 	{"what is not a plain file is refused at once", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		shell(t, sb, "mkfifo pipe; mkdir dir; ln -s dir/ link; ln -s loop loop")
 		_, err := f.ReadAll(ctx, "pipe")
 		fails(t, "read a FIFO", err, v1.CodeFileNotRegular)
@@ -279,8 +268,7 @@ var fileFeatures = []feature{
 		same(t, "what lies outside", shell(t, sb, "cat secret"), "secret\n")
 	}},
 	{"a tar stream goes in and comes out", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		in := map[string]string{"dir/one": "1", "dir/deep/two": strings.Repeat("22", 100_000), "three": ""}
 		var archive bytes.Buffer
 		w := tar.NewWriter(&archive)
@@ -319,8 +307,7 @@ var fileFeatures = []feature{
 		}
 	}},
 	{"a hostile archive stays where it is unpacked", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f, ctx := files(sb, home(t, sb)), t.Context()
+		sb, f, ctx := s.openFiles(t)
 		for _, c := range []struct {
 			name    string
 			entries []tar.Header
@@ -363,10 +350,9 @@ var fileFeatures = []feature{
 		fails(t, "more than allowed", err, v1.CodeTooLarge)
 	}},
 	{"changes are told while they happen", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f := files(sb, home(t, sb))
+		sb, f, ctx := s.openFiles(t)
 		noError(t, f.Mkdir(t.Context(), "watched", sandbox.MkdirOptions{}))
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		events := make(chan sandbox.FileEvent, 1000)
 		ended := make(chan error, 1)
@@ -407,10 +393,9 @@ var fileFeatures = []feature{
 		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), v1.CodeFileNotFound)
 	}},
 	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
-		sb := s.open(t)
-		f := files(sb, home(t, sb))
+		sb, f, ctx := s.openFiles(t)
 		shell(t, sb, "head -c 30000000 /dev/zero > large")
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(ctx)
 		_, err := f.Read(ctx, "large", writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }))
 		fails(t, "a cancelled read", err, v1.CodeCancelled)
 		_, err = f.Read(t.Context(), "large", writerFunc(func([]byte) (int, error) { return 0, errors.New("full") }))

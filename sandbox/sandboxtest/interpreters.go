@@ -26,6 +26,7 @@ var interpreters = []feature{
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
 	{"an interpreter that dies is told as what it died of, and the next one is fresh", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		cases := map[string]func(t *testing.T){}
 		for _, c := range []struct {
 			name, code string
 			ended      sandbox.Ending
@@ -38,7 +39,7 @@ var interpreters = []feature{
 			{"its own kill", "import os; print('before', flush=True); os.kill(os.getpid(), 9)", v1.EndedSignal, -1, syscall.SIGKILL},
 			{"exec of another program", "import os; print('before', flush=True); os.execvp('sh', ['sh', '-c', 'exit 5'])", v1.EndedExit, 5, 0},
 		} {
-			t.Run(c.name, func(t *testing.T) {
+			cases[c.name] = func(t *testing.T) {
 				sb := s.python(t)
 				okCell(t, sb, "x = 1")
 				v := cell(t, sb, c.code)
@@ -48,8 +49,9 @@ var interpreters = []feature{
 				same(t, "state kept", v.StateKept, false)
 				same(t, "output before", v.Stdout.String(), "before\n")
 				same(t, "the next cell", okCell(t, sb, "'x' in globals()").Result.Text(), "False")
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"an interpreter that died between cells is replaced, and the next verdict tells it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -73,9 +75,7 @@ var interpreters = []feature{
 			pid := numbers(t, okCell(t, sb, "import os\nos.getpid()").Result.Text())[0]
 			// Only when it stands still can it no longer take anything.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
-			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Cell(t.Context(), sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
-			})
+			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
 			eventually(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
 				noError(t, err)
@@ -97,12 +97,7 @@ var interpreters = []feature{
 		})
 	}},
 	{"an interpreter that leaves before every cell is an error, not a success", inGuest, func(t *testing.T, s *suite) {
-		if !s.caps.Python {
-			t.Skip("SKIPPED: this backend has no Python in its default root file system")
-		}
-		spec := s.opts.Spec
-		spec.Env = map[string]string{"PYTHONPATH": "leave"}
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.python(t, func(x *sandbox.Spec) { x.Env = map[string]string{"PYTHONPATH": "leave"} })
 		shell(t, sb, `mkdir leave && echo '
 import os, sys
 sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startswith("<cell") and os._exit(0))' > leave/sitecustomize.py`)
@@ -115,12 +110,7 @@ sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startsw
 		}
 	}},
 	{"a cell ends in time while its interpreter starts, and the start is not in vain", inGuest, func(t *testing.T, s *suite) {
-		if !s.caps.Python {
-			t.Skip("SKIPPED: this backend has no Python in its default root file system")
-		}
-		spec := s.opts.Spec
-		spec.Env = map[string]string{"PYTHONPATH": "slow"}
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.python(t, func(x *sandbox.Spec) { x.Env = map[string]string{"PYTHONPATH": "slow"} })
 		shell(t, sb, `mkdir slow && touch slow/wait && echo '
 import os, time
 open("slow/pids", "a").write("%d\n" % os.getpid())
@@ -129,7 +119,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := beside(func() (*sandbox.Verdict, error) { return sb.Cell(ctx, sandbox.Cell{Code: "1", Context: "slow"}) })
+		done := beside(ctx, sb.Cell, sandbox.Cell{Code: "1", Context: "slow"})
 		pids := pidsIn(t, sb, "slow/pids", 1)
 		cancel()
 		if o := await(t, "the end of what was cancelled", done); o.err == nil {
@@ -150,14 +140,9 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
 			t.Run(name, func(t *testing.T) {
 				var out recorder
-				run := func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
-				}
-				done := beside(run)
+				done := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
-				next := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(t.Context(), sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
-				})
+				next := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
 				same(t, "ended", v.Ended, v1.EndedKilled)
@@ -211,18 +196,17 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
 	{"an interrupt keeps the state and the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		cases := map[string]func(t *testing.T){}
 		for name, code := range map[string]string{
 			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
 			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
 		} {
-			t.Run(name, func(t *testing.T) {
+			cases[name] = func(t *testing.T) {
 				sb := s.python(t)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var out recorder
-				done := beside(func() (*sandbox.Verdict, error) {
-					return sb.Cell(ctx, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
-				})
+				done := beside(ctx, sb.Cell, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
 				cancel()
 				v := verdictOf(t, done)
@@ -230,8 +214,9 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				same(t, "state kept", v.StateKept, true)
 				same(t, "stdout", v.Stdout.String(), "ready\n")
 				same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -244,6 +229,7 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		same(t, "ended, one interrupt swallowed", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
 		same(t, "stdout", v.Stdout.String(), "once\n")
+		cases := map[string]func(t *testing.T){}
 		for name, code := range map[string]string{
 			"swallowing":  "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",
 			"ignoring":    "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
@@ -251,10 +237,11 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 			"stuck in C":  "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
 			"in a thread": "import signal, threading\nsignal.signal(signal.SIGINT, lambda *_: None)\nt = threading.Thread(target=lambda: [None for _ in iter(int, 1)])\nt.start()\nt.join()",
 		} {
-			t.Run(name, func(t *testing.T) {
-				okCell(t, sb, "x = 1")
+			cases[name] = func(t *testing.T) {
+				own := strings.ReplaceAll(name, " ", "-")
+				succeeded(t, runCell(t, sb, sandbox.Cell{Code: "x = 1", Context: own}))
 				began := time.Now()
-				v := runCell(t, sb, sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
+				v := runCell(t, sb, sandbox.Cell{Code: code, Context: own, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
 				same(t, "ended", v.Ended, v1.EndedTimeout)
 				if took := time.Since(began); took > patience {
 					t.Errorf("it took %s", took)
@@ -262,11 +249,12 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				if name != "stuck in C" { // re notices signals in newer versions
 					same(t, "state kept", v.StateKept, false)
 				}
-				if v.StateKept != (okCell(t, sb, "'x' in globals()").Result.Text() == "True") {
+				if v.StateKept != (runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: own}).Result.Text() == "True") {
 					t.Error("the verdict is wrong about the state")
 				}
-			})
+			}
 		}
+		s.atOnce(t, cases)
 	}},
 	{"a timeout ends what this cell started and nothing of earlier ones", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -316,13 +304,9 @@ p.wait()`})
 		sb := s.python(t)
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
-		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
-		})
+		first := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "first")
-		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
-		})
+		second := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
 		eventually(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
@@ -331,9 +315,7 @@ p.wait()`})
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Context: "other"}))
 
 		ctx, cancel := context.WithCancel(t.Context())
-		third := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(ctx, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
-		})
+		third := beside(ctx, sb.Cell, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
 		eventually(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)

@@ -17,7 +17,7 @@ import (
 var life = []feature{
 	{"a flood of 50 MB leaves this program small", onBackend, flood},
 	{"the guest describes the inside", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		g, err := s.own(t, s.backend(t), s.opts.Spec).Guest(t.Context())
+		g, err := s.open(t).Guest(t.Context())
 		noError(t, err)
 		if g.Kernel == "" || g.Home == "" || g.CPUs <= 0 || g.Memory <= 0 || g.Uptime <= 0 || s.caps.Bash != (g.Shell != "") || s.caps.Python != (g.Python != "") {
 			t.Errorf("%+v", g)
@@ -28,7 +28,7 @@ var life = []feature{
 		b := s.backend(t)
 		spec := s.opts.Spec
 		spec.Labels = map[string]string{"who": "me"}
-		sb := s.librarySpec(t, b, spec)
+		sb := s.own(t, b, spec).(*sandbox.Sandbox)
 		find := func() *sandbox.Info {
 			all, err := b.List(t.Context())
 			noError(t, err)
@@ -55,9 +55,7 @@ var life = []feature{
 		s.needLibrary(t, ": the end of a session is polite, and takes longer")
 		sb := s.library(t)
 		var out recorder
-		command := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
-		})
+		command := beside(t.Context(), sb.Run, sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "ready")
 		began := time.Now()
 		noError(t, sb.Close())
@@ -191,7 +189,7 @@ var snapshots = []feature{
 			s.copied(t)
 			return
 		}
-		sb := s.librarySpec(t, b, s.opts.Spec)
+		sb := s.own(t, b, s.opts.Spec).(*sandbox.Sandbox)
 		if s.caps.Snapshots == sandbox.SnapshotsNone {
 			_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 			fails(t, "snapshot", err, v1.CodeNotSupported)
@@ -241,7 +239,7 @@ var snapshots = []feature{
 		if s.caps.Snapshots != sandbox.SnapshotsMemory || !s.caps.Python {
 			t.Skip("refused here, as another test sees")
 		}
-		sb := s.own(t, s.backend(t), s.opts.Spec)
+		sb := s.open(t)
 		okCell(t, sb, "import random, os\nx = list(range(1000))")
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "while :; do sleep 0.05; [ -e go ] && break; done; echo through"})
 		noError(t, err)
@@ -273,7 +271,7 @@ var snapshots = []feature{
 // copied saves a machine that is not the library's and makes another one of that.
 func (s *suite) copied(t *testing.T) {
 	t.Helper()
-	sb := s.own(t, s.backend(t), s.opts.Spec)
+	sb := s.open(t)
 	shell(t, sb, "echo from before > file")
 	restore, forget, err := sb.(Copier).Save(t.Context())
 	if s.caps.Snapshots == sandbox.SnapshotsNone {

@@ -29,9 +29,7 @@ var limits = []feature{
 	}},
 	{"reaching the memory limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.MemoryLimit && s.caps.Python)
-		spec := s.opts.Spec
-		spec.Limits.Memory = 256 << 20
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory = 256 << 20 })
 		okCell(t, sb, "x = 42")
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}})
@@ -50,9 +48,7 @@ var limits = []feature{
 	}},
 	{"reaching the process limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.ProcessLimit)
-		spec := s.opts.Spec
-		spec.Limits.Processes = 64
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Processes = 64 })
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second, KillSurvivors: true}})
 		t.Logf("the bomb: %s", v)
@@ -62,9 +58,7 @@ var limits = []feature{
 	{"about as many processes run as the limit says", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.ProcessLimit && s.caps.Python)
 		const limit = 64
-		spec := s.opts.Spec
-		spec.Limits.Processes = limit
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Processes = limit })
 		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", `
 import errno, os, resource
 n = 0
@@ -88,9 +82,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 	{"the disk limit is an error of the writer", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.DiskLimit)
-		spec := s.opts.Spec
-		spec.Limits.Memory, spec.Limits.Disk = 256<<20, 32<<20
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory, x.Limits.Disk = 256<<20, 32<<20 })
 		v := run(t, sb, sandbox.Command{Shell: "head -c 200000000 /dev/zero > big; s=$?; rm -f big; exit $s"})
 		if v.OK() {
 			t.Error("200 MB went into a disk of 32 MB")
@@ -103,9 +95,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 	{"the limit of open files holds", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.OpenFileLimit)
-		spec := s.opts.Spec
-		spec.Limits.OpenFiles = 100
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.OpenFiles = 100 })
 		same(t, "soft and hard", shell(t, sb, "ulimit -Sn; ulimit -Hn"), "100\n100\n")
 	}},
 	{"the CPU limit slows down", onBackend, func(t *testing.T, s *suite) {
@@ -113,13 +103,9 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's own account, which may
 		// count the time in which it was held back.
 		work := func(cpus float64) func() int {
-			spec := s.opts.Spec
-			spec.Limits.CPUs = cpus
-			sb := s.openSpec(t, s.backend(t), spec)
+			sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = cpus })
 			okCell(t, sb, "import time")
-			done := beside(func() (*sandbox.Verdict, error) {
-				return sb.Cell(t.Context(), sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
-			})
+			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
 			return func() int {
 				n, err := strconv.Atoi(verdictOf(t, done).Result.Text())
 				noError(t, err)
@@ -133,9 +119,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 	{"code sees the share it has", onBackend, func(t *testing.T, s *suite) {
 		unlimited(t, s.caps.CPULimit)
-		spec := s.opts.Spec
-		spec.Limits.CPUs = 2
-		sb := s.openSpec(t, s.backend(t), spec)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = 2 })
 		variables := strings.Fields("OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS GOMAXPROCS RAYON_NUM_THREADS PYTHON_CPU_COUNT")
 		want := "nproc=2\n"
 		for _, v := range variables {
@@ -148,10 +132,8 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		if s.caps.Isolation != sandbox.IsolationKernel {
 			t.Skip("SKIPPED: what is shown is the host's")
 		}
-		spec := s.opts.Spec
-		spec.Limits.Memory = 384 << 20
-		sb := s.openSpec(t, s.backend(t), spec)
-		same(t, "memory", shell(t, sb, "grep MemTotal: /proc/meminfo | tr -d ' '"), fmt.Sprintf("MemTotal:%dkB\n", spec.Limits.Memory>>10))
+		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory = 384 << 20 })
+		same(t, "memory", shell(t, sb, "grep MemTotal: /proc/meminfo | tr -d ' '"), fmt.Sprintf("MemTotal:%dkB\n", 384<<10))
 	}},
 	{"a guest answers while code spins on every core", onBackend, func(t *testing.T, s *suite) {
 		sb := s.open(t)

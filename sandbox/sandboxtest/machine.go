@@ -142,7 +142,8 @@ func forks(t *testing.T, m Owned, n int) []Owned {
 // library makes a sandbox for a test of what only the library has: attachments, snapshots, calls from inside.
 func (s *suite) library(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
-	return s.librarySpec(t, s.backend(t), s.opts.Spec)
+	s.needLibrary(t)
+	return s.open(t).(*sandbox.Sandbox)
 }
 
 // libraryPython is library for a test of cells.
@@ -158,10 +159,4 @@ func (s *suite) needLibrary(t *testing.T, why ...string) {
 	if s.opts.Open != nil {
 		t.Skip("SKIPPED: this is about the library alone", strings.Join(why, ""))
 	}
-}
-
-func (s *suite) librarySpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) *sandbox.Sandbox {
-	t.Helper()
-	s.needLibrary(t)
-	return s.own(t, b, spec).(*sandbox.Sandbox)
 }

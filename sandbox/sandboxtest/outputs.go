@@ -97,12 +97,8 @@ var outputs = []feature{
 	{"two floods and a quiet command do not disturb each other", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var a, b recorder
-		first := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &a, Stderr: &counter{}}})
-		})
-		second := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &b, Stderr: &counter{}}})
-		})
+		first := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &a, Stderr: &counter{}}})
+		second := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &b, Stderr: &counter{}}})
 		a.await(t, "go")
 		b.await(t, "go")
 		for range 5 {
@@ -124,12 +120,10 @@ var outputs = []feature{
 		sb := s.open(t)
 		release := make(chan struct{})
 		var n counter
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 20000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
-				<-release
-				return n.Write(p)
-			})}})
-		})
+		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 20000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+			<-release
+			return n.Write(p)
+		})}})
 		// Longer than what is waited for output of processes that are left behind.
 		held := time.After(time.Second)
 		for range 3 {
@@ -145,12 +139,10 @@ var outputs = []feature{
 		// Less than what fits on the way, so that the command has ended long before its output is taken.
 		release = make(chan struct{})
 		n = counter{}
-		done = beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(t.Context(), sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
-				<-release
-				return n.Write(p)
-			})}})
-		})
+		done = beside(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+			<-release
+			return n.Write(p)
+		})}})
 		<-time.After(time.Second)
 		close(release)
 		succeeded(t, verdictOf(t, done))
@@ -159,13 +151,11 @@ var outputs = []feature{
 		ctx, cancel := context.WithCancel(t.Context())
 		release = make(chan struct{})
 		var first recorder
-		done = beside(func() (*sandbox.Verdict, error) {
-			return sb.Run(ctx, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
-				_, _ = first.Write(p)
-				<-release
-				return len(p), nil
-			})}})
-		})
+		done = beside(ctx, sb.Run, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+			_, _ = first.Write(p)
+			<-release
+			return len(p), nil
+		})}})
 		first.await(t, "ready")
 		cancel()
 		eventually(t, "the end of what was cancelled", func() bool {
@@ -181,15 +171,13 @@ var outputs = []feature{
 		okCell(t, sb, "x = 42")
 		release := make(chan struct{})
 		var first recorder
-		done := beside(func() (*sandbox.Verdict, error) {
-			return sb.Cell(t.Context(), sandbox.Cell{
-				Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)",
-				RunOptions: sandbox.RunOptions{ID: "flood", Timeout: time.Second, KillGrace: 10 * time.Second, Stdout: writerFunc(func(p []byte) (int, error) {
-					_, _ = first.Write(p)
-					<-release
-					return len(p), nil
-				})},
-			})
+		done := beside(t.Context(), sb.Cell, sandbox.Cell{
+			Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)",
+			RunOptions: sandbox.RunOptions{ID: "flood", Timeout: time.Second, KillGrace: 10 * time.Second, Stdout: writerFunc(func(p []byte) (int, error) {
+				_, _ = first.Write(p)
+				<-release
+				return len(p), nil
+			})},
 		})
 		first.await(t, "ready")
 		eventually(t, "the end of the cell", func() bool {

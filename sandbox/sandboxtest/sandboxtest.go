@@ -42,7 +42,7 @@ type Options struct {
 	Restart func(t *testing.T)
 	// Without names features that are otherwise here, with the reason; they are left out, loudly.
 	Without map[string]string
-	// Many is how many sandboxes are made at once; 0: 50.
+	// Many is how many sandboxes are made at once; 0: 50, or 16 in the fast tier.
 	Many int
 	// Scope selects features by what they depend on.
 	Scope Scope
@@ -111,6 +111,9 @@ type feature struct {
 func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
 	if opts.Many == 0 {
 		opts.Many = 50
+		if testing.Short() {
+			opts.Many = 16
+		}
 	}
 	t.Setenv("RECLUSE_TEST_SECRET", hostSecret)
 	b := newBackend(t)
@@ -127,7 +130,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
-		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters), false},
+		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters, notebook), false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},
@@ -155,22 +158,49 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 	}
 }
 
-// open makes a sandbox that ends with the test.
-func (s *suite) open(t *testing.T) Machine {
+// slots bounds how many cases of atOnce run, whatever features they belong to.
+var slots = make(chan struct{}, 8)
+
+// atOnce runs the cases of a feature beside each other, unless the suite is serial: they wait more than they work.
+func (s *suite) atOnce(t *testing.T, cases map[string]func(t *testing.T)) {
 	t.Helper()
-	return s.openSpec(t, s.backend(t), s.opts.Spec)
+	var wg sync.WaitGroup
+	for name, test := range cases {
+		if s.opts.Serial {
+			t.Run(name, test)
+			continue
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			t.Run(name, test)
+		})
+	}
+	wg.Wait()
 }
 
-func (s *suite) openSpec(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Machine {
+// open makes a sandbox that ends with the test, with changes to the suite's spec.
+func (s *suite) open(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
-	return s.own(t, b, spec)
+	spec := s.opts.Spec
+	for _, change := range changes {
+		change(&spec)
+	}
+	return s.own(t, s.backend(t), spec)
 }
 
 // python makes a sandbox for a test of cells.
-func (s *suite) python(t *testing.T) Machine {
+func (s *suite) python(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
 	s.needPython(t)
-	return s.open(t)
+	return s.open(t, changes...)
+}
+
+// openFiles makes a sandbox for a test of files, which are those below its home directory.
+func (s *suite) openFiles(t *testing.T) (Machine, sandbox.FileSystem, context.Context) {
+	t.Helper()
+	sb := s.open(t)
+	return sb, files(sb, home(t, sb)), t.Context()
 }
 
 func (s *suite) needPython(t *testing.T) {
@@ -332,14 +362,21 @@ type outcome struct {
 	err error
 }
 
-// beside runs f while the test goes on.
-func beside(f func() (*sandbox.Verdict, error)) <-chan outcome {
+// beside runs something, such as Machine.Run of a command, while the test goes on.
+func beside[T any](ctx context.Context, run func(context.Context, T) (*sandbox.Verdict, error), what T) <-chan outcome {
 	c := make(chan outcome, 1)
 	go func() {
-		v, err := f()
+		v, err := run(ctx, what)
 		c <- outcome{v, err}
 	}()
 	return c
+}
+
+// followed is Machine.Follow of one operation, for beside.
+func followed(sb Machine, id string) func(context.Context, sandbox.FollowOptions) (*sandbox.Verdict, error) {
+	return func(ctx context.Context, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
+		return sb.Follow(ctx, id, o)
+	}
 }
 
 func await[T any](t *testing.T, what string, c <-chan T) T {

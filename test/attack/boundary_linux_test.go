@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -365,10 +365,10 @@ func TestGuestProgramIsUnreachable(t *testing.T) {
 	})
 	t.Run("as a guest", func(t *testing.T) {
 		config := `{"token":"00","uid":0,"gid":0,"home":"/tmp","state":"/tmp/rogue"`
-		mounts := sh(t, sb, agent.ConfigEnv+`='`+config+`,"tmpfs":[{"path":"/tmp","size":8589934592,"inodes":99,"mode":"777"}]}' timeout 20 `+guest+` </dev/null; echo ended with $?; grep 8388608k /proc/mounts`)
+		mounts := sh(t, sb, launch.ConfigEnv+`='`+config+`,"tmpfs":[{"path":"/tmp","size":8589934592,"inodes":99,"mode":"777"}]}' timeout 20 `+guest+` </dev/null; echo ended with $?; grep 8388608k /proc/mounts`)
 		contains(t, mounts, "mount /tmp: ", "ended with 1\n")
 		lacks(t, mounts, "8388608k")
-		contains(t, sh(t, sb, agent.ConfigEnv+`='`+config+`}' timeout 20 `+guest+` </dev/null; echo ended with $?; rm -rf /tmp/rogue`), "ended with 1\n")
+		contains(t, sh(t, sb, launch.ConfigEnv+`='`+config+`}' timeout 20 `+guest+` </dev/null; echo ended with $?; rm -rf /tmp/rogue`), "ended with 1\n")
 	})
 	if got := py(t, sb, "print('alive')"); got != "alive\n" {
 		t.Error(got)

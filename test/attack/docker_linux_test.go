@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/recluse-dev/recluse/internal/dockertest"
-	"github.com/recluse-dev/recluse/internal/guest/agent"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/docker"
@@ -90,11 +90,11 @@ func containerToken(t *testing.T, sb *sandbox.Sandbox) string {
 		t.Fatal(err)
 	}
 	for _, kv := range env {
-		text, ok := strings.CutPrefix(kv, agent.ConfigEnv+"=")
+		text, ok := strings.CutPrefix(kv, launch.ConfigEnv+"=")
 		if !ok {
 			continue
 		}
-		var c agent.Config
+		var c launch.Config
 		if err := json.Unmarshal([]byte(text), &c); err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/interpreter"
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
 	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/memory"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
@@ -34,7 +35,7 @@ var Version = "dev"
 
 // Agent is the guest's state.
 type Agent struct {
-	cfg      Config
+	cfg      launch.Config
 	files    *files.FS
 	ops      *operation.Table
 	nannies  *nanny.Pool
@@ -76,7 +77,7 @@ func Main() int {
 }
 
 // run serves hosts until the stream ends, and returns why it ended.
-func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
+func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
 		runtime.GOMAXPROCS(4)
@@ -95,7 +96,7 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 		return err
 	}
 	for _, t := range cfg.Tmpfs {
-		if err := t.mount(); err != nil {
+		if err := mount(t); err != nil {
 			return err
 		}
 	}
@@ -103,17 +104,31 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
 	a := &Agent{
-		cfg: cfg, born: time.Now(), link: in,
-		files: files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: cfg.switchesUser()}),
-		ops:   operation.NewTable(cfg.State),
+		cfg:  cfg,
+		born: time.Now(),
+		link: in,
+		ops:  operation.NewTable(cfg.State),
 		nannies: nanny.NewPool(self, nanny.Config{
-			UID: cfg.UID, GID: cfg.GID, Processes: cfg.Processes, OpenFiles: cfg.OpenFiles, Threads: min(cfg.Threads, nannyThreads),
-			OOMScore: cfg.OOMScore, Filter: cfg.Filter,
+			UID:       cfg.UID,
+			GID:       cfg.GID,
+			Processes: cfg.Processes,
+			OpenFiles: cfg.OpenFiles,
+			Threads:   min(cfg.Threads, nannyThreads),
+			OOMScore:  cfg.OOMScore,
+			Filter:    cfg.Filter,
 		}),
 	}
+	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})
 	a.contexts = interpreter.New(interpreter.Config{
-		Kernels: kernels, Nannies: a.nannies, Operations: a.ops, Dir: cfg.Dir, State: cfg.State, User: cfg.defaultUser(), SwitchUser: cfg.switchesUser(),
-		Env: func() map[string]string { return a.envMap(nil) }, Call: a.callHost,
+		Kernels:    kernels,
+		Nannies:    a.nannies,
+		Operations: a.ops,
+		Dir:        cfg.Dir,
+		State:      cfg.State,
+		User:       a.defaultUser(),
+		SwitchUser: a.switchesUser(),
+		Env:        func() map[string]string { return a.envMap(nil) },
+		Call:       a.callHost,
 	})
 	if cfg.Unpack != "" {
 		if err := a.unpack(cfg.Unpack); err != nil {
@@ -133,42 +148,36 @@ func run(cfg Config, token []byte, in *hostPipe, out io.Writer) error {
 // attachments serves one host after the other.
 func (a *Agent) attachments(link *wire.Link) error {
 	for {
-		at, err := link.Accept(func(h *wire.Hello) *wire.Welcome {
-			return a.welcome(h)
-		})
+		at, err := link.Accept(a.welcome)
 		if err != nil {
 			return fmt.Errorf("await a host: %w", err)
 		}
-		s := wire.NewSession(at, at, false)
-		a.mu.Lock()
-		a.session = s
-		a.mu.Unlock()
-		a.serve(s, at.Epoch)
-		a.leave(s, at.Epoch)
+		a.attend(at)
 	}
 }
 
-// welcome adopts the identity that a host has sent.
-func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
-	a.adopt(h.Identity)
-	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
-}
-
-// leave ends an attachment's session and what was bound to it.
-func (a *Agent) leave(s *wire.Session, epoch uint64) {
+// attend serves one attachment until it ends, and ends what was bound to it.
+func (a *Agent) attend(at *wire.Attachment) {
+	s := wire.NewSession(at, at, false)
+	a.mu.Lock()
+	a.session = s
+	a.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, at.Epoch) })
 	_ = s.Close() // it has ended already, or was broken by code in the sandbox
 	a.mu.Lock()
 	if a.session == s {
 		a.session = nil
 	}
 	a.mu.Unlock()
-	a.ops.Cut(epoch)
+	a.ops.Cut(at.Epoch)
 }
 
-func (a *Agent) serve(s *wire.Session, epoch uint64) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, epoch) })
+// welcome adopts the identity that a host has sent.
+func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
+	a.adopt(h.Identity)
+	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
 }
 
 // processes is the sandbox as the enforcer of its memory limit sees it.

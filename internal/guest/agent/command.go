@@ -59,7 +59,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if bad != nil {
 		return answer(st, bad)
 	}
-	if u != nil && u.Same(a.cfg.defaultUser()) {
+	if u != nil && u.Same(a.defaultUser()) {
 		u = nil
 	}
 	line := make([]string, len(argv))
@@ -286,13 +286,9 @@ func (c *running) clock() {
 // supervise waits for the command and returns its verdict.
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
-	var timers []*time.Timer
 	defer func() {
 		if c.limit != nil {
-			timers = append(timers, c.limit)
-		}
-		for _, t := range timers {
-			t.Stop()
+			c.limit.Stop()
 		}
 	}()
 	if c.pid != 0 {
@@ -354,9 +350,9 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	c.settle(v, e)
 	killMu.Lock()
+	defer killMu.Unlock()
 	if killTimer != nil {
-		timers = append(timers, killTimer)
+		killTimer.Stop()
 	}
-	killMu.Unlock()
 	return v
 }

@@ -38,12 +38,8 @@ func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([
 	if err := st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Op: o.ID, Context: o.Context, Name: name}}}); err != nil {
 		return nil, gone(err)
 	}
-	for len(payload) > 0 {
-		n := min(len(payload), wire.Chunk)
-		if err := st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: payload[:n]}}); err != nil {
-			return nil, gone(err)
-		}
-		payload = payload[n:]
+	if _, err := (dataWriter{st}).Write(payload); err != nil {
+		return nil, gone(err)
 	}
 	if err := st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}}); err != nil {
 		return nil, gone(err)

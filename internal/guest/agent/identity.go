@@ -67,7 +67,7 @@ func list(env map[string]string) []string {
 // envMap joins the defaults, the image's environment and the caller's, the later ones winning.
 func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	env := map[string]string{
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH": a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", // programs that pip installs come first
 		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user",
 		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
 		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,9 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 			env[k] = n
 		}
 	}
-	if a.cfg.UID < 0 {
+	if a.cfg.UID >= 0 {
+		env["PIP_BREAK_SYSTEM_PACKAGES"] = "1" // PEP 668 protects a system; here the sandbox is the environment
+	} else {
 		if u := os.Getenv("USER"); u != "" {
 			env["USER"], env["LOGNAME"] = u, u
 		}

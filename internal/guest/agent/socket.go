@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/files"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -35,7 +36,7 @@ const (
 )
 
 // verbs are what the guest's binary does besides being the guest.
-var verbs = map[string]func(args []string) error{BridgeArg: bridge, PackArg: pack}
+var verbs = map[string]func(args []string) error{launch.BridgeArg: bridge, launch.PackArg: pack}
 
 // door is who is attached.
 type door struct {
@@ -113,12 +114,7 @@ func (a *Agent) host(d *door, c *net.UnixConn, token []byte, epoch uint64) {
 	if err != nil || !entered || c.SetReadDeadline(time.Time{}) != nil {
 		return
 	}
-	s := wire.NewSession(at, at, false)
-	a.mu.Lock()
-	a.session = s
-	a.mu.Unlock()
-	a.serve(s, at.Epoch)
-	a.leave(s, at.Epoch)
+	a.attend(at)
 }
 
 // bridge joins stdin and stdout to the guest's socket until either side ends.

@@ -11,14 +11,14 @@ import (
 )
 
 // switchesUser reports that the guest is root and what it runs is not, so that it can run something as yet another user.
-func (c Config) switchesUser() bool { return os.Getuid() == 0 && c.UID > 0 }
+func (a *Agent) switchesUser() bool { return os.Getuid() == 0 && a.cfg.UID > 0 }
 
 // defaultUser returns whose processes run unless a request names another user.
-func (c Config) defaultUser() user.User {
-	if c.UID < 0 {
+func (a *Agent) defaultUser() user.User {
+	if a.cfg.UID < 0 {
 		return user.User{UID: os.Getuid(), GID: os.Getgid()}
 	}
-	return user.User{UID: c.UID, GID: c.GID}
+	return user.User{UID: a.cfg.UID, GID: a.cfg.GID}
 }
 
 // user finds the user that a request names; nil: none.
@@ -27,13 +27,13 @@ func (a *Agent) user(text string) (*user.User, *wire.Error) {
 		return nil, nil
 	}
 	u, err := user.Find(text)
-	usual := a.cfg.defaultUser()
+	usual := a.defaultUser()
 	switch {
 	case err != nil:
 		return nil, wire.Errorf("invalid_request", "%v", err)
 	case u.Same(usual):
 		return &u, nil
-	case !a.cfg.switchesUser():
+	case !a.switchesUser():
 		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here, and cannot run as %q", usual.UID, usual.GID, text)
 	case u.Root():
 		return nil, wire.Errorf("invalid_request", "code cannot run as root, nor in root's group")

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,8 +73,6 @@ var (
 	errNUL        = errors.New("path holds a NUL byte")
 	errEmpty      = errors.New("path is empty")
 	errDirName    = errors.New("path names a directory")
-	errShort      = errors.New("input ended before its announced size")
-	errLong       = errors.New("input is longer than its announced size")
 	errMaxBytes   = errors.New("archive exceeds the limit of bytes")
 	errMaxEntries = errors.New("archive exceeds the limit of entries")
 	errWatches    = errors.New("too many directories to watch")
@@ -108,40 +107,34 @@ func cause(err error) error {
 	}
 }
 
-// classify is the one place where causes become kinds.
+// kinds is the one place where causes become kinds. ENOTEMPTY comes before EEXIST, for package os counts it as "exists".
+var kinds = []struct {
+	kind   Kind
+	causes []error
+}{
+	{Cancelled, []error{context.Canceled, context.DeadlineExceeded}},
+	{Escapes, []error{errEscapes}},
+	{NotRegular, []error{errNotRegular, unix.ENXIO, unix.ENODEV}},
+	{TooLarge, []error{errMaxBytes, unix.EFBIG}},
+	{TooMany, []error{errMaxEntries, errWatches, unix.EMFILE, unix.ENFILE, unix.EMLINK}},
+	{Invalid, []error{
+		errRootItself, errNUL, errEmpty, errDirName, unix.EINVAL, unix.ENAMETOOLONG, unix.ELOOP, unix.EOPNOTSUPP,
+		tar.ErrHeader, tar.ErrFieldTooLong, io.ErrUnexpectedEOF,
+	}},
+	{NotFound, []error{unix.ENOENT}},
+	{NotEmpty, []error{unix.ENOTEMPTY}},
+	{Exists, []error{unix.EEXIST}},
+	{Permission, []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ETXTBSY, errOwnProcess}},
+	{IsDir, []error{unix.EISDIR}},
+	{NotDir, []error{unix.ENOTDIR}},
+	{NoSpace, []error{unix.ENOSPC, unix.EDQUOT}},
+}
+
 func classify(err error) Kind {
-	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return Cancelled
-	case errors.Is(err, errEscapes):
-		return Escapes
-	case errors.Is(err, errNotRegular), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-		return NotRegular
-	case errors.Is(err, errMaxBytes), errors.Is(err, unix.EFBIG):
-		return TooLarge
-	case errors.Is(err, errMaxEntries), errors.Is(err, errWatches), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE),
-		errors.Is(err, unix.EMLINK):
-		return TooMany
-	case errors.Is(err, errRootItself), errors.Is(err, errNUL), errors.Is(err, errEmpty), errors.Is(err, errDirName),
-		errors.Is(err, errShort), errors.Is(err, errLong), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG),
-		errors.Is(err, unix.ELOOP), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, tar.ErrHeader),
-		errors.Is(err, tar.ErrFieldTooLong), errors.Is(err, io.ErrUnexpectedEOF):
-		return Invalid
-	case errors.Is(err, unix.ENOENT):
-		return NotFound
-	case errors.Is(err, unix.ENOTEMPTY): // before EEXIST: package os counts ENOTEMPTY as "exists"
-		return NotEmpty
-	case errors.Is(err, unix.EEXIST):
-		return Exists
-	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.EROFS), errors.Is(err, unix.ETXTBSY),
-		errors.Is(err, errOwnProcess):
-		return Permission
-	case errors.Is(err, unix.EISDIR):
-		return IsDir
-	case errors.Is(err, unix.ENOTDIR):
-		return NotDir
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return NoSpace
+	for _, k := range kinds {
+		if slices.ContainsFunc(k.causes, func(cause error) bool { return errors.Is(err, cause) }) {
+			return k.kind
+		}
 	}
 	return Internal
 }

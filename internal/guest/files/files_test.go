@@ -92,7 +92,6 @@ func (f *FS) readString(root, path string, offset, limit int64) (string, error) 
 }
 
 func (f *FS) writeString(root, path, content string, opts WriteOptions) error {
-	opts.Size = int64(len(content))
 	_, err := f.Write(context.Background(), root, path, strings.NewReader(content), opts)
 	return err
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -34,15 +33,12 @@ const (
 
 // Options say for whom an FS works and where it stops.
 type Options struct {
-	UID, GID int   // the user, with SwitchUser
-	Groups   []int // its supplementary groups
-	// SwitchUser makes every operation with the permissions of UID, GID and Groups. It needs CAP_SETUID and CAP_SETGID;
+	UID, GID int // the user, with SwitchUser
+	// SwitchUser makes every operation with the permissions of UID and GID. It needs CAP_SETUID and CAP_SETGID;
 	// without them every operation fails with Kind Permission.
 	SwitchUser bool
 
-	MaxEntries int64 // of one tar stream; 0: 1,000,000
-	MaxBytes   int64 // of file data in one tar stream; 0: 16 GiB
-	MaxWatches int   // directories of one Watch; 0: 4096
+	MaxWatches int // directories of one Watch; 0: 4096
 }
 
 // FS does file operations for one user. It holds no resources and is safe for concurrent use.
@@ -54,26 +50,16 @@ type FS struct {
 
 // New returns an FS.
 func New(opts Options) *FS {
-	if opts.MaxEntries <= 0 {
-		opts.MaxEntries = defaultMaxEntries
-	}
-	if opts.MaxBytes <= 0 {
-		opts.MaxBytes = defaultMaxBytes
-	}
 	if opts.MaxWatches <= 0 {
 		opts.MaxWatches = defaultMaxWatches
 	}
 	f := &FS{opts: opts, user: ids{uid: opts.UID, gid: opts.GID}}
-	for _, g := range opts.Groups {
-		f.user.groups = append(f.user.groups, uint32(g))
-	}
 	f.resume = ownIDs().resume
 	return f
 }
 
 // Info describes one file.
 type Info struct {
-	Name       string // last name; "/" for the root
 	Path       string // below the root, with a leading slash
 	Size       int64
 	Mode       fs.FileMode
@@ -115,8 +101,13 @@ func newInfo(p string, st *stat) Info {
 		mode |= fs.ModeSticky
 	}
 	return Info{
-		Name: path.Base(p), Path: p, Size: st.Size, Mode: mode, ModTime: time.Unix(st.Mtim.Unix()),
-		UID: int(st.Uid), GID: int(st.Gid), Kind: kind,
+		Path:    p,
+		Size:    st.Size,
+		Mode:    mode,
+		ModTime: time.Unix(st.Mtim.Unix()),
+		UID:     int(st.Uid),
+		GID:     int(st.Gid),
+		Kind:    kind,
 	}
 }
 
@@ -281,25 +272,19 @@ func refuseOwn(file *os.File) error {
 // copyN copies at most n bytes and checks ctx between chunks. It ends without error at the end of r.
 func copyN(ctx context.Context, w io.Writer, r io.Reader, n int64) (int64, error) {
 	buf := make([]byte, min(max(n, 1), chunk))
-	var done int64
-	for done < n {
-		if err := ctx.Err(); err != nil {
-			return done, err
-		}
-		got, err := r.Read(buf[:min(int64(len(buf)), n-done)])
-		if got > 0 {
-			wrote, werr := w.Write(buf[:got])
-			done += int64(wrote)
-			if werr != nil {
-				return done, werr
-			}
-		}
-		if err == io.EOF {
-			return done, nil
-		}
-		if err != nil {
-			return done, err
-		}
+	// Only a Writer: a File would read by itself, in pieces of its own size.
+	return io.CopyBuffer(struct{ io.Writer }{w}, io.LimitReader(untilDone{ctx, r}, n), buf)
+}
+
+// untilDone reads until ctx ends.
+type untilDone struct {
+	ctx context.Context //nolint:containedctx // that of the call which copies
+	r   io.Reader
+}
+
+func (u untilDone) Read(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
 	}
-	return done, nil
+	return u.r.Read(p)
 }

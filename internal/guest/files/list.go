@@ -51,12 +51,7 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 	}
 	var w *walk
 	var base string
-	err := f.asUser(func() error {
-		p, err := locate(root, path, how{follow: true})
-		if err != nil {
-			return err
-		}
-		defer p.close()
+	err := f.at(ctx, root, path, how{follow: true}, func(p *place) error {
 		dir, err := openDirAt(p.dir, p.base)
 		if err != nil {
 			return err

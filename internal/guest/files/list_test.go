@@ -14,8 +14,12 @@ import (
 )
 
 func TestHugeDirectory(t *testing.T) {
+	t.Parallel()
 	f, d, ctx := switched(t), dir(t), context.Background()
-	const files = 50_000
+	files := 50_000
+	if testing.Short() {
+		files = 12_000 // still more than is held of one directory
+	}
 	must(t, os.Mkdir(d+"/huge", 0o777))
 	must(t, os.Chown(d+"/huge", testUID, testGID))
 	for i := range files {
@@ -25,11 +29,11 @@ func TestHugeDirectory(t *testing.T) {
 	}
 	last, n, pages := "", 0, 0
 	for after := ""; ; pages++ {
-		res, err := f.List(ctx, d, "huge", ListOptions{After: after, Max: 20_000}, func(i Info) error {
-			if i.Name <= last {
-				t.Fatalf("%s after %s", i.Name, last)
+		res, err := f.List(ctx, d, "huge", ListOptions{After: after, Max: files * 2 / 5}, func(i Info) error {
+			if i.Path <= last {
+				t.Fatalf("%s after %s", i.Path, last)
 			}
-			last = i.Name
+			last = i.Path
 			n++
 			return nil
 		})
@@ -47,7 +51,7 @@ func TestHugeDirectory(t *testing.T) {
 	_, err = f.Remove(cancelled, d, "huge", RemoveOptions{Recursive: true})
 	wantKind(t, err, Cancelled)
 	gone, err := f.Remove(ctx, d, "huge", RemoveOptions{Recursive: true})
-	if err != nil || gone != files+1 {
+	if err != nil || gone != int64(files)+1 {
 		t.Errorf("removed %d, %v", gone, err)
 	}
 }

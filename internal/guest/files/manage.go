@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -15,61 +14,44 @@ import (
 // Stat describes a file, or a link itself and where it leads.
 func (f *FS) Stat(ctx context.Context, root, path string) (Info, error) {
 	var info Info
-	err := ctx.Err()
-	if err == nil {
-		err = f.asUser(func() error {
-			p, err := locate(root, path, how{})
-			if err != nil {
-				return err
-			}
-			defer p.close()
-			st, err := lstatAt(p.dir, p.base)
-			if err != nil {
-				return err
-			}
-			info = newInfo(p.path(), st)
-			if isLink(st) {
-				info.LinkTarget, err = readlinkAt(p.dir, p.base)
-			}
+	err := f.at(ctx, root, path, how{}, func(p *place) error {
+		st, err := lstatAt(p.dir, p.base)
+		if err != nil {
 			return err
-		})
-	}
+		}
+		info = newInfo(p.path(), st)
+		if isLink(st) {
+			info.LinkTarget, err = readlinkAt(p.dir, p.base)
+		}
+		return err
+	})
 	return info, fail("stat", path, err)
 }
 
 // MkdirOptions say how Mkdir makes a directory.
 type MkdirOptions struct {
-	Mode    fs.FileMode // permission bits; 0: 0755. Parents are always 0755
-	Parents bool        // make missing parents, and be content with a directory that is there
+	Parents bool // make missing parents, and be content with a directory that is there
 }
 
 // Mkdir makes a directory.
 func (f *FS) Mkdir(ctx context.Context, root, path string, opts MkdirOptions) error {
-	err := ctx.Err()
-	if err == nil {
-		err = f.asUser(func() error { return mkdir(root, path, opts) })
-	}
-	return fail("mkdir", path, err)
+	return fail("mkdir", path, f.begin(ctx, func() error { return mkdir(root, path, opts.Parents) }))
 }
 
-func mkdir(root, path string, opts MkdirOptions) error {
-	mode := uint32(opts.Mode.Perm())
-	if mode == 0 {
-		mode = 0o755
-	}
+func mkdir(root, path string, parents bool) error {
 	if names, err := split(path); err == nil && path != "" && len(names) == 0 {
-		if opts.Parents {
+		if parents {
 			return nil
 		}
 		return unix.EEXIST
 	}
-	p, err := locateForWrite(root, path, opts.Parents)
+	p, err := locate(root, path, how{mkdir: parents, inside: true})
 	if err != nil {
 		return err
 	}
 	defer p.close()
 	err = unix.Mkdirat(int(p.dir.Fd()), p.base, 0o700)
-	if errors.Is(err, unix.EEXIST) && opts.Parents {
+	if errors.Is(err, unix.EEXIST) && parents {
 		target, err := locate(root, p.path(), how{follow: true})
 		if err != nil {
 			return err
@@ -92,13 +74,12 @@ func mkdir(root, path string, opts MkdirOptions) error {
 		return nil
 	}
 	defer func() { _ = dir.Close() }()
-	return unix.Fchmod(int(dir.Fd()), mode)
+	return unix.Fchmod(int(dir.Fd()), 0o755)
 }
 
 // MoveOptions say how Move moves.
 type MoveOptions struct {
-	Exclusive    bool // never replace: Kind Exists
-	MkdirParents bool // make missing parents of the new path
+	Exclusive bool // never replace: Kind Exists
 }
 
 // Move renames a file, link or directory, as rename(2) does: a file replaces a file, a directory only an empty one.
@@ -107,21 +88,18 @@ type MoveOptions struct {
 // the tree holds what can't be copied (FIFOs, sockets, devices, unreadable files) or changes meanwhile, the move fails and the old tree stays.
 func (f *FS) Move(ctx context.Context, root, from, to string, opts MoveOptions) error {
 	var src, dst *place
-	err := ctx.Err()
-	if err == nil {
-		err = f.asUser(func() (err error) {
-			if src, err = locateForWrite(root, from, false); err != nil {
-				return fail("move", from, err)
-			}
-			if dst, err = locateForWrite(root, to, opts.MkdirParents); err != nil {
-				return fail("move", to, err)
-			}
-			if _, err := lstatAt(src.dir, src.base); err != nil {
-				return fail("move", from, err)
-			}
-			return rename(src.dir, src.base, dst.dir, dst.base, opts.Exclusive)
-		})
-	}
+	err := f.begin(ctx, func() (err error) {
+		if src, err = locate(root, from, how{inside: true}); err != nil {
+			return fail("move", from, err)
+		}
+		if dst, err = locate(root, to, how{inside: true}); err != nil {
+			return fail("move", to, err)
+		}
+		if _, err := lstatAt(src.dir, src.base); err != nil {
+			return fail("move", from, err)
+		}
+		return rename(src.dir, src.base, dst.dir, dst.base, opts.Exclusive)
+	})
 	if src != nil {
 		defer src.close()
 	}
@@ -181,28 +159,16 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 // RemoveOptions say what Remove removes.
 type RemoveOptions struct {
 	Recursive bool // also directories that are not empty
-	MissingOK bool
 }
 
 // Remove removes a file, a link (not what it leads to) or a directory, and returns how many names are gone. The root
 // itself is refused. It stops at the first failure or when ctx ends; what is removed by then stays removed.
 func (f *FS) Remove(ctx context.Context, root, path string, opts RemoveOptions) (int64, error) {
 	var n int64
-	err := ctx.Err()
-	if err == nil {
-		err = f.asUser(func() error {
-			p, err := locateForWrite(root, path, false)
-			if err != nil {
-				return err
-			}
-			defer p.close()
-			n, err = remove(ctx, p.dir, p.base, opts.Recursive)
-			return err
-		})
-	}
-	if opts.MissingOK && errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
+	err := f.at(ctx, root, path, how{inside: true}, func(p *place) (err error) {
+		n, err = remove(ctx, p.dir, p.base, opts.Recursive)
+		return err
+	})
 	return n, fail("remove", path, err)
 }
 
@@ -222,8 +188,8 @@ func unlink(dir *os.File, name string) error {
 	return derr
 }
 
-// remove removes a name and, with recursive, all below it. It keeps as few descriptors as a walk does. Names appearing
-// while it works are removed, too; who makes them faster than they go is stopped by ctx only.
+// remove removes a name and, with recursive, all below it. It keeps one descriptor, however deep the tree is, and comes back to
+// a parent through "..". Names appearing while it works are removed, too; who makes them faster than they go is stopped by ctx only.
 func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int64, error) {
 	err := unlink(dir, name)
 	if err == nil {
@@ -232,108 +198,119 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 	if !recursive || !errors.Is(err, unix.ENOTEMPTY) {
 		return 0, err
 	}
-	type open struct {
-		dir  *os.File
-		id   inode
-		name string // in its parent
-	}
-	var stack []open
+	r := &remover{ctx: ctx, top: dir, dir: dir}
 	defer func() {
-		for _, o := range stack {
-			if o.dir != nil {
-				_ = o.dir.Close()
-			}
+		if r.dir != dir {
+			_ = r.dir.Close()
 		}
 	}()
-	push := func(parent *os.File, name string) error {
-		sub, err := openDirAt(parent, name)
-		if err != nil {
-			return err
-		}
-		st, err := fstat(sub)
-		if err != nil {
-			_ = sub.Close()
-			return err
-		}
-		stack = append(stack, open{sub, inodeOf(st), name})
-		if n := len(stack) - openLevels; n > 0 {
-			_ = stack[n-1].dir.Close()
-			stack[n-1].dir = nil
-		}
-		return nil
-	}
-	if err := push(dir, name); err != nil {
-		return 0, err
-	}
-	var gone int64
-	stuck := 0 // passes over a directory that seemed empty and was not
-	for len(stack) > 0 {
-		// Each pass starts from the beginning: removing moves the names that a directory still has to give.
-		top := &stack[len(stack)-1]
-		if _, err := top.dir.Seek(0, io.SeekStart); err != nil {
-			return gone, err
-		}
-		deeper, empty := false, true
-		for !deeper {
-			if err := ctx.Err(); err != nil {
-				return gone, err
+	err = r.down(name)
+	for stuck := 0; err == nil && len(r.path) > 0; {
+		before := r.gone
+		var full string
+		if full, err = r.empty(); err == nil && full != "" {
+			if err = r.down(full); errors.Is(err, unix.ENOENT) {
+				err = nil // gone meanwhile
 			}
-			names, err := top.dir.Readdirnames(1024)
-			for _, name := range names {
-				err := unlink(top.dir, name)
-				switch {
-				case err == nil:
-					empty = false
-					gone++
-				case errors.Is(err, unix.ENOENT):
-				case errors.Is(err, unix.ENOTEMPTY):
-					if err := push(top.dir, name); err != nil && !errors.Is(err, unix.ENOENT) {
-						return gone, err
-					} else if err == nil {
-						deeper = true
-					}
-				default:
-					return gone, err
-				}
-				if deeper {
-					break
-				}
-			}
-			if err == io.EOF {
-				break
-			}
-			if err != nil {
-				return gone, err
-			}
+		} else if err == nil {
+			err = r.up()
 		}
-		if deeper || !empty {
+		// A directory may seem empty and not be, but not for ever.
+		if stuck++; r.gone > before || full != "" {
 			stuck = 0
-			continue
 		}
-		parent := dir
-		if n := len(stack); n > 1 {
-			up := &stack[n-2]
-			if up.dir == nil {
-				if up.dir, err = openUp(top.dir, up.id); err != nil {
-					return gone, err
-				}
-			}
-			parent = up.dir
+		if errors.Is(err, unix.ENOTEMPTY) && stuck <= 100 {
+			err = nil
 		}
-		switch err := unlink(parent, top.name); {
-		case err == nil || errors.Is(err, unix.ENOENT):
-			gone++
-		case errors.Is(err, unix.ENOTEMPTY):
-			if stuck++; stuck > 100 {
-				return gone, err
-			}
-			continue
-		default:
-			return gone, err
-		}
-		stuck = 0
-		_ = top.dir.Close()
-		stack = stack[:len(stack)-1]
 	}
-	return gone, nil
+	return r.gone, err
+}
+
+type remover struct {
+	ctx  context.Context //nolint:containedctx // that of the call
+	top  *os.File
+	dir  *os.File // emptied now; top itself only before the first and after the last
+	path []emptied
+	gone int64
+}
+
+// emptied is a directory on the way from the top.
+type emptied struct {
+	name string // in its parent
+	id   inode
+}
+
+// down enters a directory.
+func (r *remover) down(name string) error {
+	sub, err := openDirAt(r.dir, name)
+	if err != nil {
+		return err
+	}
+	st, err := fstat(sub)
+	if err != nil {
+		_ = sub.Close()
+		return err
+	}
+	r.enter(sub)
+	r.path = append(r.path, emptied{name, inodeOf(st)})
+	return nil
+}
+
+func (r *remover) enter(dir *os.File) {
+	if r.dir != r.top {
+		_ = r.dir.Close()
+	}
+	r.dir = dir
+}
+
+// up removes the present directory from its parent and goes on there.
+func (r *remover) up() error {
+	n := len(r.path) - 1
+	parent := r.top
+	if n > 0 {
+		var err error
+		if parent, err = openUp(r.dir, r.path[n-1].id); err != nil {
+			return err
+		}
+	}
+	if err := unlink(parent, r.path[n].name); err != nil && !errors.Is(err, unix.ENOENT) {
+		if parent != r.top {
+			_ = parent.Close()
+		}
+		return err
+	}
+	r.gone++
+	r.enter(parent)
+	r.path = r.path[:n]
+	return nil
+}
+
+// empty removes what is in the present directory, up to the first directory that is not empty itself, and returns its name.
+func (r *remover) empty() (string, error) {
+	// Each pass starts from the beginning: removing moves the names that a directory still has to give.
+	if _, err := r.dir.Seek(0, io.SeekStart); err != nil {
+		return "", err
+	}
+	for {
+		if err := r.ctx.Err(); err != nil {
+			return "", err
+		}
+		names, err := r.dir.Readdirnames(1024)
+		for _, name := range names {
+			switch err := unlink(r.dir, name); {
+			case err == nil:
+				r.gone++
+			case errors.Is(err, unix.ENOTEMPTY):
+				return name, nil
+			case !errors.Is(err, unix.ENOENT):
+				return "", err
+			}
+		}
+		if err == io.EOF {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
 }

@@ -34,7 +34,7 @@ func TestStat(t *testing.T) {
 	if info.Kind != "device" {
 		t.Errorf("%+v", info)
 	}
-	if info, err := f.Stat(context.Background(), "/", "/"); err != nil || info.Path != "/" || info.Name != "/" {
+	if info, err := f.Stat(context.Background(), "/", "/"); err != nil || info.Path != "/" {
 		t.Errorf("%+v, %v", info, err)
 	}
 }
@@ -42,11 +42,11 @@ func TestStat(t *testing.T) {
 func TestMkdir(t *testing.T) {
 	f, d, ctx := switched(t), dir(t), context.Background()
 	put(t, d+"/file", "")
-	must(t, f.Mkdir(ctx, d, "a", MkdirOptions{Mode: 0o2700}))
+	must(t, f.Mkdir(ctx, d, "a", MkdirOptions{}))
 	wantKind(t, f.Mkdir(ctx, d, "a", MkdirOptions{}), Exists)
 	must(t, f.Mkdir(ctx, d, "a", MkdirOptions{Parents: true}))
 	wantKind(t, f.Mkdir(ctx, d, "b/c", MkdirOptions{}), NotFound)
-	must(t, f.Mkdir(ctx, d, "b/c", MkdirOptions{Parents: true, Mode: 0o777}))
+	must(t, f.Mkdir(ctx, d, "b/c", MkdirOptions{Parents: true}))
 	wantKind(t, f.Mkdir(ctx, d, "file", MkdirOptions{Parents: true}), Exists)
 	wantKind(t, f.Mkdir(ctx, d, "file/x", MkdirOptions{Parents: true}), NotDir)
 	wantKind(t, f.Mkdir(ctx, d, "/", MkdirOptions{}), Exists)
@@ -54,7 +54,7 @@ func TestMkdir(t *testing.T) {
 	wantKind(t, f.Mkdir(ctx, d, "", MkdirOptions{}), Invalid)
 	wantKind(t, f.Mkdir(ctx, d, "../x", MkdirOptions{Parents: true}), Escapes)
 	must(t, f.Mkdir(ctx, "/", d+"/w/x/y", MkdirOptions{Parents: true}))
-	for name, want := range map[string]fs.FileMode{"a": 0o700, "b": 0o755, "b/c": 0o777} {
+	for name, want := range map[string]fs.FileMode{"a": 0o755, "b": 0o755, "b/c": 0o755} {
 		if info, err := f.Stat(ctx, d, name); err != nil || info.Mode.Perm() != want {
 			t.Errorf("%s: %v, %v", name, info.Mode, err)
 		}
@@ -64,8 +64,9 @@ func TestMkdir(t *testing.T) {
 func TestMove(t *testing.T) {
 	f, d, ctx := switched(t), dir(t), context.Background()
 	reset := func() {
-		_, err := f.Remove(ctx, filepath.Dir(d), filepath.Base(d)+"/w", RemoveOptions{Recursive: true, MissingOK: true})
-		must(t, err)
+		if _, err := f.Remove(ctx, filepath.Dir(d), filepath.Base(d)+"/w", RemoveOptions{Recursive: true}); KindOf(err) != NotFound {
+			must(t, err)
+		}
 		must(t, f.writeString(d, "w/a", "a", WriteOptions{MkdirParents: true}))
 		must(t, f.writeString(d, "w/b", "b", WriteOptions{}))
 		must(t, f.writeString(d, "w/dir/x", "x", WriteOptions{MkdirParents: true}))
@@ -86,7 +87,6 @@ func TestMove(t *testing.T) {
 		{"dir", "dir/x/y", MoveOptions{}, NotDir},
 		{"dir", "dir/y", MoveOptions{}, Invalid},
 		{"a", "new/c", MoveOptions{}, NotFound},
-		{"a", "new/c", MoveOptions{MkdirParents: true}, ""},
 		{"none", "c", MoveOptions{}, NotFound},
 		{"/", "c", MoveOptions{}, Invalid},
 		{"a", "/", MoveOptions{}, Invalid},
@@ -159,7 +159,6 @@ func TestRemove(t *testing.T) {
 		{"..", RemoveOptions{Recursive: true}, Escapes, 0},
 		{"", RemoveOptions{Recursive: true}, Invalid, 0},
 		{"none", RemoveOptions{Recursive: true}, NotFound, 0},
-		{"none", RemoveOptions{MissingOK: true}, "", 0},
 		{"link/keep", RemoveOptions{Recursive: true}, Escapes, 0},
 		{"link", RemoveOptions{Recursive: true}, "", 1},
 		{"w/a/b/c", RemoveOptions{}, "", 1},
@@ -194,8 +193,12 @@ func deep(t testing.TB, d string, levels int) {
 }
 
 func TestDeepTree(t *testing.T) {
+	t.Parallel()
 	f, d, ctx := switched(t), dir(t), context.Background()
-	const levels = 3000
+	levels := 3000
+	if testing.Short() {
+		levels = 1100
+	}
 	deep(t, d, levels)
 	n := 0
 	_, err := f.List(ctx, d, "", ListOptions{Recursive: true}, func(Info) error { n++; return nil })
@@ -203,11 +206,11 @@ func TestDeepTree(t *testing.T) {
 		t.Errorf("listed %d, %v", n, err)
 	}
 	stats, err := f.TarOut(ctx, d, []string{""}, io.Discard, TarOptions{})
-	if err != nil || stats.Entries != levels {
+	if err != nil || stats.Entries != int64(levels) {
 		t.Errorf("stats %+v, %v", stats, err)
 	}
 	gone, err := f.Remove(ctx, d, "dddddddd", RemoveOptions{Recursive: true})
-	if err != nil || gone != levels {
+	if err != nil || gone != int64(levels) {
 		t.Errorf("removed %d, %v", gone, err)
 	}
 }

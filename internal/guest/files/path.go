@@ -3,6 +3,7 @@
 package files
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -90,6 +91,7 @@ func (p *place) path() string { return "/" + strings.Join(p.names, "/") }
 type how struct {
 	follow bool // a link as last name is followed; otherwise the place is the link itself
 	mkdir  bool // missing parents are made
+	inside bool // the root itself is refused
 }
 
 // locate opens the directory that holds the last of names.
@@ -240,5 +242,22 @@ func locate(root, path string, how how) (*place, error) {
 		return nil, err
 	}
 	defer t.close()
-	return t.locate(names, how)
+	p, err := t.locate(names, how)
+	if err == nil && how.inside && p.isRoot() {
+		p.close()
+		return nil, errRootItself
+	}
+	return p, err
+}
+
+// at finds a path as the user and calls op, still as the user, unless ctx has ended.
+func (f *FS) at(ctx context.Context, root, path string, how how, op func(p *place) error) error {
+	return f.begin(ctx, func() error {
+		p, err := locate(root, path, how)
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		return op(p)
+	})
 }

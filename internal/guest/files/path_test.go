@@ -48,7 +48,7 @@ func FuzzPath(f *testing.F) {
 		check(fs.writeString(root, path, "written", WriteOptions{Append: true}))
 		check(fs.Mkdir(ctx, root, path+"d", MkdirOptions{Parents: true}))
 		check(fs.Move(ctx, root, path, path+"m", MoveOptions{}))
-		check(fs.Move(ctx, root, "in", path+"/n", MoveOptions{MkdirParents: true}))
+		check(fs.Move(ctx, root, "in", path+"/n", MoveOptions{}))
 		_, err = fs.Remove(ctx, root, path+"m", RemoveOptions{Recursive: true})
 		check(err)
 		_, err = fs.Remove(ctx, root, path, RemoveOptions{Recursive: true})

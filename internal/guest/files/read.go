@@ -25,23 +25,14 @@ func (f *FS) read(ctx context.Context, root, path string, offset, limit int64, w
 	if offset < 0 {
 		return Info{}, 0, unix.EINVAL
 	}
-	if err := ctx.Err(); err != nil {
-		return Info{}, 0, err
-	}
 	var info Info
 	var file *os.File
-	err := f.asUser(func() error {
-		p, err := locate(root, path, how{follow: true})
-		if err != nil {
-			return err
-		}
-		defer p.close()
+	err := f.at(ctx, root, path, how{follow: true}, func(p *place) (err error) {
 		var st *stat
-		if file, st, err = openRegularAt(p.dir, p.base, unix.O_RDONLY); err != nil {
-			return err
+		if file, st, err = openRegularAt(p.dir, p.base, unix.O_RDONLY); err == nil {
+			info = newInfo(p.path(), st)
 		}
-		info = newInfo(p.path(), st)
-		return nil
+		return err
 	})
 	if err != nil {
 		return Info{}, 0, err

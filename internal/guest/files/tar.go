@@ -23,8 +23,8 @@ const (
 
 // TarOptions bound a tar stream in either direction.
 type TarOptions struct {
-	MaxBytes   int64 // of file data, holes included; 0: Options.MaxBytes
-	MaxEntries int64 // also skipped ones; 0: Options.MaxEntries
+	MaxBytes   int64 // of file data, holes included; 0: 16 GiB
+	MaxEntries int64 // also skipped ones; 0: 1,000,000
 
 	// For TarIn only.
 	MkdirParents bool // make the directory to unpack into
@@ -42,7 +42,6 @@ type Stats struct {
 	SkippedCount int64
 	Changed      []string // TarOut: files that shrank or grew while they were read
 	ChangedCount int64
-	Stripped     int64 // TarIn: entries that lost setuid, setgid or sticky bits
 }
 
 func (s *Stats) skip(path, reason string) {
@@ -57,14 +56,14 @@ func (s *Stats) change(path string) {
 	}
 }
 
-func (f *FS) tarLimits(opts TarOptions) TarOptions {
-	if opts.MaxBytes <= 0 {
-		opts.MaxBytes = f.opts.MaxBytes
+func (o TarOptions) withDefaults() TarOptions {
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = defaultMaxBytes
 	}
-	if opts.MaxEntries <= 0 {
-		opts.MaxEntries = f.opts.MaxEntries
+	if o.MaxEntries <= 0 {
+		o.MaxEntries = defaultMaxEntries
 	}
-	return opts
+	return o
 }
 
 // TarOut writes an archive of paths and all below them to w. Entries are named by their path below the root; none is
@@ -94,7 +93,7 @@ type archiver struct {
 }
 
 func (f *FS) newArchiver(ctx context.Context, w io.Writer, opts TarOptions) *archiver {
-	return &archiver{f: f, ctx: ctx, tw: tar.NewWriter(w), opts: f.tarLimits(opts), links: map[inode]string{}}
+	return &archiver{f: f, ctx: ctx, tw: tar.NewWriter(w), opts: opts.withDefaults(), links: map[inode]string{}}
 }
 
 func (a *archiver) addPath(root, p string) error {
@@ -267,20 +266,16 @@ func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts Tar
 		path = "/"
 	}
 	var dir *os.File
-	err := f.asUser(func() error {
-		if opts.MkdirParents {
-			if err := mkdir(root, path, MkdirOptions{Parents: true}); err != nil {
-				return err
-			}
-		}
-		p, err := locate(root, path, how{follow: true})
-		if err != nil {
+	var err error
+	if opts.MkdirParents {
+		err = f.asUser(func() error { return mkdir(root, path, true) })
+	}
+	if err == nil {
+		err = f.at(ctx, root, path, how{follow: true}, func(p *place) (err error) {
+			dir, err = openPathAt(p.dir, p.base)
 			return err
-		}
-		defer p.close()
-		dir, err = openPathAt(p.dir, p.base)
-		return err
-	})
+		})
+	}
 	if err != nil {
 		return Stats{}, fail("untar", path, err)
 	}
@@ -308,7 +303,7 @@ type extractor struct {
 }
 
 func (f *FS) newExtractor(ctx context.Context, dest *os.File, r io.Reader, opts TarOptions) *extractor {
-	return &extractor{f: f, ctx: ctx, dest: tree{dir: dest}, tr: tar.NewReader(r), opts: f.tarLimits(opts)}
+	return &extractor{f: f, ctx: ctx, dest: tree{dir: dest}, tr: tar.NewReader(r), opts: opts.withDefaults()}
 }
 
 func (e *extractor) run() error {
@@ -382,12 +377,6 @@ func (e *extractor) entry(h *tar.Header) error {
 		return err
 	}
 	mode := uint32(h.Mode & 0o777)
-	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeDir:
-		if h.Mode&0o7000 != 0 {
-			e.stats.Stripped++
-		}
-	}
 	if len(names) == 0 && h.Typeflag != tar.TypeDir {
 		return errRootItself
 	}

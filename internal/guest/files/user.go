@@ -3,6 +3,7 @@
 package files
 
 import (
+	"context"
 	"os"
 	"runtime"
 	"unsafe" // for the pointer that setgroups takes
@@ -36,6 +37,14 @@ func ownIDs() ids {
 		own.groups = append(own.groups, uint32(g))
 	}
 	return own
+}
+
+// begin is asUser at the beginning of an operation: it does nothing once ctx has ended.
+func (f *FS) begin(ctx context.Context, op func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return f.asUser(op)
 }
 
 // asUser runs op with the user's file permissions. op must not start goroutines or processes, nor call back to the caller.

@@ -74,7 +74,7 @@ func TestUserSwitch(t *testing.T) {
 	}
 }
 
-func TestSupplementaryGroups(t *testing.T) {
+func TestNoSupplementaryGroups(t *testing.T) {
 	switched(t)
 	d := dir(t)
 	put(t, d+"/team", "team")
@@ -83,10 +83,6 @@ func TestSupplementaryGroups(t *testing.T) {
 	f := New(Options{UID: testUID, GID: testGID, SwitchUser: true})
 	_, err := f.readString(d, "team", 0, 0)
 	wantKind(t, err, Permission)
-	f = New(Options{UID: testUID, GID: testGID, Groups: []int{4321}, SwitchUser: true})
-	if got, err := f.readString(d, "team", 0, 0); err != nil || got != "team" {
-		t.Errorf("%q, %v", got, err)
-	}
 }
 
 // foreignThreads returns the Uid lines of all threads that are not root's.

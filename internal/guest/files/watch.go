@@ -88,9 +88,6 @@ func (f *FS) watch(ctx context.Context, root, p string, opts WatchOptions, fn fu
 	if p == "" {
 		p = "/"
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return err
@@ -145,12 +142,7 @@ func (w *watcher) deliver(top string, fn func(Event) error) error {
 func (w *watcher) start(root, p string) error {
 	var dir *os.File
 	var at string
-	err := w.f.asUser(func() error {
-		place, err := locate(root, p, how{follow: true})
-		if err != nil {
-			return err
-		}
-		defer place.close()
+	err := w.f.at(w.ctx, root, p, how{follow: true}, func(place *place) error {
 		st, err := lstatAt(place.dir, place.base)
 		if err != nil {
 			return err
@@ -396,13 +388,8 @@ func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 // unreadable, is passed over.
 func (w *watcher) enter(at string, tell bool) {
 	var dir *os.File
-	err := w.f.asUser(func() error {
-		top := w.paths[w.top]
-		p, err := locate(w.root, top, how{})
-		if err != nil {
-			return err
-		}
-		defer p.close()
+	top := w.paths[w.top]
+	err := w.f.at(w.ctx, w.root, top, how{}, func(p *place) (err error) {
 		if st, err := lstatAt(p.dir, p.base); err != nil || inodeOf(st) != w.id {
 			return errChanged
 		}

@@ -107,6 +107,7 @@ func TestWatchEndsWithItsDirectory(t *testing.T) {
 }
 
 func TestWatchOverflow(t *testing.T) {
+	t.Parallel()
 	f, d := plain(), dir(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -114,8 +115,8 @@ func TestWatchOverflow(t *testing.T) {
 	err := f.Watch(ctx, d, "", WatchOptions{}, func(ev Event) error {
 		switch ev.Op { //nolint:exhaustive // the other events are not what is tested
 		case EventReady:
-			for i := range 5 * watchQueue { // while we do not take any
-				put(t, fmt.Sprintf("%s/%d", d, i), "")
+			for i := range 2 * watchQueue { // while we do not take any
+				must(t, os.WriteFile(fmt.Sprintf("%s/%d", d, i), nil, 0o644))
 			}
 		case EventOverflow:
 			overflow = true

@@ -15,20 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteOptions say how Write writes. In the zero value Size is 0, an empty file: set it to -1 where it is not known.
+// WriteOptions say how Write writes.
 type WriteOptions struct {
 	Mode         fs.FileMode // permission bits; 0: those of the file that is replaced, or else 0644. Other bits are dropped
 	MkdirParents bool
-	Exclusive    bool  // never overwrite: Kind Exists, also for a link
-	Append       bool  // add to the end, in place; see Write
-	Size         int64 // announced bytes; any other number is Kind Invalid. Negative: not known
-	Sync         bool  // flush to the disk before the file appears
+	Exclusive    bool // never overwrite: Kind Exists, also for a link
+	Append       bool // add to the end, in place; see Write
 }
 
 // Write puts all of r into a file, atomically: the data goes to a new file of unguessable name in the same directory,
-// which takes the place of the old one at the end. On any error, a cancelled ctx or input of another length than
-// announced, the old file is untouched and the new one removed. ctx is looked at between reads of r; whoever cancels it
-// should make r return, too.
+// which takes the place of the old one at the end. On any error or a cancelled ctx the old file is untouched and the new
+// one removed. ctx is looked at between reads of r; whoever cancels it should make r return, too.
 //
 // A link is written through if it leads to a regular file below the root; one that leads nowhere is Kind NotFound, one
 // that leads out is Kind Escapes. Whatever takes the place of the file in the meantime is replaced, not followed. The old file must be
@@ -57,34 +54,6 @@ func (f *FS) Write(ctx context.Context, root, path string, r io.Reader, opts Wri
 // tempName returns a name that nobody can guess, recognisable for those who find one after a crash.
 func tempName() string { return ".recluse-" + rand.Text() + ".tmp" }
 
-// locateForWrite is locate with parents made on request.
-func locateForWrite(root, path string, mkdir bool) (*place, error) {
-	if path == "" {
-		return nil, errEmpty
-	}
-	names, err := split(path)
-	if err != nil {
-		return nil, err
-	}
-	if len(names) == 0 {
-		return nil, errRootItself
-	}
-	t, err := openTree(root)
-	if err != nil {
-		return nil, err
-	}
-	defer t.close()
-	p, err := t.locate(names, how{mkdir: mkdir})
-	if err != nil {
-		return nil, err
-	}
-	if p.isRoot() {
-		p.close()
-		return nil, errRootItself
-	}
-	return p, nil
-}
-
 // followExisting returns the place a link leads to; a dangling one is ENOENT. Other places are returned as they are.
 func followExisting(root string, p *place) (*place, *stat, error) {
 	st, err := lstatAt(p.dir, p.base)
@@ -109,7 +78,7 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 	var p *place
 	var file *os.File
 	err := f.asUser(func() (err error) {
-		if p, err = locateForWrite(root, path, opts.MkdirParents); err != nil {
+		if p, err = locate(root, path, how{mkdir: opts.MkdirParents, inside: true}); err != nil {
 			return err
 		}
 		var old *stat
@@ -146,14 +115,11 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 		return Info{}, err
 	}
 
-	_, err = fill(ctx, file, r, opts.Size)
+	_, err = fill(ctx, file, r)
 	var info Info
 	uerr := f.asUser(func() error {
 		if err == nil {
 			err = unix.Fchmod(int(file.Fd()), mode)
-		}
-		if err == nil && opts.Sync {
-			err = file.Sync()
 		}
 		if err == nil {
 			var st *stat
@@ -179,22 +145,13 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 	return info, nil
 }
 
-// fill copies r to w and holds it to its announced size.
-func fill(ctx context.Context, w io.Writer, r io.Reader, size int64) (int64, error) {
-	most := int64(math.MaxInt64)
-	if size >= 0 && size < most {
-		most = size + 1 // one more, to see that the end is there
+// fill copies all of r to w.
+func fill(ctx context.Context, w io.Writer, r io.Reader) (int64, error) {
+	n, err := copyN(ctx, w, r, math.MaxInt64)
+	if err == nil {
+		err = ctx.Err()
 	}
-	n, err := copyN(ctx, w, r, most)
-	switch {
-	case err != nil:
-		return n, err
-	case size >= 0 && n < size:
-		return n, errShort
-	case size >= 0 && n > size:
-		return n, errLong
-	}
-	return n, ctx.Err()
+	return n, err
 }
 
 // rename moves a name; with exclusive it never replaces one. File systems that can't promise that get a hard link instead,
@@ -225,7 +182,7 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 	var st *stat
 	var where string
 	err := f.asUser(func() error {
-		p, err := locateForWrite(root, path, opts.MkdirParents)
+		p, err := locate(root, path, how{mkdir: opts.MkdirParents, inside: true})
 		if err != nil {
 			return err
 		}
@@ -253,17 +210,12 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 		return Info{}, err
 	}
 
-	n, err := fill(ctx, file, r, opts.Size)
+	n, err := fill(ctx, file, r)
 	if err != nil {
 		if now, serr := fstat(file); serr == nil && now.Size == st.Size+n {
 			_ = file.Truncate(st.Size)
 		}
 		return Info{}, err
-	}
-	if opts.Sync {
-		if err := file.Sync(); err != nil {
-			return Info{}, err
-		}
 	}
 	if st, err = fstat(file); err != nil {
 		return Info{}, err

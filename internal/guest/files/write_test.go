@@ -114,17 +114,14 @@ func TestWrite(t *testing.T) {
 			name string
 			ctx  context.Context
 			r    io.Reader
-			size int64
 			kind Kind
 		}{
-			{"short", ctx, strings.NewReader("abc"), 4, Invalid},
-			{"long", ctx, strings.NewReader("abcde"), 4, Invalid},
-			{"reader fails", ctx, io.MultiReader(strings.NewReader("abc"), readerFunc(func([]byte) (int, error) { return 0, errors.New("cut") })), -1, Internal},
-			{"cancelled on the way", cancelled, readerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }), -1, Cancelled},
-			{"cancelled before", cancelled, strings.NewReader("abcd"), 4, Cancelled},
+			{"reader fails", ctx, io.MultiReader(strings.NewReader("abc"), readerFunc(func([]byte) (int, error) { return 0, errors.New("cut") })), Internal},
+			{"cancelled on the way", cancelled, readerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }), Cancelled},
+			{"cancelled before", cancelled, strings.NewReader("abcd"), Cancelled},
 		} {
 			for _, add := range []bool{false, true} {
-				_, err := f.Write(c.ctx, d, "file", c.r, WriteOptions{Size: c.size, Append: add})
+				_, err := f.Write(c.ctx, d, "file", c.r, WriteOptions{Append: add})
 				if wantKind(t, err, c.kind); get(t, d+"/file") != "old" {
 					t.Errorf("%s, append %v: %q", c.name, add, get(t, d+"/file"))
 				}
@@ -153,7 +150,7 @@ func TestWrite(t *testing.T) {
 		}
 		defer func() { _ = unix.Unmount(d, unix.MNT_DETACH) }()
 		must(t, f.writeString(d, "file", "old", WriteOptions{}))
-		_, err := f.Write(ctx, d, "file", io.LimitReader(zeros{}, 1<<20), WriteOptions{Size: -1})
+		_, err := f.Write(ctx, d, "file", io.LimitReader(zeros{}, 1<<20), WriteOptions{})
 		wantKind(t, err, NoSpace)
 		if get(t, d+"/file") != "old" {
 			t.Error("old file is gone")
@@ -164,6 +161,7 @@ func TestWrite(t *testing.T) {
 
 // A parent directory is swapped with a link to the outside, all the time, while every operation runs.
 func TestSwappedParents(t *testing.T) {
+	t.Parallel()
 	f := switched(t)
 	ctx := context.Background()
 	d, outside := dir(t), dir(t)
@@ -204,7 +202,7 @@ func TestSwappedParents(t *testing.T) {
 		_, _ = f.Remove(ctx, d, "p/victim", RemoveOptions{Recursive: true})
 		_, _ = f.TarIn(ctx, d, "/", bytes.NewReader(raw), TarOptions{})
 		_, _ = f.List(ctx, d, "p", ListOptions{Recursive: true}, func(i Info) error {
-			if i.Name == "victim" && i.Size == 6 {
+			if strings.HasSuffix(i.Path, "/victim") && i.Size == 6 {
 				t.Error("listed the outside")
 			}
 			return nil

@@ -47,14 +47,13 @@ const (
 
 // Client is one attachment to a guest.
 type Client struct {
-	Welcome *wire.Welcome
-
-	stream  io.ReadWriteCloser
-	session *wire.Session
-	handler func() Handler
-	calls   sync.WaitGroup
-	slots   chan struct{} // one for each handler that runs
-	held    atomic.Int64  // bytes of calls that have not been answered
+	stream     io.ReadWriteCloser
+	session    *wire.Session
+	handler    func() Handler
+	calls      sync.WaitGroup
+	slots      chan struct{} // one for each handler that runs
+	held       atomic.Int64  // bytes of calls that have not been answered
+	maxPayload int64         // maxCallPayload, or less in a test
 }
 
 // Options says how to attach.
@@ -87,7 +86,13 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 		return nil, fmt.Errorf("the guest speaks protocol %d, this host %d to %d", w.Protocol, wire.OldestProtocol, wire.Protocol)
 	}
 	s := wire.NewSession(rw, stream, true)
-	c := &Client{Welcome: w, stream: stream, session: s, handler: opts.Handler, slots: make(chan struct{}, maxHandlers)}
+	c := &Client{
+		stream:     stream,
+		session:    s,
+		handler:    opts.Handler,
+		slots:      make(chan struct{}, maxHandlers),
+		maxPayload: maxCallPayload,
+	}
 	c.calls.Go(func() { s.Serve(c.answer) })
 	return c, nil
 }
@@ -251,7 +256,7 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		if c.held.Add(n) > maxCallPayloads {
 			return drop("too_large", "the payloads of all calls to the host exceed its limit of 512 MiB")
 		}
-		if held > maxCallPayload {
+		if held > c.maxPayload {
 			return drop("too_large", "the payload exceeds the host's limit of 256 MiB")
 		}
 		call.Payload = append(call.Payload, f.GetData()...)

@@ -125,7 +125,8 @@ func TestPayloadsOfTheSandboxAreBounded(t *testing.T) {
 	c, guest := attach(t, func() Handler {
 		return func(context.Context, Call) ([]byte, error) { return nil, nil }
 	}, nil)
-	if code := call(t, guest, maxCallPayload>>20+1); code != "too_large" {
+	c.maxPayload = 4 << 20
+	if code := call(t, guest, 5); code != "too_large" {
 		t.Errorf("a call beyond the limit got %q", code)
 	}
 	c.held.Store(maxCallPayloads - 2<<20) // what others hold

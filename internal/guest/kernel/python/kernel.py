@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 import types
+import warnings
 
 try:
     import resource
@@ -54,9 +55,11 @@ _rusage = resource.getrusage if resource else None
 _SELF = resource.RUSAGE_SELF if resource else 0
 _CHILDREN = resource.RUSAGE_CHILDREN if resource else 0
 _TracebackException = traceback.TracebackException
+_showwarning = warnings.showwarning
 _ALLOW_AWAIT = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
 _ONLY_AST = ast.PyCF_ONLY_AST
-_IPYTHON_SYNTAX = re.compile(r"^\s*[%!?]|\?\s*$|=\s*[%!]", re.M).search
+_NOTEBOOK_SYNTAX = re.compile(r"^\s*[%!?]|\?\s*$|=\s*[%!]", re.M).search
+_ASYNC_WORDS = re.compile(r"\b(asyncio|create_task|ensure_future|get_running_loop|TaskGroup)\b").search
 _FUTURES = 0
 for _name in __import__("__future__").all_feature_names:
     _FUTURES |= getattr(__import__("__future__"), _name).compiler_flag
@@ -87,8 +90,11 @@ class _State:
     spawned = 0         # children started by this cell
     children = False    # children were ever started: they may write to fds 1 and 2
     flags = 0           # __future__ features the code has switched on
-    loop = None
+    loop = None         # the event loop, which lives as long as the interpreter
+    idle = False        # tasks run while no cell does
     ipython = None
+    magics = False      # magics.py was run
+    user_site = False   # packages that code installs are found
     hook = None         # what code wants to be called when a cell has ended
 
 
@@ -111,7 +117,7 @@ _begun = _page(5)
 # --- interrupts ---
 
 def _on_interrupt(signum, frame):
-    if not S.running or S.child:
+    if not (S.running or S.idle) or S.child:
         return
     if S.critical:
         S.pending = True
@@ -520,6 +526,8 @@ class _Inbox:
             if self.reader.acquire(False):
                 try:
                     if not self.frames:
+                        if S.loop is not None:
+                            _run_tasks()
                         self.pull(False)
                 finally:
                     self.reader.release()
@@ -744,28 +752,99 @@ _sources = []
 def _parse(source, filename):
     flags = _ONLY_AST | _ALLOW_AWAIT | S.flags
     try:
-        return source, compile(source, filename, "exec", flags, True)
+        return compile(source, filename, "exec", flags, True)
     except SyntaxError:
-        # Ordinary mistakes are not worth the half second that IPython takes to load.
-        shell = _use_ipython() if _IPYTHON_SYNTAX(source) else None
-        if shell is None:
+        if not _NOTEBOOK_SYNTAX(source):
             raise
-        changed = shell.transform_cell(source)
+        _use_magics()
+        changed = _python_of(source)
         if changed == source:
             raise
-        try:
-            return changed, compile(changed, filename, "exec", flags, True)
-        except SyntaxError:
-            pass
-        raise
+        return compile(changed, filename, "exec", flags, True)
 
 
-def _await(coroutine):
+def _use_magics():
+    """Loads magics.py, the words of notebooks, when the first cell has one of them."""
+    if not S.magics:
+        exec(compile(_magics_source, "<recluse>", "exec"), globals())
+        S.magics = True
+    _install_magics()
+
+
+# --- the event loop ---
+
+def _use_loop():
+    """Makes the event loop that lives with the interpreter, and lets asyncio.run and loops of others work beside it."""
     import asyncio
+    if S.loop is None:
+        for owner, name in ((asyncio, "run"), (asyncio.runners, "run"), (getattr(asyncio, "Runner", None), "run"),
+                            (asyncio.BaseEventLoop, "run_until_complete"), (asyncio.BaseEventLoop, "run_forever")):
+            if owner is not None:
+                setattr(owner, name, _outside(getattr(owner, name)))
     if S.loop is None or S.loop.is_closed():
         S.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(S.loop)
-    task = S.loop.create_task(coroutine)
+    return S.loop
+
+
+def _outside(run):
+    """A way to run a loop that also works while a cell has one that counts as running."""
+    import functools
+    from asyncio import events
+
+    @functools.wraps(run)
+    def outside(*args, **kwargs):
+        running = events._get_running_loop()
+        if running is None or running is not S.loop or running.is_running():
+            return run(*args, **kwargs)
+        events._set_running_loop(None)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            events._set_running_loop(S.loop)
+            events.set_event_loop(S.loop)  # asyncio.run leaves none behind
+    return outside
+
+
+def _tasks():
+    """Tasks of the loop that have not ended."""
+    import asyncio
+    return asyncio.all_tasks(S.loop) if S.loop is not None and not S.loop.is_closed() else ()
+
+
+def _run_tasks():
+    """Lets tasks that earlier cells began go on until there is a frame to read, or nothing left to do."""
+    if not _tasks():
+        return
+    idle = S.loop.create_task(_idle(S.loop))
+    try:
+        S.idle = True
+        S.loop.run_until_complete(idle)
+    except BaseException:  # a task that did not yield was interrupted, or one has ended the loop
+        idle.cancel()
+        if not S.loop.is_closed():
+            S.loop.remove_reader(_in)
+    finally:
+        S.idle = False
+        _restore()
+
+
+async def _idle(loop):
+    import asyncio
+    frame = loop.create_future()
+    loop.add_reader(_in, lambda: frame.done() or frame.set_result(None))
+    try:
+        while not frame.done():
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            if not tasks:
+                break
+            await asyncio.wait([frame] + tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(_in)
+
+
+def _await(coroutine):
+    task = _use_loop().create_task(coroutine)
     try:
         return S.loop.run_until_complete(task)
     except (KeyboardInterrupt, SystemExit):
@@ -778,35 +857,87 @@ def _await(coroutine):
         raise
 
 
-def _run_code(code):
+async def _awaited(codes):
+    """Runs the parts of a cell of which one awaits, all on the same running loop."""
+    value = None
+    for code in codes:
+        value = eval(code, _main.__dict__)
+        if code.co_flags & 0x80 and type(value) is types.CoroutineType:  # CO_COROUTINE: top-level await
+            value = await value
+    return value
+
+
+def _run_codes(codes, asynchronous):
+    """Runs the parts of a cell and gives the value of the last one."""
     if not S.child:
         _begun[:4] = S.cell.to_bytes(4, "little")
-    value = eval(code, _main.__dict__)
-    if code.co_flags & 0x80 and type(value) is types.CoroutineType:  # CO_COROUTINE: top-level await
-        value = _await(value)
+    if any(code.co_flags & 0x80 for code in codes):
+        return _await(_awaited(codes))
+    value = None
+    if not asynchronous:
+        for code in codes:
+            value = eval(code, _main.__dict__)
+        return value
+    # As in a notebook, the loop counts as running: code can begin tasks without awaiting anything.
+    _use_loop()
+    from asyncio import events
+    events._set_running_loop(S.loop)
+    try:
+        for code in codes:
+            value = eval(code, _main.__dict__)
+    finally:
+        events._set_running_loop(None)
     return value
 
 
 def _execute(source, filename):
     """Runs a cell and gives the value of its last expression."""
-    if S.ipython is None and ("IPython" in source or "get_ipython" in source):
-        _use_ipython()
-    source, tree = _parse(source, filename)
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    if "get_ipython" in source or S.ipython is None and "IPython" in source:
+        if _use_ipython() is None:
+            _use_magics()
+            vars(builtins)["get_ipython"] = lambda: _shell_object
+    if not S.user_site:
+        _see_installed()
+    # Each line ends, as in a file: without its end the last one would be underlined in the wrong place.
+    linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
+    tree = _parse(source, filename)
     _sources.append(filename)
     if len(_sources) > KEEP_SOURCES:
         linecache.cache.pop(_sources.pop(0), None)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
         last = ast.Expression(tree.body.pop().value)
-    flags = _ALLOW_AWAIT | S.flags
+    codes = []
     if tree.body:
-        code = compile(tree, filename, "exec", flags, True)
+        code = compile(tree, filename, "exec", _ALLOW_AWAIT | S.flags, True)
         S.flags |= code.co_flags & _FUTURES
-        _run_code(code)
+        codes.append(code)
     if last is not None:
-        return _run_code(compile(last, filename, "eval", _ALLOW_AWAIT | S.flags, True))
-    return None
+        codes.append(compile(last, filename, "eval", _ALLOW_AWAIT | S.flags, True))
+    value = _run_codes(codes, _ASYNC_WORDS(source) is not None or bool(S.loop is not None and _tasks()))
+    return value if last is not None else None
+
+
+def _see_installed():
+    """Has packages found that were installed for this user. Python looks for their directory only when it starts."""
+    import site
+    path = site.getusersitepackages()
+    if path in sys.path:
+        S.user_site = True
+    elif site.ENABLE_USER_SITE and os.path.isdir(path):
+        site.addsitedir(path)
+        S.user_site = True
+    if S.user_site:
+        import importlib
+        importlib.invalidate_caches()
+
+
+def _warned(message, category, filename, lineno, file=None, line=None):
+    """Shows a warning. One that was noticed in this program is told without a place: the place is not where the mistake is."""
+    if filename == "<recluse>":
+        sys.stderr.write("%s: %s\n" % (category.__name__, message))
+        return
+    _showwarning(message, category, filename, lineno, file, line)
 
 
 def _strip(tb, seen):
@@ -904,23 +1035,19 @@ def _follow():
     _restore()
 
 
-def _join_trace(trace):
-    """Sets the variables of the trace to which a cell belongs, and gives what they were before."""
-    before = {}
-    try:
-        for name, value in trace.items():
-            before[name] = _environ.get(name)
-            _environ[name] = value
-    except Exception:  # code has made something else of os.environ, and does without
-        pass
-    return before
+def _join_env(env, before):
+    """Sets the variables of a cell, and notes what they were before."""
+    for name, value in env.items():
+        was = _environ.get(name)
+        _environ[name] = value
+        before.setdefault(name, was)
 
 
-def _leave_trace(trace, before):
+def _leave_env(env, before):
     """Sets them back, but not what code has made of them itself."""
     try:
         for name, value in before.items():
-            if _environ.get(name) != trace[name]:
+            if _environ.get(name) != env[name]:
                 continue
             if value is None:
                 del _environ[name]
@@ -936,8 +1063,7 @@ def _cell(header, body):
     filename = "<cell %d>" % S.cell
     if header.get("argv"):
         sys.argv = [str(a) for a in header["argv"]]
-    trace = header.get("trace")
-    untraced = _join_trace(trace) if trace else None
+    env, trace, before_env = header.get("env") or {}, header.get("trace") or {}, {}
     stdin = header.get("stdin")
     before = _rusage(_SELF) if _rusage else None
     end = {"id": S.cell, "status": "ok", "exit_code": None, "error": None, "cpu_ns": 0, "maxrss": 0, "result": False, "spawned": 0}
@@ -945,8 +1071,13 @@ def _cell(header, body):
     S.pending = False
     try:
         try:
-            if header.get("env"):
-                _environ.update(header["env"])  # may be none that a process can have
+            if env:
+                _join_env(env, before_env)  # may be none that a process can have
+            if trace:
+                try:
+                    _join_env(trace, before_env)
+                except Exception:  # code has made something else of os.environ, and does without
+                    pass
             if stdin:
                 _open_input(stdin)
             try:
@@ -983,8 +1114,8 @@ def _cell(header, body):
     _restore()
     if S.hook is not None and end["status"] != "interrupted":
         _follow()
-    if trace:
-        _leave_trace(trace, untraced)
+    if before_env:
+        _leave_env(dict(env, **trace), before_env)
     if stdin:
         _close_input()
     if before is not None:
@@ -1042,6 +1173,7 @@ def _start():
     os.register_at_fork(after_in_child=_in_child)
     sys.addaudithook(_audit)
     os._exit, os.abort = _flushed(os._exit), _flushed(os.abort)
+    warnings.showwarning = _warned
     sys.argv = [""]
     sys.path[:] = [""] + [p for p in sys.path if p]
     _environ.setdefault("MPLBACKEND", "Agg")

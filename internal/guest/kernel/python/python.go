@@ -2,12 +2,19 @@
 package python
 
 import (
-	_ "embed" // for source
+	_ "embed" // for the programs
 	"os/exec"
+	"strconv"
 )
 
 //go:embed kernel.py
-var source []byte
+var kernelSource string
+
+//go:embed magics.py
+var magicsSource string
+
+// source is the program of the interpreter. It holds the text of magics.py, which it runs when a cell first needs it.
+var source = []byte("_magics_source = " + strconv.QuoteToASCII(magicsSource) + "\n" + kernelSource)
 
 // bootstrap is the program that Python is started with: it reads source and runs it.
 const bootstrap = `import os

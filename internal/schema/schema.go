@@ -1,0 +1,116 @@
+// Package schema derives JSON schemas from Go types, for the HTTP API and MCP alike.
+//
+// What a type does not tell is in the tags of its fields: doc is the description, enum the values, separated by commas, minimum and
+// maximum the bounds of a number. A field without omitempty or omitzero is required.
+package schema
+
+import (
+	"cmp"
+	"encoding"
+	"encoding/json"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
+)
+
+// Typed is implemented by types that are written to JSON as another type is.
+type Typed interface{ JSONType() reflect.Type }
+
+// Set derives schemas.
+type Set struct {
+	// Named collects the schemas of structs that have a name. Other schemas refer to them by Prefix and that name. Nil: every schema is
+	// complete in itself.
+	Named  map[string]*jsonschema.Schema
+	Prefix string
+}
+
+// Of returns the schema of a type.
+func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	name := t.Name()
+	if typed, ok := reflect.Zero(t).Interface().(Typed); ok {
+		t = typed.JSONType()
+	}
+	switch {
+	case t == reflect.TypeFor[json.RawMessage](), t.Kind() == reflect.Interface:
+		return &jsonschema.Schema{Description: "any JSON value"} // without a word the schema would be written as true, which not every client reads
+	case t == reflect.TypeFor[time.Time]():
+		return &jsonschema.Schema{Type: "string", Format: "date-time"}
+	case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
+		return &jsonschema.Schema{Type: "string"}
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return &jsonschema.Schema{Type: "boolean"}
+	case reflect.String:
+		return &jsonschema.Schema{Type: "string"}
+	case reflect.Float32, reflect.Float64:
+		return &jsonschema.Schema{Type: "number", Format: "double"}
+	case reflect.Int, reflect.Int64:
+		return &jsonschema.Schema{Type: "integer", Format: "int64"}
+	case reflect.Uint32:
+		return &jsonschema.Schema{Type: "integer", Minimum: new(0.0)}
+	case reflect.Map:
+		return &jsonschema.Schema{Type: "object", AdditionalProperties: s.Of(t.Elem())}
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return &jsonschema.Schema{Type: "string", ContentEncoding: "base64"}
+		}
+		return &jsonschema.Schema{Type: "array", Items: s.Of(t.Elem())}
+	case reflect.Struct:
+		if s.Named == nil || name == "" {
+			return s.object(t)
+		}
+		name = strings.ToUpper(name[:1]) + name[1:]
+		if s.Named[name] == nil {
+			s.Named[name] = &jsonschema.Schema{} // a type may contain itself
+			*s.Named[name] = *s.object(t)
+		}
+		return &jsonschema.Schema{Ref: s.Prefix + name}
+	}
+	panic("no schema for " + t.String())
+}
+
+// object returns the schema of a struct. Fields of embedded structs are its own, as in package json.
+func (s *Set) object(t reflect.Type) *jsonschema.Schema {
+	out := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
+	for _, f := range reflect.VisibleFields(t) {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" || !f.IsExported() || f.Anonymous && name == "" {
+			continue
+		}
+		p := s.Of(f.Type)
+		annotate(p, f)
+		out.Properties[name] = p
+		out.PropertyOrder = append(out.PropertyOrder, name)
+		if strings.Contains(options, "omit") {
+			continue
+		}
+		out.Required = append(out.Required, name)
+		if f.Type.Kind() == reflect.Pointer && p.Type != "" {
+			p.Type, p.Types = "", []string{p.Type, "null"}
+		}
+	}
+	return out
+}
+
+// annotate adds what the tags of a field say.
+func annotate(p *jsonschema.Schema, f reflect.StructField) {
+	p.Description = cmp.Or(f.Tag.Get("doc"), p.Description)
+	if values := f.Tag.Get("enum"); values != "" {
+		for v := range strings.SplitSeq(values, ",") {
+			p.Enum = append(p.Enum, v)
+		}
+	}
+	if n, err := strconv.ParseFloat(f.Tag.Get("minimum"), 64); err == nil {
+		p.Minimum = &n
+	}
+	if n, err := strconv.ParseFloat(f.Tag.Get("maximum"), 64); err == nil {
+		p.Maximum = &n
+	}
+}

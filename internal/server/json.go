@@ -1,0 +1,124 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/editdistance"
+)
+
+// maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
+const maxDepth = 64
+
+// strict rejects unknown fields. Duplicate fields, fields in another case and invalid UTF-8 are rejected in any case.
+var strict = json.RejectUnknownMembers(true)
+
+// unmarshal decodes a JSON body into v. An empty body is an empty object: each handler checks for the fields it needs.
+func unmarshal(raw []byte, v any, opts ...json.Options) error {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		raw = []byte("{}")
+	}
+	if err := checkDepth(raw); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, v, opts...); err != nil {
+		return jsonError(err)
+	}
+	return nil
+}
+
+// checkDepth rejects JSON that is nested deeper than maxDepth. Other mistakes are left to the decoder.
+func checkDepth(raw []byte) error {
+	d := jsontext.NewDecoder(bytes.NewBuffer(raw))
+	for {
+		if _, err := d.ReadToken(); err != nil {
+			return nil //nolint:nilerr // the end, or a mistake that the decoder reports
+		}
+		if d.StackDepth() > maxDepth {
+			return invalidJSON("JSON nested deeper than %d at byte %d", maxDepth, d.InputOffset())
+		}
+	}
+}
+
+func invalidJSON(format string, args ...any) *v1.Error {
+	return &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf(format, args...)}
+}
+
+// jsonError says which field is wrong, and where.
+func jsonError(err error) error {
+	if e, ok := errors.AsType[*v1.Error](err); ok {
+		return e // from an UnmarshalJSON method
+	}
+	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+		switch {
+		case errors.Is(e.Err, jsontext.ErrDuplicateName):
+			return invalidJSON("duplicate field %q at byte %d", field(e.JSONPointer), e.ByteOffset)
+		case errors.Is(e.Err, io.ErrUnexpectedEOF):
+			return invalidJSON("the JSON ends at byte %d, before it is complete", e.ByteOffset)
+		}
+		return invalidJSON("invalid JSON at byte %d: %v", e.ByteOffset, e.Err)
+	}
+	e, ok := errors.AsType[*json.SemanticError](err)
+	switch {
+	case !ok:
+		out := invalidJSON("the body is not the JSON that is expected here")
+		out.Err = err
+		return out
+	case errors.Is(e.Err, json.ErrUnknownName):
+		out := invalidJSON("unknown field %q at byte %d", field(e.JSONPointer), e.ByteOffset)
+		out.Code, out.Remedy = v1.CodeUnknownField, suggestField(e.GoType, e.JSONPointer.LastToken())
+		return out
+	case errors.Is(e.Err, v1.ErrNegative):
+		out := invalidJSON("field %q: %v", field(e.JSONPointer), e.Err)
+		out.Code = v1.CodeInvalidRequest
+		return out
+	case e.JSONPointer == "":
+		return invalidJSON("the body is a JSON %s, not an object", kind(e.JSONKind))
+	case e.Err != nil:
+		return invalidJSON("field %q at byte %d: %v", field(e.JSONPointer), e.ByteOffset, e.Err)
+	}
+	return invalidJSON("field %q at byte %d cannot be a JSON %s", field(e.JSONPointer), e.ByteOffset, kind(e.JSONKind))
+}
+
+func kind(k jsontext.Kind) string {
+	switch k {
+	case jsontext.KindBeginObject:
+		return "object"
+	case jsontext.KindBeginArray:
+		return "array"
+	default:
+		return k.String()
+	}
+}
+
+// field returns the path of a field, such as "spec.limits.memory".
+func field(p jsontext.Pointer) string {
+	var path []string
+	for token := range p.Tokens() {
+		path = append(path, token)
+	}
+	return strings.Join(path, ".")
+}
+
+// suggestField returns what to do about an unknown field: the field of t whose name is nearest, or where the fields are listed.
+func suggestField(t reflect.Type, unknown string) string {
+	best, least := "", 3
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if d := editdistance.Distance(strings.ToLower(unknown), name, least); d < least && d*2 < len(name) {
+			best, least = name, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %q?", best)
+	}
+	return "/v1/openapi.json lists the fields"
+}
