@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -137,9 +138,5 @@ func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
 
 // gone reports the error of a session that is not there.
 func gone(err error) bool {
-	switch v1.CodeOf(err) {
-	case v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded:
-		return true
-	}
-	return false
+	return slices.Contains([]v1.Code{v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded}, v1.CodeOf(err))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -75,6 +76,9 @@ type checked struct {
 }
 
 func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string) error {
+	if _, err := gate.ParseMode(cmp.Or(o.mode, string(gate.ModeOff))); err != nil {
+		return err
+	}
 	cfg, err := a.config()
 	if err != nil {
 		return err
