@@ -255,6 +255,11 @@ func probe(parent context.Context, b sandbox.Backend, health asking) (t Tried, l
 	case t := <-got:
 		return t, nil
 	case <-ctx.Done():
+		select {
+		case t := <-got: // the answer itself has ended ctx
+			return t, nil
+		default:
+		}
 	}
 	reason := fmt.Sprintf("did not answer within %s", probeTimeout)
 	t = Tried{Name: b.Name(), Reason: reason, Health: sandbox.Health{Reason: reason, Took: probeTimeout}}
