@@ -52,8 +52,8 @@ docker() {
 trap finish EXIT
 case $tier in
 check)
-	# Features mostly wait for something to happen, so more of them run at once than there are processors.
-	pass "unit tests, and the feature suite on local" -race -short -parallel=4 ./...
+	# Features mostly wait for something to happen, so more of them run at once than there are processors. The longest packages begin.
+	pass "unit tests, and the feature suite on local" -race -short -parallel=4 ./sandbox/local ./cmd/recluse ./...
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
@@ -62,7 +62,8 @@ test)
 	programs='/(cmd/recluse|test/install|test/mcp)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
-	mapfile -t most < <(go list ./... | grep -vE "$programs|$alone")
+	longest='./sandbox/gvisor ./session ./rlm ./client ./sandbox/local ./internal/server' # they begin, so that none is left at the end alone
+	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$alone")
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short "${rest[@]}"

@@ -397,10 +397,13 @@ func TestVersionAndHelp(t *testing.T) {
 	}
 	check((&app{}).root())
 	for _, verb := range []string{"", "exec", "session", "session vars set", "serve"} {
-		args := append(strings.Fields(verb), "--help")
-		if got := run(t, "", args...); got.status != 0 || !strings.Contains(got.stdout, "Usage:") || !strings.Contains(got.stdout, "Examples:") {
-			t.Errorf("%s: %+v", verb, got)
-		}
+		t.Run("help of "+verb, func(t *testing.T) {
+			t.Parallel()
+			args := append(strings.Fields(verb), "--help")
+			if got := run(t, "", args...); got.status != 0 || !strings.Contains(got.stdout, "Usage:") || !strings.Contains(got.stdout, "Examples:") {
+				t.Errorf("%+v", got)
+			}
+		})
 	}
 	if got := run(t, "", "completion", "bash"); got.status != 0 || !strings.Contains(got.stdout, "complete ") {
 		t.Errorf("completion: status %d", got.status)
