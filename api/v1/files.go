@@ -79,14 +79,14 @@ type WatchOptions struct {
 
 // FileInfo describes a file.
 type FileInfo struct {
-	Path    string      `json:"path"`
-	Size    int64       `json:"size"`
-	Mode    fs.FileMode `json:"mode"`
-	ModTime time.Time   `json:"mod_time"`
-	UID     int         `json:"uid"`
-	GID     int         `json:"gid"`
-	Link    string      `json:"link,omitempty"` // target of a symbolic link
-	Kind    string      `json:"kind"`           // file, dir, symlink, fifo, socket, device
+	Path    string      `json:"path" doc:"absolute path, or relative to the root of the request"`
+	Size    int64       `json:"size" doc:"bytes"`
+	Mode    fs.FileMode `json:"mode" doc:"permissions and kind, as the bits of Go's fs.FileMode"`
+	ModTime time.Time   `json:"mod_time" doc:"time of the last change"`
+	UID     int         `json:"uid" doc:"user that owns the file"`
+	GID     int         `json:"gid" doc:"group that owns the file"`
+	Link    string      `json:"link,omitempty" doc:"target of a symbolic link"`
+	Kind    string      `json:"kind" enum:"file,dir,symlink,fifo,socket,device" doc:"kind of file"`
 }
 
 // MarshalJSON writes the names as [Text].
@@ -131,16 +131,16 @@ type ListOptions struct {
 
 // FilePage is a part of a directory.
 type FilePage struct {
-	Files      []*FileInfo `json:"files"`
+	Files      []*FileInfo `json:"files" doc:"entries, sorted by path"`
 	Next       Text        `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 	Unreadable int64       `json:"unreadable,omitempty" doc:"entries of this page that could not be looked at, and directories that could not be entered"`
 }
 
 // FileEvent is a change that Watch has seen. The first is always "ready"; "overflow" reports that some were missed.
 type FileEvent struct {
-	Op   string `json:"op"` // ready, create, modify, remove, rename, overflow
-	Path string `json:"path"`
-	From string `json:"from,omitempty"` // of a rename
+	Op   string `json:"op" enum:"ready,create,modify,remove,rename,overflow" doc:"what happened; ready is always the first event, overflow means that some were missed"`
+	Path string `json:"path" doc:"path that changed"`
+	From string `json:"from,omitempty" doc:"earlier path, of a rename"`
 }
 
 // MarshalJSON writes the names as [Text].
@@ -164,18 +164,18 @@ type fileEventJSON struct {
 
 // TarStats is what was packed or unpacked.
 type TarStats struct {
-	Entries      int64     `json:"entries"`
-	Bytes        int64     `json:"bytes"`
-	Skipped      []TarNote `json:"skipped,omitempty"` // devices, FIFOs, sockets; at most 1000 are named
-	SkippedCount int64     `json:"skipped_count,omitempty"`
-	Changed      []Text    `json:"changed,omitempty"` // files that changed while they were read
-	ChangedCount int64     `json:"changed_count,omitempty"`
+	Entries      int64     `json:"entries" doc:"files and directories that were packed or unpacked"`
+	Bytes        int64     `json:"bytes" doc:"bytes of their contents"`
+	Skipped      []TarNote `json:"skipped,omitempty" doc:"devices, FIFOs and sockets that were left out; at most 1000 are named"`
+	SkippedCount int64     `json:"skipped_count,omitempty" doc:"number of entries that were left out"`
+	Changed      []Text    `json:"changed,omitempty" doc:"files that changed while they were read"`
+	ChangedCount int64     `json:"changed_count,omitempty" doc:"number of files that changed while they were read"`
 }
 
 // TarNote names an entry that was passed over.
 type TarNote struct {
-	Path   Text   `json:"path"`
-	Reason string `json:"reason"`
+	Path   Text   `json:"path" doc:"path of the entry"`
+	Reason string `json:"reason" doc:"why it was left out"`
 }
 
 // TarOptions bounds what is unpacked.
@@ -187,14 +187,14 @@ type TarOptions struct {
 
 // MkdirRequest asks for a directory.
 type MkdirRequest struct {
-	Path    Text `json:"path"`
-	Parents bool `json:"parents,omitempty"`
+	Path    Text `json:"path" doc:"directory to create"`
+	Parents bool `json:"parents,omitempty" doc:"create missing parents, and accept a directory that exists"`
 }
 
 // MoveRequest asks for another name.
 type MoveRequest struct {
-	From      Text `json:"from"`
-	To        Text `json:"to"`
+	From      Text `json:"from" doc:"present path"`
+	To        Text `json:"to" doc:"new path"`
 	Overwrite bool `json:"overwrite,omitempty" doc:"replace what is there"`
 }
 
@@ -202,13 +202,13 @@ type MoveRequest struct {
 type Uploaded struct {
 	Name    Text     `json:"name" doc:"as it was sent"`
 	Path    Text     `json:"path" doc:"where it is now"`
-	Size    int64    `json:"size"`
-	SHA256  string   `json:"sha256,omitempty"`
-	Problem *Problem `json:"problem,omitempty"`
+	Size    int64    `json:"size" doc:"bytes"`
+	SHA256  string   `json:"sha256,omitempty" doc:"SHA-256 of the contents, in hexadecimal"`
+	Problem *Problem `json:"problem,omitempty" doc:"why the file could not be written"`
 }
 
 // Uploads is the answer to an upload of several files.
 type Uploads struct {
-	Files  []Uploaded `json:"files"`
-	Failed int        `json:"failed"`
+	Files  []Uploaded `json:"files" doc:"one entry per file that was sent"`
+	Failed int        `json:"failed" doc:"number of files that could not be written"`
 }

@@ -39,15 +39,13 @@ func (a GateAction) Stricter(b GateAction) GateAction {
 
 // Finding is one thing that a rule objects to.
 type Finding struct {
-	Rule    string `json:"rule"`
-	Line    int    `json:"line"`   // from 1
-	Column  int    `json:"column"` // from 1; 0: unknown
-	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // what to do instead
-	// Severity is the action that the rule asks for. Allow: a note, which holds nothing up.
-	Severity GateAction `json:"severity"`
-	// Undecidable means that reading alone cannot determine whether this happens.
-	Undecidable bool `json:"undecidable,omitempty"`
+	Rule        string     `json:"rule" doc:"name of the rule"`
+	Line        int        `json:"line" doc:"line of the code, from 1"`
+	Column      int        `json:"column" doc:"column of the line, from 1; 0: unknown"`
+	Message     string     `json:"message" doc:"what the rule objects to"`
+	Fix         string     `json:"fix,omitempty" doc:"what to do instead"`
+	Severity    GateAction `json:"severity" enum:"allow,warn,ask,deny" doc:"action that the rule asks for; allow is a note that stops nothing"`
+	Undecidable bool       `json:"undecidable,omitempty" doc:"reading the code cannot determine whether this happens"`
 }
 
 // String returns the finding in one line.
@@ -61,8 +59,8 @@ func (f Finding) String() string {
 
 // Suggestion names known terms that are spelled like an unknown word.
 type Suggestion struct {
-	Word string   `json:"word"`
-	Near []string `json:"near"`
+	Word string   `json:"word" doc:"unknown word"`
+	Near []string `json:"near" doc:"known terms with a similar spelling"`
 }
 
 // GateMode is how much a judge's opinion counts.
@@ -70,18 +68,15 @@ type GateMode string
 
 // GateRequest is code to be judged.
 type GateRequest struct {
-	Language GateLanguage `json:"language"`
-	Code     string       `json:"code,omitempty"`
-	Args     []string     `json:"args,omitempty"` // of Command: the program and its arguments
-	Session  string       `json:"session,omitempty"`
-	Tenant   string       `json:"tenant,omitempty"`
-	// Role selects the thesaurus; empty: the default one.
-	Role string `json:"role,omitempty"`
-	// Attempt is the number of this attempt, from 1, if the caller counts; 0: the Checker counts per session.
-	Attempt int `json:"attempt,omitempty"`
-	// Rules and Graph are the session's own modes; empty: the Checker's.
-	Rules GateMode `json:"rules,omitempty"`
-	Graph GateMode `json:"graph,omitempty"`
+	Language GateLanguage `json:"language" enum:"python,bash,command" doc:"language of the code"`
+	Code     string       `json:"code,omitempty" doc:"the code"`
+	Args     []string     `json:"args,omitempty" doc:"program and arguments, of a command"`
+	Session  string       `json:"session,omitempty" doc:"name of the session"`
+	Tenant   string       `json:"tenant,omitempty" doc:"tenant of the session"`
+	Role     string       `json:"role,omitempty" doc:"role that selects the thesaurus; left out: the default one"`
+	Attempt  int          `json:"attempt,omitempty" doc:"number of this attempt, from 1; 0: the gate counts per session"`
+	Rules    GateMode     `json:"rules,omitempty" enum:"off,warn,block" doc:"mode of the rules; left out: the gate's own"`
+	Graph    GateMode     `json:"graph,omitempty" enum:"off,warn,block" doc:"mode of the thesaurus; left out: the gate's own"`
 }
 
 // Text returns the code, or the words of a command, as a person reads it.
@@ -94,26 +89,18 @@ func (r *GateRequest) Text() string {
 
 // GateDecision is what a gate decides.
 type GateDecision struct {
-	Action   GateAction `json:"action"`
-	Findings []Finding  `json:"findings,omitempty"`
-	// ConceptsMatched are the concepts of the thesaurus that the code mentions, in the order of their first mention.
-	ConceptsMatched []string `json:"concepts_matched,omitempty"`
-	// Unknown are words that are no known terms, the most frequent first, and Suggestions known terms that are spelled
-	// like them; only if the graph objects.
-	Unknown     []string     `json:"unknown,omitempty"`
-	Suggestions []Suggestion `json:"suggestions,omitempty"`
-	// Reason explains what is wrong and how to correct it; empty if nothing is.
-	Reason string `json:"reason,omitempty"`
-	// Attempt is the number of this attempt: failures in a row of this session, this one included.
-	Attempt int `json:"attempt,omitempty"`
-	// Escalated means that a person was called; Approval is the ID of the question they were asked.
-	Escalated bool   `json:"escalated,omitempty"`
-	Approval  string `json:"approval,omitempty"`
-	// ApprovedBy is who granted this run.
-	ApprovedBy string `json:"approved_by,omitempty"`
-	// RefusedBy is who refused this run, and RefusedNote their remark.
-	RefusedBy   string `json:"refused_by,omitempty"`
-	RefusedNote string `json:"refused_note,omitempty"`
+	Action          GateAction   `json:"action" enum:"allow,warn,ask,deny" doc:"what may happen to the code"`
+	Findings        []Finding    `json:"findings,omitempty" doc:"what the rules object to"`
+	ConceptsMatched []string     `json:"concepts_matched,omitempty" doc:"concepts of the thesaurus that the code mentions, in order of first mention"`
+	Unknown         []string     `json:"unknown,omitempty" doc:"words that are not known terms, most frequent first; only if the thesaurus objects"`
+	Suggestions     []Suggestion `json:"suggestions,omitempty" doc:"known terms with a similar spelling; only if the thesaurus objects"`
+	Reason          string       `json:"reason,omitempty" doc:"what is wrong and how to correct it; empty if nothing is"`
+	Attempt         int          `json:"attempt,omitempty" doc:"failures in a row of this session, this one included"`
+	Escalated       bool         `json:"escalated,omitempty" doc:"a person was asked"`
+	Approval        string       `json:"approval,omitempty" doc:"id of the question to a person"`
+	ApprovedBy      string       `json:"approved_by,omitempty" doc:"who granted this run"`
+	RefusedBy       string       `json:"refused_by,omitempty" doc:"who refused this run"`
+	RefusedNote     string       `json:"refused_note,omitempty" doc:"remark of the person who refused"`
 }
 
 // ApprovalState is the state of a question.
@@ -129,19 +116,19 @@ const (
 
 // Approval is a question to a person: may this code run?
 type Approval struct {
-	ID       string        `json:"id"`
-	Request  GateRequest   `json:"request"`
-	Decision GateDecision  `json:"decision"`
-	State    ApprovalState `json:"state"`
-	Created  time.Time     `json:"created"`
-	Expires  time.Time     `json:"expires"`
-	By       string        `json:"by,omitempty"`   // who answered
-	Note     string        `json:"note,omitempty"` // their remark
+	ID       string        `json:"id" doc:"id of the question"`
+	Request  GateRequest   `json:"request" doc:"code that the question is about"`
+	Decision GateDecision  `json:"decision" doc:"decision of the gate"`
+	State    ApprovalState `json:"state" enum:"pending,granted,refused,expired" doc:"state of the question"`
+	Created  time.Time     `json:"created" doc:"when the question was asked"`
+	Expires  time.Time     `json:"expires" doc:"when the question, or the grant, expires"`
+	By       string        `json:"by,omitempty" doc:"who answered"`
+	Note     string        `json:"note,omitempty" doc:"remark of the person who answered"`
 }
 
 // ApprovalPage is the answer to GET /v1/approvals.
 type ApprovalPage struct {
-	Approvals []Approval `json:"approvals"`
+	Approvals []Approval `json:"approvals" doc:"questions, oldest first"`
 	Next      string     `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 

@@ -10,18 +10,17 @@ type Role string
 
 // Message is one turn of a conversation.
 type Message struct {
-	Role    Role   `json:"role"`
-	Content string `json:"content"`
+	Role    Role   `json:"role" enum:"system,user,assistant" doc:"who speaks"`
+	Content string `json:"content" doc:"what is said"`
 }
 
 // ModelRequest asks a model for one reply.
 type ModelRequest struct {
-	Messages    []Message `json:"messages"`
-	MaxTokens   int64     `json:"max_tokens,omitempty"` // of the reply; 0: the model's own limit
-	Temperature *float64  `json:"temperature,omitempty"`
-	Stop        []string  `json:"stop,omitempty"`
-	// Schema asks for a reply that is JSON of this schema, where the provider can; others ignore it.
-	Schema json.RawMessage `json:"schema,omitempty"`
+	Messages    []Message       `json:"messages" doc:"conversation so far"`
+	MaxTokens   int64           `json:"max_tokens,omitempty" doc:"tokens of the reply at most; 0: the model's own limit"`
+	Temperature *float64        `json:"temperature,omitempty" doc:"sampling temperature; left out: the model's own"`
+	Stop        []string        `json:"stop,omitempty" doc:"texts that end the reply"`
+	Schema      json.RawMessage `json:"schema,omitempty" doc:"JSON Schema of the reply, for providers that support it; others ignore it"`
 	// Delta hears the reply as it comes. It returns false to cut the generation there: the reply is then what came so far.
 	// Nil: the reply is not streamed.
 	Delta func(text string) bool `json:"-"`
@@ -34,15 +33,13 @@ type Finish string
 
 // Usage is what a call took.
 type Usage struct {
-	Calls       int64   `json:"calls"`
-	Input       int64   `json:"input_tokens"`
-	CachedInput int64   `json:"cached_input_tokens,omitempty"` // part of Input
-	Output      int64   `json:"output_tokens"`
-	Cost        float64 `json:"cost_usd"`
-	// Estimated says that some of it was counted by us: the provider did not tell, e.g. because the reply was cut.
-	Estimated bool `json:"estimated,omitempty"`
-	// Unpriced says that a model without a known price took part, so Cost is too low.
-	Unpriced bool `json:"unpriced,omitempty"`
+	Calls       int64   `json:"calls" doc:"model calls"`
+	Input       int64   `json:"input_tokens" doc:"tokens of the prompts"`
+	CachedInput int64   `json:"cached_input_tokens,omitempty" doc:"part of the input tokens that the provider had cached"`
+	Output      int64   `json:"output_tokens" doc:"tokens of the replies"`
+	Cost        float64 `json:"cost_usd" doc:"US dollars"`
+	Estimated   bool    `json:"estimated,omitempty" doc:"some tokens were counted by recluse, because the provider did not report them"`
+	Unpriced    bool    `json:"unpriced,omitempty" doc:"a model without a known price took part, so the cost is too low"`
 }
 
 // Add sums two usages.
@@ -58,9 +55,9 @@ func (u Usage) Tokens() int64 { return u.Input + u.Output }
 
 // ModelReply is what a model said.
 type ModelReply struct {
-	Text   string        `json:"text"`
-	Model  string        `json:"model"` // provider/model that answered, which after a fall-back is not the one asked
-	Finish Finish        `json:"finish"`
-	Usage  Usage         `json:"usage"`
-	Wall   time.Duration `json:"wall_ns"`
+	Text   string        `json:"text" doc:"the reply"`
+	Model  string        `json:"model" doc:"provider/model that answered; after a fallback not the one that was asked"`
+	Finish Finish        `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
+	Usage  Usage         `json:"usage" doc:"tokens and cost of the call"`
+	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
 }

@@ -71,22 +71,22 @@ type RunOptions struct {
 
 // Size is the size of a terminal.
 type Size struct {
-	Rows int `json:"rows"`
-	Cols int `json:"cols"`
+	Rows int `json:"rows" doc:"lines of the terminal"`
+	Cols int `json:"cols" doc:"columns of the terminal"`
 }
 
 // Operation is a cell or command that the sandbox remembers.
 type Operation struct {
-	ID      string    `json:"id"`
-	Kind    string    `json:"kind"` // "command" or "cell"
-	Command string    `json:"command"`
-	Context string    `json:"context,omitempty"`
-	Running bool      `json:"running"`
-	PID     int       `json:"pid,omitempty"`
-	Stdout  int64     `json:"stdout"` // bytes produced so far
-	Stderr  int64     `json:"stderr"`
-	Started time.Time `json:"started"`
-	Verdict *Verdict  `json:"verdict,omitempty"` // nil while it runs
+	ID      string    `json:"id" doc:"id of the cell or command"`
+	Kind    string    `json:"kind" enum:"cell,command" doc:"kind of operation"`
+	Command string    `json:"command" doc:"beginning of the code or command"`
+	Context string    `json:"context,omitempty" doc:"interpreter of a cell"`
+	Running bool      `json:"running" doc:"it has not ended"`
+	PID     int       `json:"pid,omitempty" doc:"main process, inside the sandbox"`
+	Stdout  int64     `json:"stdout" doc:"bytes of stdout so far"`
+	Stderr  int64     `json:"stderr" doc:"bytes of stderr so far"`
+	Started time.Time `json:"started" doc:"when it started"`
+	Verdict *Verdict  `json:"verdict,omitempty" doc:"how it ended; left out while it runs"`
 }
 
 // FollowOptions says what to follow.
@@ -106,31 +106,31 @@ type SignalOptions struct {
 
 // Context is one live interpreter of a sandbox.
 type Context struct {
-	Name     string `json:"name"`
-	PID      int    `json:"pid"`
-	Language string `json:"language"`
-	Version  string `json:"version"` // of the interpreter
-	Busy     bool   `json:"busy"`
+	Name     string `json:"name" doc:"name of the interpreter"`
+	PID      int    `json:"pid" doc:"its process, inside the sandbox"`
+	Language string `json:"language" doc:"its language"`
+	Version  string `json:"version" doc:"version of the language"`
+	Busy     bool   `json:"busy" doc:"a cell runs in it"`
 }
 
 // Guest describes the inside of a sandbox.
 type Guest struct {
-	Version string        `json:"version"`
-	Kernel  string        `json:"kernel"`
-	Python  string        `json:"python,omitempty"` // path, empty when there is none
-	Shell   string        `json:"shell,omitempty"`
-	UID     int           `json:"uid"`
-	Home    string        `json:"home"`
-	CPUs    int           `json:"cpus"`
-	Memory  int64         `json:"memory"`
-	Uptime  time.Duration `json:"uptime_ns"`
+	Version string        `json:"version" doc:"version of recluse inside"`
+	Kernel  string        `json:"kernel" doc:"version of the kernel inside"`
+	Python  string        `json:"python,omitempty" doc:"path of Python; left out if there is none"`
+	Shell   string        `json:"shell,omitempty" doc:"path of the shell; left out if there is none"`
+	UID     int           `json:"uid" doc:"user that code runs as"`
+	Home    string        `json:"home" doc:"home directory"`
+	CPUs    int           `json:"cpus" doc:"processors that code sees"`
+	Memory  int64         `json:"memory" doc:"memory that code sees, in bytes"`
+	Uptime  time.Duration `json:"uptime_ns" doc:"time since the sandbox started"`
 }
 
 // Incident is something that others did to a sandbox behind our back, and that it has outlived. What ends a sandbox is no incident, but the error
 // that calls end with.
 type Incident struct {
-	Code    Code              `json:"code"`
-	Message string            `json:"message"`
-	Time    time.Time         `json:"time"`            // when it was noticed
-	Attrs   map[string]string `json:"attrs,omitempty"` // such as the old and the new name
+	Code    Code              `json:"code" doc:"kind of incident"`
+	Message string            `json:"message" doc:"what happened"`
+	Time    time.Time         `json:"time" doc:"when it was noticed"`
+	Attrs   map[string]string `json:"attrs,omitempty" doc:"details, such as the old and the new name"`
 }

@@ -7,16 +7,16 @@ const ProblemType = "application/problem+json"
 
 // Problem is an error as RFC 9457 writes it, with our own members behind.
 type Problem struct {
-	Type     string `json:"type"`
-	Title    string `json:"title"`
-	Status   int    `json:"status"`
-	Detail   string `json:"detail"`
-	Instance string `json:"instance,omitempty"` // the request's id
-	Code     Code   `json:"code"`
-	Op       string `json:"op,omitempty"`
-	Cause    string `json:"cause,omitempty"`
-	Remedy   string `json:"remedy,omitempty"`
-	Retry    bool   `json:"retry"`
+	Type     string `json:"type" doc:"URN of the code"`
+	Title    string `json:"title" doc:"code in words"`
+	Status   int    `json:"status" doc:"HTTP status"`
+	Detail   string `json:"detail" doc:"what happened"`
+	Instance string `json:"instance,omitempty" doc:"id of the request"`
+	Code     Code   `json:"code" doc:"stable code, for programs"`
+	Op       string `json:"op,omitempty" doc:"what the server was doing"`
+	Cause    string `json:"cause,omitempty" doc:"underlying error"`
+	Remedy   string `json:"remedy,omitempty" doc:"what to do next"`
+	Retry    bool   `json:"retry" doc:"the same request may succeed later"`
 }
 
 // Err gives the error back.

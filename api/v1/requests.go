@@ -11,24 +11,24 @@ const (
 // RunFields is what cells and commands have in common.
 type RunFields struct {
 	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
-	Env           map[string]string `json:"env,omitempty"`
+	Env           map[string]string `json:"env,omitempty" doc:"environment variables for this cell or command alone, added to those of the sandbox"`
 	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero"`
-	KillGrace     Duration          `json:"kill_grace,omitzero"`
+	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s; none: unlimited"`
+	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between the polite signal and SIGKILL; left out: 300ms for a command, 2s for a cell"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
-	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576"`
+	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576" doc:"bytes of each stream that the verdict keeps; left out: 65536"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
-	Metadata      map[string]string `json:"metadata,omitempty"`
+	Metadata      map[string]string `json:"metadata,omitempty" doc:"returned in the verdict"`
 	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel"`
 }
 
 // CellRequest asks to run a Cell.
 type CellRequest struct {
-	Code     Text   `json:"code"`
+	Code     Text   `json:"code" doc:"code to run"`
 	Language string `json:"language,omitempty" doc:"left out: that of the context, or python"`
-	Context  string `json:"context,omitempty"`
-	Args     []Text `json:"args,omitempty"`
+	Context  string `json:"context,omitempty" doc:"name of the interpreter; left out: default"`
+	Args     []Text `json:"args,omitempty" doc:"sys.argv"`
 	RunFields
 }
 
@@ -37,7 +37,7 @@ type CommandRequest struct {
 	Args       []Text `json:"args,omitempty" doc:"the program and its arguments"`
 	Shell      Text   `json:"shell,omitempty" doc:"instead of args, a script"`
 	Python     Text   `json:"python,omitempty" doc:"a program for an interpreter of its own; args are then its file name and its arguments"`
-	Dir        Text   `json:"dir,omitempty"`
+	Dir        Text   `json:"dir,omitempty" doc:"working directory; left out: the sandbox's"`
 	Background bool   `json:"background,omitempty" doc:"answer with its id as soon as it runs"`
 	PTY        *Size  `json:"pty,omitempty" doc:"only over a WebSocket"`
 	RunFields
@@ -45,18 +45,18 @@ type CommandRequest struct {
 
 // Started is the answer to a command in the background.
 type Started struct {
-	ID string `json:"id"`
+	ID string `json:"id" doc:"id of the operation"`
 }
 
 // OperationPage is the list of cells and commands.
 type OperationPage struct {
-	Operations []Operation `json:"operations"`
+	Operations []Operation `json:"operations" doc:"cells and commands, oldest first"`
 	Next       string      `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // ContextPage is the list of live interpreters.
 type ContextPage struct {
-	Contexts []Context `json:"contexts"`
+	Contexts []Context `json:"contexts" doc:"live interpreters"`
 	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
@@ -68,18 +68,18 @@ type SignalRequest struct {
 
 // Followed is an operation's output so far, for whoever does not wait.
 type Followed struct {
-	Stdout  Text     `json:"stdout"`
-	Stderr  Text     `json:"stderr"`
+	Stdout  Text     `json:"stdout" doc:"stdout from the offset that was asked for"`
+	Stderr  Text     `json:"stderr" doc:"stderr from the offset that was asked for"`
 	Next    Offsets  `json:"next" doc:"where to go on"`
 	Skipped Offsets  `json:"skipped" doc:"bytes that are no longer kept"`
-	Running bool     `json:"running"`
-	Verdict *Verdict `json:"verdict,omitempty"`
+	Running bool     `json:"running" doc:"the operation has not ended"`
+	Verdict *Verdict `json:"verdict,omitempty" doc:"how it ended; left out while it runs"`
 }
 
 // Offsets are absolute, in bytes.
 type Offsets struct {
-	Stdout int64 `json:"stdout"`
-	Stderr int64 `json:"stderr"`
+	Stdout int64 `json:"stdout" doc:"offset in stdout, in bytes"`
+	Stderr int64 `json:"stderr" doc:"offset in stderr, in bytes"`
 }
 
 // options returns the options of a cell or command. Its streams travel apart.

@@ -8,42 +8,39 @@ import (
 
 // Run is a run in a list.
 type Run struct {
-	ID      string            `json:"id"`
-	Query   string            `json:"query"`
-	Model   string            `json:"model"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Limits  RunLimits         `json:"limits,omitzero"` // those that hold now; Resume and Fork take them
-	Started time.Time         `json:"started"`
-	Turns   int               `json:"turns"`
-	Usage   Usage             `json:"usage"`
-	Wall    time.Duration     `json:"wall_ns"`
-	// Running says that a program works on it now. A run that neither runs nor has a result was interrupted, and can be resumed.
-	Running bool       `json:"running,omitempty"`
-	Result  *RunResult `json:"result,omitempty"`
+	ID      string            `json:"id" doc:"id of the run"`
+	Query   string            `json:"query" doc:"the question"`
+	Model   string            `json:"model" doc:"provider/model of the root"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"labels of the run"`
+	Limits  RunLimits         `json:"limits,omitzero" doc:"limits that apply now"`
+	Started time.Time         `json:"started" doc:"when the run started"`
+	Turns   int               `json:"turns" doc:"turns so far"`
+	Usage   Usage             `json:"usage" doc:"tokens and cost so far"`
+	Wall    time.Duration     `json:"wall_ns" doc:"time it has worked"`
+	Running bool              `json:"running,omitempty" doc:"a program works on it now; a run that neither runs nor has a result was interrupted and can be resumed"`
+	Result  *RunResult        `json:"result,omitempty" doc:"how it ended; left out before that"`
 }
 
 // RunResult is how a run ended.
 type RunResult struct {
-	Run     string          `json:"run"`
-	Answer  string          `json:"answer"`
-	Value   json.RawMessage `json:"value,omitempty"` // the answer as JSON, when it was handed in as more than text
-	Reason  RunReason       `json:"reason"`
-	Message string          `json:"message,omitempty"` // more about the reason
-	// Partial says that the answer was not handed in: it is the best that there was when the run ended.
-	Partial  bool          `json:"partial,omitempty"`
-	Plain    bool          `json:"plain,omitempty"` // the model was asked directly
-	Turns    int           `json:"turns"`
-	Children int64         `json:"children,omitempty"`
-	Cached   int64         `json:"cached,omitempty"` // sub-calls answered from the cache
-	Cells    int64         `json:"cells"`
-	Usage    Usage         `json:"usage"`
-	By       []Spent       `json:"by,omitempty"`
-	Limits   RunLimits     `json:"limits,omitzero"` // that held at its end
-	Wall     time.Duration `json:"wall_ns"`
-	Coverage *Coverage     `json:"coverage,omitempty"`
-	// StateFrom says that the machine the run was lent had lost its state, and went back to that of this moment.
-	StateFrom *time.Time `json:"state_from,omitempty"`
-	Dir       string     `json:"-"`
+	Run       string          `json:"run" doc:"id of the run"`
+	Answer    string          `json:"answer" doc:"the answer as text"`
+	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it was handed in as more than text"`
+	Reason    RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,cancelled,model,sandbox,context,internal" doc:"why the run ended"`
+	Message   string          `json:"message,omitempty" doc:"details of the reason"`
+	Partial   bool            `json:"partial,omitempty" doc:"no answer was handed in; this is the best there was when the run ended"`
+	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, without an interpreter"`
+	Turns     int             `json:"turns" doc:"turns of the root"`
+	Children  int64           `json:"children,omitempty" doc:"child runs"`
+	Cached    int64           `json:"cached,omitempty" doc:"sub-calls answered from the cache"`
+	Cells     int64           `json:"cells" doc:"cells and commands that were run"`
+	Usage     Usage           `json:"usage" doc:"tokens and cost of the whole tree"`
+	By        []Spent         `json:"by,omitempty" doc:"tokens and cost by model and depth"`
+	Limits    RunLimits       `json:"limits,omitzero" doc:"limits at the end"`
+	Wall      time.Duration   `json:"wall_ns" doc:"time it has worked"`
+	Coverage  *Coverage       `json:"coverage,omitempty" doc:"how much of the context was read by models"`
+	StateFrom *time.Time      `json:"state_from,omitempty" doc:"the session had lost its state and was restored to this time"`
+	Dir       string          `json:"-"`
 	// Conversation is what a follow-up question goes on from.
 	Conversation []Message `json:"-"`
 }
@@ -71,30 +68,28 @@ const (
 
 // Spent is what one model took at one depth.
 type Spent struct {
-	Model string `json:"model"`
-	Depth int    `json:"depth"`
+	Model string `json:"model" doc:"provider/model"`
+	Depth int    `json:"depth" doc:"depth in the tree; 0 is the root"`
 	Usage
 }
 
 // Coverage is how much of the context was read by models.
 type Coverage struct {
-	Bytes   int64   `json:"bytes"`   // of the context, without what is in Omitted
-	Read    int64   `json:"read"`    // of it that reached a model
-	Percent float64 `json:"percent"` // of Bytes
-	ByModel int64   `json:"by_model"`
-	ByCalls int64   `json:"by_calls"`
-	// Spans are what was read, in order; at most 1000 are listed.
-	Spans []Span `json:"spans,omitempty"`
-	More  int    `json:"more_spans,omitempty"`
-	// Omitted is what nobody counts: whatever was read of it is in none of the figures above.
-	Omitted []Omitted `json:"omitted,omitempty"`
+	Bytes   int64     `json:"bytes" doc:"bytes of the context, without omitted files"`
+	Read    int64     `json:"read" doc:"bytes of it that reached a model"`
+	Percent float64   `json:"percent" doc:"share of the bytes that reached a model"`
+	ByModel int64     `json:"by_model" doc:"bytes that reached the root model"`
+	ByCalls int64     `json:"by_calls" doc:"bytes that reached sub-calls"`
+	Spans   []Span    `json:"spans,omitempty" doc:"parts that were read, in order; at most 1000 are listed"`
+	More    int       `json:"more_spans,omitempty" doc:"further parts that are not listed"`
+	Omitted []Omitted `json:"omitted,omitempty" doc:"files that are not counted"`
 }
 
 // Omitted are files of the context that are not counted.
 type Omitted struct {
-	Why   OmittedWhy `json:"why"`
-	Files int        `json:"files"`
-	Bytes int64      `json:"bytes"`
+	Why   OmittedWhy `json:"why" doc:"why the files are not counted"`
+	Files int        `json:"files" doc:"number of files"`
+	Bytes int64      `json:"bytes" doc:"bytes of these files"`
 }
 
 // OmittedWhy says why a file is not counted.
@@ -102,9 +97,9 @@ type OmittedWhy string
 
 // Span is a piece of a context file.
 type Span struct {
-	File  string `json:"file"`
-	Start int64  `json:"start"` // in bytes
-	End   int64  `json:"end"`
+	File  string `json:"file" doc:"path of the file; empty for a text"`
+	Start int64  `json:"start" doc:"first byte"`
+	End   int64  `json:"end" doc:"byte after the last"`
 }
 
 // The reasons.
@@ -120,14 +115,13 @@ type RunEventKind string
 
 // RunEvent is one thing that happened in a run.
 type RunEvent struct {
-	Seq  int64     `json:"seq"` // from 1 on, without gaps
-	Time time.Time `json:"time"`
-	// Node is the place in the tree: "0" is the run itself, "0/…" its children.
-	Node  string          `json:"node"`
-	Depth int             `json:"depth"`
-	Turn  int             `json:"turn,omitempty"`
-	Kind  RunEventKind    `json:"kind"`
-	Data  json.RawMessage `json:"data,omitempty"`
+	Seq   int64           `json:"seq" doc:"number of the event, from 1, without gaps"`
+	Time  time.Time       `json:"time" doc:"when it happened"`
+	Node  string          `json:"node" doc:"place in the tree: 0 is the run itself, 0/… its children"`
+	Depth int             `json:"depth" doc:"depth in the tree"`
+	Turn  int             `json:"turn,omitempty" doc:"turn of the node"`
+	Kind  RunEventKind    `json:"kind" enum:"run_started,context,sandbox,turn_started,turn_ended,call_started,call_ended,cell_started,gate,cell_ended,child_started,child_ended,tool,compacted,snapshot,resumed,answer,run_ended" doc:"kind of event"`
+	Data  json.RawMessage `json:"data,omitempty" doc:"details, by kind"`
 }
 
 // NewRun asks for a run.
@@ -138,7 +132,7 @@ type NewRun struct {
 	Model     string            `json:"model,omitempty" doc:"provider/model; left out: as the server is configured"`
 	SubModels []string          `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
 	Limits    RunLimits         `json:"limits,omitzero" doc:"what is left out is as configured, which callers over the network cannot exceed"`
-	Labels    map[string]string `json:"labels,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty" doc:"labels to find the run by"`
 	Gate      string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured. Not with session, which has its own"`
 	Role      string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by. Not with session"`
 	Session   string            `json:"session,omitempty" doc:"work in this session, whose variables stay; left out: in a sandbox of its own"`
@@ -169,7 +163,7 @@ type MCPServer struct {
 // RunContext is one context: exactly one of text, json, list and path is given.
 type RunContext struct {
 	Name string          `json:"name,omitempty" doc:"how the model hears of it"`
-	Text *string         `json:"text,omitempty"`
+	Text *string         `json:"text,omitempty" doc:"the context as text"`
 	JSON json.RawMessage `json:"json,omitempty" doc:"any value"`
 	List []string        `json:"list,omitempty" doc:"a list of texts"`
 	Path string          `json:"path,omitempty" doc:"file or directory of the server's machine; only for its own user"`
@@ -177,7 +171,7 @@ type RunContext struct {
 
 // RunPage is one page.
 type RunPage struct {
-	Runs     []*Run    `json:"runs"`
+	Runs     []*Run    `json:"runs" doc:"runs, newest first"`
 	Problems []Problem `json:"problems,omitempty" doc:"runs that cannot be read; only for the machine's own user"`
 	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
 }

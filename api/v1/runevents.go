@@ -29,49 +29,49 @@ const (
 
 // RunStarted begins a log.
 type RunStarted struct {
-	Run    string            `json:"run"`
-	Query  string            `json:"query"`
-	Model  string            `json:"model"`
-	Schema json.RawMessage   `json:"schema,omitempty"`
-	Limits RunLimits         `json:"limits"`
-	Labels map[string]string `json:"labels,omitempty"`
-	Forked string            `json:"forked_from,omitempty"`
+	Run    string            `json:"run" doc:"id of the run"`
+	Query  string            `json:"query" doc:"the question"`
+	Model  string            `json:"model" doc:"provider/model of the root"`
+	Schema json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema of the answer"`
+	Limits RunLimits         `json:"limits" doc:"limits of the run"`
+	Labels map[string]string `json:"labels,omitempty" doc:"labels of the run"`
+	Forked string            `json:"forked_from,omitempty" doc:"run that it was forked from"`
 }
 
 // ContextLoaded tells what the model hears about the context.
 type ContextLoaded struct {
-	Contexts []ContextNote `json:"contexts"`
-	Bytes    int64         `json:"bytes"`
+	Contexts []ContextNote `json:"contexts" doc:"context variables"`
+	Bytes    int64         `json:"bytes" doc:"bytes of all contexts"`
 }
 
 // ContextNote describes one context variable.
 type ContextNote struct {
-	Variable string `json:"variable"`
-	Name     string `json:"name,omitempty"`
-	Type     string `json:"type"`
-	Size     int64  `json:"size,omitempty"`  // len() of it
-	Chars    int64  `json:"chars,omitempty"` // of text in it, where that is known
-	Encoding string `json:"encoding,omitempty"`
-	Skipped  int    `json:"skipped,omitempty"`
+	Variable string `json:"variable" doc:"name of the variable in the code"`
+	Name     string `json:"name,omitempty" doc:"name that the caller gave it"`
+	Type     string `json:"type" doc:"Python type"`
+	Size     int64  `json:"size,omitempty" doc:"its len()"`
+	Chars    int64  `json:"chars,omitempty" doc:"characters of text in it, where known"`
+	Encoding string `json:"encoding,omitempty" doc:"encoding of the file"`
+	Skipped  int    `json:"skipped,omitempty" doc:"files that were left out"`
 }
 
 // SandboxReady names the machine of a node.
 type SandboxReady struct {
-	ID     string `json:"id"`               // empty: it is lent to the run
-	Inside string `json:"inside,omitempty"` // where its context lies
+	ID     string `json:"id" doc:"id of the sandbox; left out if the sandbox is a session's"`
+	Inside string `json:"inside,omitempty" doc:"directory of the context, inside"`
 }
 
 // RunAnswer is what was handed in, or would be.
 type RunAnswer struct {
-	Content string          `json:"content"`
-	Value   json.RawMessage `json:"value,omitempty"`
+	Content string          `json:"content" doc:"the answer as text"`
+	Value   json.RawMessage `json:"value,omitempty" doc:"the answer as JSON"`
 }
 
 // TurnEnded is what a turn added to the conversation.
 type TurnEnded struct {
-	Reply       string `json:"reply"`
-	Finish      Finish `json:"finish,omitempty"`
-	Observation string `json:"observation,omitempty"`
+	Reply       string `json:"reply" doc:"reply of the model"`
+	Finish      Finish `json:"finish,omitempty" doc:"why the reply ended"`
+	Observation string `json:"observation,omitempty" doc:"what the model is shown next"`
 }
 
 // The ways in which a run asks models.
@@ -85,48 +85,48 @@ const (
 
 // CallStarted begins a model call. Prompts may hold much of the context, so only their beginning is told.
 type CallStarted struct {
-	ID      string `json:"id"`
-	Call    string `json:"call"`
-	Model   string `json:"model"`
-	Key     string `json:"key"` // of what was asked
-	Chars   int64  `json:"chars"`
-	Tokens  int64  `json:"tokens"` // estimated
-	Preview string `json:"preview,omitempty"`
+	ID      string `json:"id" doc:"id of the call"`
+	Call    string `json:"call" doc:"purpose of the call: turn, last, plain, sub or summary"`
+	Model   string `json:"model" doc:"provider/model"`
+	Key     string `json:"key" doc:"hash of the request"`
+	Chars   int64  `json:"chars" doc:"characters of the prompt"`
+	Tokens  int64  `json:"tokens" doc:"estimated tokens of the prompt"`
+	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
 }
 
 // CallEnded ends it.
 type CallEnded struct {
-	ID     string        `json:"id"`
-	Call   string        `json:"call"`
-	Key    string        `json:"key"`
-	Model  string        `json:"model"`
-	Text   string        `json:"text"`
-	Finish Finish        `json:"finish,omitempty"`
-	Usage  Usage         `json:"usage"`
-	Wall   time.Duration `json:"wall_ns"`
-	Cached bool          `json:"cached,omitempty"`
-	Error  *EventError   `json:"error,omitempty"`
+	ID     string        `json:"id" doc:"id of the call"`
+	Call   string        `json:"call" doc:"purpose of the call"`
+	Key    string        `json:"key" doc:"hash of the request"`
+	Model  string        `json:"model" doc:"provider/model that answered"`
+	Text   string        `json:"text" doc:"the reply"`
+	Finish Finish        `json:"finish,omitempty" doc:"why the reply ended"`
+	Usage  Usage         `json:"usage" doc:"tokens and cost"`
+	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
+	Cached bool          `json:"cached,omitempty" doc:"answered from the cache"`
+	Error  *EventError   `json:"error,omitempty" doc:"why the call failed"`
 }
 
 // EventError is an error in an event.
 type EventError struct {
-	Code    Code   `json:"code"`
-	Message string `json:"message"`
+	Code    Code   `json:"code" doc:"stable code"`
+	Message string `json:"message" doc:"what happened"`
 }
 
 // CellStarted begins a cell or command.
 type CellStarted struct {
-	Lang string `json:"lang"`
-	Code string `json:"code"`
+	Lang string `json:"lang" doc:"language of the code"`
+	Code string `json:"code" doc:"the code"`
 }
 
 // Judged is what the gate said about code that did not simply pass: it was warned of, refused, or let run by a person.
 type Judged struct {
-	Action     GateAction `json:"action"`
-	Reason     string     `json:"reason,omitempty"`
-	Approval   string     `json:"approval,omitempty"` // the question that a person was asked
-	ApprovedBy string     `json:"approved_by,omitempty"`
-	Escalated  bool       `json:"escalated,omitempty"`
+	Action     GateAction `json:"action" enum:"allow,warn,ask,deny" doc:"what the gate decided"`
+	Reason     string     `json:"reason,omitempty" doc:"why"`
+	Approval   string     `json:"approval,omitempty" doc:"id of the question to a person"`
+	ApprovedBy string     `json:"approved_by,omitempty" doc:"who granted this run"`
+	Escalated  bool       `json:"escalated,omitempty" doc:"a person was asked"`
 }
 
 // Outcome is a verdict in an event: the same fields, without the methods that would write output twice.
@@ -136,77 +136,75 @@ type Outcome Verdict
 // the verdict; everything else of it is there as it is.
 type CellEnded struct {
 	Outcome
-	OK       bool              `json:"ok"`
-	Error    string            `json:"error,omitempty"` // the traceback, or why it did not run
-	Stdout   string            `json:"stdout,omitempty"`
-	Stderr   string            `json:"stderr,omitempty"`
-	Result   string            `json:"result,omitempty"`
-	Produced int64             `json:"produced"` // bytes of output
-	Restored []string          `json:"restored,omitempty"`
-	Vars     map[string]string `json:"vars,omitempty"`
+	OK       bool              `json:"ok" doc:"it ended with exit code 0"`
+	Error    string            `json:"error,omitempty" doc:"traceback, or why the code did not run"`
+	Stdout   string            `json:"stdout,omitempty" doc:"stdout as the model sees it"`
+	Stderr   string            `json:"stderr,omitempty" doc:"stderr as the model sees it"`
+	Result   string            `json:"result,omitempty" doc:"value of the last expression"`
+	Produced int64             `json:"produced" doc:"bytes of output"`
+	Restored []string          `json:"restored,omitempty" doc:"names that were put back because the code had replaced them"`
+	Vars     map[string]string `json:"vars,omitempty" doc:"variables and their types"`
 }
 
 // ChildStarted begins a child run; its events carry Node.
 type ChildStarted struct {
-	Node    string `json:"node"`
-	Model   string `json:"model,omitempty"`
-	Key     string `json:"key"`
-	Chars   int64  `json:"chars"`
-	Preview string `json:"preview,omitempty"`
+	Node    string `json:"node" doc:"place in the tree"`
+	Model   string `json:"model,omitempty" doc:"provider/model"`
+	Key     string `json:"key" doc:"hash of the request"`
+	Chars   int64  `json:"chars" doc:"characters of the prompt"`
+	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
 }
 
 // ChildEnded ends it.
 type ChildEnded struct {
-	Node   string      `json:"node"`
-	Key    string      `json:"key"`
-	Answer string      `json:"answer"`
-	Reason RunReason   `json:"reason"`
-	Error  *EventError `json:"error,omitempty"`
+	Node   string      `json:"node" doc:"place in the tree"`
+	Key    string      `json:"key" doc:"hash of the request"`
+	Answer string      `json:"answer" doc:"the answer"`
+	Reason RunReason   `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,cancelled,model,sandbox,context,internal" doc:"why it ended"`
+	Error  *EventError `json:"error,omitempty" doc:"why it failed"`
 }
 
 // ToolUsed is a call of a Go tool.
 type ToolUsed struct {
-	Name  string          `json:"name"`
-	Args  json.RawMessage `json:"args,omitempty"`
-	Value json.RawMessage `json:"value,omitempty"`
-	Error string          `json:"error,omitempty"`
-	Code  Code            `json:"code,omitempty"` // of the error, if it has one
+	Name  string          `json:"name" doc:"name of the tool"`
+	Args  json.RawMessage `json:"args,omitempty" doc:"arguments"`
+	Value json.RawMessage `json:"value,omitempty" doc:"result"`
+	Error string          `json:"error,omitempty" doc:"why it failed"`
+	Code  Code            `json:"code,omitempty" doc:"code of the error, if it has one"`
 }
 
 // Compacted says that turns gave way to a summary.
 type Compacted struct {
-	Upto    int    `json:"upto_turn"`
-	Summary string `json:"summary"`
+	Upto    int    `json:"upto_turn" doc:"last turn that the summary replaces"`
+	Summary string `json:"summary" doc:"the summary"`
 }
 
 // SnapshotTaken names a snapshot with the state behind a turn.
 type SnapshotTaken struct {
-	ID string `json:"id"`
+	ID string `json:"id" doc:"id of the snapshot"`
 }
 
 // Resumed says how an interrupted run went on.
 type Resumed struct {
-	How   string `json:"how"` // attached, restored or rebuilt
-	Turn  int    `json:"turn"`
-	Rerun int    `json:"rerun"` // turns whose cells were run again
-	// Limits are those from now on.
-	Limits RunLimits `json:"limits,omitzero"`
-	// Tools are those from now on, when they are not the same as before.
-	Tools []ToolNote `json:"tools,omitempty"`
+	How    string     `json:"how" enum:"attached,restored,rebuilt" doc:"attached, restored or rebuilt"`
+	Turn   int        `json:"turn" doc:"turn that it continues from"`
+	Rerun  int        `json:"rerun" doc:"turns whose cells were run again"`
+	Limits RunLimits  `json:"limits,omitzero" doc:"limits from now on"`
+	Tools  []ToolNote `json:"tools,omitempty" doc:"tools from now on, if they differ from before"`
 }
 
 // Param is a parameter of a tool. One that must be given can be given by its place, too.
 type Param struct {
-	Name     string `json:"name"`
-	Optional bool   `json:"optional,omitempty"` // one that is left out is not sent
+	Name     string `json:"name" doc:"name of the parameter"`
+	Optional bool   `json:"optional,omitempty" doc:"it may be left out"`
 }
 
 // ToolNote is a tool as the bridge hears of it, and as a run remembers it.
 type ToolNote struct {
-	Name   string  `json:"name"`
-	Doc    string  `json:"doc,omitempty"`
-	Help   string  `json:"help,omitempty"`
-	Params []Param `json:"params,omitzero"` // empty is not none
-	More   bool    `json:"more,omitempty"`
-	Source string  `json:"source,omitempty"`
+	Name   string  `json:"name" doc:"name of the tool"`
+	Doc    string  `json:"doc,omitempty" doc:"one line about it"`
+	Help   string  `json:"help,omitempty" doc:"full description"`
+	Params []Param `json:"params,omitzero" doc:"parameters; left out if they are unknown"`
+	More   bool    `json:"more,omitempty" doc:"it accepts further named arguments"`
+	Source string  `json:"source,omitempty" doc:"MCP server that offers it"`
 }

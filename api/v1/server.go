@@ -12,34 +12,34 @@ type NewAPIKey struct {
 
 // APIKey describes an API key. Secret is given when it is made and never again.
 type APIKey struct {
-	ID      string     `json:"id"`
-	Name    string     `json:"name"`
-	Tenant  string     `json:"tenant"`
-	Scope   string     `json:"scope"`
-	Created time.Time  `json:"created"`
-	Expires *time.Time `json:"expires,omitempty"`
-	Revoked *time.Time `json:"revoked,omitempty"`
-	Secret  string     `json:"secret,omitempty"`
+	ID      string     `json:"id" doc:"id of the key"`
+	Name    string     `json:"name" doc:"name of the key"`
+	Tenant  string     `json:"tenant" doc:"tenant that it acts for; * for an operator"`
+	Scope   string     `json:"scope" enum:"read,execute,admin" doc:"what it permits"`
+	Created time.Time  `json:"created" doc:"when it was made"`
+	Expires *time.Time `json:"expires,omitempty" doc:"when it expires; left out: never"`
+	Revoked *time.Time `json:"revoked,omitempty" doc:"when it was revoked"`
+	Secret  string     `json:"secret,omitempty" doc:"the key itself; only when it is made"`
 }
 
 // APIKeys is all keys.
 type APIKeys struct {
-	Keys []APIKey `json:"keys"`
+	Keys []APIKey `json:"keys" doc:"keys, oldest first"`
 	Next string   `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Server describes the server and who it takes the caller for.
 type Server struct {
-	Version string    `json:"version"`
-	PID     int       `json:"pid"`
-	Started time.Time `json:"started"`
-	Tenant  string    `json:"tenant"`
-	Scope   string    `json:"scope"`
-	Actor   string    `json:"actor"`
+	Version string    `json:"version" doc:"version of the server"`
+	PID     int       `json:"pid" doc:"its process"`
+	Started time.Time `json:"started" doc:"when it started"`
+	Tenant  string    `json:"tenant" doc:"tenant of the caller"`
+	Scope   string    `json:"scope" doc:"scope of the caller"`
+	Actor   string    `json:"actor" doc:"name of the caller in the audit log"`
 }
 
 // Readiness is the answer of healthz and readyz.
 type Readiness struct {
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
+	Status string `json:"status" doc:"ok or unavailable"`
+	Reason string `json:"reason,omitempty" doc:"why it is unavailable"`
 }

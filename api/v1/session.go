@@ -7,8 +7,8 @@ import (
 // SessionKey names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ . and colon. The
 // character @ separates a session from a snapshot.
 type SessionKey struct {
-	Tenant string `json:"tenant,omitempty"` // empty: "default"
-	Name   string `json:"name"`
+	Tenant string `json:"tenant,omitempty" doc:"tenant; left out: default"`
+	Name   string `json:"name" doc:"name of the session"`
 }
 
 // String returns tenant and name.
@@ -26,22 +26,22 @@ const (
 
 // Policy is how long a session lives and how much it may do. Zero fields take their defaults; NoLimit switches a time off.
 type Policy struct {
-	TTL         Duration   `json:"ttl,omitzero"`
-	Idle        Duration   `json:"idle,omitzero"`
-	OnIdle      IdleAction `json:"on_idle,omitempty"`
-	Extensions  int        `json:"extensions,omitempty"` // negative: none
-	Extension   Duration   `json:"extension,omitzero"`
-	Hibernation Duration   `json:"hibernation,omitzero"`
-	Snapshots   int        `json:"snapshots,omitempty"`
-	Commands    int        `json:"commands,omitempty"`
-	Output      int64      `json:"output,omitempty"`
+	TTL         Duration   `json:"ttl,omitzero" doc:"lifetime, not counting hibernation; none: unlimited"`
+	Idle        Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies; none: unlimited"`
+	OnIdle      IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; hibernate ends it where the backend cannot hibernate"`
+	Extensions  int        `json:"extensions,omitempty" doc:"how often the lifetime may be extended; negative: never"`
+	Extension   Duration   `json:"extension,omitzero" doc:"longest extension at once; none: unlimited"`
+	Hibernation Duration   `json:"hibernation,omitzero" doc:"how long a hibernated session is kept; none: unlimited"`
+	Snapshots   int        `json:"snapshots,omitempty" doc:"named snapshots at most"`
+	Commands    int        `json:"commands,omitempty" doc:"cells and commands at once, including those that wait"`
+	Output      int64      `json:"output,omitempty" doc:"bytes of output in all"`
 }
 
 // Settings describe a session. Zero fields leave the choice to the server.
 type Settings struct {
 	Spec    *Spec             `json:"spec,omitempty" doc:"of its sandbox; left out: whatever the session has, or the default"`
 	Backend string            `json:"backend,omitempty" doc:"left out: the server's choice"`
-	Policy  Policy            `json:"policy,omitzero"`
+	Policy  Policy            `json:"policy,omitzero" doc:"lifetimes and limits; left out: as the server is configured"`
 	From    string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name of the same tenant"`
 	Vars    map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
 	Gate    string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
@@ -74,76 +74,71 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID      string       `json:"id"` // never used again, unlike the key
-	Key     SessionKey   `json:"key"`
-	State   SessionState `json:"state"`
-	Reason  string       `json:"reason"` // why it is in this state
-	Backend string       `json:"backend"`
-	Sandbox string       `json:"sandbox,omitempty"` // empty while there is none
-	Spec    Spec         `json:"spec"`
-	Policy  Policy       `json:"policy"`
-	Gate    string       `json:"gate,omitempty"`
-	Role    string       `json:"role,omitempty"`
-	Created time.Time    `json:"created"`
-	Used    time.Time    `json:"used"`              // when it was last used
-	Expires *time.Time   `json:"expires,omitempty"` // nil: never
-	IdleAt  *time.Time   `json:"idle_at,omitempty"` // when its idle policy acts, if it is not used
-	// Extended counts extensions so far.
-	Extended int `json:"extended"`
-	// Restored counts how often a lost sandbox was restored from a snapshot. StateFrom is the time of that snapshot until a
-	// verdict has reported it.
-	Restored  int        `json:"restored,omitempty"`
-	StateFrom *time.Time `json:"state_from,omitempty"`
-	Running   int        `json:"running"` // cells and commands
-	Output    int64      `json:"output"`  // bytes so far
-	Snapshots int        `json:"snapshots"`
-	Ended     *time.Time `json:"ended,omitempty"`
-	// Incidents are what others did to its sandbox without ending it, such as docker rename or docker pause: the last of each
-	// kind.
-	Incidents []Incident `json:"incidents,omitempty"`
+	ID        string       `json:"id" doc:"unique id; unlike the name it is never used again"`
+	Key       SessionKey   `json:"key" doc:"tenant and name"`
+	State     SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"state of the session"`
+	Reason    string       `json:"reason" doc:"why it is in this state"`
+	Backend   string       `json:"backend" doc:"backend of its sandbox"`
+	Sandbox   string       `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
+	Spec      Spec         `json:"spec" doc:"spec of its sandbox"`
+	Policy    Policy       `json:"policy" doc:"lifetimes and limits"`
+	Gate      string       `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
+	Role      string       `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
+	Created   time.Time    `json:"created" doc:"when it was created"`
+	Used      time.Time    `json:"used" doc:"when it was last used"`
+	Expires   *time.Time   `json:"expires,omitempty" doc:"when it expires; left out: never"`
+	IdleAt    *time.Time   `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
+	Extended  int          `json:"extended" doc:"extensions so far"`
+	Restored  int          `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
+	StateFrom *time.Time   `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
+	Running   int          `json:"running" doc:"cells and commands that run"`
+	Output    int64        `json:"output" doc:"bytes of output so far"`
+	Snapshots int          `json:"snapshots" doc:"named snapshots"`
+	Ended     *time.Time   `json:"ended,omitempty" doc:"when it ended"`
+	Incidents []Incident   `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
 }
 
 // Snapshot is a named snapshot of a session.
 type Snapshot struct {
-	ID      string    `json:"id"`
-	Session string    `json:"session"` // the name part of the key
-	Name    string    `json:"name"`
-	Parent  string    `json:"parent,omitempty"` // name of the snapshot its state came from
-	Size    int64     `json:"size"`
-	Memory  bool      `json:"memory"` // false: files only
-	Created time.Time `json:"created"`
-	Spec    Spec      `json:"spec"`
+	ID      string    `json:"id" doc:"id of the snapshot"`
+	Session string    `json:"session" doc:"name of the session"`
+	Name    string    `json:"name" doc:"name of the snapshot"`
+	Parent  string    `json:"parent,omitempty" doc:"snapshot that its state came from"`
+	Size    int64     `json:"size" doc:"bytes on disk"`
+	Memory  bool      `json:"memory" doc:"it holds processes and their memory; otherwise files only"`
+	Created time.Time `json:"created" doc:"when it was taken"`
+	Spec    Spec      `json:"spec" doc:"spec of the sandbox"`
 }
 
 // SessionEvent is something that happened to a session. Seq increases within a session.
 type SessionEvent struct {
-	Seq     int64             `json:"seq"`
-	Time    time.Time         `json:"time"`
-	Session string            `json:"session"`
-	Kind    string            `json:"kind"` // state, operation, snapshot, restored, extended, var, gate, incident
-	State   SessionState      `json:"state,omitempty"`
-	Reason  string            `json:"reason,omitempty"`
-	Op      string            `json:"op,omitempty"`
-	Attrs   map[string]string `json:"attrs,omitempty"`
+	Seq     int64             `json:"seq" doc:"number of the event, increasing within a session"`
+	Time    time.Time         `json:"time" doc:"when it happened"`
+	Session string            `json:"session" doc:"name of the session"`
+	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident" doc:"kind of event"`
+	State   SessionState      `json:"state,omitempty" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"new state"`
+	Reason  string            `json:"reason,omitempty" doc:"why"`
+	Op      string            `json:"op,omitempty" doc:"id of the cell or command"`
+	Attrs   map[string]string `json:"attrs,omitempty" doc:"details"`
 }
 
 // AuditEntry is a line of the audit log: who ran what when, and how it ended.
 type AuditEntry struct {
-	ID       int64         `json:"id"`
-	Time     time.Time     `json:"time"`
-	Tenant   string        `json:"tenant"`
-	Session  string        `json:"session"`
-	Actor    string        `json:"actor"`  // name of the API key, or the user of the command line
-	Action   string        `json:"action"` // cell, command, start, background (the end of a started one), open, ended, snapshot, restore, fork, …; of the server: file.write, …
-	Detail   string        `json:"detail"` // beginning of the code or command
-	Digest   string        `json:"digest,omitempty"`
-	Op       string        `json:"op,omitempty"`
-	Verdict  string        `json:"verdict,omitempty"`
-	Gate     string        `json:"gate,omitempty"` // the gate's decision
-	Stdout   int64         `json:"stdout,omitempty"`
-	Stderr   int64         `json:"stderr,omitempty"`
-	Duration time.Duration `json:"duration_ns,omitempty"`
-	Error    string        `json:"error,omitempty"` // code of the error
+	ID       int64         `json:"id" doc:"number of the entry, increasing"`
+	Time     time.Time     `json:"time" doc:"when it happened"`
+	Tenant   string        `json:"tenant" doc:"tenant"`
+	Session  string        `json:"session" doc:"name of the session"`
+	Actor    string        `json:"actor" doc:"name of the API key, or user of the command line"`
+	Action   string        `json:"action" doc:"what was done, such as cell, command, open, snapshot or file.write"`
+	Detail   string        `json:"detail" doc:"beginning of the code or command"`
+	Digest   string        `json:"digest,omitempty" doc:"SHA-256 of the code or command"`
+	Op       string        `json:"op,omitempty" doc:"id of the cell or command"`
+	Verdict  string        `json:"verdict,omitempty" doc:"how it ended"`
+	Gate     string        `json:"gate,omitempty" doc:"decision of the gate"`
+	Stdout   int64         `json:"stdout,omitempty" doc:"bytes of stdout"`
+	Stderr   int64         `json:"stderr,omitempty" doc:"bytes of stderr"`
+	Duration time.Duration `json:"duration_ns,omitempty" doc:"how long it took"`
+	Error    string        `json:"error,omitempty" doc:"code of the error"`
 }
 
 // SessionState is the state of a session.
@@ -180,11 +175,11 @@ type AuditOptions struct {
 
 // Collected is what GC removed.
 type Collected struct {
-	Sessions  int   `json:"sessions"`  // records of ended sessions
-	Snapshots int   `json:"snapshots"` // of removed sessions, and images without a name
-	Strays    int   `json:"strays"`    // sandboxes of no session
-	Entries   int   `json:"entries"`   // of the audit log
-	Bytes     int64 `json:"bytes"`     // of images
+	Sessions  int   `json:"sessions" doc:"records of ended sessions that were removed"`
+	Snapshots int   `json:"snapshots" doc:"snapshots that were removed"`
+	Strays    int   `json:"strays" doc:"sandboxes without a session that were ended"`
+	Entries   int   `json:"entries" doc:"entries of the audit log that were removed"`
+	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
 }
 
 // EventsOptions chooses events.
@@ -195,7 +190,7 @@ type EventsOptions struct {
 
 // SessionPage is one page.
 type SessionPage struct {
-	Sessions []Session `json:"sessions"`
+	Sessions []Session `json:"sessions" doc:"sessions, by name"`
 	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
 }
 
@@ -207,17 +202,17 @@ type ExtendRequest struct {
 // ForkRequest asks for live copies.
 type ForkRequest struct {
 	Count int      `json:"count,omitempty" doc:"left out: as many as there are names, or one"`
-	Names []string `json:"names,omitempty"`
+	Names []string `json:"names,omitempty" doc:"names of the copies; left out: the server chooses"`
 }
 
 // Forked is the answer to ForkRequest: all copies.
 type Forked struct {
-	Sessions []Session `json:"sessions"`
+	Sessions []Session `json:"sessions" doc:"the copies"`
 }
 
 // SaveRequest asks for a snapshot.
 type SaveRequest struct {
-	Name string `json:"name"`
+	Name string `json:"name" doc:"name of the snapshot"`
 }
 
 // RestoreRequest puts a session back.
@@ -227,24 +222,24 @@ type RestoreRequest struct {
 
 // SnapshotPage is all snapshots of a session or tenant.
 type SnapshotPage struct {
-	Snapshots []Snapshot `json:"snapshots"`
+	Snapshots []Snapshot `json:"snapshots" doc:"snapshots, oldest first"`
 	Next      string     `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // VarPage are variables of a session, in the order of their names.
 type VarPage struct {
-	Vars map[string]string `json:"vars"`
+	Vars map[string]string `json:"vars" doc:"variables by name"`
 	Next string            `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Var is the value of one.
 type Var struct {
-	Value string `json:"value"`
+	Value string `json:"value" doc:"value of the variable"`
 }
 
 // AuditPage is one page of the audit log.
 type AuditPage struct {
-	Entries []AuditEntry `json:"entries"`
+	Entries []AuditEntry `json:"entries" doc:"entries, oldest first"`
 	Next    int64        `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
@@ -256,8 +251,8 @@ type TokenRequest struct {
 
 // Token is shown once.
 type Token struct {
-	Token   string     `json:"token"`
-	Session string     `json:"session"`
-	Scope   string     `json:"scope"`
-	Expires *time.Time `json:"expires,omitempty"`
+	Token   string     `json:"token" doc:"the token itself; shown once"`
+	Session string     `json:"session" doc:"name of the session"`
+	Scope   string     `json:"scope" enum:"read,execute" doc:"what it permits"`
+	Expires *time.Time `json:"expires,omitempty" doc:"when it expires; left out: with the session"`
 }

@@ -24,16 +24,13 @@ type Spec struct {
 	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a registry reference, oci:DIR or tar:FILE"`
 	// RootFS is a directory of the host to use as the root, read-only.
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory, read-only"`
-	// Limits bounds the sandbox; zero fields take their defaults.
-	Limits Limits `json:"limits"`
+	Limits Limits `json:"limits" doc:"limits; what is left out takes its default"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
 	// limit, and is in no snapshot.
-	Volumes []Volume `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"named volume of docker to show inside, read-only unless rw"`
-	// Options are settings of a single backend, keyed by its name; the backend's package documents them. Options of
-	// another backend than the one that makes the sandbox are refused.
-	Options map[string]json.RawMessage `json:"options,omitempty"`
+	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"named volume of docker to show inside, read-only unless rw"`
+	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
 	// Dir is where commands start; empty: the home directory, or the image's own.
@@ -44,12 +41,9 @@ type Spec struct {
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
 	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
-	Hostname string `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
-	// Labels are kept with the sandbox and given back by List.
-	Labels map[string]string `json:"labels,omitempty"`
-	// Persist keeps the sandbox when the program that made it ends without closing it.
-	// Otherwise whatever such a program left is ended by the next one that looks.
-	Persist bool `json:"persist,omitempty"`
+	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
+	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox, and part of lists"`
+	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that made it ends without closing it"`
 	// Cold makes the backend boot instead of restoring its template.
 	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a warm template"`
 }
@@ -71,9 +65,9 @@ type Limits struct {
 
 // Mount shows a directory of the host inside the sandbox.
 type Mount struct {
-	Host     string `json:"host"`               // absolute; judged after resolving it
-	Path     string `json:"path"`               // absolute, inside
-	Writable bool   `json:"writable,omitempty"` // read-only otherwise
+	Host     string `json:"host" doc:"absolute path on the host"`
+	Path     string `json:"path" doc:"absolute path inside"`
+	Writable bool   `json:"writable,omitempty" doc:"allow writes; otherwise read-only"`
 }
 
 // String returns the mount for people.
@@ -81,9 +75,9 @@ func (m Mount) String() string { return m.Host + " on " + m.Path }
 
 // Volume shows a named volume of a container engine inside the sandbox.
 type Volume struct {
-	Name     string `json:"name"`
-	Path     string `json:"path"`               // absolute, inside
-	Writable bool   `json:"writable,omitempty"` // read-only otherwise
+	Name     string `json:"name" doc:"name of the volume"`
+	Path     string `json:"path" doc:"absolute path inside"`
+	Writable bool   `json:"writable,omitempty" doc:"allow writes; otherwise read-only"`
 }
 
 // String returns the volume for people.

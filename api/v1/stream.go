@@ -26,14 +26,14 @@ const (
 
 // Chunk is a piece of output. Offset is where it begins in the whole stream.
 type Chunk struct {
-	Offset int64 `json:"offset"`
-	Data   Text  `json:"data"`
+	Offset int64 `json:"offset" doc:"offset of the data in the stream"`
+	Data   Text  `json:"data" doc:"output"`
 }
 
 // Skipped tells of output that is no longer kept.
 type Skipped struct {
-	Stream int   `json:"stream"`
-	Bytes  int64 `json:"bytes"`
+	Stream int   `json:"stream" doc:"1 for stdout, 2 for stderr"`
+	Bytes  int64 `json:"bytes" doc:"bytes that are no longer kept"`
 }
 
 // Mark is the id of an event of an operation's stream: what to give as Last-Event-ID to go on behind it.
@@ -67,17 +67,17 @@ const (
 
 // Control is a text message of a WebSocket; one field is set. The caller's first is a cell or a command.
 type Control struct {
-	Cell     *CellRequest    `json:"cell,omitempty"`
-	Command  *CommandRequest `json:"command,omitempty"`
+	Cell     *CellRequest    `json:"cell,omitempty" doc:"cell to run; only in the first message"`
+	Command  *CommandRequest `json:"command,omitempty" doc:"command to run; only in the first message"`
 	Stdin    bool            `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
 	StdinEnd bool            `json:"stdin_end,omitempty" doc:"there is no more input"`
-	Resize   *Size           `json:"resize,omitempty"`
+	Resize   *Size           `json:"resize,omitempty" doc:"new size of the terminal"`
 	Cancel   bool            `json:"cancel,omitempty" doc:"end it; the verdict follows"`
 
-	Started *Started `json:"started,omitempty"`
-	Display *Bundle  `json:"display,omitempty"`
-	Verdict *Verdict `json:"verdict,omitempty"`
-	Problem *Problem `json:"problem,omitempty"`
+	Started *Started `json:"started,omitempty" doc:"the operation has begun"`
+	Display *Bundle  `json:"display,omitempty" doc:"value that the code displays"`
+	Verdict *Verdict `json:"verdict,omitempty" doc:"how it ended; the last message"`
+	Problem *Problem `json:"problem,omitempty" doc:"why it failed; the last message"`
 }
 
 // maxEvent bounds one event: a display may hold an image.

@@ -23,42 +23,27 @@ const (
 
 // Verdict is everything that is known about how a cell or command ended.
 type Verdict struct {
-	ID    string `json:"id"`
-	Ended Ending `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start"`
-	// ExitCode is the process's own with EndedExit and EndedStart, else -1. For a cell
-	// it is 0, 1 after an exception, or what the code gave to exit.
-	ExitCode int            `json:"exit_code"`
-	Signal   syscall.Signal `json:"-"`
-	Stdout   Output         `json:"stdout"`
-	Stderr   Output         `json:"stderr"`
-	Started  time.Time      `json:"started"`
-	Wall     time.Duration  `json:"wall_ns"`
-	// CPU is what the sandbox's kernel counted for it and the children it waited for. gVisor counts by ticks, also
-	// while a CPU limit holds the process back.
-	CPU time.Duration `json:"cpu_ns"`
-	// PeakMemory is the largest resident set seen of one process. For a cell it is
-	// the interpreter's since it started.
-	PeakMemory int64 `json:"peak_memory"`
-	// MemoryKills counts processes of it that were killed for memory, its main one or not. Where the host's kernel kills, as in containers on runc, and
-	// several operations run at once, only the main one's end tells whose they were.
-	MemoryKills int `json:"memory_kills,omitempty"`
-	// Survivors are processes the cell or command left alive; those with Killed set
-	// were ended by us. At most 64 are listed, SurvivorsTotal counts them all.
-	Survivors      []Process `json:"survivors,omitempty"`
-	SurvivorsTotal int       `json:"survivors_total,omitempty"`
-	// StateKept reports, for a cell, that the interpreter and its variables live on.
-	StateKept bool `json:"state_kept"`
-	// StateLostBefore reports that the interpreter had died since the cell before, so that this one began without its variables.
-	StateLostBefore bool `json:"state_lost_before,omitempty"`
-	// Error is the exception of a cell, nil for none.
-	Error *CellError `json:"error,omitempty"`
-	// StartError is why a command never ran.
-	StartError string `json:"start_error,omitempty"`
-	// Displays are what a cell showed, in order; Result is the value of its last expression.
-	Displays        []Bundle          `json:"displays,omitempty"`
-	DisplaysDropped int               `json:"displays_dropped,omitempty"`
-	Result          *Bundle           `json:"result,omitempty"`
-	Metadata        map[string]string `json:"metadata,omitempty"`
+	ID              string            `json:"id" doc:"id of the cell or command"`
+	Ended           Ending            `json:"ended" enum:"exit,signal,timeout,cancelled,memory,killed,start" doc:"what ended it"`
+	ExitCode        int               `json:"exit_code" doc:"exit code of the process, or -1 if it did not exit; of a cell 0, 1 after an exception, or the code given to exit"`
+	Signal          syscall.Signal    `json:"-"`
+	Stdout          Output            `json:"stdout" doc:"stdout"`
+	Stderr          Output            `json:"stderr" doc:"stderr"`
+	Started         time.Time         `json:"started" doc:"when it started"`
+	Wall            time.Duration     `json:"wall_ns" doc:"how long it took"`
+	CPU             time.Duration     `json:"cpu_ns" doc:"CPU time of it and of the children it waited for; gVisor counts ticks, also while a CPU limit holds the process back"`
+	PeakMemory      int64             `json:"peak_memory" doc:"largest resident set of one process, in bytes; of a cell the interpreter's since its start"`
+	MemoryKills     int               `json:"memory_kills,omitempty" doc:"processes of it that were killed for memory; where the kernel of the host kills and several operations run at once, only its main process is certain"`
+	Survivors       []Process         `json:"survivors,omitempty" doc:"processes it left running, those marked killed ended by recluse; at most 64 are listed"`
+	SurvivorsTotal  int               `json:"survivors_total,omitempty" doc:"number of processes it left running"`
+	StateKept       bool              `json:"state_kept" doc:"the interpreter and its variables are still there"`
+	StateLostBefore bool              `json:"state_lost_before,omitempty" doc:"the interpreter had died since the previous cell, so this one began without its variables"`
+	Error           *CellError        `json:"error,omitempty" doc:"exception of a cell"`
+	StartError      string            `json:"start_error,omitempty" doc:"why a command could not be started"`
+	Displays        []Bundle          `json:"displays,omitempty" doc:"values that a cell displayed, in order"`
+	DisplaysDropped int               `json:"displays_dropped,omitempty" doc:"displayed values that were too many or too large to keep"`
+	Result          *Bundle           `json:"result,omitempty" doc:"value of the last expression of a cell"`
+	Metadata        map[string]string `json:"metadata,omitempty" doc:"metadata of the request, with the trace"`
 }
 
 // OK reports a natural end with exit code 0.
@@ -103,11 +88,11 @@ func (v *Verdict) String() string {
 
 // Output is one stream of a cell or command.
 type Output struct {
-	Produced int64  `json:"produced"`             // bytes written by the code
-	Head     []byte `json:"-"`                    // the first bytes
-	Tail     []byte `json:"-"`                    // the last bytes, empty when Head holds everything
-	File     string `json:"file,omitempty"`       // the output in the sandbox, when there was more than was kept here
-	InFile   int64  `json:"file_bytes,omitempty"` // bytes of it
+	Produced int64  `json:"produced" doc:"bytes that were written"`
+	Head     []byte `json:"-"` // the first bytes
+	Tail     []byte `json:"-"` // the last bytes, empty when Head holds everything
+	File     string `json:"file,omitempty" doc:"file in the sandbox that has more of the output than is kept here"`
+	InFile   int64  `json:"file_bytes,omitempty" doc:"bytes in that file"`
 }
 
 // Kept is the number of bytes in Head and Tail.
@@ -130,23 +115,23 @@ func (o Output) String() string {
 
 // Process is one process inside a sandbox.
 type Process struct {
-	PID     int    `json:"pid"`
-	Command string `json:"command"`
-	Killed  bool   `json:"killed"`
+	PID     int    `json:"pid" doc:"process id, inside the sandbox"`
+	Command string `json:"command" doc:"command line"`
+	Killed  bool   `json:"killed" doc:"recluse ended it"`
 }
 
 // CellError is an exception that left a cell.
 type CellError struct {
-	Name      string `json:"name"`
-	Value     string `json:"value"`
-	Traceback string `json:"traceback"`
-	Line      int    `json:"line,omitempty"` // in the cell, 0 when unknown
+	Name      string `json:"name" doc:"class of the exception"`
+	Value     string `json:"value" doc:"text of the exception"`
+	Traceback string `json:"traceback" doc:"traceback"`
+	Line      int    `json:"line,omitempty" doc:"line of the cell; 0: unknown"`
 }
 
 // Bundle is one shown value in several formats, by MIME type. Binary formats are base64.
 type Bundle struct {
-	Data     map[string]json.RawMessage `json:"data"`
-	Metadata json.RawMessage            `json:"metadata,omitempty"`
+	Data     map[string]json.RawMessage `json:"data" doc:"formats by MIME type; binary formats are base64"`
+	Metadata json.RawMessage            `json:"metadata,omitempty" doc:"metadata of the formats"`
 }
 
 // Text returns the text/plain format, or "".
