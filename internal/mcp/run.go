@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"path"
+	"regexp"
 	"strings"
 	"time"
 
@@ -55,6 +56,7 @@ type outcome struct {
 	Cut        int64          `json:"cut_bytes,omitempty" doc:"bytes missing from the middle of stdout and stderr"`
 	StdoutFile string         `json:"stdout_file,omitempty" doc:"file in the sandbox with all of stdout, if something was cut"`
 	StderrFile string         `json:"stderr_file,omitempty"`
+	Displayed  []string       `json:"displayed,omitempty" doc:"values that the code displayed, as text; pictures are content of their own"`
 	Result     string         `json:"result,omitempty" doc:"value of the last expression"`
 	StateKept  *bool          `json:"state_kept,omitempty" doc:"the interpreter and its variables live on"`
 	StateFrom  string         `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
@@ -133,7 +135,12 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
 		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
 	}
-	o.Displays, o.Metadata, o.pictures = nil, nil, pictures(v) // which are content of their own
+	o.Displays, o.Metadata, o.pictures = nil, nil, pictures(v)
+	for _, d := range v.Displays {
+		if text := textOf(&d); text != "" && !picture(&d) {
+			o.Displayed = append(o.Displayed, text)
+		}
+	}
 	if v.Ended == v1.EndedSignal || v.Ended == v1.EndedKilled {
 		o.Signal = v.Signal.String()
 	}
@@ -141,7 +148,7 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		o.Stderr = v.StartError
 	}
 	if v.Result != nil {
-		o.Result = v.Result.Text()
+		o.Result = textOf(v.Result)
 	}
 	return o
 }
@@ -187,6 +194,9 @@ func (o outcome) shown() *sdk.CallToolResult {
 	}
 	block("", o.Stdout)
 	block("stderr", o.Stderr)
+	for _, text := range o.Displayed {
+		block("displayed", text)
+	}
 	block("result", o.Result)
 	if o.Error != nil {
 		block("exception", o.Error.Traceback)
@@ -196,13 +206,12 @@ func (o outcome) shown() *sdk.CallToolResult {
 	}
 	block("gate", o.Warning)
 	switch {
-	case o.OK && b.Len() == 0:
-		b.WriteString("[done, without output]\n")
-	case o.OK || o.Error != nil:
-	case o.Ended == v1.EndedExit || o.Ended == v1.EndedStart:
-		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
-	default:
+	case o.Ended != v1.EndedExit && o.Ended != v1.EndedStart:
 		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.Wall.Milliseconds())
+	case o.OK && b.Len() == 0 && len(o.pictures) == 0:
+		b.WriteString("[done, without output]\n")
+	case !o.OK && o.Error == nil:
+		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
 	}
 	if o.StateKept != nil && !*o.StateKept {
 		block("", "[the interpreter was lost with its variables; files are still there]")
@@ -211,6 +220,28 @@ func (o outcome) shown() *sdk.CallToolResult {
 		fmt.Fprintf(&b, "[%d processes still run in the background]\n", n)
 	}
 	return &sdk.CallToolResult{IsError: !o.OK, Content: append([]sdk.Content{&sdk.TextContent{Text: b.String()}}, o.pictures...)}
+}
+
+// bareObject is the plain text of a value without a text of its own.
+var bareObject = regexp.MustCompile(`^<[\w.]+ object( at 0x[0-9a-f]+)?>$`)
+
+// textOf returns a value as text. The plain text of a value that exists to be rendered, such as HTML, only names its class.
+func textOf(b *sandbox.Bundle) string {
+	plain := b.Text()
+	if plain != "" && !bareObject.MatchString(plain) {
+		return plain
+	}
+	for _, mime := range []string{"text/markdown", "text/latex", "text/html", "image/svg+xml"} {
+		if text := b.Format(mime); text != "" {
+			return text
+		}
+	}
+	return plain
+}
+
+// picture reports whether a value is passed on as an image.
+func picture(b *sandbox.Bundle) bool {
+	return b.Format("image/png") != "" || b.Format("image/jpeg") != ""
 }
 
 // pictures are the shown values of a cell that are images.

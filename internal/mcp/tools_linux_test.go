@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +38,14 @@ func TestToolsWorkInOneSession(t *testing.T) {
 		bad, res := use[outcome](t, s, "run_code", args{"code": "1/0"})
 		if bad.OK || !res.IsError || bad.Error == nil || bad.Error.Name != "ZeroDivisionError" || !strings.Contains(text(res), "ZeroDivisionError") {
 			t.Fatalf("%+v %s", bad, text(res))
+		}
+		shows, res := use[outcome](t, s, "run_code", args{"code": "class T:\n  def __repr__(self): return 'a  b'\nclass H:\n  def _repr_html_(self): return '<b>bold</b>'\ndisplay(T()); display(H())\nH()"})
+		if got := text(res); !slices.Equal(shows.Displayed, []string{"a  b", "<b>bold</b>"}) || !strings.Contains(got, "a  b") || shows.Result != "<b>bold</b>" || strings.Contains(got, "without output") {
+			t.Fatalf("%+v %s", shows, got)
+		}
+		slow, res := use[outcome](t, s, "run_code", args{"code": "import time; time.sleep(60)", "timeout_seconds": 0.5})
+		if slow.Ended != "timeout" || !strings.Contains(text(res), "ended by timeout") {
+			t.Fatalf("%+v %s", slow, text(res))
 		}
 		sh, res := use[outcome](t, s, "run_bash", args{"command": "pwd; echo $A >&2; exit 3", "working_dir": "sub/..", "env": args{"A": "b"}})
 		if sh.ExitCode != 3 || sh.Stdout != "/home/user\n" || sh.Stderr != "b\n" || !res.IsError {
