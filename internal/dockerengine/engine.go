@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -53,7 +54,7 @@ func Open(o Options) (*Engine, error) {
 		opts, err = ep.ClientOpts()
 	}
 	if ep.TLSData == nil && ep.Host != "" {
-		opts = append([]client.Opt{client.WithTLSClientConfigFromEnv()}, opts...)
+		opts = append([]client.Opt{tlsFromEnv(ep.Host)}, opts...)
 	}
 	var cli *client.Client
 	if err == nil {
@@ -63,6 +64,16 @@ func Open(o Options) (*Engine, error) {
 		return nil, &v1.Error{Code: v1.CodeBackendMissing, Op: "find the Docker engine", Message: ep.Host, Err: err}
 	}
 	return &Engine{Client: cli, runtime: o.Runtime, labels: o.Labels}, nil
+}
+
+// tlsFromEnv returns TLS as DOCKER_TLS_VERIFY and DOCKER_CERT_PATH ask for it. Without a path the keys are those of the docker command, as
+// there; the client's own option would then speak in clear text.
+func tlsFromEnv(host string) client.Opt {
+	if os.Getenv(client.EnvTLSVerify) == "" || os.Getenv(client.EnvOverrideCertPath) != "" || !strings.HasPrefix(host, "tcp://") {
+		return client.WithTLSClientConfigFromEnv()
+	}
+	dir := config.Dir()
+	return client.WithTLSClientConfig(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
 }
 
 // endpoint chooses as the docker command does: the options, DOCKER_HOST, DOCKER_CONTEXT, the context in use. Without any
