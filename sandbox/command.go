@@ -99,6 +99,9 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
+	if c.PTY != nil && c.Timeout == 0 {
+		c.Timeout = v1.NoLimit // a person sits there
+	}
 	opts, err := s.wireOptions(c.RunOptions, "c", v1.DefaultKillGrace)
 	if err != nil {
 		return nil, err

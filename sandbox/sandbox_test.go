@@ -244,3 +244,20 @@ func TestOptionsOfAnotherBackendAreRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestATerminalHasNoTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		command Command
+		want    time.Duration
+	}{
+		{"a command", Command{Args: []string{"true"}}, v1.DefaultTimeout},
+		{"a terminal", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}}, 0},
+		{"a terminal with a timeout", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}, RunOptions: RunOptions{Timeout: time.Minute}}, time.Minute},
+	} {
+		req, err := (&Sandbox{}).exec(t.Context(), tt.command)
+		if err != nil || time.Duration(req.Options.TimeoutNs) != tt.want {
+			t.Errorf("%s: %v, timeout %s, want %s", tt.name, err, time.Duration(req.GetOptions().GetTimeoutNs()), tt.want)
+		}
+	}
+}

@@ -33,7 +33,7 @@ type Command struct {
 	Python string
 	Dir    string // empty: the sandbox's, or the home directory of User
 
-	// PTY gives the command a terminal of this size; its stderr is then part of stdout.
+	// PTY gives the command a terminal of this size; its stderr is then part of stdout, and it has no timeout by default.
 	PTY *Size
 	// Resize changes the terminal's size.
 	Resize <-chan Size

@@ -14,7 +14,7 @@ type RunFields struct {
 	Env           map[string]string `json:"env,omitempty" doc:"environment variables for this cell or command alone, added to those of the sandbox"`
 	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s; none: unlimited"`
+	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s, or unlimited with a terminal; none: unlimited"`
 	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between the polite signal and SIGKILL; left out: 300ms for a command, 2s for a cell"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576" doc:"bytes of each stream that the verdict keeps; left out: 65536"`

@@ -35,6 +35,7 @@ type execOptions struct {
 	pythonFile    string
 	timeout       v1.Duration
 	killSurvivors bool
+	noStdin       bool
 }
 
 func (a *app) execCommand() *cobra.Command {
@@ -61,6 +62,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
   recluse exec --python-file script.py ARG... < data
   recluse exec -- bash -c 'id; ls /'
   echo data | recluse exec -- wc -c
+  while read -r f; do recluse exec -n -- echo "$f"; done < list
   recluse exec --timeout 5s --memory 256m --cpus 0.5 -- bash -c 'make -C /work'
   recluse exec --mount "$PWD:/work" --dir /work -- python3 -m pytest`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -79,6 +81,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
+	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
@@ -100,6 +103,8 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 		return usage("--context needs --python")
 	case o.background && cell:
 		return usage("--background is for commands; a cell holds its interpreter")
+	case o.noStdin && cell && o.python == "-":
+		return usage("--no-stdin: --python - reads the code from the input")
 	case o.session != "" && o.sandbox.Dir != "" && cell:
 		return usage("--dir: the interpreter of a session has its own directory; os.chdir changes it")
 	}
@@ -109,6 +114,9 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors}}
 	req := gate.Request{Language: gate.Python, Code: o.python}
+	if o.noStdin {
+		cmd.Stdin = nil
+	}
 	if cell && o.python == "-" {
 		b, err := io.ReadAll(a.stdin)
 		if err != nil {

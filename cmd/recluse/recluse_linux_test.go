@@ -116,6 +116,7 @@ func TestExec(t *testing.T) {
 		{"arguments of a cell", "", []string{"--python", "import sys; print(sys.argv)", "a", "-b"}, 0, "['-c', 'a', '-b']\n", ""},
 		{"script", "data", []string{"--python-file", script, "x", "-y"}, 5, "['x', '-y'] data\n", ""},
 		{"input of a command", "data\n", []string{"--", "wc", "-c"}, 0, "5\n", ""},
+		{"no input", "data\n", []string{"-n", "--", "wc", "-c"}, 0, "0\n", ""},
 		{"streams apart", "", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
 		{"time-out", "", []string{"--timeout", "1s", "--", "sh", "-c", "echo so far; sleep 60"}, 124, "so far\n", "recluse: timed out after 1."},
 		{"limits of memory and processors", "", []string{"--memory", "128m", "--cpus", "0.5", "--python", "import os, subprocess as s\nprint(os.environ['OMP_NUM_THREADS'], s.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(8 << 20))']).returncode)"}, 0, "1 -9\n", "1 process killed: out of memory (limit 128m)"},
@@ -370,6 +371,11 @@ func TestDoctor(t *testing.T) {
 func TestVersionAndHelp(t *testing.T) {
 	if got := run(t, "", "version"); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") {
 		t.Errorf("%+v", got)
+	}
+	for _, flag := range []string{"--version", "-V"} {
+		if got := run(t, "", flag); got.status != 0 || !strings.HasPrefix(got.stdout, "recluse ") || strings.Count(got.stdout, "\n") != 1 {
+			t.Errorf("%s: %+v", flag, got)
+		}
 	}
 	got := run(t, "", "version", "--json")
 	var b build

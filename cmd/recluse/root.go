@@ -77,9 +77,12 @@ recluse itself failed.`,
   recluse exec --session work --python 'x = 41' && recluse exec --session work --python 'x + 1'
   recluse shell
   recluse doctor`,
+		Version:       thisBuild().Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("recluse {{.Version}}\n")
+	root.Flags().BoolP("version", "V", false, "print the version")
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
