@@ -48,6 +48,10 @@ func (s *Session) create(ctx context.Context, c creation) {
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
 	defer s.releaseTurn()
+	if err := s.notePrevious(ctx); err != nil {
+		s.finishCreation(ctx, err)
+		return
+	}
 	var err error
 	if c.From != "" {
 		err = s.createFromSnapshot(ctx, c)
@@ -55,6 +59,22 @@ func (s *Session) create(ctx context.Context, c creation) {
 		err = s.createFromSpec(ctx, c)
 	}
 	s.finishCreation(ctx, err)
+}
+
+// notePrevious notes the session that had the key before, so that its caller learns that the state of that one is gone.
+func (s *Session) notePrevious(ctx context.Context) error {
+	rows, err := s.m.store.FindSessions(ctx, store.SessionQuery{Tenant: s.key.Tenant, Name: s.key.Name, Dead: true, Limit: 1})
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	r, err := decode(rows[0])
+	if err != nil {
+		return nil // unreadable, and of no use to anybody
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rec.Previous = &v1.PreviousSession{ID: r.ID, State: r.State, Reason: r.Reason, Ended: r.Ended}
+	return nil
 }
 
 // createFromSpec creates it from its spec.

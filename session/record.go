@@ -69,11 +69,13 @@ type record struct {
 	// Request is the id of the request that created it, if that may be repeated.
 	Request string `json:"request,omitempty"`
 
-	Restored  int         `json:"restored,omitempty"`
-	StateFrom *time.Time  `json:"state_from,omitempty"`
-	Losses    []time.Time `json:"losses,omitempty"`   // restores within the window
-	Hopeless  bool        `json:"hopeless,omitempty"` // lost for good: no more attempts
-	Output    int64       `json:"output"`
+	Restored  int        `json:"restored,omitempty"`
+	StateFrom *time.Time `json:"state_from,omitempty"`
+	// Previous is the session that had the key before, until a verdict has reported it.
+	Previous *v1.PreviousSession `json:"previous,omitempty"`
+	Losses   []time.Time         `json:"losses,omitempty"`   // restores within the window
+	Hopeless bool                `json:"hopeless,omitempty"` // lost for good: no more attempts
+	Output   int64               `json:"output"`
 
 	// Incidents are those of the current sandbox, the last of each kind. The slice is replaced, never changed.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`

@@ -18,7 +18,7 @@ func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, e
 	if err == nil {
 		v, err = s.cell(ctx, c)
 	}
-	s.reportStateFrom(v)
+	s.reportState(v)
 	j.addWarning(v)
 	s.recordRun(ctx, "cell", c.Code, j, begun, v, err)
 	return v, err
@@ -57,7 +57,7 @@ func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict,
 	if err == nil {
 		v, err = s.run(ctx, c)
 	}
-	s.reportStateFrom(v)
+	s.reportState(v)
 	j.addWarning(v)
 	s.recordRun(ctx, "command", commandLine(c), j, begun, v, err)
 	return v, err
@@ -131,26 +131,33 @@ func commandLine(c sandbox.Command) string {
 	return strings.Join(c.Args, " ")
 }
 
-// The keys of a verdict's metadata that report that the session was restored to an earlier state.
+// The keys of a verdict's metadata that report that the session does not have the state that its caller left.
 const (
-	MetaStateFrom = "recluse.state_from" // the moment the state is from, RFC 3339
-	MetaRestored  = "recluse.restored"   // how often the session was restored so far
+	MetaStateFrom = "recluse.state_from"       // restored: the moment the state is from, RFC 3339
+	MetaRestored  = "recluse.restored"         // how often the session was restored so far
+	MetaPrevious  = "recluse.previous_session" // the session is new: how the one that had its name before has ended
 )
 
-// reportStateFrom reports in the first verdict after a restore that the state is an earlier one.
-func (s *Session) reportStateFrom(v *sandbox.Verdict) {
+// reportState reports in the first verdict of a session that took the place of another one, and in the first after a restore, that the
+// state is not the one that the caller left.
+func (s *Session) reportState(v *sandbox.Verdict) {
 	if v == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.StateFrom == nil {
+	if s.rec.StateFrom == nil && s.rec.Previous == nil {
 		return
 	}
 	if v.Metadata == nil {
 		v.Metadata = map[string]string{}
 	}
-	v.Metadata[MetaStateFrom] = s.rec.StateFrom.UTC().Format(time.RFC3339Nano)
-	v.Metadata[MetaRestored] = fmt.Sprint(s.rec.Restored)
-	s.rec.StateFrom, s.dirty = nil, true
+	if s.rec.StateFrom != nil {
+		v.Metadata[MetaStateFrom] = s.rec.StateFrom.UTC().Format(time.RFC3339Nano)
+		v.Metadata[MetaRestored] = fmt.Sprint(s.rec.Restored)
+	}
+	if s.rec.Previous != nil {
+		v.Metadata[MetaPrevious] = s.rec.Previous.String()
+	}
+	s.rec.StateFrom, s.rec.Previous, s.dirty = nil, nil, true
 }

@@ -80,7 +80,7 @@ func (s *Session) Info() Info {
 func (r *record) info() Info {
 	i := Info{
 		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate, Role: r.Role,
-		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Output: r.Output, Incidents: r.Incidents,
+		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Previous: r.Previous, Output: r.Output, Incidents: r.Incidents,
 	}
 	if !r.State.Live() {
 		ended := r.Ended

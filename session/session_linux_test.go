@@ -340,3 +340,39 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 		t.Errorf("of %s %s is left", made, left)
 	}
 }
+
+// A caller who uses a name again learns that the session of that name has ended, once.
+func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
+	k := newBench(t, quick())
+	open := func() (*Session, Opened) {
+		s, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, opened
+	}
+	run := func(s *Session) string {
+		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.Metadata[MetaPrevious]
+	}
+	first, opened := open()
+	if got := run(first); got != "" || opened.Previous != nil {
+		t.Errorf("the first session of a name tells of another: %q, %+v", got, opened.Previous)
+	}
+	if err := first.End(t.Context(), "no longer needed"); err != nil {
+		t.Fatal(err)
+	}
+	second, opened := open()
+	if p := opened.Previous; p == nil || p.ID != first.ID() || p.State != v1.StateEnded || p.Ended.IsZero() {
+		t.Errorf("previous is %+v", p)
+	}
+	if got := run(second); !strings.Contains(got, "no longer needed") {
+		t.Errorf("the first verdict tells %q", got)
+	}
+	if got := run(second); got != "" || second.Info().Previous != nil {
+		t.Errorf("it is told again: %q", got)
+	}
+}

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -74,28 +75,42 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID        string       `json:"id" doc:"unique id; unlike the name it is never used again"`
-	Key       SessionKey   `json:"key" doc:"tenant and name"`
-	State     SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"state of the session"`
-	Reason    string       `json:"reason" doc:"why it is in this state"`
-	Backend   string       `json:"backend" doc:"backend of its sandbox"`
-	Sandbox   string       `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
-	Spec      Spec         `json:"spec" doc:"spec of its sandbox"`
-	Policy    Policy       `json:"policy" doc:"lifetimes and limits"`
-	Gate      string       `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
-	Role      string       `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
-	Created   time.Time    `json:"created" doc:"when it was created"`
-	Used      time.Time    `json:"used" doc:"when it was last used"`
-	Expires   *time.Time   `json:"expires,omitempty" doc:"when it expires; left out: never"`
-	IdleAt    *time.Time   `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
-	Extended  int          `json:"extended" doc:"extensions so far"`
-	Restored  int          `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
-	StateFrom *time.Time   `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
-	Running   int          `json:"running" doc:"cells and commands that run"`
-	Output    int64        `json:"output" doc:"bytes of output so far"`
-	Snapshots int          `json:"snapshots" doc:"named snapshots"`
-	Ended     *time.Time   `json:"ended,omitempty" doc:"when it ended"`
-	Incidents []Incident   `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
+	ID        string           `json:"id" doc:"unique id; unlike the name it is never used again"`
+	Key       SessionKey       `json:"key" doc:"tenant and name"`
+	State     SessionState     `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"state of the session"`
+	Reason    string           `json:"reason" doc:"why it is in this state"`
+	Backend   string           `json:"backend" doc:"backend of its sandbox"`
+	Sandbox   string           `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
+	Spec      Spec             `json:"spec" doc:"spec of its sandbox"`
+	Policy    Policy           `json:"policy" doc:"lifetimes and limits"`
+	Gate      string           `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
+	Role      string           `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
+	Created   time.Time        `json:"created" doc:"when it was created"`
+	Used      time.Time        `json:"used" doc:"when it was last used"`
+	Expires   *time.Time       `json:"expires,omitempty" doc:"when it expires; left out: never"`
+	IdleAt    *time.Time       `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
+	Extended  int              `json:"extended" doc:"extensions so far"`
+	Restored  int              `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
+	StateFrom *time.Time       `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
+	Previous  *PreviousSession `json:"previous,omitempty" doc:"the session that had this name before, until a verdict has reported that this one is new"`
+	Running   int              `json:"running" doc:"cells and commands that run"`
+	Output    int64            `json:"output" doc:"bytes of output so far"`
+	Snapshots int              `json:"snapshots" doc:"named snapshots"`
+	Ended     *time.Time       `json:"ended,omitempty" doc:"when it ended"`
+	Incidents []Incident       `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
+}
+
+// PreviousSession is the session that had the name of a session before it.
+type PreviousSession struct {
+	ID     string       `json:"id" doc:"unique id"`
+	State  SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"how it ended"`
+	Reason string       `json:"reason" doc:"why it ended"`
+	Ended  time.Time    `json:"ended" doc:"when it ended"`
+}
+
+// String returns how it ended, in one line.
+func (p *PreviousSession) String() string {
+	return fmt.Sprintf("%s at %s: %s", p.State, p.Ended.UTC().Format(time.RFC3339), p.Reason)
 }
 
 // Snapshot is a named snapshot of a session.

@@ -60,6 +60,7 @@ type outcome struct {
 	Result     string         `json:"result,omitempty" doc:"value of the last expression"`
 	StateKept  *bool          `json:"state_kept,omitempty" doc:"the interpreter and its variables live on"`
 	StateFrom  string         `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
+	Previous   string         `json:"previous_session,omitempty" doc:"the session is new, because the previous one of that name has ended as said here: its variables and files are gone"`
 	Warning    string         `json:"gate_warning,omitempty" doc:"what the gate has against this code"`
 
 	pictures []sdk.Content // shown values that are images
@@ -134,6 +135,7 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 		Stdout: strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"), Stderr: strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
 		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
 		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
+		Previous: v.Metadata[session.MetaPrevious],
 	}
 	o.Displays, o.Metadata, o.pictures = nil, nil, pictures(v)
 	for _, d := range v.Displays {
@@ -185,6 +187,9 @@ func (o outcome) shown() *sdk.CallToolResult {
 	}
 	if o.NewSession {
 		block("", "[session "+o.Session+" was made for this call]")
+	}
+	if o.Previous != "" {
+		block("", "[the session is new; the previous one of that name "+o.Previous+"; its variables and files are gone]")
 	}
 	if o.StateFrom != "" {
 		block("", wentBack(o.StateFrom))
