@@ -561,7 +561,8 @@ func TestShellInASession(t *testing.T) {
 	w := newWorld(t)
 	w.must("exec", "--session", "work", "--", "sh", "-c", "echo kept > f")
 	talkInTerminal(t, w.command("shell", "--session", "work"), 9, func(master *os.File, screen *heard) {
-		// The prompts are counted: what is typed while a shell hears an interrupt may lose letters.
+		// A shell that starts, or is interrupted, may drop what is typed meanwhile: each line is typed at a prompt, and prompts are counted.
+		screen.await(t, "$ ")
 		say(t, master, "PS1='at $((n+=1))> '\r")
 		screen.await(t, "at 1> ")
 		say(t, master, "echo size $(stty size) $(cat f) $((40+2))\r")
