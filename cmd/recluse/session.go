@@ -61,6 +61,13 @@ and what it begins with.`,
 			if err != nil {
 				return err
 			}
+			if sandbox.given("command") != "" { // here they are the session's, for every command in it
+				spec, err := sandbox.spec(a)
+				if err != nil {
+					return err
+				}
+				o.Spec = &spec
+			}
 			return a.served(func(ctx context.Context, c *client.Client, args []string) error {
 				_, opened, err := c.Open(ctx, args[0], a.withLimits(o))
 				if err != nil {

@@ -574,3 +574,12 @@ func TestShellInASession(t *testing.T) {
 	})
 	w.expect("more\n", "exec", "--session", "work", "--", "cat", "g")
 }
+
+func TestASessionKeepsTheEnvironmentAndDirectoryItWasOpenedWith(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "es", "--env", "A=1", "--dir", "/tmp")
+	w.expect("1 /tmp\n", "exec", "--session", "es", "--", "sh", "-c", "echo $A $(pwd)")
+	w.expect("2 /tmp\n", "exec", "--session", "es", "--env", "A=2", "--", "sh", "-c", "echo $A $(pwd)")
+	w.expect("'1'\n", "exec", "--session", "es", "--python", "import os; os.environ['A']")
+}
