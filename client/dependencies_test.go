@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // dependenciesFile lists the packages that a program links by importing this one, without those of the standard library.
@@ -36,9 +38,7 @@ func TestDependenciesAreThoseListed(t *testing.T) {
 
 // A program that only uses the client stays small: it links no database, no SDK of a model and no gate.
 func TestAProgramWithTheClientIsSmall(t *testing.T) {
-	if testing.Short() {
-		t.Skip("links a program")
-	}
+	testneed.Slow(t, "links a program")
 	const most = 12 << 20
 	bin := filepath.Join(t.TempDir(), "hello")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./testdata/hello").CombinedOutput(); err != nil {

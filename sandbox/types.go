@@ -4,7 +4,7 @@ import v1 "github.com/recluse-dev/recluse/api/v1"
 
 // The types that a sandbox shares with the API of a server are declared in package v1; these are other names for them.
 type (
-	// Spec says what sandbox to make.
+	// Spec describes a sandbox to create.
 	Spec = v1.Spec
 	// Limits bounds what a sandbox may use.
 	Limits = v1.Limits
@@ -21,9 +21,9 @@ type (
 	RunOptions = v1.RunOptions
 	// Size is the size of a terminal.
 	Size = v1.Size
-	// FollowOptions says what output to follow.
+	// FollowOptions are the options of Follow.
 	FollowOptions = v1.FollowOptions
-	// SignalOptions says which processes get a signal.
+	// SignalOptions are the options of Signal.
 	SignalOptions = v1.SignalOptions
 
 	// Verdict is how a cell or command ended.
@@ -56,17 +56,17 @@ type (
 	FilePage = v1.FilePage
 	// FileEvent is a change of a file.
 	FileEvent = v1.FileEvent
-	// WriteOptions says how a file is written.
+	// WriteOptions are the options of Write.
 	WriteOptions = v1.WriteOptions
-	// ListOptions says what to list.
+	// ListOptions are the options of List and Page.
 	ListOptions = v1.ListOptions
-	// MkdirOptions says how a directory is created.
+	// MkdirOptions are the options of Mkdir.
 	MkdirOptions = v1.MkdirOptions
-	// MoveOptions says how a file is renamed.
+	// MoveOptions are the options of Move.
 	MoveOptions = v1.MoveOptions
-	// RemoveOptions says what is removed.
+	// RemoveOptions are the options of Remove.
 	RemoveOptions = v1.RemoveOptions
-	// WatchOptions says what is watched.
+	// WatchOptions are the options of Watch.
 	WatchOptions = v1.WatchOptions
 	// TarOptions bounds what is unpacked.
 	TarOptions = v1.TarOptions

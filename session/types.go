@@ -37,7 +37,7 @@ type (
 	Policy = v1.Policy
 	// Settings describe a session.
 	Settings = v1.Settings
-	// OpenOptions says which session to open.
+	// OpenOptions are the options of Open.
 	OpenOptions = v1.OpenOptions
 	// Opened is the session that Open returns.
 	Opened = v1.Opened

@@ -77,14 +77,14 @@ const (
 	CodeModelUnknown         Code = "model_unknown"          // no such provider or model
 	CodeModelKeyMissing      Code = "model_key_missing"      // the provider needs a key and there is none
 	CodeModelKeyRefused      Code = "model_key_refused"      // the provider does not take the key
-	CodeModelUnreachable     Code = "model_unreachable"      // nobody answers, or the connection broke
+	CodeModelUnreachable     Code = "model_unreachable"      // the provider does not answer, or the connection broke
 	CodeModelRateLimited     Code = "model_rate_limited"     // too many requests or tokens for now
 	CodeModelQuota           Code = "model_quota"            // the account has no money left
 	CodeModelOverloaded      Code = "model_overloaded"       // the provider fails by its own fault
 	CodeModelContextExceeded Code = "model_context_exceeded" // the prompt does not fit into the window
 	CodeModelRefused         Code = "model_refused"          // the provider does not take the request
 	CodeModelTimeout         Code = "model_timeout"          // our own time limit, not the caller's
-	CodeModelReplyBroken     Code = "model_reply_broken"     // the answer is not what the provider's protocol says
+	CodeModelReplyBroken     Code = "model_reply_broken"     // the reply violates the provider's protocol
 	CodeModelConfig          Code = "model_config"           // the configuration makes no sense
 	CodeModelScript          Code = "model_script"           // a script has no rule for this, or is wrong
 	CodeModelCassette        Code = "model_cassette"         // a recording does not hold what was asked, or is damaged

@@ -11,8 +11,8 @@ import (
 // Code names what went wrong. Codes are stable: programs may switch on them.
 type Code string
 
-// Error says what happened, why, what to do next, and whether trying again can
-// help. Every error that leaves this module's public packages is one, or wraps one.
+// Error is an error with a stable code, its cause and a remedy. Every error that the public packages of this module return is an *Error or
+// wraps one.
 type Error struct {
 	Code    Code
 	Op      string // what was being done, e.g. "start sandbox"

@@ -57,22 +57,22 @@ type FileSystem interface {
 	Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error)
 }
 
-// MkdirOptions says how a directory is created.
+// MkdirOptions are the options of Mkdir.
 type MkdirOptions struct {
 	Parents bool // create missing parents, and accept a directory that exists
 }
 
-// MoveOptions says how a file is renamed.
+// MoveOptions are the options of Move.
 type MoveOptions struct {
 	Exclusive bool // never replace a file
 }
 
-// RemoveOptions says what is removed.
+// RemoveOptions are the options of Remove.
 type RemoveOptions struct {
 	Recursive bool // a directory with everything in it
 }
 
-// WatchOptions says what is watched.
+// WatchOptions are the options of Watch.
 type WatchOptions struct {
 	Recursive bool // also the directories below
 }
@@ -112,7 +112,7 @@ func (i *FileInfo) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// WriteOptions says how a file is written.
+// WriteOptions are the options of Write.
 type WriteOptions struct {
 	Mode      fs.FileMode // permission bits; 0: those of the file before, or 0644
 	Parents   bool        // make missing directories
@@ -120,7 +120,7 @@ type WriteOptions struct {
 	Append    bool        // add to the end, not atomically
 }
 
-// ListOptions says what to list.
+// ListOptions are the options of List and Page.
 type ListOptions struct {
 	Recursive bool
 	Depth     int // with Recursive; 0: all

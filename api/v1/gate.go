@@ -98,8 +98,8 @@ type GateDecision struct {
 	Attempt         int          `json:"attempt,omitempty" doc:"failures in a row of this session, this one included"`
 	Escalated       bool         `json:"escalated,omitempty" doc:"a person was asked"`
 	Approval        string       `json:"approval,omitempty" doc:"id of the question to a person"`
-	ApprovedBy      string       `json:"approved_by,omitempty" doc:"who granted this run"`
-	RefusedBy       string       `json:"refused_by,omitempty" doc:"who refused this run"`
+	ApprovedBy      string       `json:"approved_by,omitempty" doc:"person who granted this run"`
+	RefusedBy       string       `json:"refused_by,omitempty" doc:"person who refused this run"`
 	RefusedNote     string       `json:"refused_note,omitempty" doc:"remark of the person who refused"`
 }
 
@@ -122,7 +122,7 @@ type Approval struct {
 	State    ApprovalState `json:"state" enum:"pending,granted,refused,expired" doc:"state of the question"`
 	Created  time.Time     `json:"created" doc:"when the question was asked"`
 	Expires  time.Time     `json:"expires" doc:"when the question, or the grant, expires"`
-	By       string        `json:"by,omitempty" doc:"who answered"`
+	By       string        `json:"by,omitempty" doc:"person who answered"`
 	Note     string        `json:"note,omitempty" doc:"remark of the person who answered"`
 }
 
@@ -135,5 +135,5 @@ type ApprovalPage struct {
 // ResolveRequest answers a question of the gate.
 type ResolveRequest struct {
 	Grant *bool  `json:"grant" doc:"true lets exactly this code run once, false refuses it"`
-	Note  string `json:"note,omitempty" doc:"told to whoever wrote the code"`
+	Note  string `json:"note,omitempty" doc:"remark for the author of the code"`
 }

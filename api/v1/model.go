@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Role is who speaks in a conversation.
+// Role is the speaker of a message.
 type Role string
 
 // Message is one turn of a conversation.
 type Message struct {
-	Role    Role   `json:"role" enum:"system,user,assistant" doc:"who speaks"`
+	Role    Role   `json:"role" enum:"system,user,assistant" doc:"speaker of the message"`
 	Content string `json:"content" doc:"what is said"`
 }
 
@@ -24,7 +24,7 @@ type ModelRequest struct {
 	// Delta hears the reply as it comes. It returns false to cut the generation there: the reply is then what came so far.
 	// Nil: the reply is not streamed.
 	Delta func(text string) bool `json:"-"`
-	// Tags tell who asks (run, call, depth). They are never sent to a provider; a scripted model may match on them.
+	// Tags describe the caller (run, call, depth). They are not sent to a provider; a scripted model can match on them.
 	Tags map[string]string `json:"-"`
 }
 

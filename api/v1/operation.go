@@ -47,7 +47,7 @@ type RunOptions struct {
 	ID  string            // names the operation; empty: chosen for you
 	Env map[string]string // on top of the sandbox's
 	// User is whose process it is, in the form of Spec.User; a name is looked up in the sandbox. Empty: the sandbox's user. The limits are
-	// the same for another user, except that each user may have as many processes as the limit says. Root is CodeInvalidRequest. Where
+	// the same for another user, except that the limit of processes applies to each user. Root is CodeInvalidRequest. Where
 	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
 	User string
 
@@ -89,7 +89,7 @@ type Operation struct {
 	Verdict *Verdict  `json:"verdict,omitempty" doc:"how it ended; left out while it runs"`
 }
 
-// FollowOptions says what to follow.
+// FollowOptions are the options of Follow.
 type FollowOptions struct {
 	StdoutOffset, StderrOffset int64 // absolute bytes to begin at
 	Stdout, Stderr             io.Writer
@@ -99,7 +99,7 @@ type FollowOptions struct {
 	Skipped func(stream int, bytes int64)
 }
 
-// SignalOptions says which processes of an operation a signal is sent to.
+// SignalOptions are the options of Signal.
 type SignalOptions struct {
 	Tree bool // everything the operation started, not only its main process and that one's group
 }

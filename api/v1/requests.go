@@ -66,7 +66,7 @@ type SignalRequest struct {
 	Tree   bool   `json:"tree,omitempty" doc:"also to everything it started"`
 }
 
-// Followed is an operation's output so far, for whoever does not wait.
+// Followed is the output of an operation so far.
 type Followed struct {
 	Stdout  Text     `json:"stdout" doc:"stdout from the offset that was asked for"`
 	Stderr  Text     `json:"stderr" doc:"stderr from the offset that was asked for"`

@@ -92,7 +92,7 @@ type Omitted struct {
 	Bytes int64      `json:"bytes" doc:"bytes of these files"`
 }
 
-// OmittedWhy says why a file is not counted.
+// OmittedWhy is the reason why a file is not counted.
 type OmittedWhy string
 
 // Span is a piece of a context file.

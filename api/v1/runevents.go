@@ -83,7 +83,7 @@ const (
 	CallSummary = "summary" // compaction
 )
 
-// CallStarted begins a model call. Prompts may hold much of the context, so only their beginning is told.
+// CallStarted begins a model call. Prompts may hold much of the context, so the event has only their beginning.
 type CallStarted struct {
 	ID      string `json:"id" doc:"id of the call"`
 	Call    string `json:"call" doc:"purpose of the call: turn, last, plain, sub or summary"`
@@ -125,7 +125,7 @@ type Judged struct {
 	Action     GateAction `json:"action" enum:"allow,warn,ask,deny" doc:"what the gate decided"`
 	Reason     string     `json:"reason,omitempty" doc:"why"`
 	Approval   string     `json:"approval,omitempty" doc:"id of the question to a person"`
-	ApprovedBy string     `json:"approved_by,omitempty" doc:"who granted this run"`
+	ApprovedBy string     `json:"approved_by,omitempty" doc:"person who granted this run"`
 	Escalated  bool       `json:"escalated,omitempty" doc:"a person was asked"`
 }
 
@@ -173,7 +173,7 @@ type ToolUsed struct {
 	Code  Code            `json:"code,omitempty" doc:"code of the error, if it has one"`
 }
 
-// Compacted says that turns gave way to a summary.
+// Compacted reports that a summary replaced turns.
 type Compacted struct {
 	Upto    int    `json:"upto_turn" doc:"last turn that the summary replaces"`
 	Summary string `json:"summary" doc:"the summary"`
@@ -184,7 +184,7 @@ type SnapshotTaken struct {
 	ID string `json:"id" doc:"id of the snapshot"`
 }
 
-// Resumed says how an interrupted run went on.
+// Resumed reports how an interrupted run was continued.
 type Resumed struct {
 	How    string     `json:"how" enum:"attached,restored,rebuilt" doc:"attached, restored or rebuilt"`
 	Turn   int        `json:"turn" doc:"turn that it continues from"`

@@ -28,7 +28,7 @@ type APIKeys struct {
 	Next string   `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
-// Server describes the server and who it takes the caller for.
+// Server describes the server, and the caller as the server has identified it.
 type Server struct {
 	Version string    `json:"version" doc:"version of the server"`
 	PID     int       `json:"pid" doc:"its process"`

@@ -49,7 +49,7 @@ type Settings struct {
 	Role    string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
 }
 
-// OpenOptions says which session to open. By default it is found, or created if there is none.
+// OpenOptions are the options of Open. By default it is found, or created if there is none.
 type OpenOptions struct {
 	// Settings of the session. If the session exists, a setting that is given and differs is the error spec_conflict.
 	Settings
@@ -137,7 +137,7 @@ type SessionEvent struct {
 	Attrs   map[string]string `json:"attrs,omitempty" doc:"details"`
 }
 
-// AuditEntry is a line of the audit log: who ran what when, and how it ended.
+// AuditEntry is a line of the audit log: the actor, the action, its time and its outcome.
 type AuditEntry struct {
 	ID       int64         `json:"id" doc:"number of the entry, increasing"`
 	Time     time.Time     `json:"time" doc:"when it happened"`

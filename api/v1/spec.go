@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Spec says what sandbox to make. The zero Spec is the default sandbox: the
+// Spec describes a sandbox to create. The zero Spec is the default sandbox: the
 // host's /usr read-only, no network, the default limits.
 //
 // It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and the schemas are derived
@@ -189,7 +189,7 @@ func (s Spec) Check() error {
 	return s.Limits.Check()
 }
 
-// badPath says what is wrong with the places inside where something is to be shown, or "".
+// badPath returns why mounts cannot be at these paths, or "".
 func badPath(paths []string) string {
 	seen := map[string]bool{}
 	for _, at := range paths {

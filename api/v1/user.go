@@ -10,13 +10,13 @@ import (
 // User is whose processes run in a sandbox.
 type User struct {
 	UID, GID int
-	Name     string // where a name was given: who that is, the root file system says
+	Name     string // set if a name was given, which is looked up in the root file system
 }
 
-// DefaultUser is whose they are where nobody says.
+// DefaultUser is the user of a spec that names none.
 var DefaultUser = User{UID: DefaultUID, GID: DefaultUID}
 
-// maxUID is the largest number of a user or group; the one above it means nobody to the kernel.
+// maxUID is the largest number of a user or group; the kernel reserves the next one.
 const maxUID = 1<<31 - 2
 
 var goodUser = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)

@@ -12,7 +12,7 @@ type Ending string
 
 // The ways to end.
 const (
-	EndedExit      Ending = "exit"      // by itself; ExitCode says how
+	EndedExit      Ending = "exit"      // by itself, with ExitCode
 	EndedSignal    Ending = "signal"    // by a signal that the caller did not ask for
 	EndedTimeout   Ending = "timeout"   // its time was up
 	EndedCancelled Ending = "cancelled" // its caller cancelled it
@@ -101,7 +101,7 @@ func (o Output) Kept() int64 { return int64(len(o.Head) + len(o.Tail)) }
 // Cut is the number of bytes missing between Head and Tail.
 func (o Output) Cut() int64 { return o.Produced - o.Kept() }
 
-// String returns what was kept, with a line that says what is missing and where it is.
+// String returns the kept output, with a line about what is missing and where it is.
 func (o Output) String() string {
 	if o.Cut() <= 0 {
 		return string(o.Head) + string(o.Tail)

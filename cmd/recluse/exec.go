@@ -243,7 +243,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 // wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
 func (a *app) wentBack(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
-		a.say("the session is new; the previous one of that name %s", previous)
+		a.say("this session is new; the previous one of its name %s", previous)
 	}
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
 	if err != nil || a.json { // it did not, or it is part of the verdict
