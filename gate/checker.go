@@ -204,6 +204,7 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	if c.opts.Approvals == nil {
 		return nil
 	}
+	d.Reason = explain(d) // the person who is asked reads it
 	asked, err := c.opts.Approvals.open(req, d)
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 	}
 	remedy := "change the code as the reason says"
 	if d.Approval != "" {
-		remedy = "recluse gate grant " + d.Approval + ", or refuse; then send the same code again"
+		remedy = v1.GrantCommand + d.Approval + ", or refuse; then send the same code again"
 	}
 	return d, &v1.Error{Code: v1.CodeGateRefused, Op: "judge code", Message: d.Reason, Remedy: remedy}
 }

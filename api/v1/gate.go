@@ -87,6 +87,9 @@ func (r *GateRequest) Text() string {
 	return r.Code
 }
 
+// GrantCommand, with the id of an approval after it, is what a person types to let refused code run once. Models are not told.
+const GrantCommand = "recluse gate grant "
+
 // GateDecision is what a gate decides.
 type GateDecision struct {
 	Action          GateAction   `json:"action" enum:"allow,warn,ask,deny" doc:"what may happen to the code"`

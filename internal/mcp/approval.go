@@ -45,7 +45,7 @@ func (c *call) question(err error) *sdk.CallToolResult {
 		return &sdk.CallToolResult{
 			RequestState: a.ID,
 			InputRequests: sdk.InputRequestMap{approval: &sdk.ElicitParams{
-				Message: fmt.Sprintf("The gate asks whether this code may run once in session %s.\n\n%s\n\n%s", a.Request.Session, a.Decision.Reason, code),
+				Message: fmt.Sprintf("The gate asks whether this code may run once in session %s.\n\n%s\n\n%s", a.Request.Session, e.Message, code),
 				RequestedSchema: &jsonschema.Schema{
 					Type: "object", Required: []string{"allow"},
 					Properties: map[string]*jsonschema.Schema{

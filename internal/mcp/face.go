@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"reflect"
+	"slices"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -36,9 +37,29 @@ type Options struct {
 // link is how one call reaches the API: as whom, and in which session.
 type link struct {
 	client *client.Client
-	own    string                           // the session of the connection; empty: it has none
-	gone   context.Context                  // ends when nobody can hear the answer any more; nil: the call's own context tells
-	opened func(*sdk.ServerSession, string) // hears of each session that was made; may be nil
+	own    string                              // the session of the connection; empty: it has none
+	gone   context.Context                     // ends when nobody can hear the answer any more; nil: the call's own context tells
+	made   func(*sdk.ServerSession, belonging) // is called with what was made of the connection's own session
+}
+
+// belonging is what ends with the connection that made it: a session, or a snapshot of one.
+type belonging struct {
+	session  string
+	snapshot string // empty: the session itself
+}
+
+// end ends it. That it has ended already is no error.
+func (b belonging) end(ctx context.Context, c *client.Client) error {
+	var err error
+	if b.snapshot != "" {
+		err = c.DeleteSnapshot(ctx, b.session, b.snapshot)
+	} else {
+		err = c.Session(b.session).End(ctx, "its MCP client has gone")
+	}
+	if absent(err) || v1.CodeOf(err) == v1.CodeSnapshotNotFound {
+		return nil
+	}
+	return err
 }
 
 // face is one MCP server, whatever it is reached by.
@@ -48,6 +69,8 @@ type face struct {
 	link   func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error)
 	tools  []entry // for search_tools
 	quota  quotas
+
+	subscriptions subscriptions
 }
 
 const instructions = `recluse gives you a machine of your own: a sandbox with a live Python interpreter, a shell and files, kept between calls.
@@ -61,9 +84,18 @@ func newFace(o Options, reach func(*sdk.RequestExtra, *sdk.ServerSession) (*link
 	f := &face{opts: o, link: reach}
 	f.server = sdk.NewServer(
 		&sdk.Implementation{Name: "recluse", Title: "recluse", Version: o.Version},
-		&sdk.ServerOptions{Instructions: instructions, Logger: o.Logger, Capabilities: &sdk.ServerCapabilities{}},
+		&sdk.ServerOptions{
+			Instructions:       instructions,
+			Logger:             o.Logger,
+			Capabilities:       &sdk.ServerCapabilities{},
+			CompletionHandler:  f.complete,
+			SubscribeHandler:   f.subscribe,
+			UnsubscribeHandler: f.unsubscribe,
+			// Files and runs are those of one tenant, and tools differ with the kind of connection.
+			SetCacheable: func(_ context.Context, _ sdk.Request, c *sdk.Cacheable) { c.CacheScope = "private" },
+		},
 	)
-	f.server.AddReceivingMiddleware(brief)
+	f.server.AddReceivingMiddleware(brief, f.listTools)
 	f.addRun()
 	f.addQuery()
 	f.addContext()
@@ -165,10 +197,47 @@ func (c *call) open(given string) (*client.Session, session.Opened, error) {
 		return nil, session.Opened{}, err
 	}
 	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: c.f.opts.Spec}})
-	if opened.New && name == c.own && c.opened != nil {
-		c.opened(c.req.Session, name)
+	if opened.New {
+		c.keep(name, belonging{session: name})
 	}
 	return s, opened, err
+}
+
+// keep notes what was made of a session, if that is the connection's own.
+func (c *call) keep(of string, made belonging) {
+	if of == c.own && c.made != nil {
+		c.made(c.req.Session, made)
+	}
+}
+
+// listTools marks the argument session as required for a client whose connection has no session of its own.
+func (f *face) listTools(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		res, err := next(ctx, method, req)
+		list, ok := res.(*sdk.ListToolsResult)
+		r, isList := req.(*sdk.ListToolsRequest)
+		if err != nil || !ok || !isList {
+			return res, err
+		}
+		l, err := f.link(r.Extra, r.Session)
+		if err != nil {
+			return nil, told(err)
+		}
+		if l.own != "" {
+			return list, nil
+		}
+		for i, t := range list.Tools {
+			in, ok := t.InputSchema.(*jsonschema.Schema)
+			if !ok || in.Properties["session"] == nil {
+				continue
+			}
+			tool, args := *t, *in
+			args.Required = append(slices.Clone(in.Required), "session")
+			tool.InputSchema = &args
+			list.Tools[i] = &tool
+		}
+		return list, nil
+	}
 }
 
 // absent reports the error of a session that is not there.

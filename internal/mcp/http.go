@@ -48,6 +48,7 @@ func NewHandler(handler http.Handler, o Options) *Handler {
 func (h *Handler) Close() {
 	h.once.Do(func() {
 		close(h.leaving)
+		h.face.subscriptions.close()
 		h.Transport.Close()
 		h.endings.Wait()
 		h.loop.stop()
@@ -101,7 +102,7 @@ func (h *Handler) reach(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error
 	if err != nil {
 		return nil, err
 	}
-	l := &link{client: c, gone: h.present(header.Get(headerCall)), opened: h.endWith(c)}
+	l := &link{client: c, gone: h.present(header.Get(headerCall)), made: h.endWith(c)}
 	if id := s.ID(); id != "" {
 		// The id is a secret of the client's, and names are not.
 		sum := sha256.Sum256([]byte(id))
@@ -121,9 +122,9 @@ func (h *Handler) present(id string) context.Context {
 	return ctx
 }
 
-// endWith ends a session with the connection it was made for.
-func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, string) {
-	return func(s *sdk.ServerSession, name string) {
+// endWith ends something with the connection it was made for.
+func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, belonging) {
+	return func(s *sdk.ServerSession, made belonging) {
 		h.endings.Go(func() {
 			_ = s.Wait() // however it ended
 			select {
@@ -133,8 +134,8 @@ func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, string) {
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), endWait)
 			defer cancel()
-			if err := c.Session(name).End(ctx, "its MCP client has gone"); err != nil && !absent(err) {
-				h.face.opts.Logger.Warn("a session could not be ended with its connection", "session", name, "error", err)
+			if err := made.end(ctx, c); err != nil {
+				h.face.opts.Logger.Warn("could not end with its connection", "session", made.session, "snapshot", made.snapshot, "error", err)
 			}
 		})
 	}

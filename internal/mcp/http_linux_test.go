@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,6 +31,22 @@ func TestTheLaterEraNeedsASessionByName(t *testing.T) {
 	}
 	if st, _ := use[statusResult](t, s, "status", args{"session": "other"}); st.Exists {
 		t.Fatal("looking has made a session")
+	}
+	for _, c := range []struct {
+		client *sdk.ClientSession
+		needed bool
+	}{{s, true}, {d.overHTTP(t, nil), false}} {
+		list, err := c.client.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tool := range list.Tools {
+			in := tool.InputSchema.(map[string]any)
+			required, _ := in["required"].([]any)
+			if _, has := in["properties"].(map[string]any)["session"]; has && slices.Contains(required, "session") != c.needed {
+				t.Errorf("%s: required are %v", tool.Name, required)
+			}
+		}
 	}
 }
 

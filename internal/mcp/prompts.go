@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
@@ -26,6 +27,9 @@ func (f *face) addPrompts() {
 			{Name: "material", Description: "where it is: a path in the sandbox, or what it is"},
 		},
 	}, func(_ context.Context, req *sdk.GetPromptRequest) (*sdk.GetPromptResult, error) {
+		if req.Params.Arguments["question"] == "" {
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the argument question is missing: say what is to be answered"}
+		}
 		var b strings.Builder
 		b.WriteString(howTo)
 		fmt.Fprintf(&b, "\n\nThe question: %s\n", req.Params.Arguments["question"])

@@ -46,14 +46,8 @@ func (f *face) addResources() {
 
 func (f *face) readFile(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
 	uri := req.Params.URI
-	rest, ok := strings.CutPrefix(uri, filesPrefix)
-	name, file, found := strings.Cut(rest, "/files/")
-	if !ok || !found {
-		return nil, sdk.ResourceNotFoundError(uri)
-	}
-	name, err1 := url.PathUnescape(name)
-	file, err2 := url.PathUnescape(file)
-	if err1 != nil || err2 != nil || name == "" {
+	name, file, ok := fileOf(uri)
+	if !ok {
 		return nil, sdk.ResourceNotFoundError(uri)
 	}
 	l, err := f.link(req.Extra, req.Session)
@@ -61,7 +55,7 @@ func (f *face) readFile(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk
 		return nil, told(err)
 	}
 	var b bytes.Buffer
-	i, err := l.client.Session(name).Files().ReadRange(ctx, "/"+file, 0, maxResource, &b)
+	i, err := l.client.Session(name).Files().ReadRange(ctx, file, 0, maxResource, &b)
 	switch {
 	case absent(err) || v1.CodeOf(err) == v1.CodeFileNotFound:
 		return nil, sdk.ResourceNotFoundError(uri)
@@ -79,6 +73,22 @@ func (f *face) readFile(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk
 	return &sdk.ReadResourceResult{Contents: []*sdk.ResourceContents{c}}, nil
 }
 
+// fileOf returns the session and the absolute path that a URI means.
+func fileOf(uri string) (session, file string, ok bool) {
+	rest, ok := strings.CutPrefix(uri, filesPrefix)
+	session, file, found := strings.Cut(rest, "/files/")
+	session, err1 := url.PathUnescape(session)
+	file, err2 := url.PathUnescape(file)
+	return session, "/" + file, ok && found && err1 == nil && err2 == nil && session != ""
+}
+
+// runOf returns the id of the run that a URI means.
+func runOf(uri string) (string, bool) {
+	rest, ok := strings.CutPrefix(uri, runsPrefix)
+	id, err := url.PathUnescape(rest)
+	return id, ok && err == nil && id != ""
+}
+
 func mimeOf(name string, data []byte) string {
 	if t := mime.TypeByExtension(path.Ext(name)); t != "" {
 		return t
@@ -92,8 +102,8 @@ func mimeOf(name string, data []byte) string {
 // readRun gives the events of a run, as the model of the client may want to learn from them. Those of a run that goes on are those so far.
 func (f *face) readRun(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
 	uri := req.Params.URI
-	id, err := url.PathUnescape(strings.TrimPrefix(uri, runsPrefix))
-	if err != nil || id == "" {
+	id, ok := runOf(uri)
+	if !ok {
 		return nil, sdk.ResourceNotFoundError(uri)
 	}
 	l, err := f.link(req.Extra, req.Session)

@@ -73,6 +73,7 @@ func (c *call) snapshot(in snapshotArgs) (snapshotResult, error) {
 		made, err := s.Save(c, in.Name)
 		if err == nil {
 			out.Snapshots = []snapshotInfo{snapshotOf(made)}
+			c.keep(name, belonging{session: name, snapshot: in.Name})
 		}
 		return out, err
 	case "restore":
@@ -94,6 +95,7 @@ func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (sna
 	copies, err := s.Fork(c, n, in.Names)
 	for _, k := range copies {
 		out.Copies = append(out.Copies, k.Name())
+		c.keep(s.Name(), belonging{session: k.Name()})
 	}
 	return out, err
 }

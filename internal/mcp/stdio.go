@@ -36,17 +36,25 @@ type StdioOptions struct {
 func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o StdioOptions) (err error) {
 	present, leave := context.WithCancel(ctx)
 	defer leave()
-	var made atomic.Bool
-	l := &link{client: c, own: o.Session, gone: present, opened: func(*sdk.ServerSession, string) { made.Store(true) }}
+	var mu sync.Mutex
+	var made []belonging // guarded by mu
+	l := &link{client: c, own: o.Session, gone: present, made: func(_ *sdk.ServerSession, b belonging) {
+		mu.Lock()
+		defer mu.Unlock()
+		made = append(made, b)
+	}}
 	f := newFace(o.Options, func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error) { return l, nil })
 	defer func() {
-		if !made.Load() || o.Keep {
+		f.subscriptions.close()
+		if o.Keep {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
 		defer cancel()
-		if e := c.Session(o.Session).End(ctx, "its MCP client has gone"); e != nil && !absent(e) {
-			err = errors.Join(err, e)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, b := range made {
+			err = errors.Join(err, b.end(ctx, c))
 		}
 	}()
 	t := &stdio{in: in, out: out, leave: leave}
@@ -68,7 +76,8 @@ type stdio struct {
 	leave func() // called when in ends, or nobody reads out
 	deaf  atomic.Bool
 
-	mu sync.Mutex // guards out
+	mu        sync.Mutex      // guards what follows, and writing to out
+	cancelled map[string]bool // ids of requests that the client has given up and must not be answered
 }
 
 // Connect implements sdk.Transport.
@@ -86,12 +95,47 @@ func (s *stdio) Connect(ctx context.Context) (sdk.Connection, error) {
 func (s *stdio) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.cancelled) > 0 {
+		var head struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+		}
+		if json.Unmarshal(b, &head) == nil && head.Method == "" && s.cancelled[string(head.ID)] {
+			delete(s.cancelled, string(head.ID))
+			return len(b), nil
+		}
+	}
 	n, err := s.out.Write(b)
 	if err != nil {
 		s.deaf.Store(true)
 		s.leave()
 	}
 	return n, err
+}
+
+// maxCancelled bounds how many requests are remembered as given up. One whose answer was on its way stays.
+const maxCancelled = 1000
+
+// note looks for a request that the client gives up.
+func (s *stdio) note(line []byte) {
+	if !bytes.Contains(line, []byte("notifications/cancelled")) {
+		return
+	}
+	var m struct {
+		Method string `json:"method"`
+		Params struct {
+			ID json.RawMessage `json:"requestId"`
+		} `json:"params"`
+	}
+	if json.Unmarshal(line, &m) != nil || m.Method != "notifications/cancelled" || len(m.Params.ID) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancelled == nil || len(s.cancelled) >= maxCancelled {
+		s.cancelled = map[string]bool{}
+	}
+	s.cancelled[string(m.Params.ID)] = true
 }
 
 // Close implements io.Closer. The descriptors belong to whoever gave them.
@@ -117,6 +161,7 @@ func (s *stdio) pass(w io.Writer) error {
 			}
 			continue
 		}
+		s.note(line)
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}

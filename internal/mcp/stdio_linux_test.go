@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -137,4 +138,19 @@ func TestAVanishedAgentLeavesNothingRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitEnding(t, d, "vanishing", "cancelled")
+}
+
+func TestACancelledCallIsNotAnswered(t *testing.T) {
+	var out bytes.Buffer
+	s := &stdio{out: &out}
+	s.note([]byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`))
+	for _, line := range []string{`{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"given up"}}`, `{"jsonrpc":"2.0","id":8,"result":{}}`, `{"jsonrpc":"2.0","id":7,"method":"ping"}`} {
+		if n, err := s.Write([]byte(line + "\n")); err != nil || n != len(line)+1 {
+			t.Fatal(n, err)
+		}
+	}
+	want := `{"jsonrpc":"2.0","id":8,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":7,"method":"ping"}` + "\n"
+	if got := out.String(); got != want {
+		t.Errorf("%s", got)
+	}
 }

@@ -468,3 +468,101 @@ func TestResourcesAndPrompts(t *testing.T) {
 		}
 	})
 }
+
+func TestWhatAConnectionMadeEndsWithIt(t *testing.T) {
+	d := open(t, Options{})
+	for name, connect := range map[string]func() *sdk.ClientSession{
+		"stdio": func() *sdk.ClientSession { return d.overStdio(t, StdioOptions{Session: "mine"}, nil) },
+		"http":  func() *sdk.ClientSession { return d.overHTTP(t, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := connect()
+			use[outcome](t, s, "run_code", args{"code": "x = 1"})
+			if _, res := use[snapshotResult](t, s, "snapshot", args{"action": "create", "name": "one"}); res.IsError {
+				t.Fatal(text(res))
+			}
+			if f, res := use[snapshotResult](t, s, "snapshot", args{"action": "fork", "copies": 2}); res.IsError || len(f.Copies) != 2 {
+				t.Fatal(text(res))
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				var left []string
+				for i, err := range d.Trusted.List(t.Context(), v1.SessionListOptions{}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					left = append(left, i.Key.Name)
+				}
+				kept, err := d.Trusted.Snapshots(t.Context(), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(left) == 0 && len(kept) == 0 {
+					return
+				}
+				if time.Now().After(end) {
+					t.Fatalf("left are the sessions %v and the snapshots %v", left, kept)
+				}
+			}
+		})
+	}
+}
+
+func TestResourcesAreCompletedAndWatched(t *testing.T) {
+	d := open(t, Options{})
+	updated := make(chan string, 10)
+	heard := &sdk.ClientOptions{ResourceUpdatedHandler: func(_ context.Context, r *sdk.ResourceUpdatedNotificationRequest) { updated <- r.Params.URI }}
+	s := d.overStdio(t, StdioOptions{Session: "mine"}, heard)
+	use[outcome](t, s, "run_bash", args{"command": "mkdir data; echo a > data/one.txt; echo b > data/other.txt"})
+	complete := func(argument, value string) []string {
+		t.Helper()
+		res, err := s.Complete(t.Context(), &sdk.CompleteParams{
+			Ref:      &sdk.CompleteReference{Type: "ref/resource", URI: filesTemplate},
+			Argument: sdk.CompleteParamsArgument{Name: argument, Value: value},
+			Context:  &sdk.CompleteContext{Arguments: map[string]string{"session": "mine"}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Completion.Values
+	}
+	if got := complete("session", "mi"); !slices.Equal(got, []string{"mine"}) {
+		t.Errorf("sessions %q", got)
+	}
+	if got := complete("path", "/home/user/da"); !slices.Equal(got, []string{"/home/user/data/"}) {
+		t.Errorf("paths %q", got)
+	}
+	if got := complete("path", "/home/user/data/o"); len(got) != 2 || !slices.Contains(got, "/home/user/data/one.txt") {
+		t.Errorf("paths %q", got)
+	}
+	const uri = "recluse://sessions/mine/files/home/user/data/one.txt"
+	r, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: uri})
+	if err != nil || r.Contents[0].Text != "a\n" || r.CacheScope == "public" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "recluse://sessions/none/files/a"}); err == nil {
+		t.Error("a file of a session that is not there can be subscribed to")
+	}
+	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
+		t.Fatal(err)
+	}
+	for told := false; !told; { // the watch begins a little later than the subscription
+		use[outcome](t, s, "run_bash", args{"command": "echo more >> data/one.txt; echo more >> data/other.txt"})
+		select {
+		case got := <-updated:
+			told = true
+			if got != uri {
+				t.Errorf("told about %s", got)
+			}
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	if err := s.Unsubscribe(t.Context(), &sdk.UnsubscribeParams{URI: uri}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "rlm"}); err == nil || !strings.Contains(err.Error(), "question") {
+		t.Errorf("a prompt without its question: %v", err)
+	}
+}

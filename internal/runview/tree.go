@@ -174,7 +174,7 @@ func judged(d v1.Judged) string {
 		}
 	}
 	if d.Approval != "" {
-		what += " (recluse gate grant " + d.Approval + ")"
+		what += " (" + v1.GrantCommand + d.Approval + ")"
 	}
 	return "the gate: " + string(d.Action) + what
 }
