@@ -194,7 +194,7 @@ func refused(code int, text string) *wire.Verdict {
 // dir returns where the command starts.
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
-		return string(c.req.Dir)
+		return c.agent.absolute(c.req.Dir)
 	}
 	if c.user != nil {
 		return c.user.Dir()
