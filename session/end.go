@@ -166,6 +166,9 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 		of[c.Name] = &tree{pids: []int{c.PID}}
 	}
 	for _, o := range ops {
+		if o.Kind == v1.OperationProcess {
+			continue // the operation that has left it is in the list, too
+		}
 		t := of[o.Context]
 		if o.Kind != "cell" {
 			t = &tree{}
