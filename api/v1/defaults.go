@@ -18,6 +18,7 @@ const (
 	DefaultSpoolBytes     = 10 << 20 // output kept in a file in the sandbox, per stream
 	DefaultUID            = 1000
 	DefaultHome           = "/home/user"
+	DefaultContext        = "default" // name of the interpreter of cells that name none
 
 	// MinMemory is the least with which a sandbox boots and runs Python.
 	MinMemory = 64 << 20

@@ -17,7 +17,7 @@ import (
 //
 // It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and the schemas are derived
 // from its fields. Tags: flag is the name on the command line, short its letter, value what help calls the value, doc the description. A
-// setting with scope command can also differ for each command of a sandbox. To add a setting, add a field here and its consumer.
+// setting with scope command can also differ for each command of a sandbox; backend names the only backend that has it. To add a setting, add a field here and its consumer.
 type Spec struct {
 	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). Empty, with
 	// RootFS empty too: the default root file system.
@@ -29,7 +29,7 @@ type Spec struct {
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
 	// limit, and is in no snapshot.
-	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"named volume of docker to show inside, read-only unless rw"`
+	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" backend:"docker" doc:"named volume of docker to show inside, read-only unless rw"`
 	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
@@ -39,7 +39,7 @@ type Spec struct {
 	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" backend:"docker" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox, and part of lists"`
