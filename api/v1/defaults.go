@@ -24,6 +24,8 @@ const (
 	MinMemory = 64 << 20
 	// MemoryReserve is what files in memory must leave for processes.
 	MemoryReserve = 32 << 20
+	// MinScratch is the least room for files outside of the home directory.
+	MinScratch = 16 << 20
 	// MinProcesses leaves room for an interpreter and a shell with a pipeline.
 	MinProcesses = 8
 	MinOpenFiles = 32

@@ -57,8 +57,9 @@ type Limits struct {
 	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"processor time, in cores"`
 	// Processes counts threads, too.
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
-	// Disk is in bytes. It counts as memory where files are kept there.
-	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the sandbox (default half of the memory)"`
+	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept there. The other directories that
+	// can be written have their own, smaller room: see Scratch.
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory)"`
 	// OpenFiles is for each process.
 	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
 }
@@ -99,9 +100,22 @@ func (l Limits) Over(base Limits) Limits {
 // WithDefaults fills what is zero.
 func (l Limits) WithDefaults() Limits {
 	l = l.Over(Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles})
-	l.Disk = cmp.Or(l.Disk, l.Memory/2)
+	l.Disk = cmp.Or(l.Disk, max(1<<20, min(l.Memory/2, l.Memory-MemoryReserve-MinScratch)))
 	return l
 }
+
+// Scratch returns the bytes that /tmp, /var/tmp, /dev/shm and the guest's own files have together, beside Disk. It expects defaults to be
+// filled in.
+func (l Limits) Scratch() int64 {
+	return max(MinScratch, min(l.Disk/2, l.Memory-MemoryReserve-l.Disk))
+}
+
+// fileCost is the memory that a file costs beside its content; an eighth of all memory may go there.
+const fileCost = 2 << 10
+
+// Files returns how many files and directories the home directory can hold. All others together can hold as many. It expects defaults to be
+// filled in.
+func (l Limits) Files() int64 { return max(1024, l.Memory/8/fileCost) / 2 }
 
 // Check refuses limits with which nothing would boot. It expects defaults to be filled in.
 func (l Limits) Check() error {
@@ -119,8 +133,8 @@ func (l Limits) Check() error {
 		return bad("%d open files are below the least, %d", l.OpenFiles, MinOpenFiles)
 	case l.Disk < 1<<20:
 		return bad("a disk of %d bytes is below the least, 1 MiB", l.Disk)
-	case l.Disk > l.Memory-MemoryReserve:
-		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve)>>20, l.Memory)
+	case l.Disk > l.Memory-MemoryReserve-MinScratch:
+		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
 	}
 	return nil
 }

@@ -161,6 +161,11 @@ func Short(d time.Duration) string {
 	}
 }
 
+// Binary returns a limit in the units in which it is set, of 1024.
+func Binary(n int64) string {
+	return units.CustomSize("%.4g %s", float64(n), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
+}
+
 // Bytes returns a size as people read it.
 func Bytes(n int64) string {
 	return units.CustomSize("%.4g %s", float64(n), 1000, []string{"B", "kB", "MB", "GB", "TB"})

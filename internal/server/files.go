@@ -61,8 +61,12 @@ func (s *slow) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// upload is the body of an upload, bounded in size and in time without movement.
+// upload is the body of an upload, bounded in time without movement and in size. The host's own user could write to the disk as well, and has no
+// limit.
 func (c *call) upload() io.Reader {
+	if c.who.host {
+		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w)}
+	}
 	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
 }
 
@@ -76,8 +80,11 @@ func (c *call) unwritten(name string, err error) error {
 
 // uploadError tells a body that was too large from what else can fail.
 func uploadError(err error) error {
-	if tooMuch(err) {
-		return bodyError(err)
+	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &v1.Error{
+			Code: v1.CodeTooLarge, Op: "upload", Message: fmt.Sprintf("the upload is larger than server.max_upload, which is %d bytes", e.Limit),
+			Remedy: "raise server.max_upload in the server's configuration, send it in parts, or use the server's own socket, which has no limit",
+		}
 	}
 	return err
 }
