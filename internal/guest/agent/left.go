@@ -104,7 +104,14 @@ func (a *Agent) signalLeft(s *wire.Signal) (bad *wire.Error, known bool) {
 	}
 	bad = killed(targets, syscall.SIGTERM)
 	_ = killed(targets, syscall.SIGCONT) // a stopped process would not receive it
-	time.AfterFunc(leftGrace, func() { _ = killed(targets, syscall.SIGKILL) })
+	time.AfterFunc(leftGrace, func() {
+		// One that ignores SIGTERM may have started more since; stopped, it starts no others while they are looked for.
+		_ = killed(targets, syscall.SIGSTOP)
+		if now, ok := proc.Get(pid); ok && now.Start == targets[0].Start {
+			targets = append(targets, withChildren(now, a.left())...)
+		}
+		_ = killed(targets, syscall.SIGKILL)
+	})
 	return bad, true
 }
 
