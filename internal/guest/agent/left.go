@@ -135,11 +135,11 @@ func withChildren(root proc.Process, others []proc.Process) []proc.Process {
 func killed(targets []proc.Process, s syscall.Signal) (bad *wire.Error) {
 	for i, p := range targets {
 		now, ok := proc.Get(p.PID)
-		err := syscall.ESRCH
+		err := error(syscall.ESRCH)
 		if ok && now.Start == p.Start && !now.Zombie {
-			err, _ = unix.Kill(p.PID, s).(syscall.Errno)
+			err = unix.Kill(p.PID, s)
 		}
-		if i == 0 && err != 0 {
+		if i == 0 && err != nil {
 			bad = wire.Errorf("not_found", "process %d: %v", p.PID, err)
 		}
 	}
