@@ -173,6 +173,7 @@ func list[P, T any](ctx context.Context, c *Client, r request, limit int, of fun
 				return
 			}
 			r.query.Set("after", next)
+			r.query.Del("last") // it chose where the first page begins
 		}
 	}
 }

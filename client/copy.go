@@ -35,49 +35,40 @@ type Copied struct {
 // CopyIn copies files and directories of this machine into the session. As with cp, sources go into a destination that is a directory,
 // and SOURCE/. means the contents of a directory. Owners, devices, pipes and sockets are not copied.
 func (s *Session) CopyIn(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
-	c, err := s.copier(ctx, o)
-	if err != nil {
-		return nil, err
-	}
+	c := s.copier(o)
 	return &c.Copied, c.into(ctx, sources, dst)
 }
 
 // CopyOut copies files and directories of the session to this machine, by the rules of CopyIn. Links that lead outside of what is copied
 // are left out.
 func (s *Session) CopyOut(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
-	c, err := s.copier(ctx, o)
-	if err != nil {
-		return nil, err
-	}
+	c := s.copier(o)
 	return &c.Copied, c.outOf(ctx, sources, dst)
 }
 
 // copier copies between this machine and one session.
 type copier struct {
 	files v1.FileSystem
-	home  string
 	opts  CopyOptions
 	Copied
 }
 
-func (s *Session) copier(ctx context.Context, o CopyOptions) (*copier, error) {
-	g, err := s.Guest(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &copier{files: s.Files(), home: g.Home, opts: o}, nil
-}
+func (s *Session) copier(o CopyOptions) *copier { return &copier{files: s.Files(), opts: o} }
 
-// inside makes a path of the session absolute.
-func (c *copier) inside(file string) string {
+// inside makes a path of the session absolute. The session itself knows where a relative one begins.
+func (c *copier) inside(ctx context.Context, file string) (string, error) {
 	dir := strings.HasSuffix(file, "/")
 	if !path.IsAbs(file) {
-		file = path.Join(c.home, file)
+		i, err := c.files.Stat(ctx, "")
+		if err != nil {
+			return "", err
+		}
+		file = path.Join(i.Path, file)
 	}
 	if file = path.Clean(file); dir && file != "/" {
 		file += "/"
 	}
-	return file
+	return file, nil
 }
 
 // isDir reports whether there is a directory in the session.
@@ -94,7 +85,10 @@ func (c *copier) isDir(ctx context.Context, file string) (bool, error) {
 
 // into copies files of this machine into the session.
 func (c *copier) into(ctx context.Context, sources []string, dst string) error {
-	dst = c.inside(dst)
+	dst, err := c.inside(ctx, dst)
+	if err != nil {
+		return err
+	}
 	dir, err := c.isDir(ctx, dst)
 	if err != nil {
 		return err
@@ -190,7 +184,7 @@ func (c *copier) send(ctx context.Context, r io.Reader, dst string, mode fs.File
 func (c *copier) outOf(ctx context.Context, sources []string, dst string) error {
 	if dst == "-" {
 		for _, src := range sources {
-			if _, err := c.files.Read(ctx, c.inside(src), c.opts.Stdout); err != nil {
+			if _, err := c.files.Read(ctx, src, c.opts.Stdout); err != nil {
 				return err
 			}
 		}
@@ -205,7 +199,10 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 		return &v1.Error{Code: v1.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
 	}
 	for _, src := range sources {
-		from := c.inside(src)
+		from, err := c.inside(ctx, src)
+		if err != nil {
+			return err
+		}
 		at := dst
 		if dir && !contents(src) {
 			at = filepath.Join(dst, path.Base(from))

@@ -9,7 +9,6 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"path"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -31,15 +30,14 @@ func (s *Session) Files() v1.FileSystem { return &files{s: s, path: s.path + "/f
 
 // Below implements v1.FileSystem.
 func (f *files) Below(dir string) v1.FileSystem {
-	return &files{s: f.s, path: f.path, root: path.Join("/", f.root, dir)}
+	return &files{s: f.s, path: f.path, root: v1.BelowRoot(f.root, dir)}
 }
 
-// query names the root; a path of it that is relative belongs to that.
+// query names the root, if there is one.
 func (f *files) query() url.Values {
-	if f.root == "" {
-		return url.Values{"root": {"/"}}
-	}
-	return url.Values{"root": {f.root}}
+	q := url.Values{}
+	set(q, "root", f.root)
+	return q
 }
 
 func (f *files) named(name string) url.Values {
@@ -48,10 +46,10 @@ func (f *files) named(name string) url.Values {
 	return q
 }
 
-// named gives the root itself for no name, as the library does.
+// named returns a path for a query, where it cannot be empty.
 func named(name string) string {
 	if name == "" {
-		return "/"
+		return "."
 	}
 	return name
 }
@@ -126,7 +124,7 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 // Write implements v1.FileSystem.
 func (f *files) Write(ctx context.Context, name string, r io.Reader, o v1.WriteOptions) (*v1.FileInfo, error) {
 	q := f.named(name)
-	flag(q, "overwrite", !o.Exclusive)
+	flag(q, "exclusive", o.Exclusive)
 	flag(q, "parents", o.Parents)
 	flag(q, "append", o.Append)
 	if o.Mode != 0 {
@@ -245,7 +243,7 @@ func (f *files) Mkdir(ctx context.Context, name string, o v1.MkdirOptions) error
 
 // Move implements v1.FileSystem.
 func (f *files) Move(ctx context.Context, from, to string, o v1.MoveOptions) error {
-	return f.change(ctx, post("move", f.path+"/move", v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Overwrite: !o.Exclusive}), f.query())
+	return f.change(ctx, post("move", f.path+"/move", v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Exclusive: o.Exclusive}), f.query())
 }
 
 // Remove implements v1.FileSystem.
@@ -282,7 +280,7 @@ func (f *files) Watch(ctx context.Context, name string, o v1.WatchOptions, fn fu
 func (f *files) Upload(ctx context.Context, dir string, r io.Reader, o v1.TarOptions) (*v1.TarStats, error) {
 	q := f.named(dir)
 	flag(q, "parents", o.Parents)
-	flag(q, "overwrite", !o.Exclusive)
+	flag(q, "exclusive", o.Exclusive)
 	if o.MaxBytes != 0 {
 		q.Set("max_bytes", strconv.FormatInt(o.MaxBytes, 10))
 	}

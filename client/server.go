@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/url"
 	"strconv"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -54,6 +55,12 @@ func (c *Client) Audit(ctx context.Context, o v1.AuditOptions) iter.Seq2[v1.Audi
 	set(q, "session", o.Session)
 	set(q, "actor", o.Actor)
 	set(q, "action", o.Action)
+	if !o.Since.IsZero() {
+		q.Set("since", o.Since.Format(time.RFC3339Nano))
+	}
+	if o.Last > 0 {
+		q.Set("last", strconv.Itoa(o.Last))
+	}
 	return list(ctx, c, get("read audit log", "/v1/audit", q), o.Limit, func(p v1.AuditPage) ([]v1.AuditEntry, string) {
 		if p.Next == 0 {
 			return p.Entries, ""

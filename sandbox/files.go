@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"iter"
-	"path"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +27,7 @@ func (s *Sandbox) Files() FileSystem { return &files{s: s} }
 
 // Below implements FileSystem.
 func (f *files) Below(dir string) FileSystem {
-	return &files{s: f.s, root: path.Join("/", f.root, dir)}
+	return &files{s: f.s, root: v1.BelowRoot(f.root, dir)}
 }
 
 func fileInfo(w *wire.FileInfo) *FileInfo {

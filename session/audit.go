@@ -103,7 +103,7 @@ func (m *Manager) audit(ctx context.Context, e Entry) {
 
 // Audit iterates over entries of the audit log, oldest first.
 func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, error] {
-	q := store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Limit: o.Limit}
+	q := store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Since: o.Since, Last: o.Last, Limit: o.Limit}
 	return func(yield func(Entry, error) bool) {
 		for e, err := range m.journal.Entries(ctx, q) {
 			if !yield(Entry(e), err) {

@@ -21,6 +21,11 @@ func (s *Session) End(ctx context.Context, reason string) error {
 		reason = "by its owner"
 	}
 	_, err := s.finish(ctx, v1.StateEnded, reason, func() bool { return true })
+	if v1.CodeOf(err) == v1.CodeDiskFull {
+		// It has ended, and its record is written once there is room.
+		s.m.log.WarnContext(ctx, "the record of an ended session waits for room on the disk", "session", s.key.String(), "error", err)
+		return nil
+	}
 	return err
 }
 
@@ -166,6 +171,9 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 		of[c.Name] = &tree{pids: []int{c.PID}}
 	}
 	for _, o := range ops {
+		if o.Kind == v1.OperationProcess {
+			continue // the operation that has left it is in the list, too
+		}
 		t := of[o.Context]
 		if o.Kind != "cell" {
 			t = &tree{}

@@ -5,8 +5,8 @@ import (
 	"context"
 	"io"
 	"iter"
-	"path"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -35,7 +35,7 @@ func (s *Session) KeepAwake(ctx context.Context) (release func(), err error) {
 
 // Below implements sandbox.FileSystem.
 func (f *files) Below(dir string) sandbox.FileSystem {
-	return &files{s: f.s, root: path.Join("/", f.root, dir), use: f.use}
+	return &files{s: f.s, root: v1.BelowRoot(f.root, dir), use: f.use}
 }
 
 // in returns the same part of a sandbox's file system.

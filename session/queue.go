@@ -11,7 +11,7 @@ import (
 )
 
 // defaultContext is the interpreter of cells without a context.
-const defaultContext = "default"
+const defaultContext = v1.DefaultContext
 
 // queue runs the cells of one interpreter one after the other, in order.
 type queue struct {

@@ -18,11 +18,14 @@ const (
 	DefaultSpoolBytes     = 10 << 20 // output kept in a file in the sandbox, per stream
 	DefaultUID            = 1000
 	DefaultHome           = "/home/user"
+	DefaultContext        = "default" // name of the interpreter of cells that name none
 
 	// MinMemory is the least with which a sandbox boots and runs Python.
 	MinMemory = 64 << 20
 	// MemoryReserve is what files in memory must leave for processes.
 	MemoryReserve = 32 << 20
+	// MinScratch is the least room for files outside of the home directory.
+	MinScratch = 16 << 20
 	// MinProcesses leaves room for an interpreter and a shell with a pipeline.
 	MinProcesses = 8
 	MinOpenFiles = 32

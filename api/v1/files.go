@@ -6,17 +6,20 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"path"
 	"time"
 )
 
 // FileSystem reads and writes the files of a sandbox, with the rights of the user that code runs as there. A sandbox, a
 // session and a session of a remote server each have one, and all behave alike.
 //
-// Paths are absolute, or relative to the root of the FileSystem, and cannot leave that root, whatever symbolic links it
-// contains. Names are bytes: they may contain anything but NUL. An error for a missing file, a file that exists already or
+// Relative paths begin in the sandbox's working directory, Spec.Dir, as those of commands do; it is the home directory unless the spec
+// or the image has another. The empty path is the working directory itself. In a FileSystem that Below returns all paths begin at its root,
+// and cannot leave it, whatever symbolic links it contains. The same holds over HTTP, MCP and the command line. Writing replaces a file
+// unless the options say Exclusive. Names are bytes: they may contain anything but NUL. An error for a missing file, a file that exists already or
 // a denied access matches fs.ErrNotExist, fs.ErrExist or fs.ErrPermission.
 type FileSystem interface {
-	// Below returns a FileSystem that is confined to a directory.
+	// Below returns a FileSystem that is confined to a directory. Its implementations use BelowRoot.
 	Below(dir string) FileSystem
 
 	// Read copies a regular file to w.
@@ -57,6 +60,15 @@ type FileSystem interface {
 	Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error)
 }
 
+// BelowRoot returns the root of Below(dir) of a FileSystem with this root, which is empty for a whole file system. The result is relative if it
+// begins in the working directory.
+func BelowRoot(root, dir string) string {
+	if root == "" {
+		return path.Clean(dir)
+	}
+	return path.Join(root, path.Join("/", dir))
+}
+
 // MkdirOptions are the options of Mkdir.
 type MkdirOptions struct {
 	Parents bool // create missing parents, and accept a directory that exists
@@ -79,7 +91,7 @@ type WatchOptions struct {
 
 // FileInfo describes a file.
 type FileInfo struct {
-	Path    string      `json:"path" doc:"absolute path, or relative to the root of the request"`
+	Path    string      `json:"path" doc:"absolute path, or the path below the root of the request"`
 	Size    int64       `json:"size" doc:"bytes"`
 	Mode    fs.FileMode `json:"mode" doc:"permissions and kind, as the bits of Go's fs.FileMode"`
 	ModTime time.Time   `json:"mod_time" doc:"time of the last change"`
@@ -195,7 +207,7 @@ type MkdirRequest struct {
 type MoveRequest struct {
 	From      Text `json:"from" doc:"present path"`
 	To        Text `json:"to" doc:"new path"`
-	Overwrite bool `json:"overwrite,omitempty" doc:"replace what is there"`
+	Exclusive bool `json:"exclusive,omitempty" doc:"never replace what is there"`
 }
 
 // Uploaded is one file of a batch. A file that could not be written has a problem and no sum.

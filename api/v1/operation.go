@@ -31,7 +31,7 @@ type Command struct {
 	Shell string
 	// Python, if not empty, is a program that runs in an interpreter of its own; Args are then its file name and its arguments.
 	Python string
-	Dir    string // empty: the sandbox's, or the home directory of User
+	Dir    string // empty: the sandbox's, or the home directory of User; a relative one begins in the sandbox's
 
 	// PTY gives the command a terminal of this size; its stderr is then part of stdout, and it has no timeout by default.
 	PTY *Size
@@ -75,10 +75,11 @@ type Size struct {
 	Cols int `json:"cols" doc:"columns of the terminal"`
 }
 
-// Operation is a cell or command that the sandbox remembers.
+// Operation is a cell or command that the sandbox remembers, or a process that one has left running. A process has no output and no verdict;
+// Signal and Cancel take its id.
 type Operation struct {
-	ID      string    `json:"id" doc:"id of the cell or command"`
-	Kind    string    `json:"kind" enum:"cell,command" doc:"kind of operation"`
+	ID      string    `json:"id" doc:"id of the cell or command, or of the process"`
+	Kind    string    `json:"kind" enum:"cell,command,process" doc:"kind of operation; process: an ended cell or command has left it running"`
 	Command string    `json:"command" doc:"beginning of the code or command"`
 	Context string    `json:"context,omitempty" doc:"interpreter of a cell"`
 	Running bool      `json:"running" doc:"it has not ended"`
@@ -88,6 +89,9 @@ type Operation struct {
 	Started time.Time `json:"started" doc:"when it started"`
 	Verdict *Verdict  `json:"verdict,omitempty" doc:"how it ended; left out while it runs"`
 }
+
+// OperationProcess is the kind of an operation that is a process which an ended cell or command has left running.
+const OperationProcess = "process"
 
 // FollowOptions are the options of Follow.
 type FollowOptions struct {

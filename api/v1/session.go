@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// SessionKey names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ . and colon. The
-// character @ separates a session from a snapshot.
+// SessionKey names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ and . (a dot or two alone
+// are no name). The characters @ and : separate a session from a snapshot and from a path.
 type SessionKey struct {
 	Tenant string `json:"tenant,omitempty" doc:"tenant; left out: default"`
 	Name   string `json:"name" doc:"name of the session"`
@@ -184,8 +184,10 @@ type SessionListOptions struct {
 // AuditOptions chooses entries of the audit log.
 type AuditOptions struct {
 	Tenant, Session, Actor, Action string
-	After                          int64 // entries with a larger id
-	Limit                          int
+	After                          int64     // entries with a larger id
+	Since                          time.Time // entries of this time or later; zero: all
+	Last                           int       // the newest of these entries; 0: all
+	Limit                          int       // the oldest of these entries; 0: all
 }
 
 // Collected is what GC removed.

@@ -17,7 +17,7 @@ import (
 //
 // It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and the schemas are derived
 // from its fields. Tags: flag is the name on the command line, short its letter, value what help calls the value, doc the description. A
-// setting with scope command can also differ for each command of a sandbox. To add a setting, add a field here and its consumer.
+// setting with scope command can also differ for each command of a sandbox; backend names the only backend that has it. To add a setting, add a field here and its consumer.
 type Spec struct {
 	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). Empty, with
 	// RootFS empty too: the default root file system.
@@ -29,7 +29,7 @@ type Spec struct {
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
 	// limit, and is in no snapshot.
-	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"named volume of docker to show inside, read-only unless rw"`
+	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" backend:"docker" doc:"named volume of docker to show inside, read-only unless rw"`
 	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
@@ -39,7 +39,7 @@ type Spec struct {
 	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" backend:"docker" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox, and part of lists"`
@@ -57,8 +57,9 @@ type Limits struct {
 	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"processor time, in cores"`
 	// Processes counts threads, too.
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
-	// Disk is in bytes. It counts as memory where files are kept there.
-	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the sandbox (default half of the memory)"`
+	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept there. The other directories that
+	// can be written have their own, smaller room: see Scratch.
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory)"`
 	// OpenFiles is for each process.
 	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
 }
@@ -99,9 +100,22 @@ func (l Limits) Over(base Limits) Limits {
 // WithDefaults fills what is zero.
 func (l Limits) WithDefaults() Limits {
 	l = l.Over(Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles})
-	l.Disk = cmp.Or(l.Disk, l.Memory/2)
+	l.Disk = cmp.Or(l.Disk, max(1<<20, min(l.Memory/2, l.Memory-MemoryReserve-MinScratch)))
 	return l
 }
+
+// Scratch returns the bytes that /tmp, /var/tmp, /dev/shm and the guest's own files have together, beside Disk. It expects defaults to be
+// filled in.
+func (l Limits) Scratch() int64 {
+	return max(MinScratch, min(l.Disk/2, l.Memory-MemoryReserve-l.Disk))
+}
+
+// fileCost is the memory that a file costs beside its content; an eighth of all memory may go there.
+const fileCost = 2 << 10
+
+// Files returns how many files and directories the home directory can hold. All others together can hold as many. It expects defaults to be
+// filled in.
+func (l Limits) Files() int64 { return max(1024, l.Memory/8/fileCost) / 2 }
 
 // Check refuses limits with which nothing would boot. It expects defaults to be filled in.
 func (l Limits) Check() error {
@@ -119,8 +133,8 @@ func (l Limits) Check() error {
 		return bad("%d open files are below the least, %d", l.OpenFiles, MinOpenFiles)
 	case l.Disk < 1<<20:
 		return bad("a disk of %d bytes is below the least, 1 MiB", l.Disk)
-	case l.Disk > l.Memory-MemoryReserve:
-		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve)>>20, l.Memory)
+	case l.Disk > l.Memory-MemoryReserve-MinScratch:
+		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
 	}
 	return nil
 }

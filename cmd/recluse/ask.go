@@ -80,7 +80,7 @@ func (a *app) askCommand() *cobra.Command {
 	var o askOptions
 	c := &cobra.Command{
 		Use:   "ask QUESTION",
-		Short: "Answer a question over files of any size: a model works on them in a sandbox",
+		Short: "Answer a question over files of any size",
 		Long: `Answer a question over texts that are far larger than a model's window.
 
 The context becomes a variable in a sandbox, and a model writes code there, turn by turn: it looks, filters, and asks models about
@@ -92,9 +92,12 @@ answer; a second one leaves at once. The run is kept: see recluse runs.
 
 Exit status: 0 with an answer, 1 when the run ended without one (what there is is printed), 130 after Ctrl-C, 125 when it could not begin.`,
 		Example: `  recluse ask "Which three people are mentioned most?" --context big.txt
-  recluse ask "What changed between the two?" --context old/ --context new/ --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
-  recluse ask "List all invoices" --context mails.json --schema invoices.schema.json --max-cost 2 --max-time 10m --json
-  recluse ask "Which of these tickets are still open?" --context mails/ --mcp "tracker=tracker-mcp --stdio" --mcp wiki=https://wiki.example/mcp
+  recluse ask "What changed?" --context old/ --context new/ \
+    --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
+  recluse ask "List all invoices" --context mails.json \
+    --schema invoices.schema.json --max-cost 2 --max-time 10m --json
+  recluse ask "Which of these tickets are still open?" --context mails/ \
+    --mcp "tracker=tracker-mcp --stdio" --mcp wiki=https://wiki.example/mcp
   journalctl -b | recluse ask "Why did it not start?" --context -`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return a.ask(c.Context(), &o, args[0]) },
@@ -109,6 +112,7 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 	f.Var(valueOf(&o.Host.CacheBytes), "cache", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
 	o.register(f)
 	a.completeSession(c, "session")
+	completeEnum[v1.GateRequest](c, "gate", "Rules")
 	return c
 }
 

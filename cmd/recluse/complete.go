@@ -2,14 +2,19 @@ package main
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/sandbox/docker"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -66,6 +71,36 @@ func (a *app) completeSession(c *cobra.Command, flag string) {
 	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 		return a.complete(c.Context(), word, sessionNames)
 	})
+}
+
+// completeEnums completes the values of all flags whose field has a list of valid ones.
+func completeEnums(c *cobra.Command) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		switch o, ok := f.Value.(option); {
+		case ok && len(o.words()) > 0:
+			completeWords(c, f.Name, o.words()...)
+		case ok && o.field.Name == "Backends":
+			completeWords(c, f.Name, gvisor.Name, docker.Name, local.Name)
+		}
+	})
+	for _, sub := range c.Commands() {
+		completeEnums(sub)
+	}
+}
+
+// completeWords completes the value of a flag with some of a few words.
+func completeWords(c *cobra.Command, flag string, words ...string) {
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// completeEnum completes the value of a flag with the valid values of a field of T.
+func completeEnum[T any](c *cobra.Command, flag, field string) {
+	f, ok := reflect.TypeFor[T]().FieldByName(field)
+	words := option{field: f}.words()
+	if !ok || len(words) == 0 {
+		panic("no list of valid values: " + field)
+	}
+	completeWords(c, flag, words...)
 }
 
 // sessionFirst completes the first argument.

@@ -16,13 +16,14 @@ func (a *app) cpCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cp SOURCE... DESTINATION",
 		Short: "Copy files and directories into a session, or out of it",
-		Long: `Copy files and directories into a session, or out of it. SESSION:PATH names a file in a session; a path that is not absolute is
-below its home directory. A file of this machine with a colon in its name is written ./name:with:colon.
+		Long: `Copy files and directories into a session, or out of it. SESSION:PATH names a file in a session; a relative
+path begins in its working directory, which is the home directory by default. A file of this machine with a colon in its name is written ./name:with:colon.
 
 As with cp, what is copied to a directory that is there goes into it, a file that is there is replaced unless
 --no-clobber is given, and SOURCE/. means what is in a directory. Directories are copied as a whole. - stands for the input or the output.
 Owners are not kept; nor are devices, pipes and sockets, and, on the way out, links that lead outside of what is copied.`,
 		Example: `  recluse cp data.csv work:/home/user/
+  recluse cp -r project work:
   recluse cp work:results ./results
   recluse cp work:report.txt -
   tar c . | recluse cp - work:src.tar`,
@@ -39,21 +40,17 @@ Owners are not kept; nor are devices, pipes and sockets, and, on the way out, li
 		}),
 	}
 	c.Flags().BoolVarP(&o.NoClobber, "no-clobber", "n", false, "never replace a file")
+	c.Flags().BoolP("recursive", "r", false, "accepted as in cp; directories are always copied as a whole")
 	return c
 }
 
-// remotePath takes SESSION:PATH apart; ok is false for a file of this machine. Names of sessions may have colons, too: the last
-// one before the first slash counts.
+// remotePath takes SESSION:PATH apart; ok is false for a file of this machine.
 func remotePath(arg string) (name, file string, ok bool) {
-	head := arg
-	if i := strings.IndexAny(arg, `/\`); i >= 0 {
-		head = arg[:i]
-	}
-	i := strings.LastIndexByte(head, ':')
-	if i <= 0 {
+	name, file, ok = strings.Cut(arg, ":")
+	if !ok || name == "" || strings.ContainsAny(name, `/\`) {
 		return "", "", false
 	}
-	return arg[:i], arg[i+1:], true
+	return name, file, true
 }
 
 func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to string, o client.CopyOptions) error {

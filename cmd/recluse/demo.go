@@ -20,7 +20,7 @@ func (a *app) demoCommand() *cobra.Command {
 	var f backendFlags
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Show what a sandbox is: its own kernel, state, files, a limit, a snapshot, forks",
+		Short: "Show what a sandbox is",
 		Long: `Show what a sandbox is, step by step and for real: code in a kernel of its own, state kept
 between cells, files, a limit that bites, a snapshot and its return, two forks that go their own
 ways. The exit status is 1 if a step did not do what it should.`,
@@ -66,7 +66,7 @@ func (a *app) demoRLMCommand() *cobra.Command {
 	var f sandboxFlags
 	c := &cobra.Command{
 		Use:   "rlm",
-		Short: "Show a run over 10 MB of text, with a scripted model and everything else real",
+		Short: "Show a run over 10 MB of text, with a scripted model",
 		Long: `Show how a question is answered over a text that no model could read at once. The model is scripted: its replies are written down in
 this program, and it is no proof of cleverness. Everything else is real: the text of 10 MB, the sandbox, the calls from code inside it,
 the child run with a sandbox of its own, the budget, and the record of the run. It needs no network and no key; the prices are made up.

@@ -13,7 +13,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	var f backendFlags
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what works on this machine, what would be chosen, and why not the others",
+		Short: "Show what works on this machine, and what would be chosen",
 		Long: `Say what works on this machine, what would be chosen, and why not the others.
 
 The exit status is 0 when something that isolates works, else 1.`,

@@ -36,6 +36,9 @@ type execOptions struct {
 	timeout       v1.Duration
 	killSurvivors bool
 	noStdin       bool
+	saveDisplay   string
+
+	saved *displays // what --save-display has saved; nil without it
 }
 
 func (a *app) execCommand() *cobra.Command {
@@ -56,15 +59,17 @@ A script given by --python-file runs as a program of its own, with its input fre
 What ends it other than by itself (time, memory, a signal) is told in one line on stderr.
 With --json the verdict, output included, is printed on stdout instead, or {"error": ...} if there is none.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
-  recluse exec --session work --python 'x = 41' && recluse exec --session work --python 'x + 1'
+  recluse exec --session work --python 'x = 41'
+  recluse exec --session work --python 'x + 1'
   recluse exec --session work --background -- make -C /home/user/project
   recluse exec --python - < script.py
+  recluse exec --save-display plots --python - < plot.py
   recluse exec --python-file script.py ARG... < data
   recluse exec -- bash -c 'id; ls /'
   echo data | recluse exec -- wc -c
   while read -r f; do recluse exec -n -- echo "$f"; done < list
   recluse exec --timeout 5s --memory 256m --cpus 0.5 -- bash -c 'make -C /work'
-  recluse exec --mount "$PWD:/work" --dir /work -- python3 -m pytest`,
+  recluse exec --mount .:/work --dir /work -- python3 -m pytest`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
 				return usage("nothing to run: give a command, --python or --python-file")
@@ -82,6 +87,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
+	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: save pictures and documents that the code shows to this `directory`")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
@@ -103,6 +109,8 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 		return usage("--context needs --python")
 	case o.background && cell:
 		return usage("--background is for commands; a cell holds its interpreter")
+	case o.saveDisplay != "" && !cell:
+		return usage("--save-display needs --python")
 	case o.noStdin && cell && o.python == "-":
 		return usage("--no-stdin: --python - reads the code from the input")
 	case o.session != "" && o.sandbox.Dir != "" && cell:
@@ -135,10 +143,13 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 		req = gate.CommandRequest(cmd, o.sandbox)
 	}
 
+	var err error
+	if o.saved, err = newDisplays(o.saveDisplay); err != nil {
+		return err
+	}
 	ctx = a.watch(ctx)
 	judged := func() (warning string, err error) { return "", nil } // by the server of the session
 	if o.session == "" {
-		var err error
 		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}
@@ -170,10 +181,16 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 		return a.background(ctx, t, o.session, cmd)
 	case cell:
 		c := sandbox.Cell{Code: req.Code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
-		if !a.json {
-			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()) }
+		switch {
+		case !a.json:
+			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()); o.saved.save(&b) }
+		case o.saved != nil:
+			c.Display = func(b sandbox.Bundle) { o.saved.save(&b) }
 		}
 		v, err = t.Cell(ctx, c)
+		if v != nil {
+			o.saved.save(v.Result)
+		}
 		if v != nil && !a.json {
 			printText(out, v.Result.Text())
 			if v.Error != nil {
@@ -216,13 +233,25 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		return cause(ctx, err)
 	}
 	a.wentBack(v)
+	if o.saved != nil && err == nil {
+		err = o.saved.err
+	}
 	if a.json {
-		if err := console.WriteJSON(a.stdout, v); err != nil {
+		printed, failed := o.saved.report(v)
+		if failed != nil {
+			return failed
+		}
+		if err := console.WriteJSON(a.stdout, printed); err != nil {
 			return err
 		}
 		if err != nil { // stdout has its one value
 			a.tell(err)
 			return exit(statusFailure)
+		}
+	}
+	if o.saved != nil && !a.json {
+		for _, name := range o.saved.Files {
+			a.say("saved %s", name)
 		}
 	}
 	if err != nil {

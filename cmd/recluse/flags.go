@@ -20,7 +20,7 @@ import (
 // backendFlags chooses a backend. What is left out is as configured.
 type backendFlags struct {
 	Host v1.RunHost
-	Pull string `flag:"pull" value:"when" scope:"server" enum:"missing,always,never" doc:"when docker fetches an image: missing, always or never (default as configured)"`
+	Pull string `flag:"pull" value:"when" scope:"server" backend:"docker" enum:"missing,always,never" doc:"when docker fetches an image: missing, always or never (default as configured)"`
 }
 
 func (b *backendFlags) options() []option { return optionsOf(b) }
@@ -116,6 +116,12 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	}
 	if spec.Image, err = image.Absolute(spec.Image); err != nil {
 		return spec, err
+	}
+	spec.Mounts = slices.Clone(spec.Mounts)
+	for i, m := range spec.Mounts {
+		if spec.Mounts[i].Host, err = filepath.Abs(m.Host); err != nil {
+			return spec, err
+		}
 	}
 	return spec, s.docker.Apply(&spec)
 }

@@ -32,7 +32,7 @@ func TestSandboxFlagsMakeASpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("COPIED", "from here")
-	f, err := parse(t, "--image", "tar:box.tar", "--memory", "1.5GiB", "--cpus", "0.5", "--processes", "100", "--mount", "/a:/b:rw", "--volume", "v:/c",
+	f, err := parse(t, "--image", "tar:box.tar", "--memory", "1.5GiB", "--cpus", "0.5", "--processes", "100", "--mount", "/a:/b:rw", "--mount", ".:/work", "--mount", "sub/..:/x", "--volume", "v:/c",
 		"-e", "K=V=W", "--env", "COPIED", "--dir", "/d", "--user", "7:8", "--shell", "dash", "--hostname", "h", "--cold", "--oom-score-adj", "0", "--host-config", "{}")
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestSandboxFlagsMakeASpec(t *testing.T) {
 	}
 	want := sandbox.Spec{
 		Image: "tar:" + filepath.Join(here, "box.tar"), Limits: sandbox.Limits{Memory: 3 << 29, CPUs: 0.5, Processes: 100},
-		Mounts:   []sandbox.Mount{{Host: "/a", Path: "/b", Writable: true}},
+		Mounts:   []sandbox.Mount{{Host: "/a", Path: "/b", Writable: true}, {Host: here, Path: "/work"}, {Host: here, Path: "/x"}},
 		Volumes:  []sandbox.Volume{{Name: "v", Path: "/c"}},
 		Env:      map[string]string{"K": "V=W", "COPIED": "from here"},
 		Dir:      "/d",
@@ -163,7 +163,7 @@ func TestMount(t *testing.T) {
 
 func TestRemotePath(t *testing.T) {
 	for in, want := range map[string][2]string{
-		"work:/a/b": {"work", "/a/b"}, "work:a": {"work", "a"}, "work:": {"work", ""}, "team:a:/x": {"team:a", "/x"}, "work:a/b:c": {"work", "a/b:c"},
+		"work:/a/b": {"work", "/a/b"}, "work:a": {"work", "a"}, "work:": {"work", ""}, "work:a:/x": {"work", "a:/x"}, "work:a/b:c": {"work", "a/b:c"},
 	} {
 		if name, file, ok := remotePath(in); !ok || name != want[0] || file != want[1] {
 			t.Errorf("%q: %q, %q, %v", in, name, file, ok)

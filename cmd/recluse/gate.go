@@ -28,7 +28,7 @@ const maxChecked = 32 << 20
 func (a *app) gateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "gate",
-		Short: "Judge code without running it, test rules, answer the gate's questions",
+		Short: "Judge code, test rules, answer the gate's questions",
 		Long: `The gate looks at code before it runs, wherever it comes from: this command line, HTTP, MCP, the library or a model's run. It
 passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is the wall.`,
 		Example: `  recluse gate check script.py
@@ -66,6 +66,8 @@ not, 125 if it could not be judged.`,
 	f.StringVar(&o.mode, "mode", "", "judge as in a session with this gate: off, warn or block (default as configured)")
 	f.StringVar(&o.role, "role", "", "judge by the thesaurus of this `role`")
 	f.StringVar(&o.rules, "rules", "", "judge by the rules of this `file`")
+	completeWords(c, "language", string(gate.Python), string(gate.Bash))
+	completeEnum[v1.GateRequest](c, "mode", "Rules")
 	return c
 }
 

@@ -19,7 +19,7 @@ func (a *app) hookCommand() *cobra.Command {
 	var h agents.HookFlags
 	c := &cobra.Command{
 		Use:   "hook --agent AGENT --project DIR",
-		Short: "Answer a coding agent's hook: its shell commands run in the project's session",
+		Short: "Answer a coding agent's hook",
 		Long: `Read a coding agent's hook from the input and answer it, so that the shell command in it runs in the project's session instead of on this
 machine. recluse integrate writes this command into an agent's settings; nobody needs to type it.
 

@@ -15,7 +15,7 @@ func (a *app) imageCommand() *cobra.Command {
 	var tag string
 	host := &cobra.Command{
 		Use:   "from-host",
-		Short: "Build a small image out of this machine's own shell, tools and Python",
+		Short: "Build a small image from this machine's own programs",
 		Long: `Build a small image out of this machine's own shell, tools and Python, where no registry can be reached, and give it to the Docker
 engine. No file of a user's is in it.`,
 		Example: `  recluse image from-host

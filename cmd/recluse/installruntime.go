@@ -36,7 +36,7 @@ func (a *app) installRuntimeCommand() *cobra.Command {
 	var o runtimeOptions
 	c := &cobra.Command{
 		Use:   "install-runtime",
-		Short: "Register our engine as a runtime of Docker's, so that containers get a kernel of their own",
+		Short: "Register our engine as a runtime of Docker's",
 		Long: `Register our engine as the runtime runsc of the Docker engine on this machine, so that containers get a kernel of their own.
 
 It copies the engine to ` + dockersetup.InstalledEngine + `, unless --program names one, and adds the runtime to the engine's daemon.json. The

@@ -35,7 +35,7 @@ Settings that are there stay as they are, comments included; what was there befo
 changes nothing, and --undo takes it back.`,
 		Example: `  recluse integrate claude-code --dry-run --bash
   recluse integrate claude-code --bash
-  recluse integrate cursor --user          # the MCP server alone, for all projects
+  recluse integrate cursor --user     # the MCP server alone, for all projects
   recluse integrate codex --undo`,
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: []cobra.Completion{string(agents.ClaudeCode), string(agents.OpenCode), string(agents.Codex), string(agents.Cursor)},
@@ -47,6 +47,7 @@ changes nothing, and --undo takes it back.`,
 	f.BoolVar(&o.Hook, "bash", false, "run the agent's shell commands in a sandbox that shows the project, writable")
 	f.BoolVar(&o.Allow, "allow", false, "with --bash and claude-code: run them without asking you each time")
 	f.StringVar(&o.unexpected, "unexpected", string(agents.Block), "with --bash: what becomes of calls that the hook does not understand, block or pass")
+	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
 	f.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
 	f.BoolVar(&o.Undo, "undo", false, "take away what an integration has written")
 	return c

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"sync"
@@ -31,6 +32,12 @@ func signalled(err error) (status int, ok bool) {
 
 // errPipe is the cause of a context that ended because nobody reads our output any more.
 var errPipe = errors.New("the output is closed")
+
+// outputClosed reports whether err is that of a write to our own stdout which nobody reads any more, as in recluse audit | head.
+func outputClosed(err error) bool {
+	failed, ok := errors.AsType[*fs.PathError](err)
+	return ok && failed.Path == os.Stdout.Name() && errors.Is(failed, syscall.EPIPE)
+}
 
 // watch is what the signals of a verb end.
 type watch struct {

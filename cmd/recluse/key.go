@@ -50,6 +50,7 @@ Scopes: read looks; execute runs code, writes files and makes sessions, too; adm
 	c.Flags().StringVar(&k.Scope, "scope", "execute", "read, execute or admin")
 	c.Flags().StringVar(&k.Tenant, "tenant", "", "`name` of the tenant it acts for; * for all (default \"default\")")
 	c.Flags().Var(&k.For, "for", "how long it is good, or none (default none)")
+	completeEnum[v1.APIKey](c, "scope", "Scope")
 	return c
 }
 
@@ -61,22 +62,26 @@ func (a *app) keyListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"ID", "NAME", "TENANT", "SCOPE", "AGE", "STATE"}}
-			for _, k := range keys {
-				state := "good"
-				switch {
-				case k.Revoked != nil:
-					state = "revoked"
-				case k.Expires != nil && k.Expires.Before(time.Now()):
-					state = "expired"
-				case k.Expires != nil:
-					state = "good for " + console.Ahead(k.Expires)
-				}
-				rows = append(rows, []string{k.ID, k.Name, k.Tenant, k.Scope, console.Ago(k.Created), state})
-			}
-			return a.resultTable(keys, rows)
+			return a.resultTable(keys, keyRows(keys))
 		}),
 	}
+}
+
+func keyRows(keys []v1.APIKey) [][]string {
+	rows := [][]string{{"ID", "NAME", "TENANT", "SCOPE", "AGE", "STATE"}}
+	for _, k := range keys {
+		state := "good"
+		switch {
+		case k.Revoked != nil:
+			state = "revoked"
+		case k.Expires != nil && k.Expires.Before(time.Now()):
+			state = "expired"
+		case k.Expires != nil:
+			state = "good for " + console.Ahead(k.Expires)
+		}
+		rows = append(rows, []string{k.ID, k.Name, k.Tenant, k.Scope, console.Ago(k.Created), state})
+	}
+	return rows
 }
 
 func (a *app) keyRevokeCommand() *cobra.Command {

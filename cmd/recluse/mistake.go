@@ -6,8 +6,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
 // usage is a mistake in how recluse was called. What to do about it is added by explain, which knows the verb.
@@ -34,13 +36,18 @@ func (a *app) noteRuns(c *cobra.Command) {
 
 // explain gives the error of a wrong call, whoever found it, a code and a remedy.
 func (a *app) explain(c *cobra.Command, args []string, err error) error {
-	if _, silent := errors.AsType[exit](err); silent || err == nil {
+	if _, silent := errors.AsType[exit](err); silent || err == nil || errors.Is(err, errPipe) {
 		return err
 	}
 	if !a.begun {
 		a.json = a.json || asksForJSON(args) // cobra reads no further than the first mistake
 		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
 			return unknownVerb(c, words[0]) // also if a flag was refused: nobody knows the flags of such a verb
+		}
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+			if near := nearFlags(c, unknown.GetSpecifiedName()); len(near) > 0 {
+				return &v1.Error{Code: v1.CodeInvalidRequest, Message: err.Error(), Remedy: "did you mean --" + strings.Join(near, " or --") + "? " + seeHelp(c)}
+			}
 		}
 		err = usage("%v", err)
 	}
@@ -51,6 +58,29 @@ func (a *app) explain(c *cobra.Command, args []string, err error) error {
 	told := *e
 	told.Remedy = "call it as " + c.UseLine() + "; " + seeHelp(c)
 	return &told
+}
+
+// nearFlags returns the flags of a verb that an unknown one may have meant: those a slip or two away, or with the same beginning.
+func nearFlags(c *cobra.Command, word string) (near []string) {
+	const slips = 3 // and more is another word
+	best := min(slips, len(word)/2+1)
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden {
+			return
+		}
+		d := editdistance.Distance(word, f.Name, slips)
+		if len(word) >= 3 && strings.HasPrefix(f.Name, word) {
+			d = 1
+		}
+		switch {
+		case d >= slips || d > best:
+		case d < best:
+			best, near = d, []string{f.Name}
+		default:
+			near = append(near, f.Name)
+		}
+	})
+	return near
 }
 
 func unknownVerb(c *cobra.Command, word string) error {

@@ -20,7 +20,8 @@ import (
 //
 // Tags: flag is the flag's name, short its letter, value what help calls its value, doc its description, and enum the words that are
 // valid. scope says what the flag means where there is a session: empty, that it must be as the session was made; backend, that the session
-// must be there; command, that it is for this command alone; server, that the configuration of the server decides.
+// must be there; command, that it is for this command alone; server, that the configuration of the server decides. backend names the only
+// backend that knows the flag, whose help is shown only if asked for.
 type option struct {
 	field reflect.StructField
 	value reflect.Value
@@ -50,6 +51,11 @@ func (o option) name() string { return o.field.Tag.Get("flag") }
 
 func (o option) scope() string { return o.field.Tag.Get("scope") }
 
+// words returns the only valid values; none: any.
+func (o option) words() []string {
+	return strings.FieldsFunc(o.field.Tag.Get("enum"), func(r rune) bool { return r == ',' })
+}
+
 // register declares the flag.
 func (o option) register(f *pflag.FlagSet) {
 	doc := o.field.Tag.Get("doc")
@@ -60,6 +66,9 @@ func (o option) register(f *pflag.FlagSet) {
 		doc += " (repeatable)"
 	}
 	made := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
+	if only := o.field.Tag.Get("backend"); only != "" {
+		made.Annotations = map[string][]string{backendOnly: {only}}
+	}
 	if o.Type() == "bool" {
 		made.NoOptDefVal = "true"
 	}
@@ -98,7 +107,7 @@ func (o option) String() string {
 func (o option) Set(text string) error {
 	switch p := o.value.Addr().Interface().(type) {
 	case *string:
-		if words := strings.Split(o.field.Tag.Get("enum"), ","); words[0] != "" && !slices.Contains(words, text) {
+		if words := o.words(); len(words) > 0 && !slices.Contains(words, text) {
 			return fmt.Errorf("%q is not one of %s", text, strings.Join(words, ", "))
 		}
 		*p = text

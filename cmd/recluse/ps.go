@@ -13,14 +13,16 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
 )
 
 func (a *app) psCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use:     "ps SESSION",
-		Short:   "List what runs in a session",
-		Long:    "List the cells and commands that run in a session. kill and logs take the id, its beginning, or the pid.",
+		Use:   "ps SESSION",
+		Short: "List what runs in a session",
+		Long: `List the cells and commands that run in a session, and the processes that ended ones have left running. kill takes the id, its beginning,
+or the pid; so does logs, of cells and commands.`,
 		Example: "  recluse ps work\n  recluse ps work --all     # also what has ended lately", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error { return a.ps(ctx, c, args[0], all) }),
 	}
@@ -43,24 +45,30 @@ func (a *app) ps(ctx context.Context, c *client.Client, name string, all bool) e
 			ops = append(ops, o)
 		}
 	}
+	return a.resultTable(ops, operationRows(ops, info.State))
+}
+
+func operationRows(ops []sandbox.Operation, of session.State) [][]string {
 	rows := [][]string{{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT", "COMMAND"}}
 	for _, o := range ops {
-		state, t := "running", time.Since(o.Started)
+		state, t, output := "running", time.Since(o.Started), console.Bytes(o.Stdout+o.Stderr)
 		switch {
+		case o.Kind == v1.OperationProcess:
+			state, output = "left", "-"
 		case o.Verdict != nil:
 			state, t = o.Verdict.String(), o.Verdict.Wall
 		case !o.Running:
 			state = "ended"
-		case info.State == v1.StateHibernated:
+		case of == v1.StateHibernated:
 			state = "asleep"
 		}
 		pid := "-"
 		if o.PID > 0 {
 			pid = strconv.Itoa(o.PID)
 		}
-		rows = append(rows, []string{o.ID, pid, o.Kind, console.Clip(state, 30), console.Span(t), console.Bytes(o.Stdout + o.Stderr), console.Clip(o.Command, 60)})
+		rows = append(rows, []string{o.ID, pid, o.Kind, console.Clip(state, 20), console.Span(t), output, o.Command})
 	}
-	return a.resultTable(ops, rows)
+	return rows
 }
 
 // operation finds what the user names: an id, the beginning of one, or a pid. Of several with one pid the running one is meant, else
@@ -107,9 +115,9 @@ func (a *app) killCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "kill SESSION ID...",
-		Short: "End cells and commands of a session",
+		Short: "End cells, commands and processes of a session",
 		Long: `End cells and commands of a session, with everything they started: politely, and after a moment by force. A cell is interrupted,
-as by Ctrl-C, and its interpreter lives on if it heeds that.
+as by Ctrl-C, and its interpreter lives on if it heeds that. A process that an ended one has left running is ended with its children.
 
 With --signal that signal is sent instead, and nothing else is done.`,
 		Example: "  recluse kill work 7\n  recluse kill work 7 --signal HUP", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.operationArgs,

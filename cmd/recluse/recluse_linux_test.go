@@ -137,6 +137,7 @@ func TestExec(t *testing.T) {
 		{"memory of nothing", "", []string{"--memory", "0", "--", "true"}, 125, "", "above zero"},
 		{"memory below what boots", "", []string{"--memory", "1m", "--", "true"}, 125, "", "below the 64 MiB"},
 		{"forbidden mount", "", []string{"--mount", "/etc:/x", "--", "true"}, 125, "", "recluse: mount /etc"},
+		{"shown values without a cell", "", []string{"--save-display", "x", "--", "true"}, 125, "", "needs --python"},
 		{"nothing to run", "", nil, 125, "", "nothing to run"},
 		{"script that is not there", "", []string{"--python-file", script + ".not"}, 125, "", "no such file"},
 	} {

@@ -1,14 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/config"
 )
 
@@ -23,10 +26,12 @@ type app struct {
 	otherConfig    bool           // the server that we are connected to has another one
 	signals        *watch         // of the verb; nil before watch
 	atEnd          []func() error // what the verb used and lets go of
+	helpFailed     error          // why a help text could not be printed
 }
 
 // Exit statuses that are ours. A command's own, 124, 126, 127 and those of signals come from its verdict.
 const (
+	statusMissing = 1   // what the caller names is not there; of verbs that run nothing
 	statusFailure = 125 // recluse failed, not what it ran
 	statusPipe    = 141 // nobody reads our output any more: what a program that is killed by SIGPIPE gives
 )
@@ -42,6 +47,10 @@ func (a *app) main(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	verb, err := root.ExecuteContextC(ctx)
+	err = cmp.Or(err, a.helpFailed)
+	if outputClosed(err) {
+		err = errPipe
+	}
 	err = a.explain(verb, args, err)
 	for _, f := range a.atEnd {
 		_ = f() // the verb has said how it went
@@ -59,7 +68,20 @@ func (a *app) main(ctx context.Context, args []string) int {
 	if s, ok := signalled(err); ok {
 		return s
 	}
+	if absent(err) && !runsCode[verb.CommandPath()] {
+		return statusMissing
+	}
 	return statusFailure
+}
+
+// runsCode are the verbs whose exit status is that of what they run, 1 included.
+var runsCode = map[string]bool{"recluse exec": true, "recluse shell": true, "recluse ask": true, "recluse hook run": true}
+
+// absent reports the error of a name that nothing has.
+func absent(err error) bool {
+	return gone(err) || slices.Contains([]v1.Code{
+		v1.CodeNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound, v1.CodeKeyUnknown, v1.CodeRunNotFound, v1.CodeApprovalUnknown, v1.CodeFileNotFound,
+	}, v1.CodeOf(err))
 }
 
 func (a *app) root() *cobra.Command {
@@ -71,10 +93,11 @@ network, limits, and nothing of this machine but its programs, read-only.
 
 Exit status: that of what ran; 124 when its time was up, 128 and the signal's number when a
 signal ended it, 130 after Ctrl-C, 126 and 127 when it could not be started, and 125 when
-recluse itself failed.`,
+recluse itself failed. Verbs that run nothing exit with 1 when what they name is not there.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec -- bash -c 'id; ls /'
-  recluse exec --session work --python 'x = 41' && recluse exec --session work --python 'x + 1'
+  recluse exec --session work --python 'x = 41'
+  recluse exec --session work --python 'x + 1'
   recluse shell
   recluse doctor`,
 		Version:       thisBuild().Version,
@@ -86,6 +109,7 @@ recluse itself failed.`,
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
+	root.SetHelpFunc(a.help)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
@@ -106,6 +130,7 @@ recluse itself failed.`,
 		}
 	}
 	strictHelp(root)
+	completeEnums(root)
 	a.noteRuns(root)
 	return root
 }

@@ -128,13 +128,17 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 			break
 		}
 	}
+	return a.resultTable(list, runRows(list))
+}
+
+func runRows(list []*rlm.Info) [][]string {
 	rows := [][]string{{"RUN", "STATE", "AGE", "TURNS", "TOKENS", "COST", "QUESTION"}}
 	for _, i := range list {
 		rows = append(rows, []string{
-			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), console.Clip(i.Query, 60),
+			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), i.Query,
 		})
 	}
-	return a.resultTable(list, rows)
+	return rows
 }
 
 func runState(i *rlm.Info) string {
@@ -201,7 +205,7 @@ func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) 
 
 func (a *app) runsCancelCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel RUN", Short: "Stop a run that the server works on, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
+		Use: "cancel RUN", Short: "Stop a run, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
 		Example: "  recluse runs cancel last",
 		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
 			i, err := c.CancelRun(ctx, i.ID)
@@ -312,6 +316,7 @@ func (a *app) runsExportCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&format, "format", "rlm", "`layout`: rlm or events")
 	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, which must not be there (default stdout)")
+	completeWords(c, "format", "rlm", "events")
 	return c
 }
 

@@ -21,7 +21,7 @@ import (
 func (a *app) sessionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "session",
-		Short: "Open, list, show, extend, pause, hibernate, resume and end sessions",
+		Short: "Open, list, show, extend, hibernate and end sessions",
 		Long: `A session is a sandbox under a name of your own: every call with that name finds the same variables, files and
 processes, until it is ended or its time is up. One that nobody uses is written to disk, and comes back with the next call.`,
 		Example: `  recluse exec --session work --python 'x = 41'
@@ -34,7 +34,7 @@ processes, until it is ended or its time is up. One that nobody uses is written 
 		a.sessionChange("pause", "Freeze sessions in memory", "  recluse session pause work\n  recluse session resume work", (*client.Session).Pause),
 		a.sessionChange("hibernate", "Write sessions to disk and give their memory back", "  recluse session hibernate work\n  recluse exec --session work --python 'x'   # brings it back", (*client.Session).Hibernate),
 		a.sessionChange("resume", "Undo pause and hibernate", "  recluse session resume work", (*client.Session).Resume),
-		a.varsCommand(), a.eventsCommand(),
+		a.sessionRestartInterpreterCommand(), a.varsCommand(), a.eventsCommand(),
 	)
 	return c
 }
@@ -87,6 +87,8 @@ and what it begins with.`,
 	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
 	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
 	sandbox.register(f)
+	completeEnum[v1.Policy](c, "on-idle", "OnIdle")
+	completeEnum[v1.GateRequest](c, "gate", "Rules")
 	return c
 }
 
@@ -128,17 +130,21 @@ func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListO
 		a.say("no sessions; recluse exec --session NAME makes one")
 		return nil
 	}
-	rows := [][]string{{"NAME", "STATE", "BACKEND", "AGE", "UNUSED", "ENDS IN", "RUNNING", "SNAPSHOTS", "WHY"}}
+	return a.resultTable(infos, sessionRows(infos))
+}
+
+func sessionRows(infos []session.Info) [][]string {
+	rows := [][]string{{"NAME", "STATE", "AGE", "UNUSED", "ENDS IN", "RUN", "SNAP", "WHY"}}
 	for _, i := range infos {
 		ends := console.Ahead(i.Expires)
 		if i.Ended != nil {
 			ends = "-"
 		}
 		rows = append(rows, []string{
-			i.Key.Name, string(i.State), i.Backend, console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), console.Clip(i.Reason, 60),
+			i.Key.Name, string(i.State), console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), i.Reason,
 		})
 	}
-	return a.resultTable(infos, rows)
+	return rows
 }
 
 func (a *app) sessionShowCommand() *cobra.Command {
@@ -167,7 +173,8 @@ func (a *app) printSession(i session.Info) error {
 	line("state", "%s: %s", i.State, i.Reason)
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
-	line("limits", "%s memory, %v cpus, %d processes, %s files", console.Bytes(l.Memory), l.CPUs, l.Processes, console.Bytes(l.Disk))
+	line("limits", "%s memory, %v cpus, %d processes", console.Binary(l.Memory), l.CPUs, l.Processes)
+	line("files", "%s and %d files in the home directory, %s in /tmp", console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
 	for _, o := range optionsOf(&i.Spec) {
 		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
 			line(o.name(), "%s", o)
@@ -225,8 +232,8 @@ func (a *app) sessionEndCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "end NAME...",
 		Short: "End sessions",
-		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. Ending one
-that has ended is no error.`,
+		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. A name without a
+session is the error session_not_found, after the others have been ended.`,
 		Example: "  recluse session end work\n  recluse session end --all", ValidArgsFunction: a.sessionFirst,
 		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
@@ -250,15 +257,47 @@ func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) 
 			names = append(names, i.Key.Name)
 		}
 	}
+	ended, failed := []string{}, error(nil)
 	for _, name := range names {
-		err := c.Session(name).End(ctx, "recluse session end")
-		if gone(err) {
-			a.say("there is no session %s", name)
-		} else if err != nil {
+		switch err := c.Session(name).End(ctx, "recluse session end"); {
+		case err == nil:
+			ended = append(ended, name)
+		case !gone(err):
 			return err
+		case failed != nil:
+			a.tell(err)
+		default:
+			failed = err
 		}
 	}
-	return a.result(map[string][]string{"ended": names}, "")
+	if failed != nil {
+		return failed
+	}
+	return a.result(map[string][]string{"ended": ended}, "")
+}
+
+func (a *app) sessionRestartInterpreterCommand() *cobra.Command {
+	var interpreter string
+	c := &cobra.Command{
+		Use:   "restart-interpreter NAME",
+		Short: "Begin again with a new interpreter",
+		Long: `End the Python interpreter of a session, with its variables and everything that its cells left running. The next cell has a new
+one. Files stay, as do commands and other interpreters.`,
+		Example: "  recluse session restart-interpreter work\n  recluse session restart-interpreter work --context plots",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			err := c.Session(args[0]).CloseContext(ctx, cmp.Or(interpreter, v1.DefaultContext))
+			if v1.CodeOf(err) == v1.CodeNotFound && interpreter == "" {
+				err = nil // no cell has run yet, or the interpreter has died: the next one is new in any case
+			}
+			if err != nil {
+				return err
+			}
+			return a.result(map[string]string{"session": args[0], "context": cmp.Or(interpreter, v1.DefaultContext)}, "")
+		}),
+	}
+	c.Flags().StringVar(&interpreter, "context", "", "the `name` of the interpreter (default \""+v1.DefaultContext+"\")")
+	return c
 }
 
 // sessionChange is a verb that does one thing to each session and says nothing more.

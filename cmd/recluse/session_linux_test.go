@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -121,6 +122,21 @@ func (w *world) run(stdin string, args ...string) result {
 	return result{status(w.t, err), out.String(), errs.String()}
 }
 
+// unread runs what prints to a pipe without a reader, and tells how it ended and what it wrote to stderr.
+func (w *world) unread(args ...string) string {
+	w.t.Helper()
+	r, out, err := os.Pipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r.Close()
+	defer out.Close()
+	cmd := w.command(args...)
+	var errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = out, &errs
+	return fmt.Sprintf("%v and %q", cmd.Run(), errs.String())
+}
+
 // must runs what has to succeed and gives its output.
 func (w *world) must(args ...string) string {
 	w.t.Helper()
@@ -177,7 +193,7 @@ func TestSessionAcrossInvocations(t *testing.T) {
 	w.expect("goal=a b\nn=1\n", "session", "vars", "list", "work")
 	w.expect("a b\n", "session", "vars", "get", "work", "goal")
 	w.must("session", "vars", "delete", "work", "goal")
-	if got := w.run("", "session", "vars", "get", "work", "goal", "--json"); !strings.Contains(got.stdout, "variable_not_found") || got.status != 125 {
+	if got := w.run("", "session", "vars", "get", "work", "goal", "--json"); !strings.Contains(got.stdout, "variable_not_found") || got.status != statusMissing {
 		t.Errorf("deleted variable: %+v", got)
 	}
 	if got := w.must("session", "events", "work"); !strings.Contains(got, "state") {
@@ -186,11 +202,43 @@ func TestSessionAcrossInvocations(t *testing.T) {
 	if got := w.must("audit", "--session", "work"); !strings.Contains(got, "x = 41") {
 		t.Errorf("audit: %s", got)
 	}
+	if got := w.must("audit", "--since", "1h", "--limit", "2", "--json"); strings.Count(got, "\n") != 2 || strings.Contains(got, "x = 41") {
+		t.Errorf("the last two entries: %s", got)
+	}
+	if got := w.must("audit", "--since", "2100-01-01"); got != "" {
+		t.Errorf("entries of the future: %s", got)
+	}
+	if err := w.unread("audit"); err != "exit status 141 and \"\"" {
+		t.Errorf("an output that nobody reads: %s", err)
+	}
+	if err := w.unread("exec", "--help"); err != "exit status 141 and \"\"" {
+		t.Errorf("a help that nobody reads: %s", err)
+	}
+	w.must("session", "restart-interpreter", "work")
+	w.expect("0\n", "exec", "--session", "work", "--python", "int('x' in globals())")
+	w.expect("hi\n", "exec", "--session", "work", "--", "cat", "f")
 	w.must("gc")
 	w.must("session", "end", "work")
-	w.must("session", "end", "work") // again is no error
-	if got := w.run("", "session", "show", "work"); got.status != 125 || !strings.Contains(got.stderr, "work") {
-		t.Errorf("show after end: %+v", got)
+	for code, args := range map[v1.Code][]string{
+		v1.CodeSessionNotFound: {"session", "end", "work"},
+		v1.CodeKeyUnknown:      {"key", "revoke", "nosuch"},
+		v1.CodeNotFound:        {"session", "restart-interpreter", "live", "--context", "nosuch"},
+	} {
+		w.must("session", "open", "live")
+		if got := w.run("", append(args, "--json")...); got.status != statusMissing || !strings.Contains(got.stdout, `"`+string(code)+`"`) {
+			t.Errorf("%s: %+v", args, got)
+		}
+	}
+	if got := w.run("", "session", "end", "nosuch", "live"); got.status != statusMissing || !strings.Contains(got.stderr, "nosuch") {
+		t.Errorf("one of two: %+v", got)
+	}
+	for _, name := range []string{"live", "work"} {
+		if got := w.run("", "session", "show", name); got.status != statusMissing || !strings.Contains(got.stderr, name) {
+			t.Errorf("show after end: %+v", got)
+		}
+	}
+	if got := w.run("", "session", "open", "a:b", "--json"); got.status != statusFailure || !strings.Contains(got.stdout, string(v1.CodeInvalidKey)) {
+		t.Errorf("a name with a colon: %+v", got)
 	}
 	w.expect("0\n", "exec", "--session", "work", "--python", "int('x' in globals())") // the name is free
 }
@@ -475,7 +523,7 @@ func TestCopy(t *testing.T) {
 	same("back.csv", "a,b\n")
 	w.must("cp", filepath.Join(dir, "tree"), "work:t")
 	w.expect("12", "exec", "--session", "work", "--", "cat", "t/link", "t/sub/two")
-	w.must("cp", filepath.Join(dir, "tree"), "work:t") // it is there: into it
+	w.must("cp", "-r", filepath.Join(dir, "tree"), "work:t") // it is there: into it
 	w.expect("1", "exec", "--session", "work", "--", "cat", "t/tree/one")
 	w.must("cp", filepath.Join(dir, "tree")+"/.", "work:t")
 	w.must("exec", "--session", "work", "--", "sh", "-c", "ln -s /etc/passwd t/out; ln -s ../../.. t/up; mkfifo t/pipe")
@@ -495,13 +543,24 @@ func TestCopy(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	w.expect("x", "cp", "work:new", "-")
+	w.must("session", "open", "elsewhere", "--dir", "/var/tmp")
+	w.must("cp", data, "elsewhere:")
+	w.must("cp", data, "elsewhere:data.csv")
+	w.expect("a,b\n", "exec", "--session", "elsewhere", "--", "cat", "/var/tmp/data.csv")
+	w.must("session", "end", "elsewhere")
 	// Bad input.
 	for name, args := range map[string][]string{
-		"nothing of a session": {"a", "b"}, "two sessions": {"work:a", "other:b"}, "missing file": {filepath.Join(dir, "no"), "work:x"},
-		"missing file inside": {"work:no", dir}, "fifo": {"work:t/pipe", filepath.Join(dir, "p")}, "no such directory": {data, "work:/home/user/no/"},
-		"never replace inside": {"-n", data, "work:data.csv"}, "never replace here": {"-n", "work:data.csv", data}, "no session": {"nobody:x", dir},
+		"nothing of a session": {"a", "b"}, "two sessions": {"work:a", "other:b"}, "fifo": {"work:t/pipe", filepath.Join(dir, "p")},
+		"no such directory": {data, "work:/home/user/no/"}, "never replace inside": {"-n", data, "work:data.csv"}, "never replace here": {"-n", "work:data.csv", data},
 	} {
-		if got := w.run("", append([]string{"cp"}, args...)...); got.status != 125 || got.stderr == "" {
+		if got := w.run("", append([]string{"cp"}, args...)...); got.status != statusFailure || got.stderr == "" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	for name, args := range map[string][]string{
+		"missing file": {filepath.Join(dir, "no"), "work:x"}, "missing file inside": {"work:no", dir}, "no session": {"nobody:x", dir},
+	} {
+		if got := w.run("", append([]string{"cp"}, args...)...); got.status != statusMissing || got.stderr == "" {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

@@ -98,17 +98,21 @@ func (a *app) snapshotListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"SNAPSHOT", "SIZE", "AGE", "PARENT", "HOLDS"}}
-			for _, s := range list {
-				holds := "files"
-				if s.Memory {
-					holds = "files and memory"
-				}
-				rows = append(rows, []string{s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds})
-			}
-			return a.resultTable(append([]session.Snapshot{}, list...), rows)
+			return a.resultTable(append([]session.Snapshot{}, list...), snapshotRows(list))
 		}),
 	}
+}
+
+func snapshotRows(list []session.Snapshot) [][]string {
+	rows := [][]string{{"SNAPSHOT", "SIZE", "AGE", "PARENT", "HOLDS"}}
+	for _, s := range list {
+		holds := "files"
+		if s.Memory {
+			holds = "files and memory"
+		}
+		rows = append(rows, []string{s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds})
+	}
+	return rows
 }
 
 func (a *app) snapshotDeleteCommand() *cobra.Command {

@@ -261,7 +261,7 @@ func (j *Journal) Entries(ctx context.Context, q store.EntryQuery) iter.Seq2[sto
 				return
 			}
 			for _, e := range rows {
-				q.After = e.ID
+				q.After, q.Last = e.ID, 0 // a later page begins behind it
 				if !yield(e, nil) {
 					return
 				}

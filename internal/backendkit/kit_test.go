@@ -236,8 +236,20 @@ func TestTheDiskIsSharedOut(t *testing.T) {
 			t.Errorf("%+v", fs)
 		}
 	}
-	if size != l.Disk || inodes != l.Memory/8/(2<<10) {
+	if size != l.Disk+l.Scratch() || inodes != l.Memory/8/(2<<10) {
 		t.Errorf("%d bytes of %d, %d files", size, l.Disk, inodes)
+	}
+	if home := all[0]; home.Size != l.Disk || home.Inodes != l.Files() {
+		t.Errorf("the home directory is not what the limits say: %+v", home)
+	}
+	for _, l := range []sandbox.Limits{{Memory: v1.MinMemory}, {Memory: 4 << 30, Disk: 3 << 30}, {Memory: 1 << 30, Disk: 1<<30 - v1.MemoryReserve - v1.MinScratch}} {
+		l = l.WithDefaults()
+		if err := l.Check(); err != nil {
+			t.Error(err)
+		}
+		if l.Disk+l.Scratch() > l.Memory-v1.MemoryReserve {
+			t.Errorf("files of %d and %d bytes in a memory of %d", l.Disk, l.Scratch(), l.Memory)
+		}
 	}
 	if want := []string{"/home/user", "/tmp", "/var/tmp", "/dev/shm", "/run/own"}; !slices.Equal(paths, want) {
 		t.Errorf("%q", paths)

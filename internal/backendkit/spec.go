@@ -41,19 +41,18 @@ type Tmpfs struct {
 	Guest bool // it is the guest's own
 }
 
-// TmpfsLayout shares the disk of a sandbox out among its file systems in memory; state is the guest's own
-// directory. Each file costs memory that no size counts, so their number is bounded by what they may take.
+// TmpfsLayout returns the file systems in memory of a sandbox: the home directory has all of its disk, and the others share what Limits.Scratch
+// leaves them; state is the guest's own directory. Each file costs memory that no size counts, so their number is bounded by what they may take.
 func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
-	const perFile = 2 << 10
-	inodes := max(1024, l.Memory/8/perFile)
-	fs := func(path, mode string, share int64) Tmpfs {
-		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Disk / share, Inodes: inodes / share}}
+	scratch := func(path, mode string, share int64) Tmpfs {
+		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Scratch() / share, Inodes: l.Files() / share}}
 	}
-	home, tmp, varTmp := fs(v1.DefaultHome, "0750", 2), fs("/tmp", "1777", 4), fs("/var/tmp", "1777", 16)
+	home := Tmpfs{Tmpfs: launch.Tmpfs{Path: v1.DefaultHome, Mode: "0750", Size: l.Disk, Inodes: l.Files()}}
+	tmp, varTmp := scratch("/tmp", "1777", 2), scratch("/var/tmp", "1777", 8)
 	home.Exec, tmp.Exec, varTmp.Exec = true, true, true // compiled parts of packages are loaded from there
-	own := fs(state, "0755", 8)
+	own := scratch(state, "0755", 4)
 	own.Guest = true
-	return []Tmpfs{home, tmp, varTmp, fs("/dev/shm", "1777", 16), own}
+	return []Tmpfs{home, tmp, varTmp, scratch("/dev/shm", "1777", 8), own}
 }
 
 // DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error

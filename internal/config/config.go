@@ -52,7 +52,7 @@ type Server struct {
 	Drain   v1.Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
 
 	MaxBody   Size        `key:"max_body" doc:"bytes of a request that is JSON"`
-	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive"`
+	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive; over the own socket there is no limit"`
 	Timeout   v1.Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
 	Rate      float64     `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
 	Burst     int         `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`

@@ -3,8 +3,10 @@ package console
 import (
 	"bytes"
 	"errors"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -34,6 +36,25 @@ func TestTableIsHarmless(t *testing.T) {
 	var out bytes.Buffer
 	if err := Table(&out, [][]string{{"A", "B"}, {"x\x1b[2J\ny", Clip("abcdef", 3)}}); err != nil || out.String() != "A        B\nx [2J y  ab…\n" {
 		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+func TestTableFitsTheWidth(t *testing.T) {
+	var out bytes.Buffer
+	if err := Table(&out, [][]string{{"NAME", "STATE", "WHY"}, {strings.Repeat("n", 50), "ready", strings.Repeat("w", 90)}}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > DefaultWidth {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	const in = "one two three\nfour five\n\n  kept as\n  it is\n\na-word-that-is-too-long b\n"
+	if got, want := Wrap(in, 10), "one two\nthree four\nfive\n\n  kept as\n  it is\n\na-word-that-is-too-long\nb"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

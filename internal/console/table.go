@@ -4,24 +4,87 @@ package console
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
+	"golang.org/x/term"
 )
 
-// Table prints rows in columns, the first of them as a heading.
+// DefaultWidth is the width of texts and tables where the output has none of its own.
+const DefaultWidth = 80
+
+// Width returns how many columns an output has: those of a terminal, else DefaultWidth.
+func Width(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
+			return columns
+		}
+	}
+	return DefaultWidth
+}
+
+// leastCell is what is shown of the last column of a table at least, however wide the others are.
+const leastCell = 8
+
+// Table prints rows in columns, the first of them as a heading. The last of three or more columns is cut to what the width of the output
+// leaves; a table of two is a list of names and values, which are printed whole.
 func Table(w io.Writer, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	const gap = 2
+	var widths []int
 	for _, r := range rows {
+		widths = append(widths, make([]int, max(0, len(r)-len(widths)))...)
 		for i, cell := range r {
 			r[i] = OneLine(cell)
+			widths[i] = max(widths[i], utf8.RuneCountInString(r[i]))
+		}
+	}
+	room := Width(w)
+	for i, n := range widths {
+		if i < len(widths)-1 {
+			room -= n + gap
+		}
+	}
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, r := range rows {
+		if last := len(widths) - 1; len(r) == len(widths) && last > 1 {
+			r[last] = Clip(r[last], max(room, leastCell))
 		}
 		fmt.Fprintln(t, strings.Join(r, "\t"))
 	}
 	return t.Flush()
+}
+
+// Wrap breaks paragraphs, which empty lines separate, into lines of at most width columns. A paragraph with an indented line stays as it is.
+func Wrap(text string, width int) string {
+	paragraphs := strings.Split(strings.TrimRight(text, "\n"), "\n\n")
+	for i, p := range paragraphs {
+		if strings.HasPrefix(p, " ") || strings.Contains(p, "\n ") {
+			continue
+		}
+		var b strings.Builder
+		column := 0
+		for _, word := range strings.Fields(p) {
+			n := utf8.RuneCountInString(word)
+			switch {
+			case column == 0:
+			case column+1+n > width:
+				b.WriteByte('\n')
+				column = 0
+			default:
+				b.WriteByte(' ')
+				column++
+			}
+			b.WriteString(word)
+			column += n
+		}
+		paragraphs[i] = b.String()
+	}
+	return strings.Join(paragraphs, "\n\n")
 }
 
 // OneLine makes text harmless on a terminal: what came out of a sandbox must not move the cursor there.
@@ -96,6 +159,11 @@ func Short(d time.Duration) string {
 	default:
 		return fmt.Sprintf("%.2f s", d.Seconds())
 	}
+}
+
+// Binary returns a limit in the units in which it is set, of 1024.
+func Binary(n int64) string {
+	return units.CustomSize("%.4g %s", float64(n), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
 }
 
 // Bytes returns a size as people read it.

@@ -212,6 +212,9 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 		}
 	}
 
+	if name := p.keysBelow(resolved); name != "" {
+		return refuse(name, "it contains %s, which holds credentials", name)
+	}
 	trees := p.expand(resolved)
 	for _, t := range trees {
 		if rel := t.relate(resolved, t.path); rel != apart {
@@ -367,6 +370,43 @@ func (p *Policy) opened(candidate, refused string) bool {
 		}
 	}
 	return false
+}
+
+// How far keysBelow looks: a whole disk cannot be searched before each start.
+const (
+	keyDepth   = 4
+	keyEntries = 20_000
+)
+
+// keysBelow returns a folder of keys below a place that an operator has opened, or "". It looks keyDepth levels deep, breadth first, at
+// keyEntries entries at most.
+func (p *Policy) keysBelow(candidate string) string {
+	if !slices.ContainsFunc(p.Allow, func(a string) bool {
+		a = resolveExisting(a)
+		return candidate == a || within(candidate, a)
+	}) {
+		return ""
+	}
+	level, seen := []string{candidate}, 0
+	for range keyDepth {
+		var next []string
+		for _, dir := range level {
+			entries, _ := os.ReadDir(dir) // what we may not list the sandbox may not either
+			for _, e := range entries {
+				if seen++; seen > keyEntries {
+					return ""
+				}
+				if keyNames[e.Name()] {
+					return filepath.Join(dir, e.Name())
+				}
+				if e.IsDir() {
+					next = append(next, filepath.Join(dir, e.Name()))
+				}
+			}
+		}
+		level = next
+	}
+	return ""
 }
 
 // resolveExisting resolves the part of path that exists and keeps the rest.

@@ -26,7 +26,7 @@ const (
 type filesArgs struct {
 	where
 	Action    string `json:"action" enum:"read,write,list,stat,remove,mkdir,move" doc:"what to do"`
-	Path      string `json:"path,omitempty" doc:"file or directory in the sandbox; relative ones begin in the home directory, which is also what list lists if it is left out"`
+	Path      string `json:"path,omitempty" doc:"file or directory in the sandbox; relative ones begin in the working directory, which is the home directory by default and also what list lists if it is left out"`
 	Content   string `json:"content,omitempty" doc:"what to write"`
 	Encoding  string `json:"encoding,omitempty" enum:"text,base64" doc:"of content to write; left out: text"`
 	Append    bool   `json:"append,omitempty" doc:"write: add to the end instead of replacing"`
@@ -72,12 +72,9 @@ func (f *face) addFiles() {
 }
 
 func (c *call) files(in filesArgs) (filesResult, error) {
-	out := filesResult{Action: in.Action, Path: below(in.Path)}
-	if in.Path == "" {
-		if in.Action != "list" {
-			return out, invalid("%s needs a path", in.Action)
-		}
-		out.Path = v1.DefaultHome
+	out := filesResult{Action: in.Action, Path: cmp.Or(in.Path, ".")}
+	if in.Path == "" && in.Action != "list" {
+		return out, invalid("%s needs a path", in.Action)
 	}
 	s, _, err := c.open(in.Session)
 	if err != nil {
@@ -94,7 +91,7 @@ func (c *call) files(in filesArgs) (filesResult, error) {
 		return c.list(fs, in.Recursive, out)
 	case "stat":
 		i, err := fs.Stat(c, out.Path)
-		out.File = infoOf(i)
+		out.describe(i)
 		return out, err
 	case "remove":
 		return out, fs.Remove(c, out.Path, sandbox.RemoveOptions{Recursive: in.Recursive})
@@ -104,9 +101,16 @@ func (c *call) files(in filesArgs) (filesResult, error) {
 		if in.To == "" {
 			return out, invalid("move needs to")
 		}
-		return out, fs.Move(c, out.Path, below(in.To), sandbox.MoveOptions{Exclusive: in.Exclusive})
+		return out, fs.Move(c, out.Path, in.To, sandbox.MoveOptions{Exclusive: in.Exclusive})
 	}
 	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+}
+
+// describe adds what is known about the file; nil: nothing.
+func (r *filesResult) describe(i *sandbox.FileInfo) {
+	if r.File = infoOf(i); r.File != nil {
+		r.Path = r.File.Path
+	}
 }
 
 func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (filesResult, error) {
@@ -115,7 +119,7 @@ func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (files
 	if err != nil {
 		return out, err
 	}
-	out.File = infoOf(i)
+	out.describe(i)
 	data := b.Bytes()
 	more := in.Offset+int64(len(data)) < i.Size
 	if whole := data[:len(data)-v1.Incomplete(data)]; more && len(whole) > 0 && utf8.Valid(whole) { // a character is not cut in two
@@ -151,7 +155,7 @@ func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (file
 		}
 	}
 	i, err := fs.Write(c, out.Path, bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Append: in.Append, Exclusive: in.Exclusive})
-	out.File = infoOf(i)
+	out.describe(i)
 	return out, err
 }
 

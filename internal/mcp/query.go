@@ -105,7 +105,7 @@ func (c *call) material(in queryArgs, o *client.RunOptions) error {
 		o.Session = s.Name()
 	}
 	for _, name := range in.Files {
-		b, err := s.Files().ReadAll(c, below(name))
+		b, err := s.Files().ReadAll(c, name)
 		if err != nil {
 			return err
 		}

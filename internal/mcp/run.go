@@ -3,7 +3,6 @@ package mcp
 import (
 	"encoding/base64"
 	"fmt"
-	"path"
 	"regexp"
 	"strings"
 	"time"
@@ -34,7 +33,7 @@ type runCode struct {
 type runBash struct {
 	where
 	Command string            `json:"command" doc:"script for bash"`
-	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative ones begin in the home directory"`
+	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative ones begin in the working directory of the sandbox, which is the home directory by default"`
 	Timeout float64           `json:"timeout_seconds,omitempty" doc:"seconds it may take; left out: 30"`
 	Env     map[string]string `json:"env,omitempty" doc:"environment variables for this command"`
 }
@@ -85,19 +84,11 @@ func (f *face) addRun() {
 			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (outcome, error) {
-		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
+		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: in.Dir, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
 	})
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// below makes a relative path begin in the home directory. Empty stays empty.
-func below(p string) string {
-	if p == "" || path.IsAbs(p) {
-		return p
-	}
-	return path.Join(v1.DefaultHome, p)
-}
 
 func (c *call) cell(name string, cell sandbox.Cell) (outcome, error) {
 	return c.run(name, &cell.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Cell(c, cell) }, true)

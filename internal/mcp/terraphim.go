@@ -28,7 +28,7 @@ type terraphimBash struct {
 	terraphimSession
 	Command string `json:"command" doc:"script for bash"`
 	Timeout int64  `json:"timeout_ms,omitempty" doc:"milliseconds it may take"`
-	Dir     string `json:"working_dir,omitempty" doc:"directory to run in, relative to the home directory"`
+	Dir     string `json:"working_dir,omitempty" doc:"directory to run in, relative to the working directory of the sandbox"`
 }
 
 type terraphimQuery struct {
@@ -97,7 +97,7 @@ func (f *face) addTerraphim() {
 		})
 	add(f, tool{name: "rlm_bash", title: "Run a shell command", destructive: true, description: "The same as run_bash.", shape: limited},
 		func(c *call, in terraphimBash) (outcome, error) {
-			return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: below(in.Dir), RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)}})
+			return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: in.Dir, RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)}})
 		})
 	add(f, tool{
 		name: "rlm_query", title: "Ask a model", description: "Ask a model one thing, without code: one of the server's, or the client's own where it lends it. For a question over a large text use query.",

@@ -26,12 +26,8 @@ const (
 
 // downloadTar packs files and directories.
 func downloadTar(c *call, f sandbox.FileSystem) error {
-	var names []string
-	for _, p := range c.query["path"] {
-		names = append(names, c.absolute(p))
-	}
 	d := &download{c: c, media: "application/x-tar"}
-	stats, err := f.Download(c.ctx(), d, names...)
+	stats, err := f.Download(c.ctx(), d, c.query["path"]...)
 	if err != nil {
 		return err
 	}
@@ -46,7 +42,7 @@ func uploadTar(c *call, f sandbox.FileSystem) error {
 	dir := c.path()
 	stats, err := f.Upload(c.ctx(), dir, c.upload(), sandbox.TarOptions{
 		Parents:    c.flag("parents", false),
-		Exclusive:  !c.flag("overwrite", false),
+		Exclusive:  c.flag("exclusive", false),
 		MaxBytes:   c.number("max_bytes", 0),
 		MaxEntries: c.number("max_entries", 0),
 	})
@@ -63,7 +59,7 @@ func uploadBatch(c *call) error {
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
 		return invalid("a batch is multipart/form-data")
 	}
-	dir := c.absolute(c.query.Get("dir"))
+	dir := path.Clean(c.query.Get("dir"))
 	opts, err := c.writeOptions()
 	if err != nil {
 		return err
@@ -135,7 +131,7 @@ func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part
 		}
 		return fail(err)
 	}
-	up.Size, up.SHA256 = info.Size, hex.EncodeToString(sum.Sum(nil))
+	up.Path, up.Size, up.SHA256 = v1.Text(info.Path), info.Size, hex.EncodeToString(sum.Sum(nil))
 	c.changedFile("write", sized(string(up.Path), up.Size), nil)
 	return up, nil
 }

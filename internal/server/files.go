@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"path"
 	"strconv"
 	"time"
 
@@ -43,16 +42,8 @@ func (c *call) changedFile(action, detail string, err error) {
 // sized tells a file and its size.
 func sized(name string, size int64) string { return fmt.Sprintf("%s (%d bytes)", name, size) }
 
-// path returns the path that the query names. Names are bytes, so it is not looked at further.
-func (c *call) path() string { return c.absolute(c.query.Get("path")) }
-
-// absolute puts a relative path below the home directory, where commands begin, unless the caller has chosen a root.
-func (c *call) absolute(p string) string {
-	if path.IsAbs(p) || c.query.Get("root") != "" {
-		return p
-	}
-	return v1.DefaultHome + "/" + p
-}
+// path returns the path that the query names. Names are bytes, so it is not looked at further; the guest knows where a relative one begins.
+func (c *call) path() string { return c.query.Get("path") }
 
 // slow reads a body that must keep moving.
 type slow struct {
@@ -70,8 +61,12 @@ func (s *slow) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// upload is the body of an upload, bounded in size and in time without movement.
+// upload is the body of an upload, bounded in time without movement and in size. The host's own user could write to the disk as well, and has no
+// limit.
 func (c *call) upload() io.Reader {
+	if c.who.host {
+		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w)}
+	}
 	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
 }
 
@@ -85,8 +80,11 @@ func (c *call) unwritten(name string, err error) error {
 
 // uploadError tells a body that was too large from what else can fail.
 func uploadError(err error) error {
-	if tooMuch(err) {
-		return bodyError(err)
+	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &v1.Error{
+			Code: v1.CodeTooLarge, Op: "upload", Message: fmt.Sprintf("the upload is larger than server.max_upload, which is %d bytes", e.Limit),
+			Remedy: "raise server.max_upload in the server's configuration, send it in parts, or use the server's own socket, which has no limit",
+		}
 	}
 	return err
 }
@@ -152,8 +150,10 @@ func writeFile(c *call, f sandbox.FileSystem) error {
 }
 
 func (c *call) writeOptions() (sandbox.WriteOptions, error) {
-	o := sandbox.WriteOptions{Parents: c.flag("parents", false), Append: c.flag("append", false)}
-	o.Exclusive = !c.flag("overwrite", false) && !o.Append
+	o := sandbox.WriteOptions{Parents: c.flag("parents", false), Append: c.flag("append", false), Exclusive: c.flag("exclusive", false)}
+	if o.Append && o.Exclusive {
+		return o, badQuery("exclusive", "left out with append")
+	}
 	if m := c.query.Get("mode"); m != "" {
 		bits, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || bits > 0o777 {
@@ -187,7 +187,7 @@ func makeDirectory(c *call, f sandbox.FileSystem, in v1.MkdirRequest) (none, err
 	if in.Path == "" {
 		return none{}, invalid("a path is missing")
 	}
-	name := c.absolute(string(in.Path))
+	name := string(in.Path)
 	err := f.Mkdir(c.ctx(), name, sandbox.MkdirOptions{Parents: in.Parents})
 	c.changedFile("mkdir", name, err)
 	return none{}, err
@@ -197,8 +197,8 @@ func moveFile(c *call, f sandbox.FileSystem, in v1.MoveRequest) (none, error) {
 	if in.From == "" || in.To == "" {
 		return none{}, invalid("from and to are needed")
 	}
-	from, to := c.absolute(string(in.From)), c.absolute(string(in.To))
-	err := f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: !in.Overwrite})
+	from, to := string(in.From), string(in.To)
+	err := f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: in.Exclusive})
 	c.changedFile("move", from+" to "+to, err)
 	return none{}, err
 }

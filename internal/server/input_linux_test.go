@@ -303,7 +303,7 @@ func TestListsComeInPages(t *testing.T) {
 	}
 }
 
-func TestUploadsNeverOverwriteByAccident(t *testing.T) {
+func TestUploadsReplaceUnlessExclusive(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Upload: 1 << 20}})
 	open(t, k, "default", "work")
 	const files = "/v1/sessions/work/files"
@@ -314,11 +314,12 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 		}
 	}
 	check("a new file", ask(t, k, "", "PUT", files+"?path=a.txt", "one"), 200, "")
-	check("the same again", ask(t, k, "", "PUT", files+"?path=a.txt", "two"), 409, v1.CodeFileExists)
+	check("the same again, exclusively", ask(t, k, "", "PUT", files+"?path=a.txt&exclusive=true", "two"), 409, v1.CodeFileExists)
 	if a := ask(t, k, "", "GET", files+"?path=/home/user/a.txt", ""); a.body != "one" {
 		t.Errorf("it was overwritten: %s", a.body)
 	}
-	check("on purpose", ask(t, k, "", "PUT", files+"?path=a.txt&overwrite=true", "two"), 200, "")
+	check("the same again", ask(t, k, "", "PUT", files+"?path=a.txt", "two"), 200, "")
+	check("added, but exclusively", ask(t, k, "", "PUT", files+"?path=a.txt&append=true&exclusive=true", "+"), 400, v1.CodeInvalidQuery)
 	check("added", ask(t, k, "", "PUT", files+"?path=a.txt&append=true", "+"), 200, "")
 	if a := ask(t, k, "", "GET", files+"?path=a.txt&offset=1&limit=2", ""); a.body != "wo" {
 		t.Errorf("a part: %s", a.body)
@@ -327,8 +328,8 @@ func TestUploadsNeverOverwriteByAccident(t *testing.T) {
 	check("with its directory", ask(t, k, "", "PUT", files+"?path=x/y&parents=true&mode=600", "1"), 200, "")
 	check("too much", ask(t, k, "", "PUT", files+"?path=big", strings.Repeat("x", 1<<20+1)), 413, v1.CodeTooLarge)
 	check("what was too much is not there", ask(t, k, "", "GET", files+"/stat?path=big", ""), 404, v1.CodeFileNotFound)
-	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 409, v1.CodeFileExists)
-	check("move onto a file on purpose", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt","overwrite":true}`), 204, "")
+	check("move onto a file, exclusively", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt","exclusive":true}`), 409, v1.CodeFileExists)
+	check("move onto a file", ask(t, k, "", "POST", files+"/move", `{"from":"x/y","to":"a.txt"}`), 204, "")
 	check("a directory with content", ask(t, k, "", "PUT", files+"?path=x/z&parents=true", "1"), 200, "")
 	check("remove a directory with content", ask(t, k, "", "DELETE", files+"?path=x", ""), 409, v1.CodeFileNotEmpty)
 	check("remove all of it", ask(t, k, "", "DELETE", files+"?path=x&recursive=true", ""), 204, "")
@@ -369,11 +370,11 @@ func TestBatchUpload(t *testing.T) {
 		out.Files[0].SHA256 != sum("1,2") {
 		t.Errorf("%d %+v", a.status, out)
 	}
-	a, out = send("", "a.csv", "other", "c.csv", "new")
+	a, out = send("?exclusive=true", "a.csv", "other", "c.csv", "new")
 	if a.status != http.StatusMultiStatus || out.Failed != 1 || out.Files[0].Problem == nil || out.Files[0].Problem.Code != v1.CodeFileExists || out.Files[1].SHA256 != sum("new") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	a, out = send("?overwrite=true&dir=/tmp/in&parents=true", "../../etc/passwd", "x", "sub/d.csv", "y")
+	a, out = send("?dir=/tmp/in&parents=true", "../../etc/passwd", "x", "sub/d.csv", "y")
 	if a.status != 200 || out.Files[0].Path != "/tmp/in/etc/passwd" || out.Files[1].Path != "/tmp/in/sub/d.csv" {
 		t.Errorf("%d %s", a.status, a.body)
 	}
@@ -396,7 +397,7 @@ func TestTarBothWays(t *testing.T) {
 	if a.status != 200 || st.Bytes != 2 {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files/tar?path=/tmp/t", b.String()); a.status != 409 {
+	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files/tar?path=/tmp/t&exclusive=true", b.String()); a.status != 409 {
 		t.Errorf("over what is there: %d %s", a.status, a.body)
 	}
 	if a := ask(t, k, "", "GET", "/v1/sessions/work/files/tar?path=/tmp/t", ""); a.status != 200 || !strings.Contains(a.body, "d/f") {

@@ -155,7 +155,14 @@ func auditLog(c *call, _ none) (v1.AuditPage, error) {
 		Actor:   c.query.Get("actor"),
 		Action:  c.query.Get("action"),
 		After:   c.number("after", 0),
+		Last:    int(c.number("last", 0)),
 		Limit:   limit + 1,
+	}
+	if since := c.query.Get("since"); since != "" {
+		var err error
+		if o.Since, err = time.Parse(time.RFC3339, since); err != nil {
+			return v1.AuditPage{}, badQuery("since", "a time as in RFC 3339, such as 2030-01-31T15:04:05Z")
+		}
 	}
 	out := v1.AuditPage{Entries: []session.Entry{}}
 	for e, err := range c.s.manager.Audit(c.ctx(), o) {

@@ -29,8 +29,8 @@ const (
 
 // Parameters that several routes have.
 var (
-	qPath  = param{name: "path", kind: "string", doc: "absolute, or relative to the home directory; percent-encoded bytes", required: true}
-	qRoot  = text("root", "confine the request to this directory, to which relative paths then belong")
+	qPath  = param{name: "path", kind: "string", doc: "absolute, or relative to the working directory of the sandbox, which is the home directory by default; percent-encoded bytes", required: true}
+	qRoot  = text("root", "confine the request to this directory, where all paths then begin")
 	qLimit = param{name: "limit", kind: "integer", doc: "entries of a page; 100 if left out", least: 1, most: maxPage}
 	qAfter = text("after", "next of the page before")
 )

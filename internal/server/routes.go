@@ -164,7 +164,7 @@ func (s *Server) table() []route {
 		raw[none, none]("GET", files, "files", "Download a file; a directory or a FIFO is refused", scopeRead, rawUsing(theFiles, readFile)).
 			with(qPath, number("offset", "bytes to pass over"), number("limit", "bytes to give; 0: all")).giving("application/octet-stream").lasting(),
 		raw[none, v1.FileInfo]("PUT", files, "files", "Upload a file, whole or not at all", scopeExecute, rawUsing(theFiles, writeFile)).
-			with(qPath, flag("overwrite", "replace a file that is there"), flag("parents", "make missing directories"),
+			with(qPath, flag("exclusive", "never replace a file"), flag("parents", "make missing directories"),
 				flag("append", "add to the end"), text("mode", "permission bits, octal")).taking("application/octet-stream").lasting(),
 		on("DELETE", files, "files", "Remove a file", scopeExecute, using(theFiles, removeFile)).with(qPath, flag("recursive", "a whole tree")),
 		on("GET", files+"/stat", "files", "Describe a file", scopeRead, using(theFiles, statFile)).with(qPath),
@@ -174,12 +174,12 @@ func (s *Server) table() []route {
 		on("POST", files+"/mkdir", "files", "Make a directory", scopeExecute, using(theFiles, makeDirectory)),
 		on("POST", files+"/move", "files", "Rename", scopeExecute, using(theFiles, moveFile)),
 		raw[none, v1.Uploads]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
-			with(text("dir", "where to; the home directory if left out"), flag("overwrite", "replace files that are there"),
+			with(text("dir", "where to; the working directory if left out"), flag("exclusive", "never replace a file"),
 				flag("parents", "make missing directories")).or(http.StatusMultiStatus, v1.Uploads{}).taking("multipart/form-data").lasting(),
 		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, rawUsing(theFiles, downloadTar)).
 			with(param{name: "path", kind: "string", doc: "may be repeated", required: true}).giving("application/x-tar").lasting(),
 		raw[none, v1.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, rawUsing(theFiles, uploadTar)).
-			with(qPath, flag("overwrite", "replace files that are there"), flag("parents", "make the directory"),
+			with(qPath, flag("exclusive", "never replace a file"), flag("parents", "make the directory"),
 				number("max_bytes", "refuse more; 0: the sandbox's own limit"), number("max_entries", "refuse more; 0: the sandbox's own limit")).
 			taking("application/x-tar").lasting(),
 		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
@@ -205,8 +205,9 @@ func (s *Server) table() []route {
 		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),
 
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
-			with(qLimit, number("after", "id behind which to begin"), text("session", "only this one"),
-				text("actor", "only this one"), text("action", "only this one")),
+			with(qLimit, number("after", "id behind which to begin"), text("since", "only entries of this time or later, as in RFC 3339"),
+				number("last", "begin with the newest entries, this many; leave it out for the pages that follow"),
+				text("session", "only this one"), text("actor", "only this one"), text("action", "only this one")),
 		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys).with(qLimit, qAfter),
 		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
 		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),

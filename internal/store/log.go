@@ -110,6 +110,11 @@ func (s *SQLite) Entries(ctx context.Context, q EntryQuery) ([]Entry, error) {
 	w.and(q.Action != "", "action = ?", q.Action)
 	w.and(q.Op != "", "op = ?", q.Op)
 	w.and(q.After > 0, "id > ?", q.After)
+	w.and(!q.Since.IsZero(), "time >= ?", stamp(q.Since))
+	if q.Last > 0 {
+		inner := "SELECT id FROM audit" + w.text + " ORDER BY id DESC" + w.limit(q.Last)
+		w.text = " WHERE id IN (" + inner + ")"
+	}
 	scan := func(rows *sql.Rows) (e Entry, err error) {
 		var at, took int64
 		err = rows.Scan(&e.ID, &at, &e.Tenant, &e.Session, &e.Actor, &e.Action, &e.Detail, &e.Digest, &e.Op, &e.Verdict, &e.Gate, &e.Error,

@@ -134,7 +134,9 @@ type Batch struct {
 type EntryQuery struct {
 	Tenant, Session, Actor, Action, Op string
 	After                              int64 // ids larger than this
-	Limit                              int
+	Since                              time.Time
+	Last                               int // only the newest
+	Limit                              int // of what is chosen, only the oldest
 }
 
 // Log keeps what happened.

@@ -281,6 +281,18 @@ func TestAuditLog(t *testing.T) {
 	if len(rest) != 1 {
 		t.Errorf("rest %+v", rest)
 	}
+	for name, q := range map[string]EntryQuery{
+		"since":          {Tenant: "t", Since: old.Add(time.Minute)},
+		"last":           {Tenant: "t", Last: 1},
+		"last and since": {Tenant: "t", Last: 5, Since: old.Add(time.Minute)},
+	} {
+		if got, err := s.Entries(t.Context(), q); err != nil || len(got) != 1 || got[0].Action != "end" {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if got, err := s.Entries(t.Context(), EntryQuery{Last: 2}); err != nil || len(got) != 2 || got[0].Session != "b" || got[1].Tenant != "u" {
+		t.Errorf("the last two, oldest first: %+v, %v", got, err)
+	}
 	if n, err := s.TrimEntries(t.Context(), time.Now().Add(-time.Minute)); err != nil || n != 1 {
 		t.Errorf("trimmed %d, %v", n, err)
 	}

@@ -158,11 +158,11 @@ func (o Options) check() error {
 type SpecOptions struct {
 	// HostConfig is laid over what the engine is told about the sandbox, and over Options.HostConfig. What
 	// it loosens nobody can promise any more, so it needs Options.UnsafeHostConfig.
-	HostConfig json.RawMessage `json:"host_config,omitempty" flag:"host-config" value:"JSON" doc:"HostConfig of docker's API to lay over what its engine is told; docker.unsafe_host_config allows it"`
+	HostConfig json.RawMessage `json:"host_config,omitempty" flag:"host-config" value:"JSON" backend:"docker" doc:"HostConfig of docker's API to lay over what its engine is told; docker.unsafe_host_config allows it"`
 	// OOMScoreAdj is the oom_score_adj of commands, from 0 to 1000. The higher, the sooner the host's kernel
 	// kills them when memory is short; at 0 the guest itself is as likely to be chosen. Interpreters,
 	// which have state to lose, never have more. Nil: 500.
-	OOMScoreAdj *int `json:"oom_score_adj,omitempty" flag:"oom-score-adj" doc:"how soon the kernel ends code when memory is short, from 0 to 1000; docker with runc only (default 500)"`
+	OOMScoreAdj *int `json:"oom_score_adj,omitempty" flag:"oom-score-adj" backend:"docker" doc:"how soon the kernel ends code when memory is short, from 0 to 1000; docker with runc only (default 500)"`
 }
 
 // Apply sets the options in a spec. The zero SpecOptions leave it as it is.

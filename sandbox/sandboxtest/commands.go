@@ -440,6 +440,33 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 		fails(t, "a context that is over", err, v1.CodeCancelled)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
+	{"processes that are left running are listed and can be ended", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		s.needPython(t)
+		sb, ctx := s.open(t), t.Context()
+		left := func(command string) (found []sandbox.Operation) {
+			ops, err := sb.Operations(ctx)
+			noError(t, err)
+			for _, o := range ops {
+				if o.Kind == v1.OperationProcess && strings.Contains(o.Command, command) {
+					found = append(found, o)
+				}
+			}
+			return found
+		}
+		shell(t, sb, "setsid sleep 1001 >/dev/null 2>&1 & sh -c 'trap : TERM; while :; do sleep 1002; done' >/dev/null 2>&1 &")
+		okCell(t, sb, "import subprocess; p = subprocess.Popen(['sleep', '1003'])")
+		for _, command := range []string{"sleep 1001", "trap", "sleep 1003"} {
+			found := left(command)
+			if len(found) != 1 || !found[0].Running || found[0].PID == 0 {
+				t.Fatalf("%s: %+v", command, found)
+			}
+			noError(t, sb.Cancel(ctx, found[0].ID))
+			eventually(t, command+" has gone", func() bool { return len(left(command)) == 0 })
+			fails(t, "cancel it again", sb.Cancel(ctx, found[0].ID), v1.CodeNotFound)
+		}
+		same(t, "the interpreter lives", okCell(t, sb, "p.wait()").Result.Text(), "-15")
+		eventually(t, "nothing is left", func() bool { return len(left("")) == 0 })
+	}},
 }
 
 func operation(t *testing.T, sb Machine, id string) sandbox.Operation {

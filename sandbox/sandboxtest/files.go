@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -43,6 +44,39 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "a range", part.String(), string(data[5:15]))
 		same(t, "its owner can read it", shell(t, sb, "wc -c < a/b/c.bin"), "1000000\n")
+	}},
+	{"relative paths begin in the working directory, and writing replaces", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		sb := s.open(t)
+		f, ctx, dir := sb.Files(), t.Context(), strings.TrimSpace(shell(t, sb, "pwd"))
+		noError(t, f.Mkdir(ctx, "sub", sandbox.MkdirOptions{}))
+		for _, content := range []string{"one", "two"} {
+			noError(t, f.WriteAll(ctx, "sub/rel", []byte(content), sandbox.WriteOptions{}))
+		}
+		fails(t, "exclusive", f.WriteAll(ctx, "sub/rel", nil, sandbox.WriteOptions{Exclusive: true}), v1.CodeFileExists)
+		same(t, "a command there", shell(t, sb, "cat sub/rel"), "two")
+		v, err := sb.Run(ctx, sandbox.Command{Shell: "pwd; cat rel", Dir: "sub"})
+		noError(t, err)
+		same(t, "a relative directory", v.Stdout.String(), dir+"/sub\ntwo")
+		for _, name := range []string{"sub/rel", "./sub/../sub/rel", dir + "/sub/rel", "../" + path.Base(dir) + "/sub/rel"} {
+			got, err := f.ReadAll(ctx, name)
+			noError(t, err)
+			same(t, name, string(got), "two")
+		}
+		for name, at := range map[string]string{"": dir, ".": dir, "sub": dir + "/sub"} {
+			info, err := f.Stat(ctx, name)
+			noError(t, err)
+			same(t, "the path of "+name, info.Path, at)
+		}
+		below := f.Below("sub")
+		for _, name := range []string{"rel", "/rel"} {
+			got, err := below.ReadAll(ctx, name)
+			noError(t, err)
+			same(t, "below: "+name, string(got), "two")
+		}
+		_, err = below.Stat(ctx, "../rel")
+		fails(t, "out of it", err, v1.CodePathEscapes)
+		_, err = below.Below("..").Stat(ctx, "sub")
+		fails(t, "out of it by another root", err, v1.CodeFileNotFound)
 	}},
 	{"an empty file is a file", overHTTP, func(t *testing.T, s *suite) {
 		_, f, _ := s.openFiles(t)

@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -194,7 +195,7 @@ func refused(code int, text string) *wire.Verdict {
 // dir returns where the command starts.
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
-		return string(c.req.Dir)
+		return filepath.Clean(c.agent.absolute(c.req.Dir))
 	}
 	if c.user != nil {
 		return c.user.Dir()

@@ -13,6 +13,30 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
+// absolute returns a path as every interface means it: a relative one begins in the working directory, where commands begin, too.
+func (a *Agent) absolute(path []byte) string {
+	if len(path) > 0 && path[0] == '/' {
+		return string(path)
+	}
+	return a.cfg.Dir + "/" + string(path)
+}
+
+// root returns the directory to which a call is confined; empty: the whole file system.
+func (a *Agent) root(root []byte) string {
+	if len(root) == 0 {
+		return ""
+	}
+	return a.absolute(root)
+}
+
+// path returns a path of a call. Below a root all paths begin at the root.
+func (a *Agent) path(root, path []byte) string {
+	if len(root) > 0 {
+		return string(path)
+	}
+	return a.absolute(path)
+}
+
 // fileCall answers the calls about files. known is false for any other call.
 func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request) (reusable, known bool) {
 	fsys := a.files
@@ -21,22 +45,22 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		r := c.FileRead
 		ctx, cancel := heed(ctx, st)
 		defer cancel()
-		info, _, err := fsys.Read(ctx, string(r.Root), string(r.Path), r.Offset, r.Limit, dataWriter{st})
+		info, _, err := fsys.Read(ctx, a.root(r.Root), a.path(r.Root, r.Path), r.Offset, r.Limit, dataWriter{st})
 		a.fileEnd(st, info, err)
 		return false, true
 	case *wire.Request_FileWrite:
 		w := c.FileWrite
 		in := &dataReader{st: st}
-		info, err := fsys.Write(ctx, string(w.Root), string(w.Path), in, files.WriteOptions{
+		info, err := fsys.Write(ctx, a.root(w.Root), a.path(w.Root, w.Path), in, files.WriteOptions{
 			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append,
 		})
 		return a.fileEnd(st, info, err) && in.over, true
 	case *wire.Request_FileStat:
-		info, err := fsys.Stat(ctx, string(c.FileStat.Root), string(c.FileStat.Path))
+		info, err := fsys.Stat(ctx, a.root(c.FileStat.Root), a.path(c.FileStat.Root, c.FileStat.Path))
 		return a.fileEnd(st, info, err), true
 	case *wire.Request_FileList:
 		l := c.FileList
-		res, err := fsys.List(ctx, string(l.Root), string(l.Path), files.ListOptions{
+		res, err := fsys.List(ctx, a.root(l.Root), a.path(l.Root, l.Path), files.ListOptions{
 			Recursive: l.Recursive, Depth: int(l.Depth), Max: int(l.Max), After: string(l.After),
 		}, func(i files.Info) error { return st.Send(&wire.Frame{Body: &wire.Frame_File{File: fileInfo(i)}}) })
 		if err != nil {
@@ -45,13 +69,14 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		return last(st, &wire.Frame{Body: &wire.Frame_Listed{Listed: &wire.ListEnd{Next: []byte(res.Next), Unreadable: int64(res.Unreadable)}}}), true
 	case *wire.Request_FileMkdir:
 		m := c.FileMkdir
-		return answer(st, fileFailure(fsys.Mkdir(ctx, string(m.Root), string(m.Path), files.MkdirOptions{Parents: m.Parents}))), true
+		return answer(st, fileFailure(fsys.Mkdir(ctx, a.root(m.Root), a.path(m.Root, m.Path), files.MkdirOptions{Parents: m.Parents}))), true
 	case *wire.Request_FileMove:
 		m := c.FileMove
-		return answer(st, fileFailure(fsys.Move(ctx, string(m.Root), string(m.From), string(m.To), files.MoveOptions{Exclusive: m.Exclusive}))), true
+		err := fsys.Move(ctx, a.root(m.Root), a.path(m.Root, m.From), a.path(m.Root, m.To), files.MoveOptions{Exclusive: m.Exclusive})
+		return answer(st, fileFailure(err)), true
 	case *wire.Request_FileRemove:
 		r := c.FileRemove
-		_, err := fsys.Remove(ctx, string(r.Root), string(r.Path), files.RemoveOptions{Recursive: r.Recursive})
+		_, err := fsys.Remove(ctx, a.root(r.Root), a.path(r.Root, r.Path), files.RemoveOptions{Recursive: r.Recursive})
 		return answer(st, fileFailure(err)), true
 	case *wire.Request_FileWatch:
 		a.watch(ctx, st, c.FileWatch)
@@ -59,7 +84,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	case *wire.Request_TarIn:
 		t := c.TarIn
 		in := &dataReader{st: st}
-		stats, err := fsys.TarIn(ctx, string(t.Root), string(t.Path), in, files.TarOptions{
+		stats, err := fsys.TarIn(ctx, a.root(t.Root), a.path(t.Root, t.Path), in, files.TarOptions{
 			MaxBytes: t.MaxBytes, MaxEntries: t.MaxEntries, MkdirParents: t.Parents, Exclusive: t.Exclusive,
 		})
 		if err == nil {
@@ -69,11 +94,11 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	case *wire.Request_TarOut:
 		paths := make([]string, len(c.TarOut.Paths))
 		for i, p := range c.TarOut.Paths {
-			paths[i] = string(p)
+			paths[i] = a.path(c.TarOut.Root, p)
 		}
 		ctx, cancel := heed(ctx, st)
 		defer cancel()
-		stats, err := fsys.TarOut(ctx, string(c.TarOut.Root), paths, dataWriter{st}, files.TarOptions{})
+		stats, err := fsys.TarOut(ctx, a.root(c.TarOut.Root), paths, dataWriter{st}, files.TarOptions{})
 		a.tarEnd(st, stats, err)
 		return false, true
 	}
@@ -105,7 +130,7 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
 	ctx, cancel := heed(ctx, st)
 	defer cancel()
-	err := a.files.Watch(ctx, string(w.Root), string(w.Path), files.WatchOptions{Recursive: w.Recursive}, func(e files.Event) error {
+	err := a.files.Watch(ctx, a.root(w.Root), a.path(w.Root, w.Path), files.WatchOptions{Recursive: w.Recursive}, func(e files.Event) error {
 		return st.Send(&wire.Frame{Body: &wire.Frame_Event{Event: &wire.FileEvent{Op: string(e.Op), Path: []byte(e.Path), From: []byte(e.From)}}})
 	})
 	answer(st, fileFailure(err))

@@ -32,6 +32,7 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 		for _, o := range a.ops.All() {
 			ops.Ops = append(ops.Ops, o.Describe())
 		}
+		ops.Ops = append(ops.Ops, a.describeLeft()...)
 		return last(st, &wire.Frame{Body: &wire.Frame_Ops{Ops: ops}})
 	case *wire.Request_Follow:
 		a.follow(ctx, st, c.Follow)
@@ -39,7 +40,10 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 	case *wire.Request_Signal:
 		o, bad := a.ops.Get(c.Signal.Id)
 		if bad == nil {
-			bad = o.Signal(c.Signal)
+			return answer(st, o.Signal(c.Signal))
+		}
+		if failed, known := a.signalLeft(c.Signal); known {
+			bad = failed
 		}
 		return answer(st, bad)
 	case *wire.Request_Forget:

@@ -53,10 +53,11 @@ type interpreter struct {
 	pipes  [2]int               // guarded by emitMu; fds 1 and 2 of the interpreter, -1 once ended
 	op     *operation.Operation // guarded by emitMu; whose output it is now
 
-	seq    uint32                 // of the cell; used by the holder of the turn
-	cells  int64                  // finished; used by the holder of the turn
-	known  map[nanny.Process]bool // left by earlier cells; used by the holder of the turn
-	events chan *nanny.Event      // from the nanny
+	seq    uint32                                 // of the cell; used by the holder of the turn
+	cells  int64                                  // finished; used by the holder of the turn
+	known  map[nanny.Process]bool                 // left by earlier cells; used by the holder of the turn
+	left   atomic.Pointer[map[nanny.Process]bool] // known, for others; what it points to does not change
+	events chan *nanny.Event                      // from the nanny
 
 	latest atomic.Pointer[operation.Operation] // the last cell that had the turn, through which the interpreter can be signalled when it is over
 

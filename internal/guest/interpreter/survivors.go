@@ -3,6 +3,7 @@
 package interpreter
 
 import (
+	"maps"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
@@ -83,4 +84,19 @@ func (i *interpreter) remember(all []nanny.Process) {
 	for _, p := range all {
 		i.known[nanny.Process{PID: p.PID, Start: p.Start}] = true
 	}
+	i.left.Store(new(maps.Clone(i.known)))
+}
+
+// Processes returns the pids of the interpreters, and what their ended cells have left running, as of the end of the last one.
+func (c *Contexts) Processes() (interpreters map[int]bool, left map[nanny.Process]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	interpreters, left = map[int]bool{}, map[nanny.Process]bool{}
+	for _, i := range c.live {
+		interpreters[i.pid] = true
+		if known := i.left.Load(); known != nil {
+			maps.Copy(left, *known)
+		}
+	}
+	return interpreters, left
 }

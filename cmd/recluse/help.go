@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/recluse-dev/recluse/internal/console"
+)
+
+// backendOnly is the annotation of a flag that only one backend knows.
+const backendOnly = "backend"
+
+// help prints the help of a verb. It is our own, because cobra's has lines of any width.
+func (a *app) help(c *cobra.Command, _ []string) {
+	_, a.helpFailed = io.WriteString(a.stdout, helpText(c))
+}
+
+// helpText returns the help of a verb, in lines of at most console.DefaultWidth columns. The flags of a single backend are part of it only if
+// --backend names it.
+func helpText(c *cobra.Command) string {
+	var b strings.Builder
+	about := c.Long
+	if about == "" {
+		about = c.Short
+	}
+	fmt.Fprintln(&b, console.Wrap(about, console.DefaultWidth))
+	fmt.Fprintf(&b, "\nUsage:\n")
+	if c.Runnable() {
+		fmt.Fprintf(&b, "  %s\n", c.UseLine())
+	}
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "  %s [command]\n", c.CommandPath())
+	}
+	if len(c.Aliases) > 0 {
+		fmt.Fprintf(&b, "\nAliases:\n  %s\n", c.NameAndAliases())
+	}
+	if c.HasExample() {
+		fmt.Fprintf(&b, "\nExamples:\n%s\n", c.Example)
+	}
+	helpVerbs(&b, c)
+	helpFlags(&b, c)
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "\nMore about a command: %s COMMAND --help\n", c.CommandPath())
+	}
+	return b.String()
+}
+
+// helpVerbs lists the verbs below one, by group.
+func helpVerbs(b *strings.Builder, c *cobra.Command) {
+	groups := c.Groups()
+	if c.HasAvailableSubCommands() {
+		groups = append(slices.Clone(groups), &cobra.Group{Title: "Commands:"})
+	}
+	for _, g := range groups {
+		title := "\n" + g.Title + "\n"
+		for _, sub := range c.Commands() {
+			if sub.GroupID != g.ID || !sub.IsAvailableCommand() && sub.Name() != "help" {
+				continue
+			}
+			fmt.Fprintf(b, "%s  %-*s %s\n", title, sub.NamePadding(), sub.Name(), sub.Short)
+			title = ""
+		}
+	}
+}
+
+// helpFlags lists the flags of a verb.
+func helpFlags(b *strings.Builder, c *cobra.Command) {
+	local := pflag.NewFlagSet("", pflag.ContinueOnError)
+	local.SortFlags = c.Flags().SortFlags
+	chosen := ""
+	if f := c.Flags().Lookup("backend"); f != nil {
+		chosen = f.Value.String()
+	}
+	of, left := map[string]*pflag.FlagSet{}, []string{}
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		only := f.Annotations[backendOnly]
+		switch {
+		case f.Hidden:
+		case len(only) == 0:
+			local.AddFlag(f)
+		case slices.Contains(strings.FieldsFunc(chosen, notLetter), only[0]):
+			if of[only[0]] == nil {
+				of[only[0]] = pflag.NewFlagSet("", pflag.ContinueOnError)
+			}
+			of[only[0]].AddFlag(f)
+		case !slices.Contains(left, only[0]):
+			left = append(left, only[0])
+		}
+	})
+	list := func(title string, f *pflag.FlagSet) {
+		if f.HasAvailableFlags() {
+			fmt.Fprintf(b, "\n%s\n%s\n", title, strings.TrimRight(f.FlagUsagesWrapped(console.DefaultWidth), " \n"))
+		}
+	}
+	list("Flags:", local)
+	for name, flags := range of {
+		list("Flags of the "+name+" backend:", flags)
+	}
+	for _, name := range left {
+		fmt.Fprintf(b, "\nFlags of the %s backend: %s --help --backend %s\n", name, c.CommandPath(), name)
+	}
+	list("Global Flags:", c.InheritedFlags())
+}
+
+func notLetter(r rune) bool { return r == ',' || r == ' ' }
