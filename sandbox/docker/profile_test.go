@@ -463,3 +463,24 @@ func TestAHostConfigIsLaidOver(t *testing.T) {
 		t.Errorf("listed are %+v, %v", all, err)
 	}
 }
+
+func TestANewVolumeCanBeWritten(t *testing.T) {
+	b := newBackend(t, nil)
+	for name, prepare := range map[string]func(volume string){
+		"made by the sandbox": func(string) {},
+		"made before":         func(volume string) { docker(t, "volume", "create", volume) },
+	} {
+		volume := "recluse-test-" + b.instance + strings.ReplaceAll(name, " ", "-")
+		prepare(volume)
+		t.Cleanup(func() { docker(t, "volume", "rm", "-f", volume) })
+		for _, want := range []string{"1\n", "1\n1\n"} { // the second finds what the first wrote
+			sb := open(t, b, sandbox.Spec{Volumes: []sandbox.Volume{{Name: volume, Path: "/data", Writable: true}}})
+			if got := shell(t, sb, "echo 1 >> /data/x; cat /data/x"); got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+			if err := sb.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
