@@ -184,24 +184,12 @@ func (m *Manager) dead(i sandbox.Info) bool {
 	return !i.Running && i.Labels[labelInstance] == m.instance && time.Since(i.Created) > makeWait
 }
 
-// pooled reports whether a sandbox waits in a pool of this manager.
-func (m *Manager) pooled(id string) bool {
-	m.backendMu.Lock()
-	defer m.backendMu.Unlock()
-	for _, p := range m.pools {
-		if p.Holds(id) {
-			return true
-		}
-	}
-	return false
-}
-
-// belongs reports whether a sandbox belongs to this manager's pool, or to the live session whose id it bears, if
+// belongs reports whether a sandbox belongs to this manager's pool, where only live ones are, or to the live session whose id it bears, if
 // there is one.
 func (m *Manager) belongs(i sandbox.Info, s *Session) bool {
 	ours := i.Labels[labelMaker] == m.maker
 	if s == nil {
-		return ours && i.Labels[labelSessionID] == "" && m.pooled(i.ID)
+		return ours && i.Labels[labelSessionID] == "" && i.Running
 	}
 	return ours || s.claims(i.ID)
 }

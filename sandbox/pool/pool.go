@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -342,18 +341,6 @@ func (p *Pool) Sweep() int {
 	}
 	ending.Wait()
 	return int(ended.Load())
-}
-
-// Holds reports whether a sandbox waits in the pool.
-func (p *Pool) Holds(id string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.shelves {
-		if slices.ContainsFunc(s.ready, func(sb *sandbox.Sandbox) bool { return sb.ID() == id }) {
-			return true
-		}
-	}
-	return false
 }
 
 // fill starts making what is missing from want.
