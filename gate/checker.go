@@ -90,6 +90,12 @@ func New(opts Options) (*Checker, error) {
 // MinMode returns the least mode of any session.
 func (c *Checker) MinMode() Mode { return c.opts.MinMode }
 
+// CheckRole reports an error if a role has no thesaurus.
+func (c *Checker) CheckRole(role string) error {
+	_, err := c.graph(role)
+	return err
+}
+
 // Close ends the processes that parse Python.
 func (c *Checker) Close() error {
 	if c.analyzer != nil {
@@ -167,7 +173,10 @@ func (c *Checker) graph(role string) (*terms.Graph, error) {
 	if g, ok := c.opts.Graphs[role]; ok {
 		return g, nil
 	}
-	remedy := "name one of the roles " + strings.Join(slices.Sorted(maps.Keys(c.opts.Graphs)), ", ")
+	remedy := "configure a thesaurus for it (gate.thesaurus)"
+	if roles := slices.DeleteFunc(slices.Sorted(maps.Keys(c.opts.Graphs)), func(r string) bool { return r == "" }); len(roles) > 0 {
+		remedy = "name one of the roles " + strings.Join(roles, ", ")
+	}
 	if role == "" {
 		remedy += "; or configure a default role (gate.role), or a thesaurus without a role"
 		return nil, invalidRequest("there is no thesaurus for code without a role", remedy)

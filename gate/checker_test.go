@@ -47,6 +47,14 @@ func TestADecisionExplainsItself(t *testing.T) {
 	}
 }
 
+func TestTheHeadlineIsTheWorstFinding(t *testing.T) {
+	d := judge(t, defaultChecker(t, Options{RulesMode: ModeWarn}), Request{Language: Bash, Code: "sudo true\nrm -rf /\npip install x\n"})
+	line, more := Headline(d.Reason)
+	if !strings.HasPrefix(line, "line 2: removes /") || strings.Contains(line, "\n") || more < 3 {
+		t.Errorf("%q and %d more of\n%s", line, more, d.Reason)
+	}
+}
+
 func TestModes(t *testing.T) {
 	tests := []struct {
 		name      string
@@ -203,6 +211,10 @@ func TestWhoNamesNoRoleHasTheOneThatIsConfigured(t *testing.T) {
 			return "", err
 		}
 		defer c.Close()
+		unknown := role == "smith"
+		if err := CheckRole(Observe(c, func(context.Context, Request, Decision, error) {}), role); (err != nil) != unknown {
+			t.Errorf("role %q: %v", role, err)
+		}
 		d, err := c.Judge(t.Context(), Request{Language: Bash, Code: "onion", Role: role})
 		return d.Action, err
 	}

@@ -70,6 +70,9 @@ func (o *observed) Judge(ctx context.Context, req Request) (Decision, error) {
 // MinMode returns the minimum of the observed gate.
 func (o *observed) MinMode() Mode { return EffectiveMode(o.gate, ModeOff) }
 
+// CheckRole asks the observed gate whether it knows a role.
+func (o *observed) CheckRole(role string) error { return CheckRole(o.gate, role) }
+
 // Forget makes the observed gate forget a session.
 func (o *observed) Forget(tenant, session string) {
 	if f, ok := o.gate.(interface{ Forget(tenant, session string) }); ok {

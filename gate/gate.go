@@ -115,6 +115,21 @@ func checkRequest(r *Request) error {
 	return nil
 }
 
+// Headline returns the worst finding of a reason in one line, and how many other lines the reason has.
+func Headline(reason string) (line string, more int) {
+	lines := strings.Split(reason, "\n")
+	i := max(slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "- ") }), 0)
+	return strings.TrimPrefix(lines[i], "- "), len(lines) - 1
+}
+
+// CheckRole reports an error if a gate judges by roles and does not know this one. An empty role is the gate's own.
+func CheckRole(g Gate, role string) error {
+	if c, ok := g.(interface{ CheckRole(role string) error }); ok && role != "" {
+		return c.CheckRole(role)
+	}
+	return nil
+}
+
 // explain returns the reason of a decision, for the model that wrote the code.
 func explain(d *Decision) string {
 	var b strings.Builder
@@ -133,7 +148,10 @@ func explain(d *Decision) string {
 	case d.Action == v1.GateWarn:
 		b.WriteString("This code was run in spite of the following.\n")
 	}
-	for _, f := range d.Findings {
+	worstFirst := slices.SortedStableFunc(slices.Values(d.Findings), func(a, b Finding) int {
+		return b.Severity.Rank() - a.Severity.Rank()
+	})
+	for _, f := range worstFirst {
 		b.WriteString("- " + f.String() + "\n")
 		if f.Fix != "" && f.Severity != v1.GateAllow {
 			b.WriteString("  Instead: " + f.Fix + "\n")

@@ -240,6 +240,9 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 
 // prepare is the part of a run that needs no disk.
 func (e *Engine) prepare(q Question, id string) (*Run, error) {
+	if err := gate.CheckRole(e.o.Gate, q.Role); err != nil {
+		return nil, err
+	}
 	if err := q.labelGate(); err != nil {
 		return nil, err
 	}

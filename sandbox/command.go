@@ -146,6 +146,9 @@ func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
 
 // wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
 func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
+	if err := s.Frozen(); err != nil {
+		return nil, err
+	}
 	if _, err := v1.ParseUser(o.User); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
 	}

@@ -55,6 +55,15 @@ func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) 
 	return path.Join(SharedDir, name), nil
 }
 
+// Frozen returns why nothing in the sandbox makes progress at the moment, although it has not ended: somebody else has paused it. Calls in
+// progress wait, and new ones are refused with this error.
+func (s *Sandbox) Frozen() error {
+	if f, ok := s.machine.(interface{ Frozen() error }); ok {
+		return f.Frozen()
+	}
+	return nil
+}
+
 // OnIncident sets the function that receives incidents. It is never called where the backend notices none.
 func (s *Sandbox) OnIncident(f func(Incident)) {
 	if w, ok := s.machine.(interface{ OnIncident(f func(Incident)) }); ok {

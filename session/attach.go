@@ -43,6 +43,9 @@ func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
 		sb, changing, changed := s.attachment.usable(), s.attachment.changing(), s.attachment.changed
 		s.mu.Unlock()
 		if sb != nil {
+			if err := sb.Frozen(); err != nil {
+				return nil, err
+			}
 			return sb, nil
 		}
 		if !changing {

@@ -296,6 +296,32 @@ func TestALostSessionThatWasToSleepStillExpires(t *testing.T) {
 	k.awaitState(s, v1.StateExpired)
 }
 
+func TestASessionEndsOnceItsBackendAnswers(t *testing.T) {
+	k, d := newDistantBench(t)
+	s := k.open("work")
+	py(t, s, "x = 41")
+	d.say(&v1.Error{Code: v1.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
+	for range 2 {
+		wantCode(t, "end", s.End(t.Context(), "enough"), v1.CodeBackendMissing)
+		want(t, "state", string(s.Info().State), string(v1.StateEnding))
+	}
+	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
+	wantCode(t, "a cell meanwhile", err, v1.CodeSessionEnded)
+	_, _, err = k.m.Open(t.Context(), s.key, OpenOptions{})
+	wantCode(t, "another of its name", err, v1.CodeSessionEnded)
+	k.restart()
+	s = k.get("work")
+	want(t, "state after a restart", string(s.Info().State), string(v1.StateEnding))
+	d.say(nil, false)
+	k.awaitState(s, v1.StateEnded)
+	want(t, "reason", s.Info().Reason, "enough")
+	await(t, "its sandbox has gone", func() bool {
+		left, err := k.b.List(t.Context())
+		return err == nil && len(left) == 0
+	})
+	k.open("work")
+}
+
 func TestASessionOfASilentBackend(t *testing.T) {
 	k, _ := newDistantBench(t)
 	name := k.b.Name()

@@ -3,6 +3,8 @@ package session
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -55,6 +57,12 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 	var errs []error
 	for _, f := range []func(context.Context, *Collected) error{m.collectRecords, m.collectLog} {
 		errs = append(errs, f(ctx, &c))
+	}
+	m.backendMu.Lock()
+	pools := slices.Collect(maps.Values(m.pools))
+	m.backendMu.Unlock()
+	for _, p := range pools {
+		c.Strays += p.Sweep()
 	}
 	errs = append(errs, m.collectImages(ctx, &c, m.removable), m.collectStrays(ctx, &c, m.removable))
 	return c, errors.Join(errs...)
@@ -155,7 +163,7 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 			live[s.id] = s
 		}
 		for _, i := range list {
-			if !may(i.Labels, i.Created) || m.belongs(i, live[i.Labels[labelSessionID]]) {
+			if !may(i.Labels, i.Created) && !m.dead(i) || m.belongs(i, live[i.Labels[labelSessionID]]) {
 				continue
 			}
 			err := m.endStray(ctx, i)
@@ -171,12 +179,17 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 	return errors.Join(errs...)
 }
 
-// belongs reports whether a sandbox belongs to this manager's pool, or to the live session whose id it bears, if
+// dead reports whether a sandbox is ours and does not run, although it was made long ago.
+func (m *Manager) dead(i sandbox.Info) bool {
+	return !i.Running && i.Labels[labelInstance] == m.instance && time.Since(i.Created) > makeWait
+}
+
+// belongs reports whether a sandbox belongs to this manager's pool, where only live ones are, or to the live session whose id it bears, if
 // there is one.
 func (m *Manager) belongs(i sandbox.Info, s *Session) bool {
 	ours := i.Labels[labelMaker] == m.maker
 	if s == nil {
-		return ours && i.Labels[labelSessionID] == ""
+		return ours && i.Labels[labelSessionID] == "" && i.Running
 	}
 	return ours || s.claims(i.ID)
 }

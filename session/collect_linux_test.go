@@ -41,9 +41,11 @@ func TestWhoseASandboxIs(t *testing.T) {
 		unsure  bool
 		busy    bool
 		pooled  bool
+		dead    bool
 		belongs bool
 	}{
 		{name: "in the pool", maker: "this", pooled: true, belongs: true},
+		{name: "dead, of the pool", maker: "this", pooled: true, dead: true},
 		{name: "in a pool of before", maker: "earlier", pooled: true},
 		{name: "of a session that has ended", maker: "this"},
 		{name: "the session's own", maker: "earlier", record: &record{State: v1.StateReady, Sandbox: "it"}, belongs: true},
@@ -68,7 +70,7 @@ func TestWhoseASandboxIs(t *testing.T) {
 					s.turn <- struct{}{}
 				}
 			}
-			if m.belongs(sandbox.Info{ID: "it", Labels: labels}, s) != c.belongs {
+			if m.belongs(sandbox.Info{ID: "it", Labels: labels, Running: !c.dead}, s) != c.belongs {
 				t.Errorf("belongs to somebody: %t", !c.belongs)
 			}
 		})

@@ -21,11 +21,12 @@
 //
 //	from        to
 //	creating    ready; lost; ended
-//	ready       executing; paused; hibernated; lost; ended; expired
-//	executing   ready; paused; hibernated; lost; ended; expired
-//	paused      ready; executing; hibernated; lost; ended; expired
-//	hibernated  ready; executing; lost; ended; expired
-//	lost        ready; ended; expired
+//	ready       executing; paused; hibernated; lost; ending; ended; expired
+//	executing   ready; paused; hibernated; lost; ending; ended; expired
+//	paused      ready; executing; hibernated; lost; ending; ended; expired
+//	hibernated  ready; executing; lost; ending; ended; expired
+//	lost        ready; ending; ended; expired
+//	ending      ended
 //	ended
 //	expired
 //

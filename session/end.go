@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
 	"syscall"
@@ -15,10 +16,17 @@ import (
 const goneEvery = 20 * time.Millisecond
 
 // End ends the session: SIGTERM to everything that runs in it, including what ended commands left behind, EndGrace,
-// SIGKILL. Its key is free at once. Ending twice is no error. A paused session is killed without SIGTERM.
+// SIGKILL. Its key is free at once. Ending twice is no error. A paused session is killed without SIGTERM. If the backend does not answer, the
+// error says so: the session is then ending, keeps its key, and ends as soon as the backend answers.
 func (s *Session) End(ctx context.Context, reason string) error {
 	if reason == "" {
 		reason = "by its owner"
+	}
+	if err := s.backendAway(); err != nil && s.postponeEnd(ctx, reason, err) {
+		return &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "end session", Message: "its backend does not answer; the session is ending, and ends as soon as it does",
+			Remedy: "start the backend's service again", Retry: true, Err: err,
+		}
 	}
 	_, err := s.finish(ctx, v1.StateEnded, reason, func() bool { return true })
 	if v1.CodeOf(err) == v1.CodeDiskFull {
@@ -27,6 +35,51 @@ func (s *Session) End(ctx context.Context, reason string) error {
 		return nil
 	}
 	return err
+}
+
+// backendAway returns the error of a backend that does not answer and without which the session's sandbox cannot be ended, or nil.
+func (s *Session) backendAway() error {
+	s.mu.Lock()
+	needed := s.rec.Sandbox != "" && s.rec.State.Live() && s.rec.State != v1.StateCreating
+	s.mu.Unlock()
+	if !needed {
+		return nil
+	}
+	b, err := s.backend()
+	if err != nil {
+		return nil //nolint:nilerr // no backend is known that will ever end it
+	}
+	if err := s.m.probeBackend(b); v1.CodeOf(err) == v1.CodeBackendMissing {
+		return err
+	}
+	return nil
+}
+
+// postponeEnd marks the session as ending until its backend answers. It reports false if the session has ended meanwhile.
+func (s *Session) postponeEnd(ctx context.Context, reason string, away error) bool {
+	s.mu.Lock()
+	if !s.setState(v1.StateEnding, fmt.Sprintf("%s, as soon as its backend answers: %v", reason, away)) {
+		s.mu.Unlock()
+		return false
+	}
+	s.rec.Ending, s.endRetryAt = reason, time.Now().Add(backendPollInterval)
+	s.mu.Unlock()
+	_ = s.save(context.WithoutCancel(ctx)) // it is logged, and tried again
+	return true
+}
+
+// retryEnd ends a session that is ending if its backend answers.
+func (s *Session) retryEnd() {
+	if s.backendAway() != nil {
+		s.mu.Lock()
+		s.endRetryAt = time.Now().Add(backendPollInterval)
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Lock()
+	reason := s.rec.Ending
+	s.mu.Unlock()
+	_, _ = s.finish(s.m.ctx, v1.StateEnded, reason, func() bool { return true }) // it is logged
 }
 
 // finish moves a session to a final state if may allows it, and removes everything of it in the background. Its key
@@ -78,7 +131,7 @@ func (s *Session) dispose(before State) {
 	var err error
 	switch {
 	case sb != nil:
-		if before != v1.StatePaused { // a frozen process does not handle signals
+		if before != v1.StatePaused && sb.Frozen() == nil { // a frozen process does not handle signals
 			s.terminate(sb)
 		}
 		failpoint("end.terminated")

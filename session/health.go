@@ -87,6 +87,9 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	if err == nil {
 		s.queryOperations(sb)
 	}
+	if sb.Frozen() != nil { // it answers when it continues, and so do the calls in it
+		return
+	}
 	if err == nil || s.m.ctx.Err() != nil {
 		return
 	}
@@ -170,6 +173,9 @@ func (s *Session) checkHealth() {
 	if sb == nil {
 		_ = s.ensureAttached(s.m.ctx) // a call gets the error
 		return
+	}
+	if sb.Frozen() != nil {
+		return // it answers when it continues
 	}
 	err := s.m.ping(sb)
 	s.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
@@ -58,7 +59,9 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 }
 
 func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
-	k := dockerBench(t, quick())
+	o := quick()
+	o.healthEvery, o.pingWait = 20*time.Millisecond, 50*time.Millisecond
+	k := dockerBench(t, o)
 	s := k.open("work")
 	py(t, s, "x = 41")
 	engine := func(verb string) {
@@ -67,6 +70,16 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	ended := make(chan string, 1)
+	go func() { // a cell in progress, which waits
+		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "import time\nopen('ran', 'a').write('once')\nfor _ in range(40): time.sleep(0.05)\nopen('ran').read()"})
+		if err != nil {
+			ended <- err.Error()
+			return
+		}
+		ended <- v.Result.Text()
+	}()
+	await(t, "the cell runs", func() bool { return s.Info().State == v1.StateExecuting })
 	engine("pause")
 	await(t, "it is noticed", func() bool { return incident(s, docker.CodePaused) != nil })
 	if n := incident(s, docker.CodePaused); !strings.Contains(n.Message, "paused") {
@@ -74,6 +87,8 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, docker.CodePaused)
+	time.Sleep(10 * (o.healthEvery + o.pingWait)) // checks of its health must not end the cell
 	engine("unpause")
+	want(t, "the cell in progress", <-ended, "'once'")
 	want(t, "x + 1 afterwards", py(t, s, "x + 1"), "42")
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
@@ -85,6 +86,9 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	default:
 		return r, invalid("open session", "gate %.20q is none of off, warn, block", c.Gate)
 	}
+	if err := gate.CheckRole(m.opts.Gate, c.Role); err != nil {
+		return r, err
+	}
 	if len(c.Vars) > MaxVars {
 		return r, invalid("open session", "%d variables, the most is %d", len(c.Vars), MaxVars)
 	}
@@ -134,6 +138,11 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	s.mu.Unlock()
 	if !r.State.Live() {
 		return false, nil
+	}
+	if r.State == v1.StateEnding {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return true, s.refusal(time.Now())
 	}
 	conflict := func(format string, args ...any) error {
 		return &v1.Error{

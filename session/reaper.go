@@ -73,6 +73,13 @@ func (m *Manager) saveDirty() {
 func (s *Session) due(now time.Time) func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.rec.State == v1.StateEnding {
+		if now.Before(s.endRetryAt) {
+			return nil
+		}
+		s.endRetryAt = now.Add(backendPollInterval)
+		return s.retryEnd
+	}
 	if s.lifetimeOver(now) {
 		return func() {
 			_, _ = s.finish(s.m.ctx, v1.StateExpired, s.lifetimeReason(), func() bool { return s.lifetimeOver(time.Now()) }) // it is logged

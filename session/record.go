@@ -47,6 +47,7 @@ type record struct {
 	Created  time.Time    `json:"created"`
 	Used     time.Time    `json:"used"`
 	Ended    time.Time    `json:"ended,omitzero"`
+	Ending   string       `json:"ending,omitempty"` // why its owner ends it, while the backend does not answer
 
 	// A lifetime does not count hibernation: Lived is the time before Since, which is zero while hibernated.
 	Lived      time.Duration `json:"lived_ns"`

@@ -25,7 +25,8 @@ import (
 //	delete     image without a name                  deleted: the image is removed
 //	restore    record with the old sandbox           not restored: the new sandbox is a stray
 //	           record with the new sandbox           restored: the old sandbox is a stray
-//	end        ended record, and a sandbox           ended: the sandbox is a stray
+//	end        ending record                         ending: the reaper ends it
+//	           ended record, and a sandbox           ended: the sandbox is a stray
 //
 // The backend knows what runs, the store what was promised. Sandboxes and images without the label of this instance are
 // never touched.
@@ -186,11 +187,11 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 				r.Since = now
 			}
 			r.State, r.Reason, r.Hibernation, r.Slept = v1.StateReady, "found running after a restart", nil, time.Time{}
-		case v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateEnded, v1.StateExpired:
+		case v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateEnding, v1.StateEnded, v1.StateExpired:
 		}
 	case r.State == v1.StateCreating:
 		return false
-	case r.State == v1.StateHibernated:
+	case r.State == v1.StateHibernated, r.State == v1.StateEnding:
 	default:
 		s.dirty = true
 		if image := hibernationImage(r, f.images[r.ID]); image != nil {

@@ -38,6 +38,7 @@ type Session struct {
 	calls         int                         // cells, commands and transfers in progress
 	background    map[string]*sandbox.Sandbox // background commands by id, and where they run: a fork has the same ids
 	idleRetryAt   time.Time                   // no idle action before this, because the last one failed
+	endRetryAt    time.Time                   // while it is ending: when its backend is asked again
 	snapshotCount int
 	handler       sandbox.HostFunc
 	queues        map[string]*queue // by context
@@ -128,6 +129,8 @@ func (s *Session) refusal(now time.Time) error {
 		return fail(v1.CodeSessionEnded, "has ended: "+s.rec.Reason, "open it anew")
 	case v1.StateExpired:
 		return expired(s.key, s.rec.Reason)
+	case v1.StateEnding:
+		return fail(v1.CodeSessionEnded, "is ending: "+s.rec.Reason, "open it anew when it has ended, or choose another name")
 	case v1.StatePaused:
 		return fail(v1.CodeSessionPaused, "is paused", "resume it")
 	case v1.StateLost:

@@ -9,11 +9,12 @@ import (
 // transitions is the whole table.
 var transitions = map[State][]State{
 	v1.StateCreating:   {v1.StateReady, v1.StateLost, v1.StateEnded},
-	v1.StateReady:      {v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired},
-	v1.StateExecuting:  {v1.StateReady, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired},
-	v1.StatePaused:     {v1.StateReady, v1.StateExecuting, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired},
-	v1.StateHibernated: {v1.StateReady, v1.StateExecuting, v1.StateLost, v1.StateEnded, v1.StateExpired},
-	v1.StateLost:       {v1.StateReady, v1.StateEnded, v1.StateExpired},
+	v1.StateReady:      {v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired},
+	v1.StateExecuting:  {v1.StateReady, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired},
+	v1.StatePaused:     {v1.StateReady, v1.StateExecuting, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired},
+	v1.StateHibernated: {v1.StateReady, v1.StateExecuting, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired},
+	v1.StateLost:       {v1.StateReady, v1.StateEnding, v1.StateEnded, v1.StateExpired},
+	v1.StateEnding:     {v1.StateEnded},
 	v1.StateEnded:      {},
 	v1.StateExpired:    {},
 }

@@ -77,7 +77,7 @@ type Opened struct {
 type Session struct {
 	ID        string           `json:"id" doc:"unique id; unlike the name it is never used again"`
 	Key       SessionKey       `json:"key" doc:"tenant and name"`
-	State     SessionState     `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"state of the session"`
+	State     SessionState     `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
 	Reason    string           `json:"reason" doc:"why it is in this state"`
 	Backend   string           `json:"backend" doc:"backend of its sandbox"`
 	Sandbox   string           `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
@@ -103,7 +103,7 @@ type Session struct {
 // PreviousSession is the session that had the name of a session before it.
 type PreviousSession struct {
 	ID     string       `json:"id" doc:"unique id"`
-	State  SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"how it ended"`
+	State  SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"how it ended"`
 	Reason string       `json:"reason" doc:"why it ended"`
 	Ended  time.Time    `json:"ended" doc:"when it ended"`
 }
@@ -131,7 +131,7 @@ type SessionEvent struct {
 	Time    time.Time         `json:"time" doc:"when it happened"`
 	Session string            `json:"session" doc:"name of the session"`
 	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident" doc:"kind of event"`
-	State   SessionState      `json:"state,omitempty" enum:"creating,ready,executing,paused,hibernated,lost,ended,expired" doc:"new state"`
+	State   SessionState      `json:"state,omitempty" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"new state"`
 	Reason  string            `json:"reason,omitempty" doc:"why"`
 	Op      string            `json:"op,omitempty" doc:"id of the cell or command"`
 	Attrs   map[string]string `json:"attrs,omitempty" doc:"details"`
@@ -167,6 +167,7 @@ const (
 	StatePaused     SessionState = "paused"     // frozen in memory, by hand
 	StateHibernated SessionState = "hibernated" // on disk, its memory freed
 	StateLost       SessionState = "lost"       // its sandbox is gone, and not restored yet or for good
+	StateEnding     SessionState = "ending"     // by its owner, as soon as its backend answers
 	StateEnded      SessionState = "ended"      // by its owner
 	StateExpired    SessionState = "expired"    // by its lifetime or its idle time
 )

@@ -36,6 +36,8 @@ type execOptions struct {
 	timeout       v1.Duration
 	killSurvivors bool
 	noStdin       bool
+	gate          string
+	role          string
 	saveDisplay   string
 
 	saved *displays // what --save-display has saved; nil without it
@@ -50,7 +52,7 @@ func (a *app) execCommand() *cobra.Command {
 
 With --session it runs in the session of that name, which is made if there is none and stays with its
 variables, files and processes. Flags that describe the sandbox must then be those it was made with;
-without any it is taken as it is. --env and --dir are for this command alone.
+without any it is taken as it is; so must --gate and --role. --env and --dir are for this command alone.
 
 Input, output and exit status are those of what runs. Python given by --python runs in a live
 interpreter: the value of a last expression is printed, and arguments are in sys.argv.
@@ -91,6 +93,8 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
+	f.StringVar(&o.gate, "gate", "", "what the gate's opinion weighs: off, warn or block (default as configured)")
+	f.StringVar(&o.role, "role", "", "judge the code by the thesaurus of this `role`")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
 	a.completeSession(c, "session")
@@ -100,6 +104,11 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 // check refuses flags that do not go together.
 func (o *execOptions) check(f *pflag.FlagSet) error {
 	cell := f.Changed("python")
+	if o.gate != "" {
+		if _, err := gate.ParseMode(o.gate); err != nil {
+			return err
+		}
+	}
 	switch {
 	case f.Changed("session") && o.session == "":
 		return usage("--session: the name is empty")
@@ -142,6 +151,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	if !cell {
 		req = gate.CommandRequest(cmd, o.sandbox)
 	}
+	req.Rules, req.Graph, req.Role = gate.Mode(o.gate), gate.Mode(o.gate), o.role
 
 	var err error
 	if o.saved, err = newDisplays(o.saveDisplay); err != nil {
@@ -154,7 +164,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, o.session, &o.sandboxFlags)
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role}})
 	if err != nil {
 		_, _ = judged() // it leaves no process behind
 		return err

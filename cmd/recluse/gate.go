@@ -94,6 +94,9 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 		return err
 	}
 	defer checker.Close()
+	if err := gate.CheckRole(checker, o.role); err != nil {
+		return err
+	}
 	all, refused := []checked{}, false
 	for _, file := range files {
 		req, err := a.codeOf(file, o.language)
@@ -306,6 +309,9 @@ func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning
 			return "", err
 		}
 		defer checker.Close()
+		if err := gate.CheckRole(checker, req.Role); err != nil {
+			return "", err
+		}
 		req.Attempt = 1
 		d, err := gate.Enforce(ctx, checker, req)
 		if d.Action != v1.GateWarn {
@@ -328,7 +334,15 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 		}
 		v.Metadata[session.MetaGate] = warning
 	}
-	if text := v.Metadata[session.MetaGate]; text != "" && !a.json { // there it is part of the verdict
-		a.say("gate: %s", text)
+	text := v.Metadata[session.MetaGate]
+	if text == "" || a.json { // there it is part of the verdict
+		return
 	}
+	if !a.verbose {
+		line, more := gate.Headline(text)
+		if text = console.OneLine(line); more > 1 {
+			text += " (-v explains)"
+		}
+	}
+	a.say("gate: %s", text)
 }

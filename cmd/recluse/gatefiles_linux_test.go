@@ -114,12 +114,17 @@ func TestEachRoleHasItsOwnThesaurus(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{
-		{"exec", "--python", cooking}, {"gate", "check", at("cooking.py")}, {"gate", "check", "--role", "smith", at("cooking.py")}, {"ask", "What?", "--context", big},
+		{"exec", "--python", cooking}, {"exec", "--role", "smith", "--gate", "off", "--python", cooking}, {"session", "open", "forge", "--role", "smith"},
+		{"exec", "--session", "forge", "--role", "smith", "--python", cooking}, {"ask", "What?", "--context", big, "--role", "smith"}, {"gate", "check", at("cooking.py")}, {"gate", "check", "--role", "smith", at("cooking.py")}, {"ask", "What?", "--context", big},
 	} {
 		if got := w.run("", args...); got.status == 0 || !strings.Contains(got.stderr, "no thesaurus for") || !strings.Contains(got.stderr, "cook, gardener") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
+	if got := w.run("", "session", "show", "forge"); got.status == 0 {
+		t.Errorf("a session of a role that is none was made: %+v", got)
+	}
+	w.expect("'pan'\n", "exec", "--role", "cook", "--python", cooking+"\nonion")
 	w.expect("pan\n", "ask", "What?", "--context", big, "--role", "cook", "-q")
 	w.expect("pan\n", "ask", "What?", "--context", big, "--gate", "off", "-q")
 	if got := w.run("", "ask", "What?", "--session", "kitchen", "--gate", "off"); got.status != statusFailure || !strings.Contains(got.stderr, "session open") {

@@ -20,6 +20,7 @@ type app struct {
 	stdin          *os.File
 	stdout, stderr io.Writer
 	json           bool // --json
+	verbose        bool // --verbose
 	begun          bool // the call was in order, and its verb runs
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
@@ -111,6 +112,7 @@ recluse itself failed. Verbs that run nothing exit with 1 when what they name is
 	root.SetErr(a.stderr)
 	root.SetHelpFunc(a.help)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
+	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "explain warnings in full")
 	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}

@@ -115,7 +115,7 @@ func (a *app) sessionListCommand() *cobra.Command {
 
 // everyState chooses sessions that have ended, too.
 var everyState = []session.State{
-	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
+	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired,
 }
 
 func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListOptions) error {

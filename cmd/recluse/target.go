@@ -24,9 +24,9 @@ type target interface {
 }
 
 // target returns the session of a name, or without a name makes a sandbox. The caller must call done.
-func (a *app) target(ctx context.Context, name string, f *sandboxFlags) (t target, done func(), err error) {
+func (a *app) target(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (t target, done func(), err error) {
 	if name != "" {
-		return a.inSession(ctx, name, f, session.OpenOptions{})
+		return a.inSession(ctx, name, f, o)
 	}
 	spec, err := f.spec(a)
 	if err != nil {
@@ -64,7 +64,7 @@ func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o ses
 		return nil, nil, cause(ctx, err)
 	}
 	t := newInSession(c, name, a.withLimits(o))
-	if f.given("", "backend") != "" {
+	if f.given("", "backend") != "" || o.Gate != "" || o.Role != "" {
 		if _, err := t.open(ctx); err != nil {
 			done()
 			return nil, nil, cause(ctx, err)

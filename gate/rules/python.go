@@ -22,6 +22,7 @@ type pythonFact struct {
 	Name     string              `json:"name"`
 	Args     []argument          `json:"args"`
 	Keywords map[string]argument `json:"keywords"`
+	Doubt    bool                `json:"doubt"` // reading cannot tell whether the call does harm
 }
 
 // argument is a text or a list of texts.
@@ -131,7 +132,7 @@ var (
 
 // call adds a call, what it does to files and the code it starts.
 func (w *pythonWalker) call(c *pythonFact, at place) {
-	f := &fact{kind: kindCall, name: c.Name, cwd: w.cwd, place: at, keywords: map[string]string{}}
+	f := &fact{kind: kindCall, name: c.Name, cwd: w.cwd, place: at, keywords: map[string]string{}, doubt: c.Doubt}
 	for _, arg := range c.Args {
 		f.args = append(f.args, arg.text)
 	}

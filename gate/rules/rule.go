@@ -129,6 +129,9 @@ func (s *Set) judge(f *fact, lang Language) []judgement {
 				best.answer, best.subject = got, subject
 			}
 		}
+		if f.doubt {
+			best.answer = min(best.answer, maybe)
+		}
 		if best.answer == yes || (best.answer == maybe && r.undecidable != "") {
 			out = append(out, best)
 		}

@@ -39,6 +39,7 @@ type Facts struct {
 	Memory   bool // limits of memory are enforced
 	CPU      bool
 	PIDs     bool
+	CPUs     int  // of its machine
 	Podman   bool // it is Podman's service
 }
 
@@ -94,7 +95,7 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 	f := &Facts{
 		ID: i.ID, Podman: isPodman(about), Arch: goArch(i.Architecture), Version: i.ServerVersion, API: e.ClientVersion(),
 		Runtimes: slices.Sorted(maps.Keys(i.Runtimes)),
-		Memory:   i.MemoryLimit, CPU: i.CPUCfsQuota && i.CPUCfsPeriod, PIDs: i.PidsLimit,
+		Memory:   i.MemoryLimit, CPU: i.CPUCfsQuota && i.CPUCfsPeriod, PIDs: i.PidsLimit, CPUs: i.NCPU,
 	}
 	f.Runtime = chooseRuntime(e.runtime, i, f.Podman)
 	if f.Podman {

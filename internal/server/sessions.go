@@ -19,7 +19,7 @@ import (
 
 // states are those that may be asked for.
 var states = []session.State{
-	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnded, v1.StateExpired,
+	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired,
 }
 
 func listSessions(c *call, _ none) (v1.SessionPage, error) {

@@ -59,6 +59,12 @@ type Witness interface {
 	OnIncident(f func(sandbox.Incident))
 }
 
+// Frozen is a machine that notices when somebody else pauses its sandbox.
+type Frozen interface {
+	// Frozen returns the error for calls that would begin now, or nil if the sandbox runs.
+	Frozen() error
+}
+
 // NotSupported returns the error of a backend that cannot do op.
 func NotSupported(backend, op, remedy string) error {
 	return &v1.Error{

@@ -56,6 +56,7 @@ var (
 	_ Pauser  = (*able)(nil)
 	_ Sharer  = (*able)(nil)
 	_ Witness = (*able)(nil)
+	_ Frozen  = (*able)(nil)
 )
 
 func (a *able) note(what string) error {
@@ -66,6 +67,7 @@ func (a *able) note(what string) error {
 func (a *able) Pause(context.Context, string) error                 { return a.note("pause") }
 func (a *able) Resume(context.Context, string) error                { return a.note("resume") }
 func (a *able) Share(context.Context, string, string, string) error { return a.note("share") }
+func (a *able) Frozen() error                                       { return a.note("frozen") }
 func (a *able) OnIncident(func(sandbox.Incident))                   { _ = a.note("incident") }
 func (a *able) Stop(context.Context, string) error                  { return nil }
 func (a *able) Name() string                                        { return "able" }
@@ -98,10 +100,10 @@ func TestASandboxFindsTheOptionalMethods(t *testing.T) {
 	defer s.Close()
 	s.OnIncident(func(sandbox.Incident) {})
 	_, shared := s.Share(t.Context(), "/file", "name")
-	if err := errors.Join(s.Pause(t.Context()), s.Resume(t.Context()), shared); err != nil {
+	if err := errors.Join(s.Pause(t.Context()), s.Resume(t.Context()), s.Frozen(), shared); err != nil {
 		t.Error(err)
 	}
-	if len(a.called) != 4 {
+	if len(a.called) != 5 {
 		t.Errorf("called were %q", a.called)
 	}
 }

@@ -119,7 +119,8 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			Memory: memory, MemorySwap: memory, // together: no swap
 			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
 		},
-		Tmpfs: p.tmpfs(),
+		Tmpfs:       p.tmpfs(),
+		MaskedPaths: maskedPaths(p.facts),
 		Mounts: []mount.Mount{{
 			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
@@ -146,6 +147,26 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	hc.CapAdd = grant(p.facts, hc.CapAdd)
 	p.counted = p.count(hc)
 	return hc, nil
+}
+
+// ownMasks are files in which the host's kernel shows its machine to a container and which no engine hides: how it was booted, and its disks.
+// /proc/meminfo and /proc/cpuinfo stay, because programs read them.
+var ownMasks = []string{"/proc/cmdline", "/proc/partitions", "/proc/diskstats", "/proc/swaps"}
+
+// maskedPaths returns what is hidden of the host's kernel: what engines hide by themselves, since a list of ours replaces theirs, and ownMasks. It is
+// nil, the engine's own list, where the kernel is not the host's, and for Podman, which has no such list in its API.
+func maskedPaths(f *dockerengine.Facts) []string {
+	if f.UserSpace() || f.Podman {
+		return nil
+	}
+	all := append([]string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi",
+		"/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+	}, ownMasks...)
+	for cpu := range f.CPUs {
+		all = append(all, fmt.Sprintf("/sys/devices/system/cpu/cpu%d/thermal_throttle", cpu))
+	}
+	return all
 }
 
 func (b *Backend) network() string { return b.opts.network() }

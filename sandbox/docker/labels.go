@@ -22,8 +22,11 @@ const (
 	CodeEngineLost v1.Code = "engine_lost"
 	// CodeRuntimeMissing says that the engine has no runtime of that name.
 	CodeRuntimeMissing = dockerengine.CodeRuntimeMissing
-	// CodePaused says that somebody has paused the container.
+	// CodePaused says that somebody else has paused the container: the incident when it happens, and the error of calls that begin
+	// while it lasts.
 	CodePaused v1.Code = "sandbox_paused"
+	// CodeResumed is the incident that a container continues which somebody else had paused.
+	CodeResumed v1.Code = "sandbox_resumed"
 	// CodeRenamed is the incident that somebody has given the container another name; AttrOldName and AttrNewName say
 	// which.
 	CodeRenamed v1.Code = "sandbox_renamed"

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -147,7 +148,6 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		{"removed", []string{"rm", "-f"}, v1.CodeSandboxLost, "removed behind our back"},
 		{"stopped", []string{"stop"}, v1.CodeSandboxLost, "stopped behind our back"},
 		{"killed through the engine", []string{"kill"}, v1.CodeSandboxLost, "stopped behind our back"},
-		{"paused", []string{"pause"}, CodePaused, "paused behind our back"},
 		{"restarted", []string{"restart"}, v1.CodeSandboxLost, "stopped behind our back"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -163,8 +163,57 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 	t.Run("paused and gone on", func(t *testing.T) {
 		sb := open(t, b, sandbox.Spec{})
 		name := containerName(sb.ID())
+		incidents := make(chan sandbox.Incident, 16)
+		sb.OnIncident(func(i sandbox.Incident) { incidents <- i })
+		told := func(code v1.Code) (since string) {
+			t.Helper()
+			select {
+			case i := <-incidents:
+				if i.Code != code {
+					t.Errorf("told %+v, want %s", i, code)
+				}
+				return i.Attrs[AttrSince]
+			case <-time.After(20 * time.Second):
+				t.Fatalf("%s is not told", code)
+			}
+			return ""
+		}
+		began, ended := make(chan struct{}), make(chan struct{})
+		var v *sandbox.Verdict
+		var err error
+		go func() {
+			defer close(ended)
+			v, err = sb.Cell(t.Context(), sandbox.Cell{
+				Code:       "import time\nopen('ran', 'a').write('once')\nprint('began')\nfor _ in range(20): time.sleep(0.05)\nopen('ran').read()",
+				RunOptions: sandbox.RunOptions{Stdout: signalWriter{sync.OnceFunc(func() { close(began) })}},
+			})
+		}()
+		await(t, "the cell", began)
 		docker(t, "pause", name)
-		await(t, "the news", sb.Gone())
+		first := told(CodePaused)
+		_, refused := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
+		if e, ok := errors.AsType[*v1.Error](refused); !ok || e.Code != CodePaused || !e.Retry {
+			t.Errorf("a command meanwhile: %v", refused)
+		}
+		select {
+		case <-sb.Gone():
+			t.Error("it counts as gone")
+		case <-ended:
+			t.Errorf("the cell ended: %v, %v", v, err)
+		default:
+		}
+		docker(t, "unpause", name)
+		if since := told(CodeResumed); since != first {
+			t.Errorf("a pause that began %s ends as one of %s", first, since)
+		}
+		await(t, "the cell's end", ended)
+		if err != nil || v.Result.Text() != "'once'" {
+			t.Errorf("the cell: %v, %v", v, err)
+		}
+		docker(t, "pause", name)
+		if second := told(CodePaused); second == first {
+			t.Error("a second pause looks like the first")
+		}
 		sb.Detach()
 		if _, err := sandbox.Attach(t.Context(), b, sb.ID()); v1.CodeOf(err) != CodePaused {
 			t.Errorf("attach to a paused one: %v", err)
@@ -215,6 +264,14 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 			t.Errorf("told as %v", err)
 		}
 	})
+}
+
+// signalWriter reports that something was written.
+type signalWriter struct{ written func() }
+
+func (w signalWriter) Write(p []byte) (int, error) {
+	w.written()
+	return len(p), nil
 }
 
 func TestMemoryKillsAreToldFromExits(t *testing.T) {

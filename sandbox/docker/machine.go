@@ -37,6 +37,7 @@ type machine struct {
 	mu     sync.Mutex
 	oom    time.Time // guarded by mu; when a process of it was killed for memory last
 	killed string    // guarded by mu; signal that somebody had the engine send
+	paused time.Time // guarded by mu; since when somebody else has it paused; zero: it runs
 }
 
 // Stream implements sandbox.Machine.
@@ -130,11 +131,10 @@ func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	}
 	st := res.Container.State
 	switch {
-	case st.Paused && !m.resting.Load():
-		m.end(paused())
 	case !st.Running:
 		m.end(m.obituary(st, time.Now()))
 	default:
+		m.freeze(st.Paused)
 		m.called(res.Container.Name)
 		return false, true
 	}
@@ -155,10 +155,11 @@ func (m *machine) handle(ctx context.Context, s subscription, e events.Message) 
 	m.mu.Unlock()
 	switch e.Action {
 	case events.ActionPause:
-		if m.resting.Load() {
-			return false
-		}
-		m.end(paused())
+		m.freeze(true)
+		return false
+	case events.ActionUnPause:
+		m.freeze(false)
+		return false
 	case events.ActionDestroy, dockerengine.EventRemove:
 		m.end(removed())
 	case events.ActionDie:
@@ -235,10 +236,37 @@ func removed() error {
 	return lost(v1.CodeSandboxLost, remedyLost, "the container was removed behind our back")
 }
 
-func paused() error {
-	return &v1.Error{
-		Code: CodePaused, Message: "the container was paused behind our back", Remedy: "docker unpause it and attach again", Retry: true,
+// freeze is told whether the container is paused. A pause that is not ours is an incident, and calls in progress wait for its end: what
+// they run has not ended, and whoever ran it again would run it twice.
+func (m *machine) freeze(paused bool) {
+	m.mu.Lock()
+	since, now := m.paused, time.Now().UTC()
+	frozen := paused && !m.resting.Load()
+	if frozen == !since.IsZero() {
+		m.mu.Unlock()
+		return
 	}
+	m.paused = time.Time{}
+	i := sandbox.Incident{Code: CodeResumed, Message: fmt.Sprintf("the container continues after a pause of %s", now.Sub(since).Round(time.Millisecond)), Time: now}
+	if frozen {
+		m.paused, since = now, now
+		i.Code, i.Message = CodePaused, messagePaused
+	}
+	m.mu.Unlock()
+	i.Attrs = map[string]string{AttrSince: since.Format(time.RFC3339Nano)} // so that each pause is one of its own
+	m.Report(i)
+}
+
+const messagePaused = "the container was paused behind our back; calls in progress wait until it continues"
+
+// Frozen implements backend.Frozen.
+func (m *machine) Frozen() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.paused.IsZero() {
+		return nil
+	}
+	return &v1.Error{Code: CodePaused, Message: messagePaused, Remedy: "docker unpause it, then try again: nothing was run", Retry: true}
 }
 
 // reserve notes that this program attaches to a sandbox, and fails if it is attached already. release undoes it.
@@ -307,7 +335,13 @@ const (
 	AttrNewName = "new_name"
 )
 
-var _ backend.Witness = (*machine)(nil)
+// AttrSince is the attribute of the incidents CodePaused and CodeResumed that says when the pause began.
+const AttrSince = "since"
+
+var (
+	_ backend.Witness = (*machine)(nil)
+	_ backend.Frozen  = (*machine)(nil)
+)
 
 // names notices that a container was renamed.
 type names struct {

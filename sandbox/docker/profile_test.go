@@ -33,6 +33,8 @@ func TestTheProfileHolds(t *testing.T) {
 		"no setuid in the home":     {"grep ' /home/user ' /proc/self/mountinfo | grep -o nosuid | head -1", "nosuid\n"},
 		"no swap":                   {"cat /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.swap.max", "536870912\n"},
 		"the CPU's share":           {"cd /sys/fs/cgroup; if [ -e cpu.max ]; then cat cpu.max; else cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us | xargs; fi", "100000 100000\n"},
+		"how the host was booted":   {"cat /proc/cmdline /proc/partitions /proc/diskstats /proc/swaps | wc -c", "0\n"},
+		"what engines hide":         {"cat /proc/kcore /proc/keys /proc/timer_list 2>/dev/null | wc -c; ls /sys/firmware | wc -l", "0\n0\n"},
 		"no devices":                {"ls -l /dev | grep -c '^b' || true", "0\n"},
 		"nothing of the host":       {"ls -a /root /home | grep -c bash_history || true", "0\n"},
 	} {
@@ -459,5 +461,26 @@ func TestAHostConfigIsLaidOver(t *testing.T) {
 	}
 	if all, err := b.List(t.Context()); err != nil || len(all) != 2 {
 		t.Errorf("listed are %+v, %v", all, err)
+	}
+}
+
+func TestANewVolumeCanBeWritten(t *testing.T) {
+	b := newBackend(t, nil)
+	for name, prepare := range map[string]func(volume string){
+		"made by the sandbox": func(string) {},
+		"made before":         func(volume string) { docker(t, "volume", "create", volume) },
+	} {
+		volume := "recluse-test-" + b.instance + strings.ReplaceAll(name, " ", "-")
+		prepare(volume)
+		t.Cleanup(func() { docker(t, "volume", "rm", "-f", volume) })
+		for _, want := range []string{"1\n", "1\n1\n"} { // the second finds what the first wrote
+			sb := open(t, b, sandbox.Spec{Volumes: []sandbox.Volume{{Name: volume, Path: "/data", Writable: true}}})
+			if got := shell(t, sb, "echo 1 >> /data/x; cat /data/x"); got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+			if err := sb.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

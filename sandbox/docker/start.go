@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -12,6 +15,7 @@ import (
 	"gvisor.dev/gvisor/pkg/cleanup"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
@@ -97,9 +101,38 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if err != nil {
 		return nil, err
 	}
+	for _, v := range slices.Concat(b.opts.Volumes, spec.Volumes) {
+		if err := b.giveVolume(ctx, v, p); err != nil {
+			return nil, err
+		}
+	}
 	p.Record = backendkit.NewRecord("d-", spec, guest.Hash)
 	p.volume, err = b.guestVolume(ctx, guest, f, p.image.ID)
 	return p, err
+}
+
+// giveVolume makes a new writable volume the user's own. Each volume is looked at once: a note says which was.
+func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
+	if !v.Writable {
+		return nil
+	}
+	note := filepath.Join(b.dir, "volumes", v.Name+".json")
+	now := func() (brought, bool) {
+		res, err := b.cli.VolumeInspect(ctx, v.Name, client.VolumeInspectOptions{})
+		return brought{Engine: p.facts.ID, Created: res.Volume.CreatedAt}, err == nil && res.Volume.CreatedAt != ""
+	}
+	var then brought
+	if seen, ok := now(); ok && atomicfile.ReadJSON(note, &then) == nil && then == seen {
+		return nil
+	}
+	if err := b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID); err != nil {
+		return failed(ctx, "prepare volume "+v.Name, "its owner cannot be set", err)
+	}
+	// Without the note the next start looks again.
+	if seen, ok := now(); ok && os.MkdirAll(filepath.Dir(note), 0o700) == nil {
+		_ = atomicfile.WriteJSON(note, seen)
+	}
+	return nil
 }
 
 // launch makes and starts the container of a plan. When it fails, the caller removes what there is.

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -81,6 +82,7 @@ type Pool struct {
 	total   int                 // guarded by mu; ready and being made
 	stats   Stats               // guarded by mu
 	closed  bool                // guarded by mu
+	unended []*sandbox.Sandbox  // guarded by mu; their backend could not end them yet
 }
 
 // shelf is the sandboxes of one spec. Its fields are guarded by the pool's mu.
@@ -304,9 +306,41 @@ func alive(sb *sandbox.Sandbox) bool {
 	}
 }
 
-// dispose ends a sandbox in the background.
+// dispose ends a sandbox in the background. One that cannot be ended, because the backend's service is away, is tried again.
 func (p *Pool) dispose(sb *sandbox.Sandbox) {
-	p.work.Go(func() { _ = sb.Close() }) // nobody has used it; what is left is found by the backend's own sweep
+	p.work.Go(func() { p.end(sb) })
+}
+
+// end ends a sandbox that nobody has used, and reports whether it has gone.
+func (p *Pool) end(sb *sandbox.Sandbox) bool {
+	err := sb.Close()
+	if err != nil {
+		p.mu.Lock()
+		p.unended = append(p.unended, sb)
+		p.mu.Unlock()
+	}
+	return err == nil
+}
+
+// Sweep looks the shelves over and removes what is left of sandboxes that have died, or could not be ended before. It returns how many it
+// removed.
+func (p *Pool) Sweep() int {
+	p.mu.Lock()
+	p.look()
+	all := p.unended
+	p.unended = nil
+	p.mu.Unlock()
+	var ended atomic.Int64
+	var ending sync.WaitGroup
+	for _, sb := range all {
+		ending.Go(func() {
+			if p.end(sb) {
+				ended.Add(1)
+			}
+		})
+	}
+	ending.Wait()
+	return int(ended.Load())
 }
 
 // fill starts making what is missing from want.
@@ -397,14 +431,15 @@ func (p *Pool) tend() {
 		case <-p.ctx.Done():
 			return
 		case <-t.C:
-			p.look()
+			p.Sweep()
 		}
 	}
 }
 
+// look drops dead sandboxes from the shelves, and makes or ends others as demand has changed.
+//
+// Preconditions: mu is held.
 func (p *Pool) look() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for k, s := range p.shelves {
 		live := s.ready[:0]
 		for _, sb := range s.ready {
@@ -414,7 +449,7 @@ func (p *Pool) look() {
 			}
 			p.total--
 			p.stats.Died++
-			p.dispose(sb)
+			p.unended = append(p.unended, sb)
 		}
 		s.ready = live
 		keep := p.opts.Target

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -283,6 +285,54 @@ func TestADeadSandboxIsNotGivenOut(t *testing.T) {
 	}
 	if s := p.Stats(); s.Died == 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// stuck is a backend whose service is away when something is to be ended.
+type stuck struct {
+	sandbox.Backend
+	away atomic.Bool
+}
+
+func (b *stuck) Stop(ctx context.Context, id string) error {
+	if b.away.Load() {
+		return &v1.Error{Code: v1.CodeBackendMissing, Message: "it does not answer"}
+	}
+	return b.Backend.Stop(ctx, id)
+}
+
+func TestWhatIsLeftOfADeadSandboxIsRemovedOnceTheBackendAnswers(t *testing.T) {
+	t.Parallel()
+	b := &stuck{Backend: backend(t)}
+	p := newPool(t, b, Options{Min: 1, Target: 1, Max: 1})
+	if err := p.Warm(t.Context(), sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	var dead *sandbox.Sandbox
+	for _, s := range p.shelves {
+		dead = s.ready[0]
+	}
+	p.mu.Unlock()
+	b.away.Store(true)
+	all, err := b.List(t.Context())
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	if err := syscall.Kill(all[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-dead.Gone()
+	if n := p.Sweep(); n != 0 {
+		t.Errorf("%d removed while the backend is away", n)
+	}
+	b.away.Store(false)
+	if n := p.Sweep(); n != 1 {
+		t.Errorf("%d removed, want 1", n)
+	}
+	left, err := b.List(t.Context())
+	if err != nil || slices.ContainsFunc(left, func(i sandbox.Info) bool { return i.ID == dead.ID() }) {
+		t.Errorf("left are %+v, %v", left, err)
 	}
 }
 

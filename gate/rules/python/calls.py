@@ -28,7 +28,7 @@ class Calls:
         # A function that is passed on may be called by its receiver.
         for values in positional:
             for v in values:
-                if isinstance(v, Ref) and "." in v.name and not v.name.startswith("?"):
+                if isinstance(v, Ref) and not isinstance(v, Result) and "." in v.name and not v.name.startswith("?"):
                     rest = [x for p in positional for x in p if isinstance(x, list)]
                     targets = [y for x in rest for y in x] or [UNKNOWN]
                     for t in targets[:MOST]:
@@ -48,10 +48,17 @@ class Calls:
             return [UNKNOWN]
         name = f.name.removeprefix("builtins.").removeprefix("__builtins__.")
         known = self.builtin(name, positional, keywords, e)
-        self.emit(name, positional, keywords, e)
-        return known if known is not None else [Ref(name)]
+        if name not in LOADS or not positional or not self.own(positional[0]):
+            # Earlier code may have written a file that this code only loads.
+            doubt = name in LOADS and bool(positional) and all(isinstance(v, File) and v.path not in self.foreign for v in positional[0])
+            self.emit(name, positional, keywords, e, doubt)
+        return known if known is not None else [Result(name)]
 
-    def emit(self, name, positional, keywords, e):
+    def own(self, values):
+        """Reports whether the code itself has made what it loads."""
+        return all(v.path in self.dumped - self.foreign if isinstance(v, File) else isinstance(v, Ref) and v.name in DUMPS for v in values)
+
+    def emit(self, name, positional, keywords, e, doubt=False):
         combos = [[]]
         for values in positional[:32]:
             if len(combos) * len(values) > MOST:
@@ -59,11 +66,19 @@ class Calls:
             combos = [c + [shown(v)] for c in combos for v in values]
         given = {k: shown(v[0]) if len(v) == 1 else HOLE for k, v in keywords.items()}
         for c in combos:
-            self.fact("call", e, name, c, given)
+            self.fact("call", e, name, c, given, doubt)
+
+    def write(self, path, args):
+        """Remembers what the code writes into a file: objects that it dumps, or anything."""
+        (self.dumped if args and isinstance(args[0], Ref) and args[0].name in DUMPS else self.foreign).add(path)
 
     def method(self, f, positional, keywords, e):
         b, name = f.base, f.name
         args = [p[0] if len(p) == 1 else UNKNOWN for p in positional]
+        if isinstance(b, File):
+            if name == "write":
+                self.write(b.path, args)
+            return [b]
         if isinstance(b, PathText):
             if name in ("joinpath",):
                 out = str(b)
@@ -74,7 +89,13 @@ class Calls:
                 return [b]
             self.emit("pathlib.Path." + name, [[b]] + positional, keywords, e)
             if name in ("glob", "rglob", "iterdir"):
-                return [[PathText(b.rstrip("/") + "/" + HOLE)]]
+                return [[PathText(entries(str(b), text(args[0]) if args else "*"))]]
+            if name == "walk":
+                return [[[PathText(entries(str(b))), [EACH], [EACH]]]]
+            if name in ("open", "read_bytes"):
+                return [File(str(b))]
+            if name == "write_bytes":
+                self.write(str(b), args)
             return [UNKNOWN]
         if isinstance(b, list):
             if name in ("append", "extend") and len(b) < 1000 and len(args) == 1:
@@ -129,6 +150,28 @@ class Calls:
                     t = text(a)
                     out = t if t.startswith("/") else out.rstrip("/") + "/" + t if out else t
                 return [out]
+            if name in ("open", "io.open") and args:
+                return [File(text(args[0]))]
+            if name == "io.BytesIO" and not args:
+                return [File("buffer of line %d" % e.lineno)]
+            if name in DUMPS_TO and len(args) > 1 and isinstance(args[1], File):
+                self.dumped.add(args[1].path)
+            if name == "urllib.request.urlretrieve" and len(args) > 1:
+                self.foreign.add(text(args[1]))
+            if name in ("os.walk", "os.listdir", "os.scandir"):
+                top = text(args[0]) if args else "."
+                if name == "os.listdir":
+                    return [[EACH]]
+                if name == "os.scandir":
+                    return [[PathText(entries(top))]]
+                return [[[entries(top), [EACH], [EACH]]]]
+            if name in ("glob.glob", "glob.iglob") and args:
+                directory, slash, last = text(args[0]).rpartition("/")
+                directory = (directory + slash).removesuffix("**/")
+                return [[entries(directory.replace("*", HOLE), last)]]
+            if name in ("os.path.dirname", "posixpath.dirname") and args and isinstance(args[0], str) and HOLE not in args[0]:
+                head = args[0].rpartition("/")
+                return [head[0] or head[1]]
             if name in ("os.path.expanduser", "os.path.abspath", "os.path.realpath", "os.path.normpath") and args:
                 return [text(args[0])]
             if name in ("pathlib.Path", "pathlib.PurePath", "pathlib.PosixPath"):

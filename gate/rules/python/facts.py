@@ -14,16 +14,26 @@ class Reader(Calls):
         self.env = Env()
         self.steps = 0
         self.depth = 0
+        self.loops = 0
+        self.narrowed = 0  # tests around this code that leave out some items of a loop
+        self.dumped, self.foreign = set(), set()  # files into which the code writes objects of its own, or anything else
 
-    def fact(self, kind, node, name, args=(), keywords=None):
+    def fact(self, kind, node, name, args=(), keywords=None, doubt=False):
         if len(self.facts) >= FACTS:
             raise Spent
-        fact = {"kind": kind, "line": getattr(node, "lineno", 1), "column": getattr(node, "col_offset", 0) + 1, "name": name}
+        fact = {"kind": kind, "line": getattr(node, "lineno", 1), "column": getattr(node, "col_offset", 0) + 1, "name": plain(name)}
         if args:
-            fact["args"] = args
+            fact["args"] = plain(args)
         if keywords:
-            fact["keywords"] = keywords
+            fact["keywords"] = {k: plain(v) for k, v in keywords.items()}
+        if doubt:
+            fact["doubt"] = True
         self.facts.append(fact)
+        if kind == "call" and name in REMOVES and args and isinstance(args[0], str):
+            # Removing each entry of a directory is removing the directory.
+            directory = walked(args[0])
+            if directory is not None:
+                self.fact("call", node, "shutil.rmtree", [directory], doubt=self.narrowed > 0)
 
     def spend(self):
         self.steps += 1
@@ -81,7 +91,7 @@ class Reader(Calls):
                 for name in STARS.get(module, ()):
                     self.env.set(name, [Ref(module + "." + name)])
             else:
-                self.env.set(a.asname or a.name, [Ref(module + "." + a.name)])
+                self.env.set(a.asname or a.name, [constant(module + "." + a.name)])
 
     def stmt_Assign(self, s):
         values = self.eval(s.value)
@@ -144,8 +154,13 @@ class Reader(Calls):
 
     def stmt_If(self, s):
         self.eval(s.test)
+        narrow = narrows(s.test)
+        self.narrowed += narrow
         self.branch(s.body)
         self.branch(s.orelse)
+        # "if …: continue" narrows what follows, too; the loop takes it back.
+        if not any(isinstance(n, ast.Continue) for n in s.body):
+            self.narrowed -= narrow
 
     def stmt_While(self, s):
         self.eval(s.test)
@@ -160,8 +175,21 @@ class Reader(Calls):
     def stmt_For(self, s):
         items = self.items(self.eval(s.iter))
         self.bind(s.target, items, s)
-        self.branch(s.body)
+        with self.loop():
+            self.branch(s.body)
         self.branch(s.orelse)
+
+    @contextlib.contextmanager
+    def loop(self):
+        """What is done in the block is done for each item; tests around the outermost loop leave no item out."""
+        outer = self.narrowed
+        self.narrowed = outer if self.loops else 0
+        self.loops += 1
+        try:
+            yield
+        finally:
+            self.loops -= 1
+            self.narrowed = outer
 
     stmt_AsyncFor = stmt_For
 
@@ -198,7 +226,14 @@ class Reader(Calls):
             self.eval(d)
         f = Func(s, self.env)
         self.env.set(s.name, [f])
-        self.enter(f, None)
+        returned = self.enter(f, None)
+        if s.name in ("__reduce__", "__reduce_ex__"):
+            # A function and its arguments, which are called when the object is loaded.
+            for v in returned:
+                if isinstance(v, list) and len(v) > 1:
+                    args = v[1] if isinstance(v[1], list) else []
+                    for f in spread(v[0]):
+                        self.call(f, [spread(a) for a in args], {}, s)
 
     stmt_AsyncFunctionDef = stmt_FunctionDef
 
@@ -285,12 +320,20 @@ class Reader(Calls):
     def eval_Attribute(self, e):
         out = []
         for b in self.eval(e.value):
-            if isinstance(b, Ref):
+            if isinstance(b, File) and e.attr in ("read", "getvalue", "write"):
+                out.append(Method(b, e.attr))
+            elif isinstance(b, Ref):
                 name = b.name + "." + e.attr
-                out.extend(self.env.get(name) or [Ref(name)])
+                out.extend(self.env.get(name) or [constant(name)])
             elif isinstance(b, PathText):
                 if e.attr == "parent":
                     out.append(PathText(b.rsplit("/", 1)[0] or "/") if HOLE not in b else UNKNOWN)
+                elif e.attr == "path":  # of os.scandir
+                    out.append(str(b))
+                elif e.attr == "name":
+                    out.append(b.rsplit("/", 1)[-1])
+                elif e.attr in ("anchor", "root"):
+                    out.append("/" if b.startswith("/") else UNKNOWN)
                 else:
                     out.append(Method(b, e.attr))
             elif isinstance(b, (str, bytes, list)):
@@ -446,11 +489,13 @@ class Reader(Calls):
         outer = self.env
         self.env = Env(outer)
         try:
-            for g in e.generators:
-                self.bind(g.target, self.items(self.eval(g.iter)), e)
-                for cond in g.ifs:
-                    self.eval(cond)
-            return [self.eval(r) for r in results]
+            with self.loop():
+                for g in e.generators:
+                    self.bind(g.target, self.items(self.eval(g.iter)), e)
+                    for cond in g.ifs:
+                        self.eval(cond)
+                        self.narrowed += narrows(cond)
+                return [self.eval(r) for r in results]
         finally:
             self.env = outer
 
@@ -487,6 +532,14 @@ class Reader(Calls):
             # More than we follow as alternatives: keep those that look like paths or commands.
             out = [v for v in out if isinstance(v, str)][: MOST - 1] + [UNKNOWN]
         return unique(out)
+
+
+def plain(v):
+    """A value without the mark of EACH: outside of this program an entry is a hole."""
+    if isinstance(v, str):
+        return v.replace(EACH, HOLE)
+    return [plain(x) for x in v]
+
 
 def read(code):
     try:

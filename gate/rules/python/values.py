@@ -1,12 +1,14 @@
 """The values of code, as far as reading can determine them."""
 
 import ast
+import contextlib
 import json
 import struct
 import sys
 import warnings
 
 HOLE = "\ue000"
+EACH = HOLE + "\ue003"  # the name of any entry, where code walks over all entries of a directory
 MOST = 8  # alternatives followed per value
 STEPS = 200_000
 FACTS = 40_000
@@ -32,6 +34,20 @@ class Ref:
 
 class PathText(str):
     """A pathlib.Path of this text."""
+
+
+class Result(Ref):
+    """What a call of this name returned."""
+
+
+class File(Result):
+    """A file of this path that the code opened, or what the code read from it."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path):
+        super().__init__("open")
+        self.path = path
 
 
 class Func:
@@ -64,6 +80,14 @@ STARS = {
     "subprocess": ("run", "call", "Popen", "check_call", "check_output", "getoutput", "getstatusoutput"),
     "shutil": ("rmtree", "move", "copy", "copyfile", "copytree"),
 }
+CONSTANTS = {"os.sep": "/", "os.path.sep": "/", "posixpath.sep": "/", "os.curdir": ".", "os.pardir": "..", "os.path.curdir": "."}
+# Calls that remove a file or directory, and calls that make objects of bytes, with what makes such bytes.
+REMOVES = {"os.remove", "os.unlink", "os.rmdir", "os.removedirs", "pathlib.Path.unlink", "pathlib.Path.rmdir"}
+LOADS = {"pickle.load", "pickle.loads", "cPickle.load", "cPickle.loads", "dill.load", "dill.loads", "marshal.load", "marshal.loads", "shelve.open", "jsonpickle.decode"}
+DUMPS = {"pickle.dumps", "cPickle.dumps", "dill.dumps", "marshal.dumps", "jsonpickle.encode"}
+DUMPS_TO = {"pickle.dump", "cPickle.dump", "dill.dump", "marshal.dump"}
+# Tests that leave out no file of a walk.
+PLAIN_TESTS = {"is_file", "is_dir", "exists", "is_symlink", "isfile", "isdir", "islink"}
 SENSITIVE = {"os", "subprocess", "shutil", "builtins", "__builtins__", "sys", "ctypes", "socket", "posix"}
 
 
@@ -76,6 +100,36 @@ def shown(v):
     if isinstance(v, list):
         return [text(x) for x in v[:64]]
     return text(v)[:65536]
+
+
+def constant(name):
+    """The value of a name of a module: a text, or the name itself."""
+    return CONSTANTS.get(name) or Ref(name)
+
+
+def walked(path):
+    """The directory of which a path is any entry, or None."""
+    parts = path.split("/")
+    if parts[-1] != EACH:
+        return None
+    while parts and parts[-1] == EACH:
+        parts.pop()
+    return "/".join(parts) or ("/" if path.startswith("/") else ".")
+
+
+def entries(directory, pattern="*"):
+    """The path that a pattern matches below a directory: any entry, unless the pattern leaves some out."""
+    name = EACH if not pattern.replace("/", "").strip("*") else HOLE
+    return directory.rstrip("/") + "/" + name if directory else name
+
+
+def narrows(test):
+    """Reports whether a test leaves out some of the files of a walk."""
+    if isinstance(test, ast.UnaryOp):
+        return narrows(test.operand)
+    if isinstance(test, ast.BoolOp):
+        return any(narrows(v) for v in test.values)
+    return not (isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr in PLAIN_TESTS)
 
 
 def small(v):

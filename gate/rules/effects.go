@@ -1,0 +1,148 @@
+package rules
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// effects walks what well-known programs do beside their work: commands that they start, and files that they remove.
+func (sh *shell) effects(name string, args []string, in stream, p place) {
+	words := splitArgs(args)
+	last := max(len(words.operands)-1, 0)
+	switch name {
+	case "awk", "gawk", "mawk", "nawk":
+		for _, program := range words.operands {
+			sh.started(name, awkCommands(program), p)
+		}
+	case "sed", "gsed":
+		for _, script := range sedScripts(args) {
+			sh.started(name, sedCommands(script), p)
+		}
+	case "rsync": // --delete empties the target first
+		deletes := slices.ContainsFunc(words.flags, func(f string) bool { return strings.HasPrefix(f, "--del") })
+		if deletes && last > 0 && !strings.Contains(words.operands[last], ":") {
+			sh.run([]string{"rm", "-r", words.operands[last]}, in, p)
+		}
+	case "mv":
+		if last > 0 && words.operands[last] == "/dev/null" {
+			sh.run(append([]string{"rm", "-r"}, words.operands[:last]...), in, p)
+		}
+	}
+}
+
+// started walks shell commands that a program starts; an empty one cannot be known.
+func (sh *shell) started(program string, commands []string, p place) {
+	for _, c := range commands {
+		if c == "" {
+			c = holeText
+		}
+		sh.child(program, c, nil, p)
+	}
+}
+
+var (
+	awkText = regexp.MustCompile(`"(?:\\.|[^"\\])*"`)
+	// awkStarts matches what starts a command in awk, where texts are replaced by their numbers: system("COMMAND"),
+	// "COMMAND" | getline, and print | "COMMAND". A match without a number starts a command that awk puts together.
+	awkStarts = regexp.MustCompile(`\bsystem\s*\(\s*(?:"(\d+)"\s*\))?|"(\d+)"\s*\|&?\s*getline|` +
+		`\bprintf?\b[^|{};\n]*\|&?\s*(?:"(\d+)"|[A-Za-z_])|[\w)]\s*\|&?\s*getline`)
+)
+
+// awkCommands returns the shell commands that an awk program starts; "" is one that cannot be known.
+func awkCommands(program string) (commands []string) {
+	var texts []string
+	program = awkText.ReplaceAllStringFunc(program, func(text string) string {
+		texts = append(texts, strings.ReplaceAll(text[1:len(text)-1], `\"`, `"`))
+		return `"` + strconv.Itoa(len(texts)-1) + `"`
+	})
+	for _, m := range awkStarts.FindAllStringSubmatch(program, maxAlternatives) {
+		command := ""
+		if n, err := strconv.Atoi(m[1] + m[2] + m[3]); err == nil {
+			command = texts[n]
+		}
+		commands = append(commands, command)
+	}
+	return commands
+}
+
+// sedScripts returns the scripts among the arguments of sed.
+func sedScripts(args []string) (scripts []string) {
+	for i, a := range args {
+		short, joined := strings.CutPrefix(a, "-e")
+		long, ok := strings.CutPrefix(a, "--expression=")
+		switch {
+		case (a == "-e" || a == "--expression" || a == "-ne") && i+1 < len(args):
+			scripts = append(scripts, args[i+1])
+		case ok:
+			scripts = append(scripts, long)
+		case joined && short != "":
+			scripts = append(scripts, short)
+		}
+	}
+	if operands := splitArgs(args).operands; len(scripts) == 0 && len(operands) > 0 {
+		scripts = operands[:1]
+	}
+	return scripts
+}
+
+var (
+	sedAddress = regexp.MustCompile(`^[\s;{}]*(?:(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\])*/[IM]*)\s*(?:,\s*[+~]?(?:\d+|\$|/(?:\\.|[^/\\])*/[IM]*))?)?[\s!]*`)
+	sedFlags   = regexp.MustCompile(`^[a-zA-Z0-9]*`)
+)
+
+// sedCommands returns the shell commands that a script of sed starts: those of its command e, and "" where it runs lines
+// of its input.
+func sedCommands(script string) (commands []string) {
+	for script != "" {
+		script = script[len(sedAddress.FindString(script)):]
+		if script == "" {
+			break
+		}
+		line, _, _ := strings.Cut(script, "\n")
+		command := script[0]
+		switch command {
+		case 'e':
+			text := strings.TrimSpace(line[1:])
+			if strings.Trim(text, ";}") == "" {
+				text = ""
+			}
+			commands = append(commands, text)
+			script = script[len(line):]
+		case 's', 'y':
+			script = afterDelimited(script[1:])
+			flags := sedFlags.FindString(script)
+			if command == 's' && strings.Contains(flags, "e") {
+				commands = append(commands, "")
+			}
+			script = script[len(flags):]
+		case 'a', 'i', 'c', 'r', 'R', 'w', 'W', '#':
+			script = script[len(line):]
+		case ':', 'b', 't', 'T':
+			script = script[len(line[:strings.IndexAny(line+";", ";}")]):]
+		default:
+			script = script[1:]
+		}
+	}
+	return commands
+}
+
+// afterDelimited returns what follows the two texts of an s or y command: /a/b/.
+func afterDelimited(s string) string {
+	if s == "" {
+		return ""
+	}
+	delimiter, seen := s[0], 0
+	for i := 1; i < len(s); i++ {
+		switch s[i] {
+		case '\\':
+			i++
+		case delimiter:
+			if seen++; seen == 2 {
+				return s[i+1:]
+			}
+		}
+	}
+	return ""
+}
