@@ -53,7 +53,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
 	}
 	ctx = a.watch(ctx)
-	t, done, err := a.target(ctx, session, f)
+	t, done, err := a.target(ctx, session, f, nil)
 	if err != nil {
 		return err
 	}
