@@ -421,7 +421,8 @@ func (m *Manager) Usage(ctx context.Context, tenant string, all bool) (v1.QuotaR
 		case 0:
 			out.Server = use
 		case 1:
-			use.Name, out.Tenant = whose.Tenant, use
+			use.Name = whose.Tenant
+			out.Tenant = use
 		default:
 			use.Name, out.Key = whose.Key, &use
 		}
