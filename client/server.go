@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"iter"
+	"net/http"
 	"net/url"
 	"strconv"
 	"time"
@@ -47,6 +48,31 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	r := remove("revoke key", "/v1/keys/"+url.PathEscape(id))
 	r.again = true
 	return c.call(ctx, r, nil)
+}
+
+// Usage returns what bounds the caller, and how much of it is in use.
+func (c *Client) Usage(ctx context.Context) (v1.QuotaReport, error) {
+	return ask[v1.QuotaReport](ctx, c, get("read usage", "/v1/usage", nil))
+}
+
+// Tenants lists tenants and what bounds them. Only an operator may.
+func (c *Client) Tenants(ctx context.Context) ([]v1.Tenant, error) {
+	return whole(list(ctx, c, get("list tenants", "/v1/tenants", nil), 0, func(p v1.TenantPage) ([]v1.Tenant, string) { return p.Tenants, p.Next }))
+}
+
+// Tenant shows a tenant and what bounds it. Only an operator may.
+func (c *Client) Tenant(ctx context.Context, name string) (v1.Tenant, error) {
+	return ask[v1.Tenant](ctx, c, get("show tenant", "/v1/tenants/"+url.PathEscape(name), nil))
+}
+
+// SetTenant bounds a tenant, instead of what bounded it before. Only an operator may.
+func (c *Client) SetTenant(ctx context.Context, name string, q v1.Quota) (v1.Tenant, error) {
+	return ask[v1.Tenant](ctx, c, request{op: "set tenant", method: http.MethodPut, path: "/v1/tenants/" + url.PathEscape(name), body: q, again: true})
+}
+
+// RemoveTenant removes the bounds of a tenant. Its keys and sessions stay. Only an operator may.
+func (c *Client) RemoveTenant(ctx context.Context, name string) error {
+	return c.call(ctx, remove("remove tenant", "/v1/tenants/"+url.PathEscape(name)), nil)
 }
 
 // Audit iterates over entries of the audit log, oldest first. The tenant is the client's own.

@@ -63,6 +63,9 @@ func (c *Client) List(ctx context.Context, o v1.SessionListOptions) iter.Seq2[v1
 	for _, st := range o.States {
 		q.Add("state", string(st))
 	}
+	for name, value := range o.Labels {
+		q.Add("label", name+"="+value)
+	}
 	return list(ctx, c, get("list sessions", "/v1/sessions", q), o.Limit, func(p v1.SessionPage) ([]v1.Session, string) { return p.Sessions, p.Next })
 }
 
@@ -83,7 +86,8 @@ func (s *Session) End(ctx context.Context, reason string) error {
 	return s.c.call(ctx, r, nil)
 }
 
-// Extend gives it more time; 0 asks for as much as its policy allows.
+// Extend moves the end of the session: by a duration from now, or from its present end if that is later; 0: 30 minutes. A session without an
+// end stays without one. One that would get older than the operator's max_age is the error quota_exceeded.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (v1.Session, error) {
 	return ask[v1.Session](ctx, s.c, post("extend session", s.path+"/extend", v1.ExtendRequest{By: v1.Duration(by)}))
 }

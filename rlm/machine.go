@@ -32,10 +32,13 @@ type Judging interface {
 	Judges() bool
 }
 
-// Reverting is a Machine that may lose what was done in it last, as a session does whose sandbox is lost.
+// Reverting is a Machine that may not have the state that its caller left, as a session whose sandbox was lost, or that took the name of an
+// earlier one.
 type Reverting interface {
 	// StateFrom is the moment that its state went back to while the run was there; nil: it did not.
 	StateFrom() *time.Time
+	// PreviousSession says how the session that had its name before has ended, if this one is new; "": it is not.
+	PreviousSession() string
 }
 
 // Sandboxes makes the machines of a run and its children.

@@ -178,7 +178,7 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 		res.Coverage = r.coverage.report(ctx)
 	}
 	if m, ok := r.q.Machine.(Reverting); ok {
-		res.StateFrom = m.StateFrom()
+		res.StateFrom, res.Previous = m.StateFrom(), m.PreviousSession()
 	}
 	if a := n.taken(); a != nil {
 		res.Answer, res.Value = a.Content, a.Value

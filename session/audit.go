@@ -11,14 +11,24 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Actor is who acts, for the audit log.
-type Actor struct{ Name, Tenant string }
+// Actor is who acts, for the audit log and for quotas.
+type Actor struct {
+	Name, Tenant string
+	Key          string // id of the API key; empty: none was used
+	Remote       bool   // comes over the network, not over the server's own socket
+}
 
 type actorKey struct{}
 
 // WithActor returns a context that says who acts.
 func WithActor(ctx context.Context, a Actor) context.Context {
 	return context.WithValue(ctx, actorKey{}, a)
+}
+
+// ActorOf returns who acts.
+func ActorOf(ctx context.Context) Actor {
+	a, _ := ctx.Value(actorKey{}).(Actor)
+	return a
 }
 
 // Actions of the audit log that are written in one place and looked for in another.
@@ -50,10 +60,7 @@ func (s *Session) recordBackground(ctx context.Context, o origin, v *sandbox.Ver
 }
 
 // actor returns who acts.
-func actor(ctx context.Context) string {
-	a, _ := ctx.Value(actorKey{}).(Actor)
-	return a.Name
-}
+func actor(ctx context.Context) string { return ActorOf(ctx).Name }
 
 // startEntry finds the audit entry of the start of a command. An earlier manager may have written it.
 func (s *Session) startEntry(ctx context.Context, op string) (e store.Entry, found bool) {

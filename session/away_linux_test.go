@@ -291,7 +291,7 @@ func TestALostSessionThatWasToSleepStillExpires(t *testing.T) {
 	}
 	await(t, "given up", func() bool { return strings.Contains(s.Info().Reason, "no snapshot") })
 	s.mu.Lock()
-	s.rec.Policy.TTL = v1.Duration(time.Millisecond)
+	s.rec.Expires = time.Now()
 	s.mu.Unlock()
 	k.awaitState(s, v1.StateExpired)
 }
@@ -360,7 +360,7 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock() // as if the manager had been killed before it could tell the store
-	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.rec.Since, s.dirty = v1.StateReady, id, nil, time.Time{}, time.Now(), true
+	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.dirty = v1.StateReady, id, nil, time.Time{}, true
 	s.mu.Unlock()
 	hush := func(err error) {
 		d.mu.Lock()

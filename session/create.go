@@ -13,9 +13,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-func newRecord(ctx context.Context, key Key, c creation) record {
+func newRecord(ctx context.Context, key Key, c creation, whose owner) record {
 	now := time.Now().UTC()
 	return record{
+		Owner: whose, Labels: c.Labels, Expires: endOf(now, c.Policy.Expires),
 		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
 		Created: now, Used: now, Request: request(ctx),
 	}
@@ -83,7 +84,7 @@ func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	if err != nil {
 		return err
 	}
-	if err := s.register(ctx, b.Name(), c.Vars); err != nil {
+	if err := s.register(ctx, b, c.Vars, c.ownIdle); err != nil {
 		return err
 	}
 	sb, err := s.newSandbox(ctx, b)
@@ -121,16 +122,19 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
-	return s.createFromImage(ctx, v.Image, c.Vars)
+	if err := s.hold(ctx, v.Spec.Limits); err != nil {
+		return err
+	}
+	return s.createFromImage(ctx, v.Image, c.Vars, c.ownIdle)
 }
 
 // createFromImage creates it from a pinned image.
-func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
+func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string, ownIdle v1.IdleAction) error {
 	b, err := s.m.backend(ctx, image.Backend)
 	if err != nil {
 		return err
 	}
-	if err := s.register(ctx, b.Name(), vars); err != nil {
+	if err := s.register(ctx, b, vars, ownIdle); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -146,12 +150,16 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 }
 
 // register writes a session that is being created to the store, so that its sandbox is not taken for a stray.
-func (s *Session) register(ctx context.Context, backend string, vars map[string]string) error {
+func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[string]string, ownIdle v1.IdleAction) error {
 	if err := s.countSnapshots(ctx); err != nil {
 		return err
 	}
+	if ownIdle == v1.IdleHibernate && !canHibernate(ctx, b) {
+		return backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "choose end or keep for on_idle, or leave it out, which means end here")
+	}
 	s.mu.Lock()
-	s.rec.Backend = backend
+	s.rec.Backend = b.Name()
+	s.rec.Policy.OnIdle = idleAction(ctx, b, s.rec.Policy.OnIdle)
 	s.mu.Unlock()
 	failpoint("create.begun")
 	if err := s.m.writeDeferred(ctx, s.key); err != nil {
@@ -175,7 +183,7 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
 	s.mu.Unlock()
 	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || len(spec.Labels) > 0 {
+	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" {
 		spec.Labels = labels
 		return sandbox.Open(ctx, b, spec)
 	}
@@ -219,7 +227,7 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 		if next.State != v1.StateCreating {
 			continue // it was ended meanwhile, and dispose waits for the turn
 		}
-		next.State, next.Reason, next.Since = v1.StateReady, "made", now
+		next.State, next.Reason, next.Used = v1.StateReady, "made", now
 		row, err := next.row()
 		if err != nil {
 			return err
@@ -233,7 +241,7 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 	for _, s := range made {
 		s.mu.Lock()
 		if s.setState(v1.StateReady, "made") {
-			s.rec.Since = now
+			s.rec.Used = now // its idle time begins now, however long it took to make
 		}
 		s.mu.Unlock()
 	}
@@ -251,6 +259,7 @@ func (s *Session) abortCreation(ctx context.Context, err error) {
 	s.setState(v1.StateEnded, "it could not be made")
 	s.rec.Ended = time.Now().UTC()
 	s.mu.Unlock()
+	s.m.ledger.release(s.id)
 	if sb != nil {
 		if cerr := sb.Close(); cerr != nil {
 			s.m.log.WarnContext(ctx, "sandbox of a session that could not be made is left", "sandbox", sb.ID(), "error", cerr)

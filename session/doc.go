@@ -62,10 +62,13 @@
 //
 // # Lifetimes
 //
-// A session lives for its TTL, which does not count hibernation and can be extended a few times. When it is over, new calls
-// are refused, and the session expires as soon as nothing runs in it. Its idle time, independently, runs while it is not
-// used. Running a cell or a command, moving files, signals and snapshots are use; listing, following, reading variables and
-// events are not. A background command is use as long as it runs. Processes that an ended command left behind are not: they
+// Two times end a session. Its idle time runs while it is not used, and every use renews it. Its end (Policy.Expires), if it
+// has one, is counted from its creation, however it is used and also while it hibernates; only Extend moves it, and never
+// beyond the operator's max_age. When the end has come, new calls are refused, and the session expires as soon as nothing
+// runs in it.
+//
+// Running a cell or a command, moving files, beginning to watch them, signals, setting variables and snapshots are use;
+// listing, following, reading variables and events are not. A background command is use as long as it runs. Processes that an ended command left behind are not: they
 // hibernate and wake with the session, and end with it.
 //
 // When a session ends, everything that runs in it gets SIGTERM, EndGrace, and SIGKILL. A paused session, and processes left

@@ -140,10 +140,10 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.awaitState(idle, v1.StateExpired)
-	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
-		t.Errorf("reason %q", r)
+	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "nobody used it") {
+		t.Errorf("on_idle is %s, and the reason %q", i.Policy.OnIdle, i.Reason)
 	}
-	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(50 * time.Millisecond)}}})
+	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(50 * time.Millisecond)}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,6 +97,7 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 	}
 	s.rec.Ended = time.Now().UTC()
 	s.mu.Unlock()
+	s.m.ledger.release(s.id)
 	failpoint("end.begun")
 	ctx = context.WithoutCancel(ctx)
 	err := s.save(ctx)

@@ -7,66 +7,65 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// longestExtension is what a policy without a limit allows at once. A few of them do not overflow a duration.
+// longestExtension is how far Extend moves the end at once. A few of them do not overflow a time.
 const longestExtension = 10 * 365 * 24 * time.Hour
 
-// Extend extends the lifetime of the session; 0: as much as its policy allows at once, or DefaultExtension if that
-// has no limit.
+// Extend moves the end of the session: by a duration from now, or from the present end if that is later; 0: DefaultExtension. It can be
+// called any number of times, but the session gets no older than the operator's max_age: the error is quota_exceeded. A session without
+// an end stays without one.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
-	s.mu.Lock()
-	p := s.rec.Policy
 	if by == 0 {
-		by = p.Extension.Std()
-		if by == v1.NoLimit {
-			by = DefaultExtension
-		}
+		by = DefaultExtension
 	}
-	err := s.extendable(by)
-	counts := err == nil && p.TTL != v1.NoLimit
-	if counts {
-		s.rec.Extended++
-		s.rec.ExtendedBy += by
-	}
-	s.mu.Unlock()
-	if err == nil {
-		err = s.save(ctx)
-	}
-	if counts {
-		s.extended(by, err)
-	}
+	err := s.extend(ctx, by)
 	s.audit(ctx, Entry{Action: "extend", Detail: by.String(), Error: errorCode(err)})
 	return s.Info(), err
 }
 
-// extended emits the event of an extension, or takes the extension back if it could not be written.
-func (s *Session) extended(by time.Duration, err error) {
+func (s *Session) extend(ctx context.Context, by time.Duration) error {
+	if by <= 0 || by > longestExtension {
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + longestExtension.String() + " at once"}
+	}
+	s.mu.Lock()
+	whose := s.rec.Owner
+	s.mu.Unlock()
+	b, err := s.m.bounds(ctx, whose)
+	if err != nil {
+		return err
+	}
+	before, after, err := s.moveEnd(b, by)
+	if err != nil || before.Equal(after) {
+		return err
+	}
+	err = s.save(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		s.rec.Extended--
-		s.rec.ExtendedBy -= by
-		return
+	if err == nil {
+		s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String(), "expires": after.Format(time.RFC3339Nano)}}, true)
+	} else if s.rec.Expires.Equal(after) {
+		s.rec.Expires = before
 	}
-	s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String()}}, true)
+	return err
 }
 
-// extendable returns why a lifetime cannot be extended, or nil.
-//
-// Preconditions: s.mu is held.
-func (s *Session) extendable(by time.Duration) error {
-	p := s.rec.Policy
+// moveEnd moves the end of the session, and returns both. They are equal if it has none.
+func (s *Session) moveEnd(b bounds, by time.Duration) (before, after time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.rec.Expires
 	if !s.rec.State.Live() {
-		return s.refusal(time.Now())
+		return before, before, s.refusal(time.Now())
 	}
-	most := p.Extension.Std()
-	if most == v1.NoLimit {
-		most = longestExtension
+	if before.IsZero() {
+		return before, before, nil
 	}
-	if by <= 0 || by > most {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + most.String() + " at once"}
+	from := before
+	if now := time.Now().UTC(); now.After(from) {
+		from = now
 	}
-	if p.TTL != v1.NoLimit && s.rec.Extended >= max(0, p.Extensions) {
-		return &v1.Error{Code: v1.CodeNoExtension, Op: "extend session", Message: "it was extended as often as it may be", Remedy: "take a snapshot and open a new session from it"}
+	if err := b.extendable(from.Sub(s.rec.Created), by); err != nil {
+		return before, before, err
 	}
-	return nil
+	s.rec.Expires = from.Add(by)
+	return before, s.rec.Expires, nil
 }

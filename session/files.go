@@ -20,7 +20,7 @@ type files struct {
 
 var _ sandbox.FileSystem = (*files)(nil)
 
-// Files returns the file system of the session. A call is use while it runs, except Watch.
+// Files returns the file system of the session. A call is use while it runs; of Watch only its beginning is.
 func (s *Session) Files() sandbox.FileSystem { return &files{s: s, use: true} }
 
 // PeekFiles is Files for a caller that only looks: a call keeps the session from hibernating while it runs, but leaves its
@@ -141,10 +141,10 @@ func (f *files) Remove(ctx context.Context, name string, opts sandbox.RemoveOpti
 	return f.do(ctx, func(in sandbox.FileSystem) error { return in.Remove(ctx, name, opts) })
 }
 
-// Watch implements sandbox.FileSystem. It never counts as use. It also returns when the sandbox is no longer the session's:
+// Watch implements sandbox.FileSystem. To begin is use, to wait is not. It also returns when the sandbox is no longer the session's:
 // the session ended, was hibernated or restored, or the sandbox is lost. The error says which.
 func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
-	sb, done, err := f.s.enter(ctx, false)
+	sb, done, err := f.s.enter(ctx, f.use)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	if err != nil {
 		return nil, err
 	}
-	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+	if !canHibernate(ctx, b) {
 		return nil, backend.NotSupported(b.Name(), "fork: its snapshots hold no memory, so a copy would not be alive", "for its files alone, save a snapshot and open another session from it")
 	}
 	if err := s.beginUse(true, false); err != nil {
@@ -106,7 +106,7 @@ func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot,
 func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	return s.createFromImage(ctx, image, vars)
+	return s.createFromImage(ctx, image, vars, "")
 }
 
 // abandon undoes the creation of copies.
@@ -128,6 +128,12 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	s.mu.Lock()
 	proto := s.rec
 	s.mu.Unlock()
+	whose := ownerOf(ctx, s.key.Tenant)
+	bounds, err := s.m.bounds(ctx, whose)
+	if err != nil {
+		return nil, err
+	}
+	proto.Policy.Expires = bounds.atMost(proto.Policy.Expires)
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	if s.m.closing {
@@ -155,12 +161,19 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 		keys = append(keys, key)
 	}
 	now := time.Now().UTC()
+	recs := make([]*record, n)
+	for i, key := range keys {
+		recs[i] = &record{
+			Owner: whose, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
+			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
+		}
+	}
+	if err := s.m.ledger.reserve(bounds, recs...); err != nil {
+		return nil, err
+	}
 	forks := make([]*Session, n)
 	for i, key := range keys {
-		forks[i] = s.m.newSession(record{
-			ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
-			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
-		})
+		forks[i] = s.m.newSession(*recs[i])
 		forks[i].turn <- struct{}{} // createForks or abandon releases it
 		s.m.live[key] = forks[i]
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -78,13 +79,16 @@ func fullBench(t *testing.T) *bench {
 func TestAFullDiskHarmsNothing(t *testing.T) {
 	k := fullBench(t)
 	ctx := WithActor(t.Context(), Actor{Name: "ann"})
-	s := k.open("work")
+	s, _, err := k.m.Open(ctx, Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	py(t, s, "x = 1")
 	save(t, s, "one")
 	before := s.Info()
 	k.fill()
 
-	_, _, err := k.m.Open(ctx, Key{Name: "new"}, OpenOptions{})
+	_, _, err = k.m.Open(ctx, Key{Name: "new"}, OpenOptions{})
 	wantCode(t, "a new session", err, v1.CodeDiskFull)
 	_, err = k.m.Get(ctx, Key{Name: "new"})
 	wantCode(t, "what is left of it", err, v1.CodeSessionNotFound)
@@ -113,7 +117,7 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 	if n := k.images(); n != 1 {
 		t.Errorf("%d images", n)
 	}
-	if i := s.Info(); i.State != v1.StateReady || i.Extended != before.Extended || !i.Expires.Equal(*before.Expires) || i.Snapshots != 1 || i.Sandbox != before.Sandbox {
+	if i := s.Info(); i.State != v1.StateReady || !i.Expires.Equal(*before.Expires) || i.Snapshots != 1 || i.Sandbox != before.Sandbox {
 		t.Errorf("the session was %+v and is %+v", before, i)
 	}
 

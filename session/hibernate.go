@@ -82,6 +82,19 @@ func (s *Session) setMovedFrom(id string) {
 	s.attachment.movedFrom = id
 }
 
+// canHibernate reports whether the sandboxes of a backend can be written to disk with their memory.
+func canHibernate(ctx context.Context, b sandbox.Backend) bool {
+	return b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
+}
+
+// idleAction returns what happens to an idle session on a backend, where hibernate means: where that is possible.
+func idleAction(ctx context.Context, b sandbox.Backend, wanted v1.IdleAction) v1.IdleAction {
+	if wanted == v1.IdleHibernate && !canHibernate(ctx, b) {
+		return v1.IdleEnd
+	}
+	return wanted
+}
+
 // reserveToHibernate reserves the sandbox and returns it, or nil if the session is hibernated already.
 //
 // Preconditions: the turn is held.
@@ -90,7 +103,7 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 	if err != nil {
 		return nil, err
 	}
-	if b.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+	if !canHibernate(ctx, b) {
 		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "use a backend whose snapshots hold memory, or let the session end when it is idle")
 	}
 	s.mu.Lock()
@@ -163,22 +176,26 @@ func (s *Session) wake(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
+	if err := s.holdAwake(ctx); err != nil {
+		return err
+	}
 	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
 	if code := v1.CodeOf(err); code == v1.CodeNotFound || code == v1.CodeSnapshotCorrupt {
 		s.mu.Lock()
-		s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
+		s.rec.leaveHibernation(time.Now().UTC())
 		s.markLost(err)
 		s.mu.Unlock()
 		s.m.begin(func() { s.restoreLost(b, "") })
 		return nil
 	}
 	if err != nil {
+		s.m.ledger.setState(s.id, v1.StateHibernated)
 		return err
 	}
 	failpoint("wake.made")
 	s.adopt(sb, true, func() {
 		if s.setState(v1.StateReady, "woken") {
-			s.rec.Hibernation, s.rec.Slept, s.rec.Since = nil, time.Time{}, time.Now().UTC()
+			s.rec.leaveHibernation(time.Now().UTC())
 		}
 	})
 	// The call need not wait for the store: until it is written, the labels of the sandbox identify it.

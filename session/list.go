@@ -72,7 +72,7 @@ func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
 	}
 	wanted := func(i *Info) bool {
 		return (o.Tenant == "*" || i.Key.Tenant == o.Tenant) &&
-			(len(o.States) == 0 && i.State.Live() || slices.Contains(o.States, i.State))
+			(len(o.States) == 0 && i.State.Live() || slices.Contains(o.States, i.State)) && hasLabels(i.Labels, o.Labels)
 	}
 	var out []Info
 	for _, s := range m.sessions() {

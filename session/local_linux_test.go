@@ -64,7 +64,12 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "it expires", func() bool { return idle.Info().State == v1.StateExpired })
-	if r := idle.Info().Reason; !strings.Contains(r, "cannot hibernate") {
-		t.Errorf("reason %q", r)
+	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "nobody used it") {
+		t.Errorf("on_idle is %s, and the reason %q", i.Policy.OnIdle, i.Reason)
+	}
+	_, _, err = m.Open(t.Context(), Key{Name: "sleeper"}, OpenOptions{Settings: Settings{Policy: Policy{OnIdle: v1.IdleHibernate}}})
+	wantCode(t, "on_idle that the backend cannot do", err, v1.CodeNotSupported)
+	if err != nil && !strings.Contains(err.Error(), "end or keep") {
+		t.Errorf("%v does not name the choices", err)
 	}
 }

@@ -46,7 +46,10 @@ type Options struct {
 	Store store.Store
 	// Policy of sessions that have none of their own.
 	Policy Policy
-	Pool   pool.Options
+	// Quota bounds what all sessions and runs together may use. RemoteQuota adds bounds that hold for callers over the network alone, where
+	// Quota has none. Those of tenants and keys are in the store.
+	Quota, RemoteQuota v1.Quota
+	Pool               pool.Options
 	// NoPool creates each sandbox on demand.
 	NoPool bool
 	// Warm are specs of sandboxes that are kept ready from the start.
@@ -79,6 +82,8 @@ type Manager struct {
 	policy     Policy
 	journal    *audit.Journal
 	counts     counts
+	ledger     ledger
+	snapshotMu sync.Mutex // held while a snapshot is counted and named; taken after the mutexes of a session
 
 	ctx    context.Context // ends with the manager
 	cancel context.CancelFunc

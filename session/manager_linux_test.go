@@ -59,7 +59,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	wantCode(t, "no backend", err, v1.CodeInvalidRequest)
 	k := newBench(t, quick())
 	for name, o := range map[string]OpenOptions{
-		"a negative time":         {Settings: Settings{Policy: Policy{TTL: -5}}},
+		"a negative time":         {Settings: Settings{Policy: Policy{Expires: -5}}},
 		"an unknown action":       {Settings: Settings{Policy: Policy{OnIdle: "sing"}}},
 		"a negative limit":        {Settings: Settings{Policy: Policy{Commands: -1}}},
 		"an unknown gate":         {Settings: Settings{Gate: "maybe"}},
@@ -72,8 +72,10 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: -1}}}})
 	wantCode(t, "a negative memory", err, v1.CodeInvalidSpec)
-	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Labels: map[string]string{labelInstance: "x"}}}})
-	wantCode(t, "a label of ours", err, v1.CodeInvalidSpec)
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Labels: map[string]string{labelInstance: "x"}}})
+	wantCode(t, "a label of ours", err, v1.CodeInvalidRequest)
+	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Labels: map[string]string{"a": "b"}}}})
+	wantCode(t, "labels of a spec", err, v1.CodeInvalidSpec)
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "none"}})
 	wantCode(t, "an unknown backend", err, v1.CodeBackendUnknown)
 	_, err = k.m.Get(t.Context(), Key{Name: "work"})

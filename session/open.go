@@ -39,6 +39,9 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
 			return s, Opened{Session: info, New: true}, nil
 		}
+		if over, _ := s.expire(ctx); over { // an error is logged
+			continue // its time is over, and its key is free
+		}
 		if o.New {
 			return nil, Opened{}, &v1.Error{Code: v1.CodeSessionExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
 		}
@@ -68,12 +71,15 @@ type creation struct {
 	Settings
 	specHash string
 	ownSpec  bool // the caller asked for this spec
+	// ownIdle is the idle action that the caller asked for; empty: the configured one, or what the backend can do.
+	ownIdle v1.IdleAction
 }
 
 // openRequest checks what a caller asks for. The settings of a new session are checked even if the session exists.
 func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	r := openRequest{OpenOptions: o, create: creation{Settings: orSettings(o.Settings, o.IfNew)}}
 	c := &r.create
+	c.ownIdle = c.Policy.OnIdle
 	c.Policy = orPolicy(c.Policy, m.policy)
 	if err := checkPolicy(c.Policy); err != nil {
 		return r, err
@@ -97,6 +103,9 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 			return r, err
 		}
 	}
+	if err := checkLabels(c.Labels); err != nil {
+		return r, err
+	}
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
@@ -108,30 +117,52 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 
 // findOrBegin returns the session that holds a key, or begins to create one.
 func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Session, bool, error) {
-	m.mu.Lock()
-	if m.closing {
-		m.mu.Unlock()
-		return nil, false, errClosing
-	}
-	if s := m.live[key]; s != nil {
-		m.mu.Unlock()
-		return s, false, nil
+	if s, err := m.find(key); s != nil || err != nil {
+		return s, false, err
 	}
 	if r.Existing {
-		m.mu.Unlock()
 		return nil, false, m.missing(ctx, key)
 	}
-	s := m.newSession(newRecord(ctx, key, r.create))
+	whose := ownerOf(ctx, key.Tenant)
+	bounds, err := m.bounds(ctx, whose)
+	if err != nil {
+		return nil, false, err
+	}
+	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
+		return nil, false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return nil, false, errClosing
+	}
+	if s := m.live[key]; s != nil { // another call was faster
+		return s, false, nil
+	}
+	rec := newRecord(ctx, key, r.create, whose)
+	if err := m.ledger.reserve(bounds, &rec); err != nil {
+		return nil, false, err
+	}
+	s := m.newSession(rec)
 	s.turn <- struct{}{} // create releases it
 	m.live[key] = s
 	actor := context.WithoutCancel(ctx) // the values of the caller, without its end
 	m.work.Go(func() { s.create(actor, r.create) })
-	m.mu.Unlock()
 	return s, true, nil
 }
 
+// find returns the session that holds a key, or nil.
+func (m *Manager) find(key Key) (*Session, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return nil, errClosing
+	}
+	return m.live[key], nil
+}
+
 // matches reports whether the session is live, and returns an error if it isn't what the caller asked for. What the caller
-// left open matches, and so do variables, which are those of a new session.
+// left open matches, and so do variables and labels, which are those of a new session.
 func (s *Session) matches(o openRequest) (live bool, err error) {
 	s.mu.Lock()
 	r := s.rec

@@ -8,11 +8,9 @@ import (
 
 // orPolicy returns p with its zero fields taken from d.
 func orPolicy(p, d Policy) Policy {
-	p.TTL = cmp.Or(p.TTL, d.TTL)
 	p.Idle = cmp.Or(p.Idle, d.Idle)
 	p.OnIdle = cmp.Or(p.OnIdle, d.OnIdle)
-	p.Extensions = cmp.Or(p.Extensions, d.Extensions)
-	p.Extension = cmp.Or(p.Extension, d.Extension)
+	p.Expires = cmp.Or(p.Expires, d.Expires)
 	p.Hibernation = cmp.Or(p.Hibernation, d.Hibernation)
 	p.Snapshots = cmp.Or(p.Snapshots, d.Snapshots)
 	p.Commands = cmp.Or(p.Commands, d.Commands)
@@ -29,20 +27,22 @@ func orSettings(s, d Settings) Settings {
 	if s.Vars == nil {
 		s.Vars = d.Vars
 	}
+	if s.Labels == nil {
+		s.Labels = d.Labels
+	}
 	s.Gate = cmp.Or(s.Gate, d.Gate)
 	s.Role = cmp.Or(s.Role, d.Role)
 	return s
 }
 
 var defaultPolicy = Policy{
-	TTL: v1.Duration(DefaultTTL), Idle: v1.Duration(DefaultIdle), OnIdle: v1.IdleHibernate, Extensions: DefaultExtensions, Extension: v1.Duration(DefaultExtension),
-	Hibernation: v1.Duration(DefaultHibernation), Snapshots: DefaultSnapshots, Commands: DefaultCommands, Output: DefaultOutput,
+	Idle: v1.Duration(DefaultIdle), OnIdle: v1.IdleHibernate, Hibernation: v1.Duration(DefaultHibernation), Snapshots: DefaultSnapshots, Commands: DefaultCommands, Output: DefaultOutput,
 }
 
 // checkPolicy rejects an invalid policy. Zero fields must be filled in.
 func checkPolicy(p Policy) error {
-	for name, d := range map[string]v1.Duration{"ttl": p.TTL, "idle": p.Idle, "extension": p.Extension, "hibernation": p.Hibernation} {
-		if d <= 0 && d != v1.NoLimit {
+	for name, d := range map[string]v1.Duration{"idle": p.Idle, "expires": p.Expires, "hibernation": p.Hibernation} {
+		if d <= 0 && d != v1.NoLimit && !(name == "expires" && d == 0) { // whether there is an end is decided when it is created
 			return invalid("check policy", "%s of %s", name, d)
 		}
 	}

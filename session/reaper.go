@@ -82,7 +82,7 @@ func (s *Session) due(now time.Time) func() {
 	}
 	if s.lifetimeOver(now) {
 		return func() {
-			_, _ = s.finish(s.m.ctx, v1.StateExpired, s.lifetimeReason(), func() bool { return s.lifetimeOver(time.Now()) }) // it is logged
+			_, _ = s.expire(s.m.ctx) // it is logged
 		}
 	}
 	if !s.idle(now) || now.Before(s.idleRetryAt) {
@@ -94,7 +94,7 @@ func (s *Session) due(now time.Time) func() {
 	return s.hibernateIdle
 }
 
-// lifetimeOver reports whether the session's lifetime is over and nothing runs in it.
+// lifetimeOver reports whether the session's time is over and nothing runs in it.
 //
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
@@ -102,13 +102,20 @@ func (s *Session) lifetimeOver(now time.Time) bool {
 	return ok && s.rec.State.Live() && s.rec.State != v1.StateCreating && !now.Before(t) && s.quiet()
 }
 
-func (s *Session) lifetimeReason() string {
+// expire ends a session whose time is over and in which nothing runs. It reports whether it did.
+func (s *Session) expire(ctx context.Context) (bool, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.rec.State == v1.StateHibernated {
-		return fmt.Sprintf("it was hibernated for %s", s.rec.Policy.Hibernation)
+	reason := s.rec.overReason()
+	s.mu.Unlock()
+	return s.finish(ctx, v1.StateExpired, reason, func() bool { return s.lifetimeOver(time.Now()) })
+}
+
+// overReason says why a session whose time is over has expired.
+func (r *record) overReason() string {
+	if t, _ := r.expires(); r.keptLimited() && !t.Equal(r.Expires) {
+		return fmt.Sprintf("it was hibernated for %s", r.Policy.Hibernation)
 	}
-	return fmt.Sprintf("its lifetime of %s is over", s.rec.Policy.TTL.Std()+s.rec.ExtendedBy)
+	return "it was to end at " + r.Expires.UTC().Format(time.RFC3339)
 }
 
 // idle reports whether the session was not used for as long as its policy allows.

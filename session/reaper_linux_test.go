@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"math"
 	"strconv"
 	"strings"
@@ -34,7 +35,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 		}
 		return s
 	}
-	brief := Policy{TTL: v1.Duration(time.Nanosecond), Extension: v1.Duration(time.Hour)}
+	brief := Policy{Expires: v1.Duration(time.Nanosecond)}
 	s := open("extended", brief)
 	act := overdue(t, s)
 	if _, err := s.Extend(t.Context(), 0); err != nil {
@@ -62,8 +63,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 	idle := func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.rec.Used, s.rec.Since = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
-		s.rec.Policy.TTL = v1.NoLimit
+		s.rec.Used, s.rec.Woken = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 	}
 	idle()
 	act = overdue(t, s)
@@ -78,7 +78,7 @@ func TestARenewalThatRacesTheReaperWinsOrIsTold(t *testing.T) {
 
 func TestNoneIsForEver(t *testing.T) {
 	k := newBench(t, calm())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.NoLimit, Idle: v1.NoLimit, Hibernation: v1.NoLimit}}})
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.NoLimit, Idle: v1.NoLimit, Hibernation: v1.NoLimit}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock() // only now, because on a busy machine the command takes a while to start
-	s.rec.Policy.Idle, s.rec.Policy.TTL, s.dirty = v1.Duration(time.Millisecond), v1.Duration(time.Millisecond), true
+	s.rec.Policy.Idle, s.rec.Expires, s.dirty = v1.Duration(time.Millisecond), time.Now(), true
 	s.mu.Unlock()
 	await(t, "its lifetime passes", func() bool { return time.Now().After(*s.Info().Expires) })
 	k.restart() // the new manager finds the command
@@ -209,7 +209,7 @@ func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
-	s.rec.Policy.TTL = v1.Duration(time.Millisecond)
+	s.rec.Expires = time.Now()
 	s.mu.Unlock()
 	k.m.cancel() // as Detach does first
 	await(t, "it no longer hears of the command", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.background) == 0 })
@@ -218,51 +218,126 @@ func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 	}
 }
 
-func TestExtensions(t *testing.T) {
-	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Extensions: 2, Extension: v1.Duration(time.Minute)}}})
+func TestTheEndIsMovedByExtendAlone(t *testing.T) {
+	o := quick()
+	o.Quota.MaxAge = new(v1.Duration(24 * time.Hour))
+	k := newBench(t, o)
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := *s.Info().Expires
-	_, err = s.Extend(t.Context(), time.Hour)
-	wantCode(t, "too much at once", err, v1.CodeInvalidRequest)
-	for range 2 {
-		if _, err := s.Extend(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
+	created, before := s.Info().Created, *s.Info().Expires
+	py(t, s, "1")
+	if at := *s.Info().Expires; !at.Equal(before) || before.Sub(created) != time.Hour {
+		t.Errorf("it was created at %s and to end at %s; after a use it ends at %s", created, before, at)
 	}
-	_, err = s.Extend(t.Context(), time.Second)
-	wantCode(t, "a third", err, v1.CodeNoExtension)
-	k.restart()
-	i := k.get("work").Info()
-	if i.Extended != 2 || i.Expires.Sub(before) != 2*time.Minute {
-		t.Errorf("extended %d times, by %s", i.Extended, i.Expires.Sub(before))
-	}
-}
-
-func TestExtensionsWithoutABound(t *testing.T) {
-	k := newBench(t, quick())
-	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Extensions: 2, Extension: v1.NoLimit}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := *s.Info().Expires
 	for _, by := range []time.Duration{-time.Second, math.MaxInt64} {
 		_, err := s.Extend(t.Context(), by)
 		wantCode(t, by.String(), err, v1.CodeInvalidRequest)
-		if strings.Contains(err.Error(), "-1ns") {
-			t.Error(err)
-		}
 	}
-	for _, by := range []time.Duration{0, 1000 * time.Hour} {
+	for _, by := range []time.Duration{0, 10 * time.Hour, time.Hour} { // from the present end, any number of times
 		if _, err := s.Extend(t.Context(), by); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if by := s.Info().Expires.Sub(before); by != DefaultExtension+1000*time.Hour {
+	_, err = s.Extend(t.Context(), 12*time.Hour)
+	wantCode(t, "beyond max_age", err, v1.CodeQuotaExceeded)
+	if err == nil || !strings.Contains(err.Error(), "1d of max_age, 11h30m is left and 12h is asked for") {
+		t.Errorf("told %v", err)
+	}
+	k.restart()
+	s = k.get("work")
+	if by := s.Info().Expires.Sub(before); by != DefaultExtension+11*time.Hour {
 		t.Errorf("extended by %s", by)
 	}
+	s.mu.Lock()
+	s.rec.Expires = time.Now().Add(-time.Minute) // the reaper has not seen it yet
+	s.attachment.reserve()
+	s.mu.Unlock()
+	if _, err := s.Extend(t.Context(), time.Minute); err != nil || time.Until(*s.Info().Expires) < 50*time.Second {
+		t.Errorf("from now on it ends at %s, %v", s.Info().Expires, err)
+	}
+	s.release()
+}
+
+func TestNoSessionGetsOlderThanItsOperatorAllows(t *testing.T) {
+	o := quick()
+	o.Quota.MaxAge = new(v1.Duration(time.Hour))
+	k := newBench(t, o)
+	s := k.open("work")
+	if i := s.Info(); i.Expires == nil || i.Expires.Sub(i.Created) != time.Hour || i.Policy.Expires.Std() != time.Hour {
+		t.Errorf("it ends at %v, and its policy is %s", i.Expires, i.Policy.Expires)
+	}
+	for _, expires := range []v1.Duration{v1.Duration(2 * time.Hour), v1.NoLimit} {
+		_, _, err := k.m.Open(t.Context(), Key{Name: "old"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: expires}}})
+		wantCode(t, expires.String(), err, v1.CodeQuotaExceeded)
+	}
+}
+
+func TestASessionWithoutAnEndStaysWithoutOne(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	if i, err := s.Extend(t.Context(), time.Hour); err != nil || i.Expires != nil {
+		t.Errorf("it ends at %v, %v", i.Expires, err)
+	}
+}
+
+func TestHibernationCountsForTheEnd(t *testing.T) {
+	t.Parallel()
+	created := time.Now()
+	r := record{State: v1.StateHibernated, Created: created, Expires: created.Add(time.Hour), Slept: created, Policy: Policy{Hibernation: v1.Duration(24 * time.Hour)}}
+	if at, ok := r.expires(); !ok || !at.Equal(r.Expires) {
+		t.Errorf("it expires at %s", at)
+	}
+	r.Policy.Hibernation = v1.Duration(time.Minute)
+	if at, ok := r.expires(); !ok || !at.Equal(created.Add(time.Minute)) || !strings.Contains(r.overReason(), "hibernated for 1m") {
+		t.Errorf("it expires at %s: %s", at, r.overReason())
+	}
+}
+
+// Every kind of use renews the idle time, and looking does not.
+func TestWhatIsUse(t *testing.T) {
+	k := newBench(t, calm())
+	s := k.open("work")
+	ctx := t.Context()
+	long := time.Now().Add(-time.Hour)
+	check := func(name string, renews bool, do func() error) {
+		t.Helper()
+		s.mu.Lock()
+		s.rec.Used = long
+		s.mu.Unlock()
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := s.Info().Used.After(long); got != renews {
+			t.Errorf("%s renews: %v, want %v", name, got, renews)
+		}
+	}
+	check("a cell", true, func() error { _, err := s.Cell(ctx, sandbox.Cell{Code: "1"}); return err })
+	check("a command", true, func() error { _, err := s.Run(ctx, sandbox.Command{Shell: "true"}); return err })
+	check("a terminal", true, func() error {
+		_, err := s.Run(ctx, sandbox.Command{Shell: "true", PTY: &sandbox.Size{Rows: 24, Cols: 80}})
+		return err
+	})
+	check("a background command", true, func() error { _, err := s.Start(ctx, sandbox.Command{Shell: "sleep 0.01"}); return err })
+	await(t, "it ends", func() bool { return s.Info().Running == 0 })
+	check("an upload", true, func() error { return s.Files().WriteAll(ctx, "/tmp/f", []byte("x"), sandbox.WriteOptions{}) })
+	check("a download", true, func() error { _, err := s.Files().ReadAll(ctx, "/tmp/f"); return err })
+	check("a download by somebody who only reads", false, func() error { _, err := s.PeekFiles().ReadAll(ctx, "/tmp/f"); return err })
+	watch := func(f sandbox.FileSystem) func() error {
+		return func() error {
+			brief, cancel := context.WithCancel(ctx)
+			cancel()
+			_ = f.Watch(brief, "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }) // it is given up at once
+			return nil
+		}
+	}
+	check("to begin to watch", true, watch(s.Files()))
+	check("to watch by somebody who only reads", false, watch(s.PeekFiles()))
+	check("to set a variable", true, func() error { return s.SetVar(ctx, "a", "1") })
+	check("to read a variable", false, func() error { _, err := s.Var(ctx, "a"); return err })
+	check("to list operations", false, func() error { _, err := s.Operations(ctx); return err })
+	check("to extend", false, func() error { _, err := s.Extend(ctx, 0); return err })
 }
 
 // Calls and an eager reaper race each other: every call must be answered with the state it left.

@@ -32,28 +32,28 @@ const (
 
 // record is what the store keeps about a session.
 type record struct {
-	ID       string       `json:"id"`
-	Key      Key          `json:"key"`
-	State    State        `json:"state"`
-	Reason   string       `json:"reason"`
-	Backend  string       `json:"backend"`
-	Sandbox  string       `json:"sandbox,omitempty"`
-	Spec     sandbox.Spec `json:"spec"`
-	SpecHash string       `json:"spec_hash"`
-	Policy   Policy       `json:"policy"`
-	Gate     string       `json:"gate,omitempty"`
-	Role     string       `json:"role,omitempty"`
-	From     string       `json:"from,omitempty"` // the snapshot it was created from, as requested
-	Created  time.Time    `json:"created"`
-	Used     time.Time    `json:"used"`
-	Ended    time.Time    `json:"ended,omitzero"`
-	Ending   string       `json:"ending,omitempty"` // why its owner ends it, while the backend does not answer
+	ID       string            `json:"id"`
+	Key      Key               `json:"key"`
+	State    State             `json:"state"`
+	Reason   string            `json:"reason"`
+	Backend  string            `json:"backend"`
+	Sandbox  string            `json:"sandbox,omitempty"`
+	Spec     sandbox.Spec      `json:"spec"`
+	SpecHash string            `json:"spec_hash"`
+	Policy   Policy            `json:"policy"`
+	Gate     string            `json:"gate,omitempty"`
+	Role     string            `json:"role,omitempty"`
+	From     string            `json:"from,omitempty"` // the snapshot it was created from, as requested
+	Owner    owner             `json:"owner,omitzero"`
+	Labels   map[string]string `json:"labels,omitempty"` // never changed
+	Created  time.Time         `json:"created"`
+	Used     time.Time         `json:"used"`
+	Ended    time.Time         `json:"ended,omitzero"`
+	Ending   string            `json:"ending,omitempty"` // why its owner ends it, while the backend does not answer
 
-	// A lifetime does not count hibernation: Lived is the time before Since, which is zero while hibernated.
-	Lived      time.Duration `json:"lived_ns"`
-	Since      time.Time     `json:"since,omitzero"`
-	Extended   int           `json:"extended"`
-	ExtendedBy time.Duration `json:"extended_by_ns"`
+	// Expires is when the session ends, however it is used; zero: never. Woken is when it last left hibernation.
+	Expires time.Time `json:"expires,omitzero"`
+	Woken   time.Time `json:"woken,omitzero"`
 
 	// Hibernation is the image it hibernates in, since Slept. Asleep is what callers see meanwhile; nil: not known.
 	Hibernation *sandbox.Snapshot `json:"hibernation,omitempty"`
@@ -98,21 +98,25 @@ func (r *record) row() (store.Session, error) {
 // enterHibernation notes that the session hibernates in an image.
 func (r *record) enterHibernation(image *sandbox.Snapshot, now time.Time) {
 	r.Hibernation, r.Slept, r.Sandbox, r.Asleep = image, now, "", nil
-	if !r.Since.IsZero() {
-		r.Lived += now.Sub(r.Since)
-		r.Since = time.Time{}
-	}
+}
+
+// leaveHibernation notes that the session no longer hibernates.
+func (r *record) leaveHibernation(now time.Time) {
+	r.Hibernation, r.Slept, r.Woken = nil, time.Time{}, now
 }
 
 // expires returns when the session expires; ok is false for never.
 func (r *record) expires() (t time.Time, ok bool) {
-	if r.State == v1.StateHibernated {
-		return r.Slept.Add(r.Policy.Hibernation.Std()), r.Policy.Hibernation != v1.NoLimit
+	t = r.Expires
+	if kept := r.Slept.Add(r.Policy.Hibernation.Std()); r.keptLimited() && (t.IsZero() || kept.Before(t)) {
+		t = kept
 	}
-	if r.Policy.TTL == v1.NoLimit || r.Since.IsZero() {
-		return time.Time{}, false
-	}
-	return r.Since.Add(r.Policy.TTL.Std() + r.ExtendedBy - r.Lived), true
+	return t, !t.IsZero()
+}
+
+// keptLimited reports whether the session hibernates, and not for as long as it likes.
+func (r *record) keptLimited() bool {
+	return r.State == v1.StateHibernated && r.Policy.Hibernation != v1.NoLimit
 }
 
 // idleAt returns when the idle policy acts; ok is false for never.
@@ -121,8 +125,8 @@ func (r *record) idleAt() (t time.Time, ok bool) {
 		return time.Time{}, false
 	}
 	from := r.Used
-	if r.Since.After(from) { // woken by a call that is not use
-		from = r.Since
+	if r.Woken.After(from) { // by a call that is not use
+		from = r.Woken
 	}
 	return from.Add(r.Policy.Idle.Std()), true
 }
@@ -130,7 +134,7 @@ func (r *record) idleAt() (t time.Time, ok bool) {
 // labels returns the labels of a session's sandbox.
 func (m *Manager) labels(r *record) map[string]string {
 	l := map[string]string{}
-	maps.Copy(l, r.Spec.Labels)
+	maps.Copy(l, r.Labels)
 	l[labelInstance], l[labelMaker], l[labelSession], l[labelSessionID], l[labelSpec] = m.instance, m.maker, r.Key.String(), r.ID, r.SpecHash
 	return l
 }
@@ -143,14 +147,12 @@ func (m *Manager) imageLabels(r *record, kind string) map[string]string {
 // normal returns a spec as it is compared: with defaults, and without the fields that the manager sets.
 func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	spec = spec.WithDefaults()
-	for k := range spec.Labels {
-		if strings.HasPrefix(k, "recluse.") {
-			return spec, "", &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("label %q: names that begin with recluse. are ours", k)}
+	if len(spec.Labels) > 0 {
+		return spec, "", &v1.Error{
+			Code: v1.CodeInvalidSpec, Op: "check spec", Message: "a session has its labels beside its spec", Remedy: "give labels as a setting of the session",
 		}
 	}
-	if len(spec.Labels) == 0 {
-		spec.Labels = nil
-	}
+	spec.Labels = nil
 	if len(spec.Env) == 0 {
 		spec.Env = nil
 	}

@@ -35,7 +35,7 @@ const (
 	// attachers is how many sandboxes are attached at once after a restart.
 	attachers = 8
 	// attachGrace is how long a session may be without its sandbox, after the manager started or the sandbox became
-	// unreachable, before its lifetime counts regardless.
+	// unreachable, before its time counts regardless.
 	attachGrace = time.Minute
 )
 
@@ -131,6 +131,7 @@ func (m *Manager) recover(ctx context.Context) error {
 			decided = append(decided, row)
 		}
 		close(s.created)
+		m.ledger.put(&s.rec)
 		m.live[s.key] = s
 		attach = append(attach, s)
 	}
@@ -183,10 +184,8 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 		switch r.State {
 		case v1.StateCreating, v1.StateHibernated, v1.StateLost:
 			s.dirty = true
-			if r.Since.IsZero() {
-				r.Since = now
-			}
-			r.State, r.Reason, r.Hibernation, r.Slept = v1.StateReady, "found running after a restart", nil, time.Time{}
+			r.leaveHibernation(now)
+			r.State, r.Reason = v1.StateReady, "found running after a restart"
 		case v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateEnding, v1.StateEnded, v1.StateExpired:
 		}
 	case r.State == v1.StateCreating:

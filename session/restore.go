@@ -68,14 +68,21 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	s.mu.Lock()
 	next := s.rec
 	s.mu.Unlock()
+	if err := s.hold(ctx, v.Spec.Limits); err != nil {
+		s.release()
+		return err
+	}
+	before, idle := next, idleAction(ctx, b, next.Policy.OnIdle)
 	next.Spec, next.SpecHash = v.Spec, v.SpecHash
 	sb, err := sandbox.Restore(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
 	if err != nil {
+		s.m.ledger.revert(&before)
 		s.release()
 		return err
 	}
 	failpoint("restore.made")
 	if err := s.saveAhead(ctx, func(r *record) { r.Backend, r.Sandbox, r.Spec, r.SpecHash = b.Name(), sb.ID(), v.Spec, v.SpecHash }); err != nil {
+		s.m.ledger.revert(&before)
 		s.release()
 		return errors.Join(err, sb.Close())
 	}
@@ -88,11 +95,9 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		if !s.setState(v1.StateReady, "restored from snapshot "+row.Session+"@"+row.Name) {
 			return // it has ended meanwhile, and dispose waits for the turn
 		}
-		if r.Since.IsZero() {
-			r.Since = time.Now().UTC()
-		}
 		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
 		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
+		r.Policy.OnIdle = idle
 		r.Used = time.Now().UTC()
 		s.background = nil
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)

@@ -80,8 +80,8 @@ func (s *Session) Info() Info {
 // info returns what the record alone says.
 func (r *record) info() Info {
 	i := Info{
-		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Gate: r.Gate, Role: r.Role,
-		Created: r.Created, Used: r.Used, Extended: r.Extended, Restored: r.Restored, StateFrom: r.StateFrom, Previous: r.Previous, Output: r.Output, Incidents: r.Incidents,
+		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Labels: r.Labels, Gate: r.Gate, Role: r.Role, APIKey: r.Owner.Key,
+		Created: r.Created, Used: r.Used, Restored: r.Restored, StateFrom: r.StateFrom, Previous: r.Previous, Output: r.Output, Incidents: r.Incidents,
 	}
 	if !r.State.Live() {
 		ended := r.Ended
@@ -108,6 +108,7 @@ func (s *Session) setState(next State, reason string) bool {
 		s.m.counts.add(next)
 	}
 	s.rec.State, s.rec.Reason = next, reason
+	s.m.ledger.setState(s.id, next)
 	if next != v1.StateHibernated {
 		s.rec.Asleep = nil
 	}
@@ -142,9 +143,9 @@ func (s *Session) refusal(now time.Time) error {
 		}
 	case v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StateHibernated: // usable
 	}
-	// The lifetime is over, and only what still runs keeps the session alive.
+	// The time is over, and only what still runs keeps the session alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
-		return expired(s.key, "its lifetime is over, and it ends with what still runs in it")
+		return expired(s.key, s.rec.overReason()+", and it ends with what still runs in it")
 	}
 	return nil
 }

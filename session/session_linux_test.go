@@ -67,14 +67,14 @@ func TestSettingsIfNewAreForANewSessionAlone(t *testing.T) {
 	k := newBench(t, quick())
 	memory := func(n int64) *sandbox.Spec { return &sandbox.Spec{Limits: sandbox.Limits{Memory: n << 20}} }
 	o := OpenOptions{
-		Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour)}},
-		IfNew:    Settings{Spec: memory(256), Policy: Policy{TTL: v1.Duration(time.Minute), Commands: 3}, Vars: map[string]string{"a": "1"}, Role: "nurse"},
+		Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour)}},
+		IfNew:    Settings{Spec: memory(256), Policy: Policy{Expires: v1.Duration(time.Minute), Commands: 3}, Vars: map[string]string{"a": "1"}, Role: "nurse"},
 	}
 	s, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, o)
 	if err != nil || !opened.New {
 		t.Fatal(opened, err)
 	}
-	if opened.Spec.Limits.Memory != 256<<20 || opened.Policy.TTL.Std() != time.Hour || opened.Policy.Commands != 3 || opened.Role != "nurse" {
+	if opened.Spec.Limits.Memory != 256<<20 || opened.Policy.Expires.Std() != time.Hour || opened.Policy.Commands != 3 || opened.Role != "nurse" {
 		t.Errorf("a new session is %+v", opened)
 	}
 	if v, err := s.Var(t.Context(), "a"); err != nil || v != "1" {
@@ -114,11 +114,12 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		"another user":             {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{User: "2000"}}}, "user"},
 		"other options":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}}, "options"},
 		"another role":             {OpenOptions{Settings: Settings{Role: "nurse"}}, "role"},
-		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{TTL: v1.Duration(time.Hour), Idle: v1.Duration(DefaultIdle)}}}, "differs in ttl"},
+		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour), Idle: v1.Duration(DefaultIdle)}}}, "differs in expires"},
 		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands"},
 		"another snapshot":         {OpenOptions{Settings: Settings{From: "other@one"}}, "other@one"},
 		"other first variables":    {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "2", "b": "2"}}}, ""},
-		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{TTL: v1.Duration(DefaultTTL), OnIdle: v1.IdleHibernate}}}, ""},
+		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{Expires: v1.NoLimit, OnIdle: s.Info().Policy.OnIdle}}}, ""},
+		"other labels":             {OpenOptions{Settings: Settings{Labels: map[string]string{"team": "web"}}}, ""},
 		"what it has, by its name": {OpenOptions{Settings: Settings{Backend: k.b.Name()}}, ""},
 	} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: "work"}, c.o)

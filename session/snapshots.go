@@ -17,6 +17,7 @@ type snapshotRecord struct {
 	Spec     sandbox.Spec      `json:"spec"`
 	SpecHash string            `json:"spec_hash"`
 	Request  string            `json:"request,omitempty"` // as a session's
+	APIKey   string            `json:"api_key,omitempty"` // id of the API key whose quota it counts for
 }
 
 // imageOf returns the image of a named snapshot.
@@ -191,6 +192,10 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	if err := s.checkSnapshotName(ctx, name); err != nil {
 		return Snapshot{}, err
 	}
+	whose := ownerOf(ctx, s.key.Tenant)
+	if err := s.m.checkSnapshot(ctx, whose, 0, nil); err != nil { // before it costs anything
+		return Snapshot{}, err
+	}
 	image, release, err := s.takeImage(ctx, kindSnapshot)
 	if err != nil {
 		return Snapshot{}, err
@@ -202,7 +207,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		ID: "p" + newID(), Tenant: s.key.Tenant, Session: s.key.Name, SessionID: s.id, Name: name, Parent: s.rec.BaseName, Image: imageRef(image), Size: image.Size,
 		Memory: true, Created: image.Created,
 	}
-	v := snapshotRecord{Image: image, Spec: s.rec.Spec, SpecHash: s.rec.SpecHash, Request: request(ctx)}
+	v := snapshotRecord{Image: image, Spec: s.rec.Spec, SpecHash: s.rec.SpecHash, Request: request(ctx), APIKey: whose.Key}
 	s.mu.Unlock()
 	if row.Data, err = json.Marshal(v); err != nil {
 		return Snapshot{}, fmt.Errorf("encode snapshot: %w", err)
@@ -210,7 +215,8 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	if b := s.m.known(image.Backend); b != nil {
 		row.Memory = b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
 	}
-	if err := s.nameImage(context.WithoutCancel(ctx), row); err != nil {
+	ctx = context.WithoutCancel(ctx)
+	if err := s.m.checkSnapshot(ctx, whose, row.Size, func() error { return s.nameImage(ctx, row) }); err != nil {
 		return Snapshot{}, err
 	}
 	failpoint("snapshot.named")

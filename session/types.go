@@ -8,10 +8,7 @@ import (
 
 // The defaults of every session. Each can be set in a Policy.
 const (
-	DefaultTTL         = 30 * time.Minute   // not counting hibernation
 	DefaultIdle        = 15 * time.Minute   // without use
-	DefaultExtensions  = 3                  // how often a lifetime may be extended
-	DefaultExtension   = 30 * time.Minute   // by how much at most, each time
 	DefaultHibernation = 7 * 24 * time.Hour // how long a session is kept on disk
 	DefaultSnapshots   = 10
 	DefaultCommands    = 32       // cells and commands at once, including those in a queue
@@ -20,6 +17,8 @@ const (
 	DefaultAuditKept   = 90 * 24 * time.Hour
 	DefaultRecordsKept = 30 * 24 * time.Hour // of ended sessions and their snapshots
 
+	// DefaultExtension is what Extend adds without a duration.
+	DefaultExtension = 30 * time.Minute
 	// A session is restored RestoreAttempts times within RestoreWindow before it is lost for good.
 	RestoreAttempts = 3
 	RestoreWindow   = 300 * time.Second

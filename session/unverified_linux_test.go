@@ -23,7 +23,7 @@ func elderly(t *testing.T) (*bench, *distant) {
 func outlive(s *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rec.Policy.TTL, s.dirty = v1.Duration(time.Nanosecond), true
+	s.rec.Expires, s.dirty = time.Now(), true
 }
 
 // spared wants the reaper to leave a session alone.

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -87,5 +88,6 @@ func unknownVar(name string) error {
 func (s *Session) varChanged(name, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.rec.Used, s.dirty = time.Now(), true
 	s.emit(Event{Kind: "var", Reason: what, Attrs: map[string]string{"name": name}}, true)
 }

@@ -56,7 +56,6 @@ const (
 	CodeQueueFull        Code = "queue_full"
 	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
 	CodeSessionLimit     Code = "session_limit"  // snapshots, output
-	CodeNoExtension      Code = "no_extension_left"
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotNotFound Code = "snapshot_not_found"

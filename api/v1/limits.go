@@ -35,6 +35,8 @@ type Limit struct {
 	Min  *float64 // the least value; nil: zero, or NoLimit
 
 	value reflect.Value // the field, a pointer
+	bytes bool          // a size
+	zero  bool          // zero is valid on the command line and in the configuration
 }
 
 // Fields returns the limits in the order of the struct. Setting one of them sets the field of l.
@@ -46,7 +48,7 @@ func fieldsOf(v reflect.Value) []Limit {
 	for i := range out {
 		f := v.Type().Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		out[i] = Limit{Name: name, Flag: f.Tag.Get("flag"), Doc: f.Tag.Get("doc"), value: v.Field(i)}
+		out[i] = Limit{Name: name, Flag: f.Tag.Get("flag"), Doc: f.Tag.Get("doc"), value: v.Field(i), bytes: f.Tag.Get("unit") == "bytes"}
 		if least, err := strconv.ParseFloat(f.Tag.Get("minimum"), 64); err == nil && least != NoLimit {
 			out[i].Min = &least
 		}
@@ -96,7 +98,7 @@ func (l RunLimits) IsZero() bool { return l == RunLimits{} }
 // IsSet reports whether the field has a value.
 func (f Limit) IsSet() bool { return f.value.IsValid() && !f.value.IsNil() }
 
-// Set implements pflag.Value. Zero is valid only for a limit whose least value it is: elsewhere nothing could run.
+// Set implements pflag.Value. Zero is valid for a bound of a quota, and for a limit whose least value it is: elsewhere nothing could run.
 func (f Limit) Set(text string) error {
 	v := reflect.New(f.value.Type().Elem())
 	switch p := v.Interface().(type) {
@@ -112,6 +114,18 @@ func (f Limit) Set(text string) error {
 			return fmt.Errorf("%q is not a number", text)
 		}
 		*p = n
+	case *int64:
+		n, err := strconv.ParseInt(numeral(text), 10, 64)
+		if f.bytes && text != none {
+			n, err = ParseBytes(text)
+			if err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		*p = n
 	default:
 		n, err := strconv.ParseInt(numeral(text), 10, v.Elem().Type().Bits())
 		if err != nil {
@@ -124,7 +138,7 @@ func (f Limit) Set(text string) error {
 	if err := set.validate(); err != nil {
 		return err
 	}
-	if f.Min == nil && set.number() == 0 {
+	if f.Min == nil && !f.zero && set.number() == 0 {
 		return fmt.Errorf("%s is not above zero", text)
 	}
 	f.value.Set(v)
@@ -147,6 +161,9 @@ func (f Limit) String() string {
 	if f.number() == NoLimit {
 		return none
 	}
+	if f.bytes {
+		return FormatBytes(f.value.Elem().Int())
+	}
 	return fmt.Sprint(f.value.Elem().Interface())
 }
 
@@ -157,6 +174,9 @@ func (f Limit) Type() string {
 		return "duration"
 	case reflect.TypeFor[float64]():
 		return "amount"
+	}
+	if f.bytes {
+		return "size"
 	}
 	return "number"
 }
@@ -174,9 +194,12 @@ func (f Limit) number() float64 {
 // amount returns a number as String returns the value of such a field.
 func (f Limit) amount(n float64) string {
 	v := reflect.New(f.value.Type().Elem())
-	if v.Elem().Kind() == reflect.Float64 {
+	switch {
+	case v.Elem().Kind() == reflect.Float64:
 		v.Elem().SetFloat(n)
-	} else {
+	case f.bytes && n > 1<<20:
+		v.Elem().SetInt(int64(n) &^ (1<<20 - 1)) // whole MiB can be read
+	default:
 		v.Elem().SetInt(int64(n))
 	}
 	f.value = v

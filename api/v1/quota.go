@@ -6,24 +6,85 @@ import (
 )
 
 // Quota bounds what a server, a tenant or a key may use. It is the only declaration of these bounds: flags, configuration, JSON and the
-// report of what is used are derived from its fields. A nil field is no bound. As a report, a field is how much is in use.
+// report of what is used are derived from its fields. A nil field is no bound, and so is [NoLimit]; zero means zero. As a report, a field is
+// how much is in use.
+//
+// A hibernated session holds neither memory nor processors nor processes; its next call takes them again.
 //
 // To add a bound, add a field here, count its use where it arises, and pass both to Check.
 type Quota struct {
-	Memory        *int64    `json:"memory,omitempty" flag:"max-memory" doc:"memory of all live sessions together, in bytes"`
-	CPUs          *float64  `json:"cpus,omitempty" flag:"max-cpus" doc:"processor time of all live sessions together, in cores"`
-	Processes     *int      `json:"processes,omitempty" flag:"max-processes" doc:"processes and threads of all live sessions together"`
-	Disk          *int64    `json:"disk,omitempty" flag:"max-disk" doc:"files of all live sessions together, in bytes"`
-	Lifetime      *Duration `json:"lifetime,omitempty" flag:"max-lifetime" doc:"age of a session; none: unlimited"`
-	Sessions      *int      `json:"sessions,omitempty" flag:"max-sessions" doc:"live sessions"`
-	Snapshots     *int      `json:"snapshots,omitempty" flag:"max-snapshots" doc:"snapshots of all sessions together"`
-	SnapshotBytes *int64    `json:"snapshot_bytes,omitempty" flag:"max-snapshot-bytes" doc:"size of all snapshots together, in bytes"`
-	Runs          *int      `json:"runs,omitempty" flag:"max-runs" doc:"runs at a time"`
-	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" doc:"US dollars that runs may cost within 30 days"`
+	Memory        *int64    `json:"memory,omitempty" flag:"max-memory" unit:"bytes" minimum:"-1" doc:"memory of all live sessions together, in bytes; hibernated ones do not count"`
+	CPUs          *float64  `json:"cpus,omitempty" flag:"max-cpus" minimum:"-1" doc:"processor time of all live sessions together, in cores; hibernated ones do not count"`
+	Processes     *int      `json:"processes,omitempty" flag:"max-processes" minimum:"-1" doc:"processes and threads of all live sessions together; hibernated ones do not count"`
+	Disk          *int64    `json:"disk,omitempty" flag:"max-disk" unit:"bytes" minimum:"-1" doc:"files of all live sessions together, in bytes"`
+	MaxAge        *Duration `json:"max_age,omitempty" flag:"max-age" doc:"time from the creation of a session to its end; none: unlimited"`
+	Sessions      *int      `json:"sessions,omitempty" flag:"max-sessions" minimum:"-1" doc:"live sessions, hibernated ones included"`
+	Snapshots     *int      `json:"snapshots,omitempty" flag:"max-snapshots" minimum:"-1" doc:"named snapshots of all sessions together"`
+	SnapshotBytes *int64    `json:"snapshot_bytes,omitempty" flag:"max-snapshot-bytes" unit:"bytes" minimum:"-1" doc:"size of all named snapshots together, in bytes"`
+	Runs          *int      `json:"runs,omitempty" flag:"max-runs" minimum:"-1" doc:"runs at a time"`
+	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs may cost within 30 days"`
+}
+
+// QuotaReport is what bounds a caller, and how much of it is in use.
+type QuotaReport struct {
+	Server QuotaUse  `json:"server" doc:"of the whole server; how much is in use is shown to operators only"`
+	Tenant QuotaUse  `json:"tenant" doc:"of the caller's tenant"`
+	Key    *QuotaUse `json:"key,omitempty" doc:"of the caller's key; left out: the caller has none"`
+}
+
+// QuotaUse is a quota and how much of it is in use.
+type QuotaUse struct {
+	Name   string `json:"name,omitempty" doc:"name of the tenant, or id of the key"`
+	Bounds Quota  `json:"bounds" doc:"most that may be in use; a field that is left out is not bounded"`
+	Used   *Quota `json:"used,omitempty" doc:"how much is in use"`
+}
+
+// Tenant is a tenant that is known by its bounds, its keys or its sessions.
+type Tenant struct {
+	Name     string `json:"name" doc:"name of the tenant"`
+	Quota    Quota  `json:"quota" doc:"what bounds all its keys together; a field that is left out is not bounded"`
+	Keys     int    `json:"keys" doc:"keys that can be used"`
+	Sessions int    `json:"sessions" doc:"live sessions"`
+}
+
+// TenantPage is one page.
+type TenantPage struct {
+	Tenants []Tenant `json:"tenants" doc:"tenants, by name"`
+	Next    string   `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
 }
 
 // Fields returns the bounds in the order of the struct. Setting one of them sets the field of q.
-func (q *Quota) Fields() []Limit { return fieldsOf(reflect.ValueOf(q).Elem()) }
+func (q *Quota) Fields() []Limit {
+	out := fieldsOf(reflect.ValueOf(q).Elem())
+	for i := range out {
+		out[i].zero = true
+	}
+	return out
+}
+
+// IsZero reports whether no field is set.
+func (q Quota) IsZero() bool { return q == Quota{} }
+
+// Over returns q with the fields of base where q has none.
+func (q Quota) Over(base Quota) Quota {
+	below := base.Fields()
+	for i, f := range q.Fields() {
+		if !f.IsSet() {
+			f.value.Set(below[i].value)
+		}
+	}
+	return q
+}
+
+// Validate reports the first field whose value is out of range.
+func (q Quota) Validate() error {
+	for _, f := range q.Fields() {
+		if err := f.validate(); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	return nil
+}
 
 // Check refuses a request for more when used and more together exceed a bound of q. The error names the bound, what it is, and what is
 // left. Whose quota it is, such as "tenant team-a", is part of the message.

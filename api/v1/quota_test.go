@@ -7,7 +7,7 @@ import (
 )
 
 func TestQuotaNamesWhatIsExceededAndWhatIsLeft(t *testing.T) {
-	q := Quota{Memory: new(int64(4 << 30)), CPUs: new(2.5), Sessions: new(3), Lifetime: new(Duration(time.Hour)), Runs: new(NoLimit)}
+	q := Quota{Memory: new(int64(4 << 30)), CPUs: new(2.5), Sessions: new(3), MaxAge: new(Duration(time.Hour)), Runs: new(NoLimit)}
 	for name, tt := range map[string]struct {
 		used, more Quota
 		want       string // of the error
@@ -16,8 +16,8 @@ func TestQuotaNamesWhatIsExceededAndWhatIsLeft(t *testing.T) {
 		"nothing bounds it":  {more: Quota{Disk: new(int64(1 << 50)), Runs: new(1000)}},
 		"too many":           {used: Quota{Sessions: new(3)}, more: Quota{Sessions: new(1)}, want: "3 of sessions, 0 is left and 1 is asked for"},
 		"too much":           {used: Quota{CPUs: new(1.0)}, more: Quota{CPUs: new(2.0)}, want: "2.5 of cpus, 1.5 is left and 2 is asked for"},
-		"too long":           {more: Quota{Lifetime: new(Duration(2 * time.Hour))}, want: "1h of lifetime, 1h is left and 2h is asked for"},
-		"for ever":           {more: Quota{Lifetime: new(Duration(NoLimit))}, want: "none is asked for"},
+		"too long":           {more: Quota{MaxAge: new(Duration(2 * time.Hour))}, want: "1h of max_age, 1h is left and 2h is asked for"},
+		"for ever":           {more: Quota{MaxAge: new(Duration(NoLimit))}, want: "none is asked for"},
 		"already above":      {used: Quota{Memory: new(int64(5 << 30))}, more: Quota{Memory: new(int64(1))}, want: "0 is left"},
 		"nothing more asked": {used: Quota{Memory: new(int64(5 << 30))}},
 	} {

@@ -40,6 +40,7 @@ type RunResult struct {
 	Wall      time.Duration   `json:"wall_ns" doc:"time it has worked"`
 	Coverage  *Coverage       `json:"coverage,omitempty" doc:"how much of the context was read by models"`
 	StateFrom *time.Time      `json:"state_from,omitempty" doc:"the session had lost its state and was restored to this time"`
+	Previous  string          `json:"previous_session,omitempty" doc:"the session is new; how the one that had its name before has ended"`
 	Dir       string          `json:"-"`
 	// Conversation is what a follow-up question goes on from.
 	Conversation []Message `json:"-"`

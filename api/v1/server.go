@@ -8,6 +8,7 @@ type NewAPIKey struct {
 	Tenant string   `json:"tenant,omitempty" doc:"* makes an operator's key, which may name a tenant in each request"`
 	Scope  string   `json:"scope" doc:"read, execute or admin; each includes those before it"`
 	For    Duration `json:"for,omitzero" doc:"left out: it does not expire"`
+	Quota  Quota    `json:"quota,omitzero" doc:"what all sessions and runs of the key together may use; fields that are left out are not bounded"`
 }
 
 // APIKey describes an API key. Secret is given when it is made and never again.
@@ -19,6 +20,7 @@ type APIKey struct {
 	Created time.Time  `json:"created" doc:"when it was made"`
 	Expires *time.Time `json:"expires,omitempty" doc:"when it expires; left out: never"`
 	Revoked *time.Time `json:"revoked,omitempty" doc:"when it was revoked"`
+	Quota   Quota      `json:"quota,omitzero" doc:"what all its sessions and runs together may use"`
 	Secret  string     `json:"secret,omitempty" doc:"the key itself; only when it is made"`
 }
 

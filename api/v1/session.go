@@ -20,18 +20,19 @@ type IdleAction string
 
 // The idle actions.
 const (
-	IdleHibernate IdleAction = "hibernate" // it ends if the backend cannot
+	IdleHibernate IdleAction = "hibernate" // only where the backend can
 	IdleEnd       IdleAction = "end"
 	IdleKeep      IdleAction = "keep"
 )
 
 // Policy is how long a session lives and how much it may do. Zero fields take their defaults; NoLimit switches a time off.
+//
+// Two times end a session. Idle is renewed by every use. Expires is counted from the creation, however the session is used and also while it
+// hibernates, and only Extend moves it. A third one, Quota.MaxAge, is the operator's: no Expires is later.
 type Policy struct {
-	TTL         Duration   `json:"ttl,omitzero" doc:"lifetime, not counting hibernation; none: unlimited"`
-	Idle        Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies; none: unlimited"`
-	OnIdle      IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; hibernate ends it where the backend cannot hibernate"`
-	Extensions  int        `json:"extensions,omitempty" doc:"how often the lifetime may be extended; negative: never"`
-	Extension   Duration   `json:"extension,omitzero" doc:"longest extension at once; none: unlimited"`
+	Idle        Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies, renewed by every use; left out: as the server is configured, 15m by default; none: unlimited"`
+	OnIdle      IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; left out: as the server is configured, and end where the backend cannot hibernate"`
+	Expires     Duration   `json:"expires,omitzero" doc:"time from the creation of the session to its end, however it is used, hibernation included; only extend moves it; left out: no end, or the operator's max_age; none: no end"`
 	Hibernation Duration   `json:"hibernation,omitzero" doc:"how long a hibernated session is kept; none: unlimited"`
 	Snapshots   int        `json:"snapshots,omitempty" doc:"named snapshots at most"`
 	Commands    int        `json:"commands,omitempty" doc:"cells and commands at once, including those that wait"`
@@ -45,6 +46,7 @@ type Settings struct {
 	Policy  Policy            `json:"policy,omitzero" doc:"lifetimes and limits; left out: as the server is configured"`
 	From    string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name of the same tenant"`
 	Vars    map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"labels of a new session, by which lists can be filtered; a live one keeps its own"`
 	Gate    string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
 	Role    string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
 }
@@ -75,29 +77,30 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID        string           `json:"id" doc:"unique id; unlike the name it is never used again"`
-	Key       SessionKey       `json:"key" doc:"tenant and name"`
-	State     SessionState     `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
-	Reason    string           `json:"reason" doc:"why it is in this state"`
-	Backend   string           `json:"backend" doc:"backend of its sandbox"`
-	Sandbox   string           `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
-	Spec      Spec             `json:"spec" doc:"spec of its sandbox"`
-	Policy    Policy           `json:"policy" doc:"lifetimes and limits"`
-	Gate      string           `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
-	Role      string           `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
-	Created   time.Time        `json:"created" doc:"when it was created"`
-	Used      time.Time        `json:"used" doc:"when it was last used"`
-	Expires   *time.Time       `json:"expires,omitempty" doc:"when it expires; left out: never"`
-	IdleAt    *time.Time       `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
-	Extended  int              `json:"extended" doc:"extensions so far"`
-	Restored  int              `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
-	StateFrom *time.Time       `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
-	Previous  *PreviousSession `json:"previous,omitempty" doc:"the session that had this name before, until a verdict has reported that this one is new"`
-	Running   int              `json:"running" doc:"cells and commands that run"`
-	Output    int64            `json:"output" doc:"bytes of output so far"`
-	Snapshots int              `json:"snapshots" doc:"named snapshots"`
-	Ended     *time.Time       `json:"ended,omitempty" doc:"when it ended"`
-	Incidents []Incident       `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
+	ID        string            `json:"id" doc:"unique id; unlike the name it is never used again"`
+	Key       SessionKey        `json:"key" doc:"tenant and name"`
+	State     SessionState      `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
+	Reason    string            `json:"reason" doc:"why it is in this state"`
+	Backend   string            `json:"backend" doc:"backend of its sandbox"`
+	Sandbox   string            `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
+	Spec      Spec              `json:"spec" doc:"spec of its sandbox"`
+	Policy    Policy            `json:"policy" doc:"lifetimes and limits"`
+	Labels    map[string]string `json:"labels,omitempty" doc:"its labels"`
+	Gate      string            `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
+	Role      string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
+	APIKey    string            `json:"api_key,omitempty" doc:"id of the API key that created it, whose quota it counts for; left out: it was created without one"`
+	Created   time.Time         `json:"created" doc:"when it was created"`
+	Used      time.Time         `json:"used" doc:"when it was last used"`
+	Expires   *time.Time        `json:"expires,omitempty" doc:"when it expires, however it is used; of a hibernated session also when it is no longer kept; left out: never"`
+	IdleAt    *time.Time        `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
+	Restored  int               `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
+	StateFrom *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
+	Previous  *PreviousSession  `json:"previous,omitempty" doc:"the session that had this name before, until a verdict has reported that this one is new"`
+	Running   int               `json:"running" doc:"cells and commands that run"`
+	Output    int64             `json:"output" doc:"bytes of output so far"`
+	Snapshots int               `json:"snapshots" doc:"named snapshots"`
+	Ended     *time.Time        `json:"ended,omitempty" doc:"when it ended"`
+	Incidents []Incident        `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
 }
 
 // PreviousSession is the session that had the name of a session before it.
@@ -169,7 +172,7 @@ const (
 	StateLost       SessionState = "lost"       // its sandbox is gone, and not restored yet or for good
 	StateEnding     SessionState = "ending"     // by its owner, as soon as its backend answers
 	StateEnded      SessionState = "ended"      // by its owner
-	StateExpired    SessionState = "expired"    // by its lifetime or its idle time
+	StateExpired    SessionState = "expired"    // its time was over, or it was idle
 )
 
 // Live reports whether the session still holds its key.
@@ -177,9 +180,10 @@ func (s SessionState) Live() bool { return s != StateEnded && s != StateExpired 
 
 // SessionListOptions chooses sessions.
 type SessionListOptions struct {
-	Tenant string         // "*": all; empty: "default"
-	States []SessionState // empty: all that are live
-	Limit  int            // 0: all
+	Tenant string            // "*": all; empty: "default"
+	States []SessionState    // empty: all that are live
+	Labels map[string]string // only sessions that have all of these
+	Limit  int               // 0: all
 }
 
 // AuditOptions chooses entries of the audit log.
@@ -212,9 +216,9 @@ type SessionPage struct {
 	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
 }
 
-// ExtendRequest asks for more time.
+// ExtendRequest moves the end of a session.
 type ExtendRequest struct {
-	By Duration `json:"by,omitzero" doc:"left out: as much as the policy allows"`
+	By Duration `json:"by,omitzero" doc:"time from now, or from the present end if that is later, to the new end; left out: 30m"`
 }
 
 // ForkRequest asks for live copies.

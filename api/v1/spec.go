@@ -42,7 +42,7 @@ type Spec struct {
 	User string `json:"user,omitempty" flag:"user" value:"user" backend:"docker" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
-	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox, and part of lists"`
+	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox; those of a session are given beside its spec"`
 	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that made it ends without closing it"`
 	// Cold makes the backend boot instead of restoring its template.
 	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a warm template"`

@@ -65,7 +65,7 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 
 func TestOpenGoesThereAndBack(t *testing.T) {
 	settings := Settings{
-		Spec: &Spec{Shell: "dash"}, Backend: "b", Policy: Policy{TTL: NoLimit, Commands: 3}, From: "a@b",
+		Spec: &Spec{Shell: "dash"}, Backend: "b", Policy: Policy{Expires: NoLimit, Commands: 3}, From: "a@b",
 		Vars: map[string]string{"a": "1"}, Gate: "warn", Role: "r",
 	}
 	for _, o := range []OpenOptions{{}, {Settings: settings, New: true}, {IfNew: settings}, {Existing: true}} {

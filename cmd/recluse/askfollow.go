@@ -66,6 +66,9 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 		if res.StateFrom != nil {
 			a.sayWentBack(*res.StateFrom)
 		}
+		if res.Previous != "" {
+			a.sayNew(res.Previous)
+		}
 		a.answerOut(res)
 	}
 	return a.verdictOf(ctx, res, err)

@@ -28,7 +28,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	}
 	k := runs.New(runs.Options{
 		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume, PlainBelow: cfg.Models.Small(), CacheBytes: int64(cfg.Models.Cache),
-		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: cfg.SandboxLimits()}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Logger: log,
+		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: cfg.SandboxLimits()}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Admit: m.AdmitRun, Logger: log,
 		Known: backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := backend.Select(ctx, backends, req)

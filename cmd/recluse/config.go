@@ -18,6 +18,9 @@ func (a *app) config() (*config.Config, error) {
 		if err != nil {
 			return nil, err
 		}
+		for _, w := range c.Warnings {
+			a.say("%s", w)
+		}
 		a.cfg = c
 	}
 	return a.cfg, nil

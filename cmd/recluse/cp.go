@@ -68,10 +68,11 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 		}
 	}
 	// What is copied into a session makes it; what is copied out of it must be there.
-	s, _, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
+	s, opened, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
 	if err != nil {
 		return err
 	}
+	a.sayOpened(opened)
 	o.Stdin, o.Stdout = a.stdin, a.stdout
 	var copied *client.Copied
 	if in {

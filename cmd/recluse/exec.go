@@ -29,6 +29,7 @@ const jsonInline = 1 << 20
 type execOptions struct {
 	sandboxFlags
 	session       string
+	labels        labelFlags
 	context       string
 	background    bool
 	python        string
@@ -91,6 +92,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
 	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: save pictures and documents that the code shows to this `directory`")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
+	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
 	f.StringVar(&o.gate, "gate", "", "what the gate's opinion weighs: off, warn or block (default as configured)")
@@ -112,8 +114,8 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 	switch {
 	case f.Changed("session") && o.session == "":
 		return usage("--session: the name is empty")
-	case o.session == "" && (o.context != "" || o.background):
-		return usage("--context and --background need --session")
+	case o.session == "" && (o.context != "" || o.background || len(o.labels) > 0):
+		return usage("--context, --background and --label need --session")
 	case o.context != "" && !cell:
 		return usage("--context needs --python")
 	case o.background && cell:
@@ -164,7 +166,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role}})
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role, Labels: o.labels}})
 	if err != nil {
 		_, _ = judged() // it leaves no process behind
 		return err
@@ -220,6 +222,9 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 	id, err := t.Start(ctx, cmd)
 	if err != nil {
 		return cause(ctx, err)
+	}
+	if s, ok := t.(*inSession); ok {
+		a.sayOpened(s.made)
 	}
 	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
@@ -282,13 +287,25 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 // wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
 func (a *app) wentBack(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
-		a.say("this session is new; the previous one of its name %s", previous)
+		a.sayNew(previous)
 	}
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
 	if err != nil || a.json { // it did not, or it is part of the verdict
 		return
 	}
 	a.sayWentBack(from)
+}
+
+// sayNew tells that a session took the name of an earlier one, and how that one ended.
+func (a *app) sayNew(previous string) {
+	a.say("this session is new; the previous one of its name %s", previous)
+}
+
+// sayOpened is sayNew for a session that was opened without running anything in it.
+func (a *app) sayOpened(o session.Opened) {
+	if o.New && o.Previous != nil && !a.json {
+		a.sayNew(o.Previous.String())
+	}
 }
 
 func (a *app) sayWentBack(from time.Time) {

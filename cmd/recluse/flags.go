@@ -1,9 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -152,3 +154,25 @@ func timeout(d v1.Duration) time.Duration {
 	}
 	return d.Std()
 }
+
+// labelFlags are labels, each given as K=V.
+type labelFlags map[string]string
+
+// Set implements pflag.Value.
+func (l *labelFlags) Set(text string) error {
+	k, v, ok := strings.Cut(text, "=")
+	if !ok || k == "" {
+		return fmt.Errorf("want K=V, not %q", text)
+	}
+	if *l == nil {
+		*l = labelFlags{}
+	}
+	(*l)[k] = v
+	return nil
+}
+
+// String implements pflag.Value.
+func (l *labelFlags) String() string { return pairs(*l) }
+
+// Type implements pflag.Value.
+func (*labelFlags) Type() string { return "K=V" }

@@ -33,8 +33,10 @@ func (a *app) keyCreateCommand() *cobra.Command {
 		Short: "Make a key; it is shown once",
 		Long: `Make a key and print it. It is stored as a hash only and cannot be shown again. The name is for people, and for the audit log.
 
+The flags --max-... bound what all sessions and runs of the key use together; those of its tenant and of the server hold too.
+
 Scopes: read looks; execute runs code, writes files and makes sessions, too; admin also sees keys and the audit log.`,
-		Example: "  KEY=$(recluse key create ci)\n  recluse key create boss --scope admin --tenant '*'   # acts for every tenant", Args: cobra.ExactArgs(1),
+		Example: "  KEY=$(recluse key create ci)\n  recluse key create ci --max-memory 8g --max-sessions 10 --max-age 1d\n  recluse key create boss --scope admin --tenant '*'   # acts for every tenant", Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			k.Name, k.For = args[0], max(0, k.For)
 			made, err := c.CreateKey(ctx, k)
@@ -51,6 +53,7 @@ Scopes: read looks; execute runs code, writes files and makes sessions, too; adm
 	c.Flags().StringVar(&k.Tenant, "tenant", "", "`name` of the tenant it acts for; * for all (default \"default\")")
 	c.Flags().Var(&k.For, "for", "how long it is good, or none (default none)")
 	completeEnum[v1.APIKey](c, "scope", "Scope")
+	quotaFlags(c, &k.Quota)
 	return c
 }
 

@@ -94,7 +94,7 @@ func TestAWarmSessionTakesOneRequest(t *testing.T) {
 func TestAnExpiredSessionIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.must("session", "open", "brief", "--ttl", "1s")
+	w.must("session", "open", "brief", "--expires", "1s")
 	w.await("its end", func() bool { return w.run("", "session", "show", "brief").status != 0 })
 	if got := w.run("typed", "exec", "--session", "brief", "--", "cat"); got.status != 0 || got.stdout != "typed" {
 		t.Errorf("%+v", got)

@@ -187,7 +187,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req backend.Requirements, log *slog.Logger, background bool) session.Options {
 	req.Logger = log
 	o := session.Options{
-		Backends: backends, Require: req, DataDir: data, Policy: cfg.Session.Policy(), Pool: cfg.Pool.Options(), NoPool: !cfg.Pool.Enabled,
+		Backends: backends, Require: req, DataDir: data, Policy: cfg.Session.Policy(), Quota: cfg.ServerQuota(), RemoteQuota: config.MachineQuota(), Pool: cfg.Pool.Options(), NoPool: !cfg.Pool.Enabled,
 		Webhook: string(cfg.Webhook.URL), AuditKept: cfg.Audit.Keep.Std(), RecordsKept: cfg.Session.Remember.Std(), Logger: log,
 	}
 	if !background && cfg.Pool.Enabled {

@@ -50,7 +50,7 @@ func (a *app) sessionOpenCommand() *cobra.Command {
 		Short: "Make a session, or find it",
 		Long: `Make a session, or find the one of that name. exec, shell and cp do the same by themselves; here it can be said how long it lives,
 and what it begins with.`,
-		Example: `  recluse session open work --memory 2g --ttl 8h
+		Example: `  recluse session open work --memory 2g --expires 8h --label team=web
   recluse session open copy --from work@warm
   recluse session open work --new          # fail if it is there`,
 		Args:              cobra.ExactArgs(1),
@@ -73,14 +73,18 @@ and what it begins with.`,
 				if err != nil {
 					return err
 				}
+				a.sayOpened(opened)
 				return a.printSession(opened.Session)
 			})(c, args)
 		},
 	}
 	f := c.Flags()
-	f.Var(&o.Policy.TTL, "ttl", "how long it lives, or none; time spent hibernated does not count")
-	f.Var(&o.Policy.Idle, "idle", "how long it may be without use, or none")
-	f.StringVar(&onIdle, "on-idle", "", "what becomes of it then: hibernate, end or keep")
+	f.Var(&o.Policy.Idle, "idle", "time without use after which --on-idle applies, or none; every use renews it (default as configured, 15m)")
+	f.StringVar(&onIdle, "on-idle", "", "what becomes of an idle session: hibernate, end or keep (default as configured; end where the backend cannot hibernate)")
+	f.Var(&o.Policy.Expires, "expires", "time from now to its end, however it is used; recluse session extend moves it (default no end)")
+	f.Var(&o.Policy.Expires, "ttl", "old name of --expires")
+	_ = f.MarkHidden("ttl")
+	f.Var((*labelFlags)(&o.Labels), "label", "label of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
 	f.Var(valueOf(&o.Vars), "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
@@ -93,16 +97,19 @@ and what it begins with.`,
 }
 
 func (a *app) sessionListCommand() *cobra.Command {
-	var all bool
+	var (
+		all    bool
+		labels labelFlags
+	)
 	c := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List sessions",
 		Long:    "List sessions, by name. Looking at a session is not use: it renews nothing.",
-		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --json",
+		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --label team=web\n  recluse session list --json",
 		Args:    cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
-			var o session.ListOptions
+			o := session.ListOptions{Labels: labels}
 			if all {
 				o.States = everyState
 			}
@@ -110,6 +117,7 @@ func (a *app) sessionListCommand() *cobra.Command {
 		}),
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that have ended or expired")
+	c.Flags().Var(&labels, "label", "only those with this label, `K=V` (repeatable: with all of them)")
 	return c
 }
 
@@ -180,14 +188,17 @@ func (a *app) printSession(i session.Info) error {
 			line(o.name(), "%s", o)
 		}
 	}
+	if len(i.Labels) > 0 {
+		line("labels", "%s", pairs(i.Labels))
+	}
 	line("created", "%s (%s ago)", i.Created.Local().Format(time.DateTime), console.Ago(i.Created))
 	line("used", "%s (%s ago)", i.Used.Local().Format(time.DateTime), console.Ago(i.Used))
 	if i.Ended != nil {
 		line("ended", "%s", i.Ended.Local().Format(time.DateTime))
 	} else {
-		line("ends", "in %s; extended %d of %d times", console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+		line("expires", "%s", inTime(i.Expires))
 		if i.IdleAt != nil {
-			line("unused", "in %s: %s", console.Ahead(i.IdleAt), i.Policy.OnIdle)
+			line("idle", "%s: %s", inTime(i.IdleAt), i.Policy.OnIdle)
 		}
 	}
 	line("running", "%d", i.Running)
@@ -196,22 +207,44 @@ func (a *app) printSession(i session.Info) error {
 	if i.StateFrom != nil {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
+	if i.Previous != nil {
+		line("previous", "the one that had its name before %s", i.Previous)
+	}
 	for _, n := range i.Incidents {
 		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
 	}
 	return nil
 }
 
+// inTime returns a moment for people.
+func inTime(t *time.Time) string {
+	if t == nil {
+		return "never"
+	}
+	return "in " + console.Ahead(t)
+}
+
+// pairs returns labels for people.
+func pairs(m map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, k+"="+m[k])
+	}
+	return strings.Join(out, " ")
+}
+
 func (a *app) sessionExtendCommand() *cobra.Command {
 	var by v1.Duration
 	c := &cobra.Command{
-		Use:     "extend NAME",
-		Short:   "Give a session more time",
-		Long:    "Give a session more time, as often and as much as its policy allows.",
+		Use:   "extend NAME",
+		Short: "Move the end of a session",
+		Long: `Move the end of a session that was opened with --expires, or that the operator's max_age ends: by a time from now, or
+from its present end if that is later. It can be moved any number of times, but not beyond max_age. A session without an
+end stays without one.`,
 		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		PreRunE: func(*cobra.Command, []string) error {
 			if by == v1.NoLimit {
-				return usage("--for: a session is extended by a time; recluse session open --ttl none makes one without end")
+				return usage("--for: a session is extended by a time; one that is opened without --expires has no end")
 			}
 			return nil
 		},
@@ -220,10 +253,13 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.result(i, "%s ends in %s; extended %d of %d times\n", args[0], console.Ahead(i.Expires), i.Extended, max(0, i.Policy.Extensions))
+			if i.Expires == nil {
+				return a.result(i, "%s has no end\n", args[0])
+			}
+			return a.result(i, "%s expires in %s\n", args[0], console.Ahead(i.Expires))
 		}),
 	}
-	c.Flags().Var(&by, "for", "how much (default: as much as the policy allows)")
+	c.Flags().Var(&by, "for", "time from now, or from its present end, to its new end (default 30m)")
 	return c
 }
 

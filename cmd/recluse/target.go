@@ -50,6 +50,7 @@ func (t inSandbox) describe(context.Context) (sandbox.Spec, string, error) {
 type inSession struct {
 	*client.Session
 	open func(context.Context) (session.Opened, error) // nil: it has been called
+	made session.Opened                                // what it returned
 }
 
 // inSession returns the session that flags describe. One that is there must be checked against settings, so it is opened first if there are
@@ -65,7 +66,7 @@ func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o ses
 	}
 	t := newInSession(c, name, a.withLimits(o))
 	if f.given("", "backend") != "" || o.Gate != "" || o.Role != "" {
-		if _, err := t.open(ctx); err != nil {
+		if t.made, err = t.open(ctx); err != nil {
 			done()
 			return nil, nil, cause(ctx, err)
 		}
@@ -75,7 +76,7 @@ func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o ses
 }
 
 func newInSession(c *client.Client, name string, o session.OpenOptions) *inSession {
-	return &inSession{c.Session(name), func(ctx context.Context) (session.Opened, error) {
+	return &inSession{Session: c.Session(name), open: func(ctx context.Context) (session.Opened, error) {
 		_, opened, err := c.Open(ctx, name, o)
 		return opened, err
 	}}
@@ -89,7 +90,7 @@ func opened[T any](ctx context.Context, t *inSession, do func() (T, error)) (T, 
 		return out, err
 	}
 	made, failed := t.open(ctx)
-	t.open = nil
+	t.open, t.made = nil, made
 	if failed != nil {
 		return out, failed
 	}

@@ -30,6 +30,7 @@ type Config struct {
 	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
 	Docker  Docker    `key:"docker" doc:"the docker backend; docs/backends/docker.md tells about it"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
+	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server together may use; session.max_age is one of these bounds. What is left out is not bounded for the user's own socket; over the network memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
 	Models  Models    `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
 	MCP     MCP       `key:"mcp" doc:"MCP servers whose tools are functions for the code of runs"`
@@ -38,6 +39,9 @@ type Config struct {
 	Webhook Webhook   `key:"webhook" doc:"who is told of alerts"`
 
 	Telemetry Telemetry `key:"telemetry" doc:"traces and metrics of the server"`
+
+	// Warnings are lines about old names that were used.
+	Warnings []string
 
 	sources map[string]Source
 }
@@ -69,11 +73,9 @@ type Client struct {
 
 // Session configures the lives of sessions.
 type Session struct {
-	TTL         v1.Duration `key:"ttl" none:"yes" doc:"how long a session lives; time it spends hibernated does not count"`
-	Idle        v1.Duration `key:"idle" none:"yes" doc:"how long a session may be without use"`
+	Idle        v1.Duration `key:"idle" none:"yes" doc:"how long a session may be without use; every use renews it"`
 	OnIdle      string      `key:"on_idle" oneof:"hibernate end keep" doc:"what becomes of a session without use; where a backend cannot hibernate, it ends"`
-	Extensions  int         `key:"extensions" min:"0" doc:"how often a life may be extended"`
-	Extension   v1.Duration `key:"extension" none:"yes" doc:"by how much at most, each time"`
+	MaxAge      v1.Duration `key:"max_age" none:"yes" doc:"time from the creation of a session to its end at most, however it is used, and however often it is extended"`
 	Hibernation v1.Duration `key:"hibernation" none:"yes" doc:"how long a hibernated session is kept"`
 	Snapshots   int         `key:"snapshots" min:"1" doc:"named snapshots of one session"`
 	Commands    int         `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
@@ -149,8 +151,7 @@ func Default() *Config {
 			SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
-			TTL: v1.Duration(session.DefaultTTL), Idle: v1.Duration(session.DefaultIdle), OnIdle: string(v1.IdleHibernate), Extensions: session.DefaultExtensions,
-			Extension: v1.Duration(session.DefaultExtension), Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
+			Idle: v1.Duration(session.DefaultIdle), OnIdle: string(v1.IdleHibernate), MaxAge: v1.NoLimit, Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
 			Commands: session.DefaultCommands, Output: session.DefaultOutput,
 			Remember: v1.Duration(session.DefaultRecordsKept),
 		},
@@ -175,19 +176,23 @@ func Default() *Config {
 
 // Policy gives the lives of sessions as their package wants them.
 func (s Session) Policy() session.Policy {
-	extensions := s.Extensions
-	if extensions == 0 {
-		extensions = -1 // there, zero is the default
-	}
 	return session.Policy{
-		TTL: s.TTL, Idle: s.Idle, OnIdle: v1.IdleAction(s.OnIdle), Extensions: extensions, Extension: s.Extension,
-		Hibernation: s.Hibernation, Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
+		Idle: s.Idle, OnIdle: v1.IdleAction(s.OnIdle), Hibernation: s.Hibernation, Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
 	}
 }
 
 // Limits gives what a request may ask as the server's package wants it.
 func (s Server) Limits() server.Limits {
 	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Rate: s.Rate, Burst: s.Burst}
+}
+
+// ServerQuota returns the bounds of the whole server.
+func (c *Config) ServerQuota() v1.Quota {
+	q := c.Quota
+	if c.Session.MaxAge != v1.NoLimit {
+		q.MaxAge = &c.Session.MaxAge
+	}
+	return q
 }
 
 // SandboxLimits returns the limits that somebody configured. The others are zero, so that they are nobody's demand.

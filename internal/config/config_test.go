@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/session"
 )
 
 var update = flag.Bool("update", false, "write docs/CONFIG.md anew")
@@ -37,7 +36,7 @@ func TestNothingSetIsTheDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL.Std() != session.DefaultTTL || p.Extensions != session.DefaultExtensions || c.Server.Listen != "" {
+	if p.Idle.Std() != 15*time.Minute || p.Expires != 0 || !c.ServerQuota().IsZero() || c.Server.Listen != "" {
 		t.Errorf("%+v", c)
 	}
 	for _, s := range c.Settings() {
@@ -52,16 +51,17 @@ func TestFileAndEnvironment(t *testing.T) {
 server:
   listen: 127.0.0.1:7070
 session:
-  ttl: none
+  max_age: 8h
   idle: 90s
   hibernation: 30d
-  extensions: 0
+  on_idle: end
   output: 1.5g
 pool:
   enabled: false
 backend:
   order: [gvisor, local]
 limits: {memory: 256m, cpus: 0.5}
+quota: {memory: 8g, sessions: 0, spend_usd: none, disk: ""}
 client:
   key: very-secret
 `, "RECLUSE_SESSION_IDLE=5m", "RECLUSE_LOG_LEVEL=debug", "RECLUSE_ENV=production", "RECLUSE_ENGINE=/x", "PATH=/bin")
@@ -69,7 +69,10 @@ client:
 		t.Fatal(err)
 	}
 	p := c.Session.Policy()
-	if p.TTL != v1.NoLimit || p.Idle.Std() != 5*time.Minute || p.Hibernation.Std() != 30*24*time.Hour || p.Extensions != -1 || p.Output != 3<<29 {
+	if q := c.ServerQuota(); *q.MaxAge != v1.Duration(8*time.Hour) || *q.Memory != 8<<30 || *q.Sessions != 0 || *q.Spend != v1.NoLimit || q.Disk != nil || len(c.Warnings) > 0 {
+		t.Errorf("%+v %v", q, c.Warnings)
+	}
+	if p.OnIdle != v1.IdleEnd || p.Idle.Std() != 5*time.Minute || p.Hibernation.Std() != 30*24*time.Hour || p.Output != 3<<29 {
 		t.Errorf("%+v", p)
 	}
 	if c.Pool.Enabled || strings.Join(c.Backend.Order, " ") != "gvisor local" || c.Limits.Memory != 256<<20 || c.Limits.CPUs != 0.5 || c.Log.Level != "debug" {
@@ -80,8 +83,8 @@ client:
 		got[s.Key] = s
 	}
 	for key, want := range map[string][2]string{
-		"session.idle": {"5m", "RECLUSE_SESSION_IDLE"}, "session.ttl": {"none", path + ":5"}, "session.hibernation": {"30d", path + ":7"},
-		"session.output": {"1536m", path + ":9"}, "backend.order": {"gvisor,local", path + ":13"}, "client.key": {"[redacted]", path + ":16"},
+		"session.idle": {"5m", "RECLUSE_SESSION_IDLE"}, "session.max_age": {"8h", path + ":5"}, "session.hibernation": {"30d", path + ":7"},
+		"session.output": {"1536m", path + ":9"}, "backend.order": {"gvisor,local", path + ":13"}, "client.key": {"[redacted]", path + ":17"},
 		"pool.min": {"2", "default"},
 	} {
 		if s := got[key]; s.Value != want[0] || s.Source != want[1] {
@@ -94,6 +97,20 @@ client:
 	}
 }
 
+func TestAnOldNameIsReadWithAWarning(t *testing.T) {
+	for name, tt := range map[string]struct{ content, environ, said string }{
+		"file":     {"session:\n  ttl: 6h\n", "A=b", "session.ttl is the old name of session.max_age"},
+		"variable": {"", "RECLUSE_SESSION_TTL=6h", "RECLUSE_SESSION_TTL is the old name of session.max_age"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _, err := load(t, tt.content, tt.environ)
+			if err != nil || c.Session.MaxAge != v1.Duration(6*time.Hour) || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], tt.said) {
+				t.Errorf("%+v %v", c, err)
+			}
+		})
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	for _, tt := range []struct {
 		name, content, environ string
@@ -101,7 +118,7 @@ func TestMistakes(t *testing.T) {
 	}{
 		{"misspelt key", "server:\n  listn: x\n", "", []string{":2: server.listn is not a key; did you mean server.listen?"}},
 		{"misspelt section", "sesion:\n  ttl: 1h\n", "", []string{"sesion is not a section; did you mean session?"}},
-		{"key of another section", "server:\n  ttl: 1h\n", "", []string{"did you mean session.ttl?"}},
+		{"key of another section", "quota:\n  max_age: 1h\n", "", []string{"did you mean session.max_age?"}},
 		{"nothing like it", "log:\n  zzzzzzzzzz: 1\n", "", []string{"known are log.level, log.format"}},
 		{"several at once", "log:\n  levl: info\npool:\n  min: 0\n", "", []string{":2: log.levl", ":4: pool.min: 0 is below 1"}},
 		{"not YAML", "a: b: c", "", []string{"mapping values are not allowed"}},
@@ -112,8 +129,11 @@ func TestMistakes(t *testing.T) {
 		{"no value", "log:\n  level:\n", "", []string{"log.level has no value"}},
 		{"mapping as a value", "log:\n  level: {a: b}\n", "", []string{"log.level must be a single value"}},
 		{"word that is not known", "session:\n  on_idle: sleep\n", "", []string{`"sleep" is none of hibernate, end, keep`}},
-		{"duration of nothing", "session:\n  ttl: 0s\n", "", []string{"not a duration above zero"}},
-		{"negative duration", "session:\n  ttl: -1s\n", "", []string{"not a duration above zero"}},
+		{"duration of nothing", "session:\n  idle: 0s\n", "", []string{"not a duration above zero"}},
+		{"negative duration", "session:\n  idle: -1s\n", "", []string{"not a duration above zero"}},
+		{"a key that was removed", "session:\n  extensions: 3\n", "", []string{":2: session.extensions was removed: recluse session extend"}},
+		{"a variable that was removed", "", "RECLUSE_SESSION_EXTENSION=1h", []string{"RECLUSE_SESSION_EXTENSION: it was removed: recluse session extend"}},
+		{"negative bound", "quota:\n  sessions: -2\n", "", []string{"quota.sessions"}},
 		{"none where it must be", "pool:\n  wait: none\n", "", []string{"cannot be switched off"}},
 		{"negative size", "session:\n  output: -1g\n", "", []string{"is not a size"}},
 		{"NaN", "limits:\n  cpus: .nan\n", "", []string{"is not a number"}},

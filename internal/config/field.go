@@ -16,7 +16,7 @@ type field struct {
 	tag  reflect.StructTag
 	typ  reflect.Type
 	path []int  // of the struct's fields
-	flag string // of the limit of a run that the key sets; empty: it is the field itself
+	flag string // of the limit of a run, or the bound of a quota, that the key sets; empty: it is the field itself
 }
 
 // name returns the key without its section.
@@ -26,9 +26,13 @@ func (f field) name() string {
 }
 
 // limit returns the limit of a run that the key sets.
-func (f field) limit(l *v1.RunLimits) v1.Limit {
-	fields := l.Fields()
-	return fields[slices.IndexFunc(fields, func(x v1.Limit) bool { return x.Flag == f.flag })]
+func (f field) limit(l *v1.RunLimits) v1.Limit { return f.among(l.Fields()) }
+
+// bound returns the bound of a quota that the key sets.
+func (f field) bound(q *v1.Quota) v1.Limit { return f.among(q.Fields()) }
+
+func (f field) among(limits []v1.Limit) v1.Limit {
+	return limits[slices.IndexFunc(limits, func(x v1.Limit) bool { return x.Flag == f.flag })]
 }
 
 // in gives the field of a configuration.
@@ -50,6 +54,9 @@ func sections() []field {
 	return out
 }
 
+// quotaElsewhere is the bound of a quota that is a key of the section session: session.max_age.
+const quotaElsewhere = "max_age"
+
 // fields gives the keys of a section.
 func fields(section string) []field {
 	s, ok := find(sections(), section)
@@ -57,6 +64,14 @@ func fields(section string) []field {
 		return nil
 	}
 	var out []field
+	if s.typ == reflect.TypeFor[v1.Quota]() {
+		for _, b := range (&v1.Quota{}).Fields() {
+			if b.Name != quotaElsewhere {
+				out = append(out, field{key: section + "." + b.Name, typ: s.typ, path: s.path, flag: b.Flag})
+			}
+		}
+		return out
+	}
 	for f := range s.typ.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		one := field{key: section + "." + cmp.Or(f.Tag.Get("key"), name), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
@@ -113,6 +128,9 @@ func (c *Config) Settings() []Setting {
 
 // doc says what it is for and which values it takes.
 func (f field) doc() string {
+	if f.typ == reflect.TypeFor[v1.Quota]() {
+		return f.bound(&v1.Quota{}).Doc + " (or none)"
+	}
 	if f.flag != "" {
 		return f.limit(&v1.RunLimits{}).Doc
 	}

@@ -141,7 +141,11 @@ func (c *Config) readFile(path string, b []byte) []error {
 		keys := fields(s.key)
 		r.each(value, s.key, func(name string, at, value *yaml.Node) {
 			full := s.key + "." + name
-			f, ok := find(keys, full)
+			f, ok := r.config.current(keys, full, full)
+			if !ok && removed[full] != "" {
+				r.fail(at.Line, "%s was removed: %s", full, removed[full])
+				return
+			}
 			if !ok {
 				r.fail(at.Line, "%s is not a key%s", full, suggest(full, s.key+".", all()))
 				return
@@ -150,6 +154,24 @@ func (c *Config) readFile(path string, b []byte) []error {
 		})
 	})
 	return r.bad
+}
+
+// renamed are old names of keys, which are still read. Each use is a warning.
+var renamed = map[string]string{"session.ttl": "session.max_age"}
+
+// removed are keys that were, and what to use instead.
+var removed = map[string]string{
+	"session.extensions": "recluse session extend moves the end of a session as often as it is asked to; session.max_age bounds it",
+	"session.extension":  "recluse session extend --for takes any time; session.max_age bounds it",
+}
+
+// current returns the key of a name, which may be an old one. Said is what the user wrote.
+func (c *Config) current(keys []field, name, said string) (field, bool) {
+	if now := renamed[name]; now != "" {
+		c.Warnings = append(c.Warnings, fmt.Sprintf("%s is the old name of %s, which counts from the creation of a session, hibernation included", said, now))
+		name = now
+	}
+	return find(keys, name)
 }
 
 // reader collects what is wrong with one file.
@@ -221,13 +243,30 @@ func (r *reader) value(f field, n *yaml.Node) {
 // readEnviron takes over what variables say. One that names a section of ours and no key of it is a mistake, too.
 func (c *Config) readEnviron(environ []string) []error {
 	var bad []error
-	known := map[string]field{}
+	known, gone := map[string]field{}, map[string]string{}
 	for _, f := range all() {
 		known[f.variable()] = f
 	}
+	for key, why := range removed {
+		gone[field{key: key}.variable()] = why
+	}
+	old := map[string]string{}
+	for key := range renamed {
+		old[field{key: key}.variable()] = key
+	}
 	for _, e := range environ {
 		name, value, _ := strings.Cut(e, "=")
-		if f, ok := known[name]; ok {
+		f, ok := known[name]
+		if key := old[name]; key != "" {
+			if f, ok = c.current(all(), key, name); lookup(environ, f.variable()) != "" {
+				continue // the variable of the new name says it
+			}
+		}
+		if gone[name] != "" {
+			bad = append(bad, fmt.Errorf("%s: it was removed: %s", name, gone[name]))
+			continue
+		}
+		if ok {
 			if err := set(f, f.in(c), value); err != nil {
 				bad = append(bad, fmt.Errorf("%s: %w", name, err))
 				continue

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
-
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
@@ -21,22 +19,12 @@ const DefaultLinger = v1.Duration(time.Minute)
 // Size is a number of bytes, written 4096, 64k, 256m, 1.5GiB; all units are powers of 1024.
 type Size int64
 
-func (s Size) String() string {
-	for i, letter := range []string{"t", "g", "m", "k"} {
-		if unit := Size(1) << (10 * (4 - i)); s >= unit && s%unit == 0 {
-			return fmt.Sprintf("%d%s", s/unit, letter)
-		}
-	}
-	return strconv.FormatInt(int64(s), 10)
-}
+func (s Size) String() string { return v1.FormatBytes(int64(s)) }
 
-// ParseSize reads a size. What overflows is negative or the largest number, by the kind of processor.
+// ParseSize reads a size.
 func ParseSize(text string) (Size, error) {
-	n, err := units.RAMInBytes(strings.TrimSpace(text))
-	if err != nil || n < 0 || n == math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size, like 4096, 256m or 2g", text)
-	}
-	return Size(n), nil
+	n, err := v1.ParseBytes(text)
+	return Size(n), err
 }
 
 // Secret is a text that is never shown.
@@ -63,6 +51,11 @@ func set(f field, v reflect.Value, text string) error {
 			return errors.New("it cannot be switched off")
 		}
 		return p.Set(text)
+	case *v1.Quota:
+		if text == "" {
+			return nil // as config show prints a bound that is not set
+		}
+		return f.bound(p).Set(text)
 	case *v1.RunLimits:
 		limit := f.limit(p)
 		if text == "0" && limit.Min == nil {
@@ -143,6 +136,8 @@ func (f field) text(c *Config) string {
 		return strings.Join(v, ",")
 	case v1.RunLimits:
 		return f.limit(&v).String()
+	case v1.Quota:
+		return f.bound(&v).String()
 	case int64:
 		return Size(v).String()
 	default:

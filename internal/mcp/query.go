@@ -48,6 +48,7 @@ type queryResult struct {
 	Estimated bool            `json:"estimated,omitempty" doc:"some of the tokens were not told but estimated"`
 	WallMS    int64           `json:"wall_ms"`
 	StateFrom string          `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
+	Previous  string          `json:"previous_session,omitempty" doc:"the session is new, because the previous one of that name has ended as said here: its variables and files are gone"`
 }
 
 func (f *face) addQuery() {
@@ -150,6 +151,7 @@ func queryOf(id string, r *rlm.Result) queryResult {
 	o := queryResult{
 		Run: id, Answer: r.Answer, Value: r.Value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
 		Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Cost: r.Usage.Cost, Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
+		Previous: r.Previous,
 	}
 	if r.StateFrom != nil {
 		o.StateFrom = r.StateFrom.Format(time.RFC3339Nano)
@@ -165,6 +167,9 @@ func (o queryResult) shown() *sdk.CallToolResult {
 	}
 	if o.StateFrom != "" {
 		text = wentBack(o.StateFrom) + "\n" + text
+	}
+	if o.Previous != "" {
+		text = isNew(o.Previous) + "\n" + text
 	}
 	res := &sdk.CallToolResult{IsError: o.Reason != string(v1.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
 	if o.Run != "" {

@@ -156,6 +156,11 @@ func running(list []sandbox.Process) (n int) {
 	return n
 }
 
+// isNew tells that the session took the name of an earlier one, and how that one ended.
+func isNew(previous string) string {
+	return "[the session is new; the previous one of that name " + previous + "; its variables and files are gone]"
+}
+
 // wentBack tells that a session is no longer as it was left.
 func wentBack(from string) string {
 	return "[the session's sandbox was lost: variables and files are those of " + from + "]"
@@ -180,7 +185,7 @@ func (o outcome) shown() *sdk.CallToolResult {
 		block("", "[session "+o.Session+" was made for this call]")
 	}
 	if o.Previous != "" {
-		block("", "[the session is new; the previous one of that name "+o.Previous+"; its variables and files are gone]")
+		block("", isNew(o.Previous))
 	}
 	if o.StateFrom != "" {
 		block("", wentBack(o.StateFrom))

@@ -68,7 +68,7 @@ var codes = map[int][]v1.Code{
 		v1.CodeContextMissing, v1.CodeContextEmpty, v1.CodeSessionNeeded,
 	},
 	http.StatusConflict: {
-		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit, v1.CodeNoExtension,
+		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit,
 		v1.CodeSessionPaused, v1.CodeSessionMoved, v1.CodeSnapshotExists, v1.CodeApprovalResolved, v1.CodeNoPython,
 		v1.CodeNoShell, v1.CodeBusy, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt, v1.CodeSnapshotVersion,
 		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,

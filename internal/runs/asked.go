@@ -17,6 +17,7 @@ const askedFile = "asked.json"
 // asked is who wanted the run to work, last, and how.
 type asked struct {
 	Away   bool        `json:"away"`             // from elsewhere
+	Key    string      `json:"key,omitempty"`    // id of the API key whose quota it counts for
 	Nobody bool        `json:"nobody,omitempty"` // it was cancelled while no server worked on it
 	Model  string      `json:"model,omitempty"`
 	Sub    []string    `json:"sub,omitempty"`

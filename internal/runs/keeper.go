@@ -43,6 +43,8 @@ type Options struct {
 	// CacheBytes of replies to sub-calls are kept for later runs, of each tenant apart; 0: none are.
 	CacheBytes int64
 	Most       int // runs of a tenant at once; 0: DefaultMost
+	// Admit takes the place of a run among those that the quotas of its tenant and key allow; nil: nothing bounds them.
+	Admit func(ctx context.Context, d session.RunDemand) (*session.RunPlace, error)
 	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
 	Gate gate.Gate
 	// Note hears what it said, for the audit log; nil: nobody does.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
+	"github.com/recluse-dev/recluse/session"
 )
 
 // StartLent begins a run for a tenant with a model that whoever asks lends: all its calls go there. It goes on when ctx ends, and no other
@@ -19,5 +20,6 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	if err != nil {
 		return nil, err
 	}
-	return k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+	d := session.RunDemand{Tenant: tenant, USD: new(0.0)} // whoever lends the model pays for it
+	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
 }

@@ -149,6 +149,7 @@ func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
 	if err := atomicfile.WriteJSON(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
 		return no(err)
 	}
+	ctx = session.WithActor(ctx, session.Actor{Tenant: tenant, Key: who.Key, Remote: who.Away})
 	if _, err = k.Resume(ctx, tenant, id, Again{Away: who.Away, Model: who.Model, Sub: who.Sub, Host: who.Host}); err == nil {
 		log.Info("a run that was interrupted goes on", "try", tries+1)
 		return false

@@ -13,7 +13,8 @@ import (
 // machine is a session as the place where a run works.
 type machine struct {
 	*session.Session
-	from atomic.Pointer[time.Time] // what its state went back to
+	from     atomic.Pointer[time.Time] // what its state went back to
+	previous atomic.Pointer[string]    // how the session of its name before it has ended
 }
 
 // inSession makes a session a machine. It stays awake until release is called.
@@ -50,6 +51,17 @@ func (m *machine) hear(v *sandbox.Verdict) {
 	if from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom]); err == nil {
 		m.from.Store(&from)
 	}
+	if previous := v.Metadata[session.MetaPrevious]; previous != "" {
+		m.previous.Store(&previous)
+	}
+}
+
+// PreviousSession implements rlm.Reverting.
+func (m *machine) PreviousSession() string {
+	if p := m.previous.Load(); p != nil {
+		return *p
+	}
+	return ""
 }
 
 // StateFrom implements rlm.Reverting.

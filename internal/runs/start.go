@@ -43,19 +43,23 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
 	}
 	lasts := a.Session == nil && !a.Waited // what code has left in a session is not in the sandbox that a resumed run gets
-	who := asked{Away: a.Away, Model: q.Model, Sub: a.Sub, Host: a.Host}
+	who := asked{Away: a.Away, Key: session.ActorOf(ctx).Key, Model: q.Model, Sub: a.Sub, Host: a.Host}
 	e, done, err := k.engine(ctx, tenant, who, lasts)
 	if err != nil {
 		return nil, err
 	}
-	begin := func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }
+	begin := func(ctx context.Context, most *float64) (*rlm.Run, error) {
+		q.Limits = capped(q.Limits, most)
+		return e.Start(ctx, q)
+	}
+	d := session.RunDemand{Tenant: tenant, USD: q.Limits.Cost}
 	switch {
 	case a.Session != nil:
 		return k.startIn(ctx, tenant, e, q, a.Session)
 	case lasts:
-		return k.beginAs(ctx, tenant, who, begin, done)
+		return k.beginAs(ctx, d, who, begin, done)
 	}
-	return k.begin(ctx, tenant, begin, func(*rlm.Result) { done() })
+	return k.begin(ctx, d, begin, func(*rlm.Result) { done() })
 }
 
 // startIn begins a run in a session. Its variables are those of the questions before.
@@ -87,10 +91,17 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	case info.StateFrom != nil:
 		m.from.Store(info.StateFrom) // somebody else may hear of it before we do
 		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, and what was done later is gone.)", info.StateFrom.UTC().Format(time.RFC3339))
+	case info.Previous != nil:
+		m.previous.Store(new(info.Previous.String()))
+		q.Query += "\n(This machine is new: what earlier questions have left in variables and files is gone.)"
 	case len(q.Inputs) == 0 && len(q.History) > 0:
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
-	r, err := k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Start(ctx, q) }, func(res *rlm.Result) {
+	begin := func(ctx context.Context, most *float64) (*rlm.Run, error) {
+		q.Limits = capped(q.Limits, most)
+		return e.Start(ctx, q)
+	}
+	r, err := k.begin(ctx, session.RunDemand{Tenant: tenant, USD: q.Limits.Cost}, begin, func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != v1.ReasonAnswered {
@@ -108,6 +119,14 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	use.run = r
 	k.mu.Unlock()
 	return r, nil
+}
+
+// capped returns limits with what a run may cost; nil: money is not bounded.
+func capped(l v1.RunLimits, most *float64) v1.RunLimits {
+	if most != nil {
+		l.Cost = most
+	}
+	return l
 }
 
 // use is a run's work in a session.
@@ -166,21 +185,28 @@ type Again struct {
 
 // Resume goes on with a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.Run, error) {
-	return k.again(ctx, tenant, id, a, func(ctx context.Context, e *rlm.Engine) (*rlm.Run, error) { return e.Resume(ctx, id, a.Limits) })
+	d := session.RunDemand{Tenant: tenant, Run: id, USD: a.Limits.Cost}
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
+		return e.Resume(ctx, id, l)
+	})
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
-	return k.again(ctx, tenant, id, a, func(ctx context.Context, e *rlm.Engine) (*rlm.Run, error) { return e.Fork(ctx, id, at, a.Limits) })
+	d := session.RunDemand{Tenant: tenant, USD: a.Limits.Cost}
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
+		return e.Fork(ctx, id, at, l)
+	})
 }
 
 // again begins with an engine like that of a kept run.
-func (k *Keeper) again(ctx context.Context, tenant, id string, a Again, start func(context.Context, *rlm.Engine) (*rlm.Run, error)) (*rlm.Run, error) {
+func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, v1.RunLimits) (*rlm.Run, error)) (*rlm.Run, error) {
+	tenant := d.Tenant
 	info, err := k.Show(tenant, id)
 	if err != nil {
 		return nil, err
 	}
-	who := asked{Away: a.Away, Model: a.Model, Sub: a.Sub, Host: a.Host}
+	who := asked{Away: a.Away, Key: session.ActorOf(ctx).Key, Model: a.Model, Sub: a.Sub, Host: a.Host}
 	// What the owner of the machine has allowed is not for others who go on with his run.
 	if before, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil && !a.Away {
 		who.Model = cmp.Or(who.Model, before.Model)
@@ -198,7 +224,9 @@ func (k *Keeper) again(ctx context.Context, tenant, id string, a Again, start fu
 	if err != nil {
 		return nil, err
 	}
-	return k.beginAs(ctx, tenant, who, func(ctx context.Context) (*rlm.Run, error) { return start(ctx, e) }, done)
+	return k.beginAs(ctx, d, who, func(ctx context.Context, most *float64) (*rlm.Run, error) {
+		return start(ctx, e, capped(a.Limits, most))
+	}, done)
 }
 
 // Replay runs a kept run again, with the replies that models gave then. No other server goes on with it.
@@ -211,19 +239,20 @@ func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (
 	if err != nil {
 		return nil, err
 	}
-	return k.begin(ctx, tenant, func(ctx context.Context) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
+	d := session.RunDemand{Tenant: tenant, USD: new(0.0)} // no model is asked
+	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
 }
 
 // beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
 // That is done once it works, since one that cannot begin remains whose it was: if the server is killed in the moment between, no other goes on with a
 // new run by itself, and a resumed one is still for who asked before. done is called when the run has ended, or did not begin.
-func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start func(context.Context) (*rlm.Run, error), done func()) (*rlm.Run, error) {
+func (k *Keeper) beginAs(ctx context.Context, d session.RunDemand, who asked, start starter, done func()) (*rlm.Run, error) {
 	base := k.brief
 	if k.o.Resume {
 		base = k.ctx
 	}
-	return k.beginIn(ctx, base, tenant, func(ctx context.Context) (*rlm.Run, error) {
-		r, err := start(ctx)
+	return k.beginIn(ctx, base, d, func(ctx context.Context, most *float64) (*rlm.Run, error) {
+		r, err := start(ctx, most)
 		if err != nil {
 			return nil, err
 		}
@@ -237,24 +266,41 @@ func (k *Keeper) beginAs(ctx context.Context, tenant string, who asked, start fu
 }
 
 // begin starts a run and keeps it until its end. No other server goes on with it.
-func (k *Keeper) begin(ctx context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
-	return k.beginIn(ctx, k.brief, tenant, start, after)
+func (k *Keeper) begin(ctx context.Context, d session.RunDemand, start starter, after func(*rlm.Result)) (*rlm.Run, error) {
+	return k.beginIn(ctx, k.brief, d, start, after)
 }
+
+// starter begins a run that may cost so many US dollars; nil: its own limits alone decide.
+type starter func(ctx context.Context, most *float64) (*rlm.Run, error)
 
 // beginIn starts a run that ends with base, and keeps it until its end. Of ctx it has the trace alone. after may be nil; it is called with the result, or
 // with nil when the run did not begin.
-func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(context.Context) (*rlm.Run, error), after func(*rlm.Result)) (*rlm.Run, error) {
+func (k *Keeper) beginIn(ctx, base context.Context, d session.RunDemand, start starter, after func(*rlm.Result)) (*rlm.Run, error) {
 	if after == nil {
 		after = func(*rlm.Result) {}
 	}
+	tenant := d.Tenant
 	if err := k.admit(tenant); err != nil {
 		after(nil)
 		return nil, err
 	}
+	place, err := k.takePlace(ctx, d)
+	if err != nil {
+		k.leave(tenant)
+		after(nil)
+		return nil, err
+	}
 	work, end := spanned(base, ctx)
-	r, err := start(work)
+	r, err := start(work, place.most())
+	if err == nil {
+		if err = place.begun(ctx, r.ID()); err != nil {
+			r.Cancel()
+			_, _ = r.Wait() // the reason is told
+		}
+	}
 	if err != nil {
 		end(nil, err)
+		place.over(nil)
 		k.leave(tenant)
 		after(nil)
 		return nil, err
@@ -267,6 +313,7 @@ func (k *Keeper) beginIn(ctx, base context.Context, tenant string, start func(co
 		defer k.leave(tenant)
 		res, err := r.Wait()
 		end(r, err)
+		place.over(res)
 		k.forget(r.Dir())
 		k.mu.Lock()
 		delete(k.live, at)

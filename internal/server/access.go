@@ -48,7 +48,7 @@ type principal struct {
 	scope  scope
 	// operator may act for every tenant; host may name files and directories of this machine.
 	operator, host bool
-	key            string // id of the key; empty: none was given
+	key            string // id of the key, or of the one that made the token; empty: none
 	rate           string // whose rate it counts against; empty: nobody's
 	session        string // of a token: the only session it is good for, by name
 	sessionID      string // and by id, because names come again
@@ -131,7 +131,7 @@ func (a *access) check(ctx context.Context, text string) (principal, bool) {
 			return principal{}, false
 		}
 		return principal{
-			actor: "token " + t.ID, tenant: t.Tenant, scope: scopeOf(t.Scopes), rate: "token " + t.ID, session: t.Name, sessionID: t.Session,
+			actor: "token " + t.ID, tenant: t.Tenant, scope: scopeOf(t.Scopes), rate: "token " + t.ID, key: t.Key, session: t.Name, sessionID: t.Session,
 		}, true
 	}
 	a.mu.RLock()

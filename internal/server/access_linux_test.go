@@ -264,7 +264,7 @@ func TestKeysOverTheirLife(t *testing.T) {
 		t.Errorf("the list: %s", a.body)
 	}
 	stored, err := k.Store.Keys(t.Context(), "a")
-	if err != nil || strings.Contains(fmt.Sprintf("%s", stored), made.Secret[len("rk_0000000000000000_"):]) {
+	if err != nil || strings.Contains(fmt.Sprintf("%+v", stored), made.Secret[len("rk_0000000000000000_"):]) {
 		t.Errorf("the store holds the secret itself: %v", err)
 	}
 	k.Stop()

@@ -97,7 +97,7 @@ func (c *call) answer() error {
 	if err := c.readQuery(); err != nil {
 		return err
 	}
-	ctx := session.WithActor(c.r.Context(), session.Actor{Name: c.who.actor, Tenant: c.who.tenant})
+	ctx := session.WithActor(c.r.Context(), session.Actor{Name: c.who.actor, Tenant: c.who.tenant, Key: c.who.key, Remote: !c.who.host})
 	if !c.route.long {
 		limited, cancel := context.WithTimeoutCause(ctx, c.s.opts.Limits.Time, errTooLong)
 		defer cancel()

@@ -60,12 +60,12 @@ func TestBadInput(t *testing.T) {
 		{"negative memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":-1}}}`, 400, v1.CodeInvalidSpec},
 		{"negative processors", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"cpus":-0.5}}}`, 400, v1.CodeInvalidSpec},
 		{"too little memory", "PUT", "/v1/sessions/x", `{"spec":{"limits":{"memory":1}}}`, 400, v1.CodeInvalidSpec},
-		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"-5s"}}`, 400, v1.CodeInvalidRequest},
-		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"ttl":"soon"}}`, 400, v1.CodeInvalidJSON},
+		{"a negative lifetime", "PUT", "/v1/sessions/x", `{"policy":{"expires":"-5s"}}`, 400, v1.CodeInvalidRequest},
+		{"a lifetime that is none", "PUT", "/v1/sessions/x", `{"policy":{"expires":"soon"}}`, 400, v1.CodeInvalidJSON},
 		{"negative snapshots", "PUT", "/v1/sessions/x", `{"policy":{"snapshots":-1}}`, 400, v1.CodeInvalidRequest},
 		{"another spec", "PUT", ses, `{"spec":{"limits":{"memory":268435456}}}`, 409, v1.CodeSpecConflict},
 		{"another gate", "PUT", ses, `{"gate":"block"}`, 409, v1.CodeSpecConflict},
-		{"another lifetime", "PUT", ses, `{"policy":{"ttl":"1h"}}`, 409, v1.CodeSpecConflict},
+		{"another lifetime", "PUT", ses, `{"policy":{"expires":"1h"}}`, 409, v1.CodeSpecConflict},
 		{"another spec beside one for a new session", "PUT", ses, `{"spec":{"shell":"dash"},"if_new":{"spec":{"limits":{"memory":268435456}}}}`, 409, v1.CodeSpecConflict},
 		{"negative memory of a new session", "PUT", ses, `{"if_new":{"spec":{"limits":{"memory":-1}}}}`, 400, v1.CodeInvalidSpec},
 		{"an unknown field of a new session", "PUT", ses, `{"if_new":{"sepc":{}}}`, 400, v1.CodeUnknownField},
@@ -151,7 +151,7 @@ func TestFilesOfTheHostAreNotForCallersOverTheNetwork(t *testing.T) {
 
 func TestExpiredSessionSaysSo(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	if a := ask(t, k, "", "PUT", "/v1/sessions/brief", `{"policy":{"ttl":"1s"}}`); a.status != http.StatusCreated {
+	if a := ask(t, k, "", "PUT", "/v1/sessions/brief", `{"policy":{"expires":"1s"}}`); a.status != http.StatusCreated {
 		t.Fatal(a.body)
 	}
 	var a answer
@@ -541,7 +541,7 @@ func TestASessionCanBeOpenedAsItIsShown(t *testing.T) {
 	key := k.Key("default", "execute")
 	for name, body := range map[string]string{
 		"plain":  `{}`,
-		"chosen": `{"spec":{"limits":{"memory":268435456,"cpus":0.5},"env":{"A":"1"},"labels":{"team":"x"}},"policy":{"ttl":"1h","idle":"none","on_idle":"keep","extensions":-1}}`,
+		"chosen": `{"spec":{"limits":{"memory":268435456,"cpus":0.5},"env":{"A":"1"}},"labels":{"team":"x"},"policy":{"expires":"1h","idle":"none","on_idle":"keep"}}`,
 	} {
 		path := "/v1/sessions/" + name
 		if a := ask(t, k, key, "PUT", path, body); a.status != http.StatusCreated {

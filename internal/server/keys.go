@@ -29,8 +29,11 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 	if tenant != allTenants && !validName(tenant) {
 		return v1.APIKey{}, invalid("%q is no name of a tenant", tenant)
 	}
+	if err := in.Quota.Validate(); err != nil {
+		return v1.APIKey{}, invalid("quota: %v", err)
+	}
 	text, id, hash := newSecret(keyPrefix)
-	k := store.APIKey{ID: id, Name: in.Name, Tenant: tenant, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now()}
+	k := store.APIKey{Quota: in.Quota, ID: id, Name: in.Name, Tenant: tenant, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now()}
 	if in.For > 0 {
 		k.Expires = k.Created.Add(time.Duration(in.For))
 	}
@@ -100,7 +103,7 @@ func revokeKey(c *call, _ none) (none, error) {
 }
 
 func keyInfo(k store.APIKey) v1.APIKey {
-	return v1.APIKey{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked)}
+	return v1.APIKey{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked), Quota: k.Quota}
 }
 
 // some gives nil for no time.

@@ -130,7 +130,7 @@ func (s *Server) table() []route {
 		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
-			with(qLimit, qAfter, text("state", "only this state; may be repeated")),
+			with(qLimit, qAfter, text("state", "only this state; may be repeated"), text("label", "only sessions with this label, k=v; may be repeated, and all must match")),
 		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
 		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).or(http.StatusCreated, session.Opened{}).repeating().lasting(),
 		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, using(theSession, showSession)),
@@ -211,6 +211,11 @@ func (s *Server) table() []route {
 		on("GET", "/v1/keys", "access", "List keys", scopeAdmin, listKeys).with(qLimit, qAfter),
 		on("POST", "/v1/keys", "access", "Make a key; its secret is shown once", scopeAdmin, createKey).succeeding(http.StatusCreated),
 		on("DELETE", "/v1/keys/{key}", "access", "Revoke a key", scopeAdmin, revokeKey),
+		on("GET", "/v1/usage", "access", "What bounds the caller, and how much of it is in use", scopeRead, usage),
+		on("GET", "/v1/tenants", "access", "List tenants and what bounds them", scopeAdmin, listTenants).operators().with(qLimit, qAfter),
+		on("GET", "/v1/tenants/{tenant}", "access", "Show a tenant and what bounds it", scopeAdmin, showTenant).operators(),
+		on("PUT", "/v1/tenants/{tenant}", "access", "Bound a tenant; fields that are left out are not bounded", scopeAdmin, setTenant).operators(),
+		on("DELETE", "/v1/tenants/{tenant}", "access", "Remove the bounds of a tenant; its keys and sessions stay", scopeAdmin, removeTenant).operators(),
 	}
 	rs = append(rs, s.runRoutes()...)
 	for i := range rs {

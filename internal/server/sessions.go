@@ -30,6 +30,16 @@ func listSessions(c *call, _ none) (v1.SessionPage, error) {
 		}
 		o.States = append(o.States, session.State(name))
 	}
+	for _, pair := range c.query["label"] {
+		name, value, ok := strings.Cut(pair, "=")
+		if !ok || name == "" {
+			return v1.SessionPage{}, badQuery("label", "a name and a value, k=v")
+		}
+		if o.Labels == nil {
+			o.Labels = map[string]string{}
+		}
+		o.Labels[name] = value
+	}
 	var all []session.Info
 	for i, err := range c.s.manager.List(c.ctx(), o) {
 		if err != nil {
@@ -97,11 +107,6 @@ func (c *call) checkSettings(in v1.Settings) error {
 	}
 	if in.Spec == nil {
 		return nil
-	}
-	for name := range in.Spec.Labels {
-		if strings.HasPrefix(name, "recluse.") {
-			return invalid("labels that begin with recluse. are kept for the server")
-		}
 	}
 	l := in.Spec.Limits
 	if l.Memory < 0 || l.CPUs < 0 || l.Processes < 0 || l.Disk < 0 || l.OpenFiles < 0 {

@@ -13,8 +13,8 @@ import (
 
 // AddKey implements Access.
 func (s *SQLite) AddKey(ctx context.Context, k APIKey) error {
-	_, err := s.affect(ctx, "add key", "INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash, stamp(k.Created), stamp(k.Expires), stamp(k.Revoked))
+	_, err := s.affect(ctx, "add key", "INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked, quota) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash, stamp(k.Created), stamp(k.Expires), stamp(k.Revoked), quotaText(k.Quota))
 	return err
 }
 
@@ -23,14 +23,16 @@ func (s *SQLite) Keys(ctx context.Context, tenant string) ([]APIKey, error) {
 	var w where
 	w.and(tenant != "", "tenant = ?", tenant)
 	scan := func(rows *sql.Rows) (k APIKey, err error) {
-		var scopes string
+		var scopes, quota string
 		var created, expires, revoked int64
-		err = rows.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked)
+		if err := rows.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked, &quota); err != nil {
+			return k, err
+		}
 		k.Scopes, k.Created, k.Expires, k.Revoked = strings.Fields(scopes), moment(created), moment(expires), moment(revoked)
-		return k, err
+		return k, json.Unmarshal([]byte(quota), &k.Quota)
 	}
 	return rowsOf(ctx, s, "list keys", scan,
-		"SELECT id, name, tenant, scopes, hash, created, expires, revoked FROM api_keys"+w.text+" ORDER BY created, id", w.args...)
+		"SELECT id, name, tenant, scopes, hash, created, expires, revoked, quota FROM api_keys"+w.text+" ORDER BY created, id", w.args...)
 }
 
 // RevokeKey implements Access.

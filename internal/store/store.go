@@ -8,6 +8,8 @@ package store
 import (
 	"context"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Store is what the packages above need of a database. Its methods may be called concurrently, and each is one transaction:
@@ -23,6 +25,7 @@ type Store interface {
 	Vars
 	Log
 	Access
+	Quotas
 	Approvals
 }
 
@@ -165,6 +168,7 @@ type APIKey struct {
 	Created time.Time
 	Expires time.Time // zero: never
 	Revoked time.Time // zero: not
+	Quota   v1.Quota
 }
 
 // Token lets a program act on one session. Only its hash is kept.

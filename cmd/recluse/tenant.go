@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/client"
+)
+
+// quotaFlags declares the bounds of a quota as flags.
+func quotaFlags(c *cobra.Command, q *v1.Quota) {
+	for _, l := range q.Fields() {
+		c.Flags().Var(l, l.Flag, l.Doc)
+	}
+}
+
+func (a *app) tenantCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "tenant",
+		Short: "List tenants and bound what they use",
+		Long: `A tenant is whose sessions, snapshots and keys nobody else sees. It exists as soon as it has a key, a session or bounds. Its
+bounds hold for all its keys together; those of a single key (recluse key create --max-...) and of the server (the section
+quota of the configuration) hold too, and the tightest decides.`,
+		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20 --max-spend 50
+  recluse tenant list
+  recluse tenant show team-a
+  recluse tenant remove team-a`,
+	}
+	c.AddCommand(a.tenantListCommand(), a.tenantShowCommand(), a.tenantSetCommand(), a.tenantRemoveCommand())
+	return c
+}
+
+func (a *app) tenantListCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List tenants", Example: "  recluse tenant list", Args: cobra.NoArgs,
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			all, err := c.Tenants(ctx)
+			if err != nil {
+				return err
+			}
+			return a.tenantTable(all, all)
+		}),
+	}
+}
+
+func (a *app) tenantTable(v any, all []v1.Tenant) error {
+	rows := [][]string{{"NAME", "KEYS", "SESSIONS", "BOUNDS"}}
+	for _, t := range all {
+		rows = append(rows, []string{t.Name, count(t.Keys), count(t.Sessions), boundsText(t.Quota)})
+	}
+	return a.resultTable(v, rows)
+}
+
+// boundsText returns the bounds of a quota in one line.
+func boundsText(q v1.Quota) string {
+	var out []string
+	for _, f := range q.Fields() {
+		if f.IsSet() {
+			out = append(out, f.Name+"="+f.String())
+		}
+	}
+	if len(out) == 0 {
+		return "none"
+	}
+	return strings.Join(out, " ")
+}
+
+func (a *app) tenantShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "show NAME", Short: "Show a tenant and its bounds", Example: "  recluse tenant show team-a", Args: cobra.ExactArgs(1),
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			t, err := c.Tenant(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return a.tenantTable(t, []v1.Tenant{t})
+		}),
+	}
+}
+
+func (a *app) tenantSetCommand() *cobra.Command {
+	var q v1.Quota
+	c := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Bound what a tenant uses",
+		Long: `Bound what all sessions and runs of a tenant use together. Bounds that are not given stay as they are; none removes one.
+What is in use already stays, also above a new bound; no more is given until it is below.`,
+		Example: "  recluse tenant set team-a --max-memory 16g --max-sessions 20\n  recluse tenant set team-a --max-sessions none",
+		Args:    cobra.ExactArgs(1),
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			all, err := c.Tenants(ctx)
+			if err != nil {
+				return err
+			}
+			for _, t := range all {
+				if t.Name == args[0] {
+					q = q.Over(t.Quota)
+				}
+			}
+			t, err := c.SetTenant(ctx, args[0], q)
+			if err != nil {
+				return err
+			}
+			return a.tenantTable(t, []v1.Tenant{t})
+		}),
+	}
+	quotaFlags(c, &q)
+	return c
+}
+
+func (a *app) tenantRemoveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Remove the bounds of tenants", Args: cobra.MinimumNArgs(1),
+		Long:    "Remove the bounds of tenants. Their keys and sessions stay: recluse key revoke and recluse session end end those.",
+		Example: "  recluse tenant remove team-a",
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			for _, name := range args {
+				if err := c.RemoveTenant(ctx, name); err != nil {
+					return err
+				}
+			}
+			return a.result(map[string][]string{"removed": args}, "")
+		}),
+	}
+}

@@ -1,0 +1,108 @@
+package server
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/session"
+)
+
+// usage returns what bounds the caller, and how much of it is in use.
+func usage(c *call, _ none) (v1.QuotaReport, error) {
+	return c.s.manager.Usage(c.ctx(), c.who.tenant, c.who.operator)
+}
+
+// tenants returns all tenants that are known by their bounds, their keys or their sessions, by name.
+func (c *call) tenants() ([]v1.Tenant, error) {
+	known := map[string]*v1.Tenant{}
+	tenant := func(name string) *v1.Tenant {
+		if known[name] == nil {
+			known[name] = &v1.Tenant{Name: name}
+		}
+		return known[name]
+	}
+	kept, err := c.s.opts.Store.Tenants(c.ctx())
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range kept {
+		tenant(t.Name).Quota = t.Quota
+	}
+	now := time.Now()
+	c.s.access.mu.RLock()
+	for _, k := range c.s.access.keys {
+		if k.Tenant != allTenants && keyUsable(k, now) {
+			tenant(k.Tenant).Keys++
+		}
+	}
+	c.s.access.mu.RUnlock()
+	for i, err := range c.s.manager.List(c.ctx(), session.ListOptions{Tenant: allTenants}) {
+		if err != nil {
+			return nil, err
+		}
+		tenant(i.Key.Tenant).Sessions++
+	}
+	out := make([]v1.Tenant, 0, len(known))
+	for _, t := range known {
+		out = append(out, *t)
+	}
+	slices.SortFunc(out, func(a, b v1.Tenant) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func listTenants(c *call, _ none) (out v1.TenantPage, err error) {
+	all, err := c.tenants()
+	if err != nil {
+		return out, err
+	}
+	out.Tenants, out.Next = paged(c, all, func(t v1.Tenant) string { return t.Name })
+	return out, nil
+}
+
+func showTenant(c *call, _ none) (v1.Tenant, error) {
+	all, err := c.tenants()
+	if err != nil {
+		return v1.Tenant{}, err
+	}
+	name := c.r.PathValue("tenant")
+	i := slices.IndexFunc(all, func(t v1.Tenant) bool { return t.Name == name })
+	if i < 0 {
+		return v1.Tenant{}, unknownTenant(name)
+	}
+	return all[i], nil
+}
+
+func unknownTenant(name string) error {
+	return &v1.Error{Code: v1.CodeNotFound, Op: "find tenant", Message: "no tenant " + name + " has bounds, keys or sessions", Remedy: "list tenants"}
+}
+
+// setTenant bounds a tenant, instead of what bounded it before.
+func setTenant(c *call, in v1.Quota) (v1.Tenant, error) {
+	name := c.r.PathValue("tenant")
+	if !validName(name) {
+		return v1.Tenant{}, invalid("invalid name of a tenant %q", name)
+	}
+	if err := in.Validate(); err != nil {
+		return v1.Tenant{}, invalid("%v", err)
+	}
+	err := c.s.opts.Store.SaveTenant(c.ctx(), store.Tenant{Name: name, Quota: in})
+	c.s.manager.Note(c.ctx(), session.Entry{Tenant: name, Action: "tenant.set", Error: string(v1.CodeOf(err))})
+	if err != nil {
+		return v1.Tenant{}, err
+	}
+	return showTenant(c, none{})
+}
+
+// removeTenant removes the bounds of a tenant.
+func removeTenant(c *call, _ none) (none, error) {
+	name := c.r.PathValue("tenant")
+	there, err := c.s.opts.Store.DropTenant(c.ctx(), name)
+	c.s.manager.Note(c.ctx(), session.Entry{Tenant: name, Action: "tenant.remove", Error: string(v1.CodeOf(err))})
+	if err == nil && !there {
+		err = &v1.Error{Code: v1.CodeNotFound, Op: "remove tenant", Message: "tenant " + name + " has no bounds", Remedy: "list tenants"}
+	}
+	return none{}, err
+}

@@ -1,0 +1,143 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
+
+// schema4 keeps the quotas of keys and tenants, and what runs have cost.
+const schema4 = `
+ALTER TABLE api_keys ADD COLUMN quota TEXT NOT NULL DEFAULT '{}';
+
+CREATE TABLE tenants (
+	name  TEXT PRIMARY KEY,
+	quota TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE spend (
+	tenant  TEXT NOT NULL,
+	run     TEXT NOT NULL,
+	api_key TEXT NOT NULL,
+	time    INTEGER NOT NULL,
+	usd     REAL NOT NULL,
+	PRIMARY KEY (tenant, run)
+) STRICT;
+CREATE INDEX spend_time ON spend (time);
+`
+
+// Tenant is what is kept about a tenant.
+type Tenant struct {
+	Name  string
+	Quota v1.Quota
+}
+
+// Spend is what a run has cost, or may cost while it is under way.
+type Spend struct {
+	Run, Tenant string
+	Key         string // id of the API key that asked for it; empty: none
+	Time        time.Time
+	USD         float64
+}
+
+// SpendQuery chooses runs. Empty fields choose all.
+type SpendQuery struct {
+	Tenant, Key string
+	Since       time.Time
+	Except      string // a run that does not count
+}
+
+// Quotas keeps what tenants and keys may use, and what they have spent.
+type Quotas interface {
+	// SaveTenant creates or replaces a tenant.
+	SaveTenant(ctx context.Context, t Tenant) error
+	// Tenants returns the tenants that are kept, by name.
+	Tenants(ctx context.Context) ([]Tenant, error)
+	// DropTenant removes a tenant and reports whether it was there.
+	DropTenant(ctx context.Context, name string) (bool, error)
+	// Quotas returns the quotas of a tenant and of a key. One that is not kept has no bounds.
+	Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKey v1.Quota, err error)
+	// SaveSpend notes what a run has cost, in place of what was noted of it before. What no window counts any more is removed.
+	SaveSpend(ctx context.Context, s Spend) error
+	// Spent sums what runs have cost.
+	Spent(ctx context.Context, q SpendQuery) (float64, error)
+}
+
+// spendKept is how long it is kept what a run has cost.
+const spendKept = 90 * 24 * time.Hour
+
+func quotaText(q v1.Quota) string {
+	b, _ := json.Marshal(q) // numbers only
+	return string(b)
+}
+
+// SaveTenant implements Quotas.
+func (s *SQLite) SaveTenant(ctx context.Context, t Tenant) error {
+	_, err := s.affect(ctx, "save tenant", "INSERT INTO tenants (name, quota) VALUES (?, ?) ON CONFLICT DO UPDATE SET quota = excluded.quota", t.Name, quotaText(t.Quota))
+	return err
+}
+
+// Tenants implements Quotas.
+func (s *SQLite) Tenants(ctx context.Context) ([]Tenant, error) {
+	scan := func(rows *sql.Rows) (t Tenant, err error) {
+		var quota string
+		if err := rows.Scan(&t.Name, &quota); err != nil {
+			return t, err
+		}
+		return t, json.Unmarshal([]byte(quota), &t.Quota)
+	}
+	return rowsOf(ctx, s, "list tenants", scan, "SELECT name, quota FROM tenants ORDER BY name")
+}
+
+// DropTenant implements Quotas.
+func (s *SQLite) DropTenant(ctx context.Context, name string) (bool, error) {
+	n, err := s.affect(ctx, "drop tenant", "DELETE FROM tenants WHERE name = ?", name)
+	return n > 0, err
+}
+
+// Quotas implements Quotas.
+func (s *SQLite) Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKey v1.Quota, err error) {
+	read := func(q *v1.Quota, query, arg string) error {
+		var text string
+		err := s.read.QueryRowContext(ctx, query, arg).Scan(&text)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(text), q)
+		}
+		return s.explain("read quota", err)
+	}
+	if err = read(&ofTenant, "SELECT quota FROM tenants WHERE name = ?", tenant); err == nil && key != "" {
+		err = read(&ofKey, "SELECT quota FROM api_keys WHERE id = ?", key)
+	}
+	return ofTenant, ofKey, err
+}
+
+// SaveSpend implements Quotas.
+func (s *SQLite) SaveSpend(ctx context.Context, x Spend) error {
+	return s.change(ctx, "note spending", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT INTO spend (tenant, run, api_key, time, usd) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET api_key = excluded.api_key, time = excluded.time, usd = excluded.usd",
+			x.Tenant, x.Run, x.Key, stamp(x.Time), x.USD)
+		if err == nil {
+			_, err = tx.ExecContext(ctx, "DELETE FROM spend WHERE time < ?", stamp(x.Time.Add(-spendKept)))
+		}
+		return err
+	})
+}
+
+// Spent implements Quotas.
+func (s *SQLite) Spent(ctx context.Context, q SpendQuery) (float64, error) {
+	var w where
+	w.and(q.Tenant != "", "tenant = ?", q.Tenant)
+	w.and(q.Key != "", "api_key = ?", q.Key)
+	w.and(q.Except != "", "run <> ?", q.Except)
+	w.and(!q.Since.IsZero(), "time >= ?", stamp(q.Since))
+	var sum float64
+	err := s.read.QueryRowContext(ctx, "SELECT coalesce(sum(usd), 0.0) FROM spend"+w.text, w.args...).Scan(&sum)
+	return sum, s.explain("sum spending", err)
+}

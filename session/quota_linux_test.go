@@ -1,0 +1,71 @@
+package session
+
+import (
+	"errors"
+	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestQuotasOfSessions(t *testing.T) {
+	k := newBench(t, quick())
+	ctx := withKey(t.Context(), "k")
+	err := errors.Join(
+		k.m.store.SaveTenant(ctx, store.Tenant{Name: DefaultTenant, Quota: v1.Quota{Memory: new(int64(1 << 30)), Snapshots: new(1)}}),
+		k.m.store.AddKey(ctx, store.APIKey{ID: "k", Tenant: DefaultTenant, Hash: []byte("1"), Quota: v1.Quota{Sessions: new(1)}}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 512 << 20}}, Labels: map[string]string{"team": "web"}}}
+	s, opened, err := k.m.Open(ctx, Key{Name: "one"}, o)
+	if err != nil || opened.APIKey != "k" {
+		t.Fatalf("%+v %v", opened, err)
+	}
+	_, _, err = k.m.Open(ctx, Key{Name: "two"}, o)
+	wantQuota(t, "a second session of the key", err, "key k allows 1 of sessions, 0 is left")
+	_, err = k.m.Get(ctx, Key{Name: "two"})
+	wantCode(t, "what is left of it", err, v1.CodeSessionNotFound)
+	if _, _, err := k.m.Open(ctx, Key{Name: "one"}, OpenOptions{}); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	o.Spec.Limits.Memory = 768 << 20
+	_, _, err = k.m.Open(t.Context(), Key{Name: "two"}, o)
+	wantQuota(t, "more memory than the tenant has", err, "allows 1g of memory, 512m is left and 768m is asked for")
+	if sleeps(k.b) {
+		_, err = s.Fork(t.Context(), 2, nil)
+		wantQuota(t, "copies", err, "512m is left and 1g is asked for")
+		save(t, s, "first")
+		_, err = s.Save(ctx, "second")
+		wantQuota(t, "a snapshot", err, "1 of snapshots")
+		if n := k.images(); n != 1 {
+			t.Errorf("%d images", n)
+		}
+	}
+
+	k.restart() // what is held is counted anew
+	_, _, err = k.m.Open(ctx, Key{Name: "two"}, OpenOptions{})
+	wantQuota(t, "after a restart", err, "sessions")
+	if err := k.get("one").End(ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	o.Spec.Limits.Memory = 512 << 20
+	if _, _, err := k.m.Open(ctx, Key{Name: "two"}, o); err != nil {
+		t.Errorf("its place is free again: %v", err)
+	}
+	var found []string
+	for i, err := range k.m.List(ctx, ListOptions{Labels: map[string]string{"team": "web"}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, i.Key.Name)
+	}
+	if len(found) != 1 || found[0] != "two" {
+		t.Errorf("sessions with the label: %v", found)
+	}
+	for range k.m.List(ctx, ListOptions{Labels: map[string]string{"team": "ops"}}) {
+		t.Error("a session has a label that it was not given")
+	}
+}
