@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
 	"path"
 	"strconv"
 	"time"
@@ -83,18 +84,18 @@ func (c *call) unwritten(name string, err error) error {
 	return err
 }
 
-// uploadError tells a body that was too large from what else can fail.
+// uploadError tells a body that was too large or too slow from what else can fail.
 func uploadError(err error) error {
-	if tooMuch(err) {
+	if badBody(err) {
 		return bodyError(err)
 	}
 	return err
 }
 
-// tooMuch reports a body that was larger than it may be.
-func tooMuch(err error) bool {
-	_, ok := errors.AsType[*http.MaxBytesError](err)
-	return ok
+// badBody reports a body that was larger or slower than it may be.
+func badBody(err error) bool {
+	_, large := errors.AsType[*http.MaxBytesError](err)
+	return large || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // download is a body that begins with its first byte, so that a failure before it is a plain problem.
