@@ -172,11 +172,16 @@ func (c *call) problem(err error) {
 	if c.w.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
-	if p.Status == http.StatusRequestTimeout {
-		c.w.Header().Set("Connection", "close") // or package http would wait for the rest of the body first
-	}
+	c.closeAfter(p)
 	p.Instance = c.id
 	problem.Write(c.w, p)
+}
+
+// closeAfter closes the connection behind the problem of a slow body: otherwise package http would wait for the rest of it first.
+func (c *call) closeAfter(p v1.Problem) {
+	if p.Status == http.StatusRequestTimeout {
+		c.w.Header().Set("Connection", "close")
+	}
 }
 
 // invalid is the error of a value that cannot be.
