@@ -60,10 +60,23 @@ func openMachine(ctx context.Context, c *client.Client, name string, o session.O
 	return machine{s, c, opened.Sandbox}, nil
 }
 
-// TestFeaturesOverHTTP runs the suite of the backends through client and server.
+// TestFeaturesOverHTTP runs the suite of the backends through client and server. In make test the backend is local where it plays no part.
 func TestFeaturesOverHTTP(t *testing.T) {
 	testneed.Alone(t) // the suite sets the environment, and runs its features beside each other
-	k := servertest.New(t, server.Options{})
+	onBackend := []string{"snapshots", "attachments", "life"}
+	onGuest := []string{"commands", "endings", "output", "files", "cells", "limits"}
+	t.Run("gvisor", func(t *testing.T) {
+		k := servertest.New(t, server.Options{})
+		if testneed.AllTests() {
+			featuresOf(t, k, onGuest, false)
+		}
+		featuresOf(t, k, onBackend, true) // a server that is stopped and started must not have other tests beside it
+	})
+	t.Run("local", func(t *testing.T) { featuresOf(t, servertest.NewLocal(t, server.Options{}), onGuest, false) })
+}
+
+func featuresOf(t *testing.T, k *servertest.Bench, groups []string, restarts bool) {
+	t.Helper()
 	c := k.Client(k.Key("features", "execute"))
 	var n atomic.Int64
 	o := sandboxtest.Options{
@@ -74,14 +87,13 @@ func TestFeaturesOverHTTP(t *testing.T) {
 			"cells of one context wait for each other, those of two do not": "they wait in the session, whose own tests are about that",
 			"a flood of 50 MB leaves this program small":                    "client and server are one program here, and its memory is measured",
 		},
-		Only:  []string{"commands", "endings", "output", "files", "cells", "limits", "snapshots"},
-		Many:  8,
-		Scope: sandboxtest.HTTPFeatures,
+		Only:   groups,
+		Many:   8,
+		Scope:  sandboxtest.HTTPFeatures,
+		Serial: restarts,
 	}
-	backend := func(*testing.T) sandbox.Backend { return k.Backend }
-	sandboxtest.Run(t, backend, o)
-	// A server that is stopped and started must not have other tests beside it.
-	o.Only, o.Serial = []string{"attachments", "life"}, true
-	o.Restart = func(*testing.T) { k.Stop(); k.Start() }
-	sandboxtest.Run(t, backend, o)
+	if restarts {
+		o.Restart = func(*testing.T) { k.Stop(); k.Start() }
+	}
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return k.Backend }, o)
 }

@@ -41,6 +41,19 @@ pass() {
 	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 "$@" || failed=1
 }
 
+# beside NAME ARGS...: a pass that runs while others do, until join_passes has waited for it.
+besides=()
+beside() {
+	(pass "$@" && exit "$failed") &
+	besides+=($!)
+}
+
+join_passes() {
+	for pid in "${besides[@]}"; do
+		wait "$pid" || failed=1
+	done
+}
+
 # docker starts one engine for every package that needs one.
 docker() {
 	command -v dockerd >/dev/null && [ "$(id -u)" = 0 ] || return 0 # the tests say what is missing, and in CI they fail
@@ -57,20 +70,22 @@ check)
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
-	# down most. Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: those
-	# packages run one at a time.
+	# down most. Tests mostly wait, so more packages run at once than there are processors. Attacks fill the machine and watch how
+	# fast others answer meanwhile: they run alone.
 	programs='/(cmd/recluse|test/install|test/mcp)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
 	longest='./sandbox/gvisor ./session ./rlm ./client ./sandbox/local ./internal/server' # they begin, so that none is left at the end alone
 	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$alone")
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
-	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
-	pass "unit tests of the rest" -race -short "${rest[@]}"
-	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp
+	pass "gVisor and unit tests" -race -timeout=20m -p=3 -parallel=4 -skip="$again" "${most[@]}"
+	pass "unit tests of the rest" -race -short -parallel=4 "${rest[@]}"
 	docker
-	pass "containers and attacks" -timeout=20m -p=1 ./sandbox/docker ./test/attack
-	pass "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
+	beside "containers" -timeout=20m -parallel=6 ./sandbox/docker
+	beside "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
+	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp
+	join_passes
+	pass "attacks" -timeout=20m ./test/attack
 	;;
 all)
 	export RECLUSE_TEST_ALL=true

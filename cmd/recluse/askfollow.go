@@ -40,6 +40,7 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 		return cause(ctx, err)
 	}
 	defer context.AfterFunc(ctx, r.Cancel)()
+	a.signals.onLeave(func(context.Context) { r.Cancel() }) // the second signal may come before the request of the first has gone out
 	v := a.view(quiet)
 	defer context.AfterFunc(ctx, func() {
 		const text = "stopping; Ctrl-C again leaves at once"

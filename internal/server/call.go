@@ -12,6 +12,7 @@ import (
 	"os"
 	"reflect"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/problem"
@@ -33,6 +34,8 @@ type call struct {
 	byID   bool   // the path has the session's id instead of its name
 	status int    // of the answer; 0: 200, or 204 without a body
 	after  func() // called once the answer is out
+	// stalled says that an upload did not move.
+	stalled atomic.Bool
 	// repeatable is the body once it was read for an idempotency key.
 	repeatable *[]byte
 	again      bool   // somebody began to answer it before

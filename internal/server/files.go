@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -57,8 +58,9 @@ func (c *call) absolute(p string) string {
 
 // slow reads a body that must keep moving.
 type slow struct {
-	r  io.Reader
-	rc *http.ResponseController
+	r       io.Reader
+	rc      *http.ResponseController
+	stalled *atomic.Bool // set when it did not move
 }
 
 // Read implements io.Reader.
@@ -66,6 +68,7 @@ func (s *slow) Read(b []byte) (int, error) {
 	_ = s.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
 	n, err := s.r.Read(b)
 	if err != nil {
+		s.stalled.Store(s.stalled.Load() || errors.Is(err, os.ErrDeadlineExceeded))
 		_ = s.rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while the file is written
 	}
 	return n, err
@@ -73,13 +76,15 @@ func (s *slow) Read(b []byte) (int, error) {
 
 // upload is the body of an upload, bounded in size and in time without movement.
 func (c *call) upload() io.Reader {
-	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
+	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), stalled: &c.stalled}
 }
 
 // unwritten tells of an upload that failed, at once: otherwise package http would first wait for what the client has yet to send, which may be idle.
 func (c *call) unwritten(name string, err error) error {
 	c.w.Header().Set("Connection", "close")
-	err = uploadError(err)
+	if err = uploadError(err); c.stalled.Load() {
+		err = bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
+	}
 	c.changedFile("write", name, err)
 	return err
 }

@@ -26,7 +26,7 @@ func killGuest(t *testing.T, b *Backend, id string) {
 	}
 }
 
-func features(t *testing.T, b *Backend) {
+func features(t *testing.T, b *Backend, scope sandboxtest.Scope) {
 	without := map[string]string{}
 	if !dockertest.Owned() {
 		without["the machine's memory is the limit"] = "an engine that is not the tests' own may have gVisor's own runsc, which shows what the engine allows"
@@ -35,7 +35,7 @@ func features(t *testing.T, b *Backend) {
 		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { killGuest(t, b, sb.ID()) },
 		Leftovers: leftovers,
 		Without:   without,
-		Scope:     sandboxtest.BackendFeatures,
+		Scope:     scope,
 	})
 	all, err := b.List(t.Context())
 	if err != nil || len(all) > 0 {
@@ -43,8 +43,8 @@ func features(t *testing.T, b *Backend) {
 	}
 }
 
-func TestFeatures(t *testing.T) { features(t, newBackend(t, nil)) }
+func TestFeatures(t *testing.T) { features(t, newBackend(t, nil), sandboxtest.BackendFeatures) }
 
 func TestFeaturesOnGVisor(t *testing.T) {
-	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }))
+	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }), sandboxtest.MachineFeatures)
 }

@@ -111,7 +111,7 @@ func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
 	scope := sandboxtest.Everything
 	if os.Getenv(asUserEnv) != "" {
-		scope = sandboxtest.BackendFeatures
+		scope = sandboxtest.MachineFeatures
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,

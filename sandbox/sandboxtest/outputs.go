@@ -194,7 +194,7 @@ var outputs = []feature{
 	{"a list of operations fits, however much they said", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		for range 12 {
-			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero", RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
+			run(t, sb, sandbox.Command{Shell: "head -c 1000000 /dev/zero | tr '\\0' x", RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
 		}
 		if s.caps.Python {
 			cell(t, sb, "display('x' * 1500000)\nprint('y' * 1000)\nraise ValueError('z' * 60000)")

@@ -42,7 +42,7 @@ type Options struct {
 	Restart func(t *testing.T)
 	// Without names features that are otherwise here, with the reason; they are left out, loudly.
 	Without map[string]string
-	// Many is how many sandboxes are made at once; 0: 50, or 16 in the fast tier.
+	// Many is how many sandboxes are made at once; 0: 50, or 16 in the fast tier and for MachineFeatures.
 	Many int
 	// Scope selects features by what they depend on.
 	Scope Scope
@@ -84,14 +84,17 @@ type Scope uint8
 const (
 	Everything      Scope = iota
 	BackendFeatures       // features that may differ from one backend to another
+	MachineFeatures       // those of them that make, limit, attach, copy and end a machine: for a pair of kernel and engine that are each proved elsewhere
 	HTTPFeatures          // features that cross the HTTP API
 )
 
-func (s Scope) has(f feature) bool {
+func (s Scope) has(f feature, group string) bool {
 	if testneed.AllTests() {
 		return true
 	}
 	switch s {
+	case MachineFeatures:
+		return f.tags&onBackend != 0 && slices.Contains([]string{"limits", "attachments", "snapshots", "life"}, group)
 	case BackendFeatures:
 		return f.tags&onBackend != 0
 	case HTTPFeatures:
@@ -111,7 +114,7 @@ type feature struct {
 func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
 	if opts.Many == 0 {
 		opts.Many = 50
-		if testing.Short() {
+		if testing.Short() || opts.Scope == MachineFeatures && !testneed.AllTests() {
 			opts.Many = 16
 		}
 	}
@@ -141,7 +144,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		}
 		t.Run(g.name, func(t *testing.T) {
 			for _, f := range g.features {
-				if !opts.Scope.has(f) {
+				if !opts.Scope.has(f, g.name) {
 					continue
 				}
 				t.Run(f.name, func(t *testing.T) {

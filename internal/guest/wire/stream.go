@@ -125,11 +125,21 @@ func (s *Stream) next() ([]byte, error) {
 	return b, err
 }
 
-// shareOutput reads an Output whose data stays where it lies. It reports false for any other message, also for an Output with fields that it
-// does not know.
+// The numbers in wire.proto of the fields that shareOutput reads.
+const (
+	frameOutput = 3
+
+	outputStream  = 1
+	outputOffset  = 2
+	outputData    = 3
+	outputSkipped = 4
+)
+
+// shareOutput reads an Output whose data stays in b, instead of a copy as proto.Unmarshal makes. It reports false for any other message, also for
+// an Output with fields that it does not know.
 func shareOutput(f *Frame, b []byte) bool {
 	num, typ, n := protowire.ConsumeTag(b)
-	if n < 0 || num != 4 || typ != protowire.BytesType {
+	if n < 0 || num != frameOutput || typ != protowire.BytesType {
 		return false
 	}
 	body, m := protowire.ConsumeBytes(b[n:])
@@ -145,7 +155,7 @@ func shareOutput(f *Frame, b []byte) bool {
 		body = body[n:]
 		var v uint64
 		switch {
-		case num == 3 && typ == protowire.BytesType:
+		case num == outputData && typ == protowire.BytesType:
 			o.Data, n = protowire.ConsumeBytes(body)
 		case typ == protowire.VarintType:
 			v, n = protowire.ConsumeVarint(body)
@@ -157,12 +167,12 @@ func shareOutput(f *Frame, b []byte) bool {
 		}
 		body = body[n:]
 		switch num {
-		case 1:
+		case outputStream:
 			o.Stream = uint32(v)
-		case 2:
+		case outputOffset:
 			o.Offset = int64(v)
-		case 3:
-		case 4:
+		case outputData:
+		case outputSkipped:
 			o.Skipped = int64(v)
 		default:
 			return false

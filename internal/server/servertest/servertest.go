@@ -24,7 +24,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
+	choose "github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
+	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -97,13 +99,24 @@ type Bench struct {
 // New starts a server. Its sessions are ended with the test.
 func New(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
-	return newBench(t, opts, false)
+	return newBench(t, opts, gvisorBackend(t), false)
+}
+
+// NewLocal starts a server whose sandboxes are processes of this machine, for tests in which the backend plays no part.
+func NewLocal(t testing.TB, opts server.Options) *Bench {
+	t.Helper()
+	testneed.Sandboxes(t)
+	guest, err := testbin.Guest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newBench(t, opts, local.New(local.Options{Dir: t.TempDir(), GuestPath: guest.Path}), false)
 }
 
 // NewWarm starts a server that has one sandbox ready.
 func NewWarm(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
-	k := newBench(t, opts, true)
+	k := newBench(t, opts, gvisorBackend(t), true)
 	for end := time.Now().Add(patience); k.Manager.PoolStats()[k.Backend.Name()].Ready == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no sandbox is ready")
@@ -112,14 +125,19 @@ func NewWarm(t testing.TB, opts server.Options) *Bench {
 	return k
 }
 
-func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
+func gvisorBackend(t testing.TB) sandbox.Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
-	testneed.Parallel(t)
 	b, err := backend()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b
+}
+
+func newBench(t testing.TB, opts server.Options, b sandbox.Backend, warm bool) *Bench {
+	t.Helper()
+	testneed.Parallel(t)
 	k := &Bench{t: t, Backend: b, opts: opts, tcp: "127.0.0.1:0", warm: warm}
 	k.in(t.TempDir())
 	if k.opts.Logger == nil {
@@ -129,6 +147,7 @@ func newBench(t testing.TB, opts server.Options, warm bool) *Bench {
 		k.opts.Drain = 5 * time.Second
 	}
 	k.Start()
+	var err error
 	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, Patience: patience}); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +167,14 @@ func (k *Bench) Start() {
 		k.t.Fatal(err)
 	}
 	k.Store, k.opts.Store = st, st
-	o := session.Options{Backends: []sandbox.Backend{k.Backend}, DataDir: k.dir, Store: st, NoPool: !k.warm, Logger: k.opts.Logger}
+	o := session.Options{
+		Backends: []sandbox.Backend{k.Backend},
+		Require:  choose.Requirements{AllowNone: true},
+		DataDir:  k.dir,
+		Store:    st,
+		NoPool:   !k.warm,
+		Logger:   k.opts.Logger,
+	}
 	if k.warm {
 		o.Pool, o.Warm = pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
 	}
