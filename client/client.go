@@ -26,6 +26,7 @@ import (
 // The times of a client, all in one place.
 const (
 	DefaultPatience = 10 * time.Second // for a server that does not answer, before a call is given up
+	DefaultRateWait = time.Minute      // for a server that limits how often it may be asked, before a call is given up
 
 	firstPause  = 20 * time.Millisecond // between attempts, doubled each time
 	lastPause   = time.Second
@@ -45,6 +46,11 @@ type Options struct {
 	// Patience is how long a server that cannot be reached is tried again; 0: DefaultPatience, negative: not at all. Only what
 	// is safe is tried again.
 	Patience time.Duration
+	// RateWait is how long a call waits, altogether, for a server that answers 429 with Retry-After; 0: DefaultRateWait, negative: not
+	// at all. Such a request was refused before anything was done, so all are sent again.
+	RateWait time.Duration
+	// Waiting is called with each such wait before it begins. It may be nil.
+	Waiting func(time.Duration)
 	// Starting reports that somebody is about to start the server again: patience does not run out meanwhile. It may be nil.
 	Starting func() bool
 }
@@ -66,6 +72,7 @@ func New(opts Options) (*Client, error) {
 	if opts.Patience == 0 {
 		c.opts.Patience = DefaultPatience
 	}
+	c.opts.RateWait = cmp.Or(opts.RateWait, DefaultRateWait)
 	dial := (&net.Dialer{Timeout: dialTimeout}).DialContext
 	if opts.Socket != "" {
 		c.base = "http://recluse"
@@ -77,6 +84,7 @@ func New(opts Options) (*Client, error) {
 	}
 	if c.http == nil {
 		c.own = &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, DisableCompression: true, ForceAttemptHTTP2: true}
+		c.own.ExpectContinueTimeout = time.Second // for uploads, which are announced
 		if opts.Socket == "" {
 			c.own.Proxy = http.ProxyFromEnvironment
 		}
@@ -114,6 +122,12 @@ func post(op, path string, body any) request {
 
 func remove(op, path string) request {
 	return request{op: op, method: http.MethodDelete, path: path}
+}
+
+// unsent reports whether the request can be sent again as a whole.
+func (r request) unsent() bool {
+	g, ok := r.raw.(*giver)
+	return r.raw == nil || ok && !g.begun.Load()
 }
 
 // repeatable lets a request be sent again even if it may have been done: the server does it only once.
@@ -228,7 +242,19 @@ func (c *Client) harmless(r request, err error) bool {
 	return e.Code == v1.CodeClosing || e.Code == v1.CodeUnavailable && (r.again || unsent)
 }
 
+// once sends a request, and waits before that for as long as the server asks it to.
 func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Response, error) {
+	w := c.rateWait()
+	for {
+		res, header, err := c.attempt(ctx, r, body)
+		if err == nil || !r.unsent() || !w.wait(ctx, header) {
+			return res, err
+		}
+	}
+}
+
+// attempt sends a request. The header is that of an answer that asks to wait.
+func (c *Client) attempt(ctx context.Context, r request, body []byte) (*http.Response, http.Header, error) {
 	target := c.base + r.path
 	if len(r.query) > 0 {
 		target += "?" + r.query.Encode()
@@ -241,24 +267,27 @@ func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Respon
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, target, rd)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
+		return nil, nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
 	}
 	c.headers(ctx, req.Header)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
+	}
+	if r.raw != nil {
+		req.Header.Set("Expect", "100-continue") // a request that is refused is then refused before its data is read
 	}
 	for k, v := range r.header {
 		req.Header.Set(k, v)
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		return nil, unreachable(ctx, r.op, err)
+		return nil, nil, unreachable(ctx, r.op, err)
 	}
 	if res.StatusCode < 300 {
-		return res, nil
+		return res, nil, nil
 	}
 	defer res.Body.Close()
-	return nil, problem(r.op, res)
+	return nil, limited(res), problem(r.op, res)
 }
 
 // headers says who asks, and carries the caller's trace on.
@@ -281,8 +310,13 @@ func problem(op string, res *http.Response) error {
 			Message string  `json:"message"`
 		} `json:"error"`
 	}
-	err := json.NewDecoder(io.LimitReader(res.Body, 1<<20)).Decode(&p)
+	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
 	switch {
+	case res.StatusCode == http.StatusBadRequest && bytes.HasPrefix(text, []byte(plainToTLS)):
+		return &v1.Error{Code: v1.CodeTLS, Op: op, Message: "the server speaks TLS, and was asked without", Remedy: "write https:// in its address"}
 	case err == nil && p.Code != "" && strings.HasPrefix(res.Header.Get("Content-Type"), v1.ProblemType):
 		e := p.Err()
 		e.Op = cmp.Or(e.Op, op)
@@ -300,6 +334,9 @@ func problem(op string, res *http.Response) error {
 func unreachable(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: ctx.Err()}
+	}
+	if e := tlsError(op, err); e != nil {
+		return e
 	}
 	return &v1.Error{Code: v1.CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
 }
@@ -337,6 +374,55 @@ func (p *patience) wait(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// rateWait measures how long to wait for a server that limits how often it may be asked.
+type rateWait struct {
+	left    time.Duration
+	waiting func(time.Duration)
+}
+
+func (c *Client) rateWait() *rateWait {
+	return &rateWait{left: c.opts.RateWait, waiting: c.opts.Waiting}
+}
+
+// limited returns the header of an answer that asks to wait, or nil.
+func limited(res *http.Response) http.Header {
+	if res.StatusCode == http.StatusTooManyRequests {
+		return res.Header
+	}
+	return nil
+}
+
+// wait waits as the header of an answer asks, and reports whether the request is to be sent again.
+func (w *rateWait) wait(ctx context.Context, h http.Header) bool {
+	d, ok := retryAfter(h.Get("Retry-After"))
+	if !ok || d > w.left {
+		return false
+	}
+	w.left -= d
+	if w.waiting != nil {
+		w.waiting(d)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// retryAfter reads the value of a Retry-After header: seconds, or a time.
+func retryAfter(value string) (time.Duration, bool) {
+	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+		return max(time.Duration(n)*time.Second, firstPause), true
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(time.Until(at), firstPause), true
+	}
+	return 0, false
 }
 
 // randomID names an operation or a request.

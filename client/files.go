@@ -155,6 +155,7 @@ func upload[T any](ctx context.Context, c *Client, q request, r io.Reader) (*T, 
 type giver struct {
 	r       io.Reader
 	turn    chan struct{} // full: r is being read
+	begun   atomic.Bool   // something was read
 	over    atomic.Bool
 	failure atomic.Pointer[error]
 }
@@ -166,6 +167,7 @@ func (g *giver) Read(b []byte) (int, error) {
 	if g.over.Load() {
 		return 0, io.ErrClosedPipe
 	}
+	g.begun.Store(true)
 	n, err := g.r.Read(b)
 	if err != nil && err != io.EOF {
 		g.failure.Store(&err)

@@ -227,6 +227,12 @@ func (s *Session) Cancel(ctx context.Context, id string) error {
 	return s.post(ctx, "cancel", s.operation(id)+"/cancel", nil)
 }
 
+// Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal. It returns when the operation has
+// taken it. While another call waits for that, the error is CodeBusy.
+func (s *Session) Input(ctx context.Context, id string, in v1.Input) error {
+	return s.post(ctx, "give input", s.operation(id)+"/input", in)
+}
+
 // Forget drops an ended operation and its spooled output.
 func (s *Session) Forget(ctx context.Context, id string) error {
 	return s.c.call(ctx, remove("forget", s.path+s.operation(id)), nil)

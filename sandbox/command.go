@@ -67,10 +67,10 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 }
 
 // Start runs a command in the background and returns its id as soon as it runs. The command continues when this program ends; Follow,
-// Signal and Operations find it. Stdin is not read.
+// Signal, Input and Operations find it. Stdin is not read.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Stdin != nil || c.PTY != nil {
-		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start command", Message: "a background command has neither input nor terminal"}
+		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start command", Message: "a background command has neither a reader for its input nor a terminal", Remedy: "keep its stdin open, and give it input"}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = v1.NoLimit
@@ -153,7 +153,7 @@ func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Dur
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
 	}
 	w := &wire.RunOptions{
-		Id: o.ID, User: o.User, Stdin: o.Stdin != nil, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
+		Id: o.ID, User: o.User, Stdin: o.Stdin != nil || o.KeepStdin, KeepStdin: o.KeepStdin, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
 		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
 	}
 	switch {
@@ -335,6 +335,9 @@ func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 				if n > 0 && st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{Stdin: buf[:n]}}}) != nil {
 					return
 				}
+				if errors.Is(err, v1.ErrInputLeft) {
+					return
+				}
 				if err != nil {
 					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}}) // it has ended otherwise
 					return
@@ -372,7 +375,7 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 	var out []Operation
 	for _, o := range f.GetOps().GetOps() {
 		op := Operation{
-			ID: o.Id, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, PID: int(o.Pid),
+			ID: o.Id, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, PID: int(o.Pid), Input: o.Input, PTY: o.Pty,
 			Stdout: o.Stdout, Stderr: o.Stderr, Started: time.Unix(0, o.StartedUnixNs),
 		}
 		if o.Verdict != nil {
@@ -434,6 +437,26 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
 	return s.explain("signal", err)
+}
+
+// Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal. It returns when the operation has
+// taken it. While it waits for that, another call is CodeBusy.
+func (s *Sandbox) Input(ctx context.Context, id string, in Input) error {
+	pieces := slices.Collect(slices.Chunk([]byte(in.Data), wire.Chunk))
+	if len(pieces) == 0 {
+		pieces = [][]byte{nil}
+	}
+	for i, p := range pieces {
+		w := &wire.Input{Stdin: p, CloseStdin: in.End && i == len(pieces)-1}
+		if in.Size != nil {
+			w.Rows, w.Cols = uint32(max(1, in.Size.Rows)), uint32(max(1, in.Size.Cols))
+		}
+		_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Feed{Feed: &wire.Feed{Id: id, Input: w}}})
+		if err != nil {
+			return s.explain("give input", err)
+		}
+	}
+	return nil
 }
 
 // Cancel ends an operation and everything it started, as a cancelled ctx does.

@@ -387,6 +387,8 @@ func guestError(op string, e *host.Error) error {
 	switch code {
 	case v1.CodeNoPython:
 		out.Remedy = "use an image or root file system with Python 3; commands work without"
+	case v1.CodeBusy:
+		out.Retry = true
 	case v1.CodeNoShell:
 		out.Remedy = "run a program directly, or use an image with a shell"
 	case v1.CodeDiskFull:

@@ -19,6 +19,8 @@ type (
 	Command = v1.Command
 	// RunOptions are the options that a Cell and a Command share.
 	RunOptions = v1.RunOptions
+	// Input is what a running operation is given.
+	Input = v1.Input
 	// Size is the size of a terminal.
 	Size = v1.Size
 	// FollowOptions are the options of Follow.

@@ -80,6 +80,11 @@ func (s *Session) Cancel(ctx context.Context, id string) error {
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Cancel(ctx, id) })
 }
 
+// Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal.
+func (s *Session) Input(ctx context.Context, id string, in sandbox.Input) error {
+	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Input(ctx, id, in) })
+}
+
 // Forget removes an ended operation and its output.
 func (s *Session) Forget(ctx context.Context, id string) error {
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Forget(ctx, id) })

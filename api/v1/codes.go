@@ -20,6 +20,7 @@ const (
 	CodeNoPython          Code = "no_python"
 	CodeNoShell           Code = "no_shell"
 	CodeStartFailed       Code = "start_failed"
+	CodeOperationExists   Code = "operation_exists" // the id of a cell or command is in use
 	CodeSandboxLost       Code = "sandbox_lost"
 	CodeGuestLost         Code = "guest_lost"
 	CodeNotFound          Code = "not_found"
@@ -118,8 +119,10 @@ const (
 	CodeInvalidQuery  Code = "invalid_query"
 	CodeIdempotency   Code = "idempotency_mismatch"
 	CodeNotKept       Code = "answer_not_kept"
-	CodeRequestTime   Code = "request_timeout"
+	CodeRequestTime   Code = "request_timeout" // the answer took too long
+	CodeBodyTimeout   Code = "body_timeout"    // the body of the request took too long
 	CodeUnavailable   Code = "server_unavailable"
+	CodeTLS           Code = "tls_failed" // the server answers, but no secure connection can be made
 	CodeListenRefused Code = "listen_refused"
 	CodeKeyUnknown    Code = "key_not_found"
 	CodeInterrupted   Code = "stream_interrupted"

@@ -87,7 +87,7 @@ func (r *GateRequest) Text() string {
 	return r.Code
 }
 
-// GrantCommand, with the id of an approval after it, is what a person types to let refused code run once. Models are not told.
+// GrantCommand followed by the id of an approval is what a person types to let refused code run once. Models are not told.
 const GrantCommand = "recluse gate grant "
 
 // GateDecision is what a gate decides.

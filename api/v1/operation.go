@@ -1,9 +1,13 @@
 package v1
 
 import (
+	"errors"
 	"io"
 	"time"
 )
+
+// ErrInputLeft is the end of a Stdin behind which the input stays open: Input gives more, or ends it.
+var ErrInputLeft = errors.New("the input is left open")
 
 // Cell is one piece of code to run in a live interpreter, where state stays.
 type Cell struct {
@@ -51,9 +55,12 @@ type RunOptions struct {
 	// the guest cannot switch users, as in containers on runc and without isolation, another user is CodeNotSupported.
 	User string
 
-	Stdin  io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
-	Stdout io.Writer // nil: only what the verdict keeps
-	Stderr io.Writer
+	Stdin io.Reader // nil: none; a Read that blocks may still be pending when the call returns, so no two calls should share a reader
+	// KeepStdin keeps the input open without Stdin, behind one that ends with ErrInputLeft, and when this program's connection is lost;
+	// Input gives more, or ends it. A terminal's input always stays open so.
+	KeepStdin bool
+	Stdout    io.Writer // nil: only what the verdict keeps
+	Stderr    io.Writer
 
 	Timeout   time.Duration // 0: DefaultTimeout; NoLimit: none
 	KillGrace time.Duration // between SIGTERM and SIGKILL; 0: DefaultKillGrace
@@ -84,6 +91,8 @@ type Operation struct {
 	Context string    `json:"context,omitempty" doc:"interpreter of a cell"`
 	Running bool      `json:"running" doc:"it has not ended"`
 	PID     int       `json:"pid,omitempty" doc:"main process, inside the sandbox"`
+	Input   bool      `json:"input,omitempty" doc:"it takes input"`
+	PTY     bool      `json:"pty,omitempty" doc:"it has a terminal"`
 	Stdout  int64     `json:"stdout" doc:"bytes of stdout so far"`
 	Stderr  int64     `json:"stderr" doc:"bytes of stderr so far"`
 	Started time.Time `json:"started" doc:"when it started"`
@@ -106,6 +115,13 @@ type FollowOptions struct {
 // SignalOptions are the options of Signal.
 type SignalOptions struct {
 	Tree bool // everything the operation started, not only its main process and that one's group
+}
+
+// Input is what a running operation is given: bytes for its stdin, the end of its stdin, another size of its terminal.
+type Input struct {
+	Data Text  `json:"data,omitempty" doc:"bytes for stdin"`
+	End  bool  `json:"end,omitempty" doc:"there is no more input; on a terminal this is Ctrl-D"`
+	Size *Size `json:"size,omitempty" doc:"new size of the terminal"`
 }
 
 // Context is one live interpreter of a sandbox.

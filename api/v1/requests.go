@@ -14,13 +14,14 @@ type RunFields struct {
 	Env           map[string]string `json:"env,omitempty" doc:"environment variables for this cell or command alone, added to those of the sandbox"`
 	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
 	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s, or unlimited with a terminal; none: unlimited"`
+	KeepStdin     bool              `json:"keep_stdin,omitempty" doc:"keep stdin open for the input route of the operation, behind what stdin has"`
+	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s, unless the server is configured otherwise (server.run_timeout), and unlimited with a terminal or in the background; none: unlimited"`
 	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between the polite signal and SIGKILL; left out: 300ms for a command, 2s for a cell"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576" doc:"bytes of each stream that the verdict keeps; left out: 65536"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
 	Metadata      map[string]string `json:"metadata,omitempty" doc:"returned in the verdict"`
-	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel"`
+	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel, of a terminal after a while in which it can be attached again"`
 }
 
 // CellRequest asks to run a Cell.
@@ -88,6 +89,7 @@ func (f RunFields) options() RunOptions {
 		ID:            f.ID,
 		Env:           f.Env,
 		User:          f.User,
+		KeepStdin:     f.KeepStdin,
 		Timeout:       time.Duration(f.Timeout),
 		KillGrace:     time.Duration(f.KillGrace),
 		KillSurvivors: f.KillSurvivors,
@@ -99,7 +101,7 @@ func (f RunFields) options() RunOptions {
 
 // runFields is the inverse of options.
 func runFields(o RunOptions) RunFields {
-	onDisconnect := OnDisconnectCancel
+	onDisconnect := ""
 	if o.Detach {
 		onDisconnect = OnDisconnectKeep
 	}
@@ -107,6 +109,7 @@ func runFields(o RunOptions) RunFields {
 		ID:            o.ID,
 		Env:           o.Env,
 		User:          o.User,
+		KeepStdin:     o.KeepStdin,
 		Timeout:       Duration(o.Timeout),
 		KillGrace:     Duration(o.KillGrace),
 		KillSurvivors: o.KillSurvivors,

@@ -77,7 +77,7 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID        string            `json:"id" doc:"unique id; unlike the name it is never used again"`
+	ID        string            `json:"id" doc:"unique id, which every route takes instead of the name; unlike the name it is never used again"`
 	Key       SessionKey        `json:"key" doc:"tenant and name"`
 	State     SessionState      `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
 	Reason    string            `json:"reason" doc:"why it is in this state"`

@@ -24,7 +24,7 @@ type Spec struct {
 	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a registry reference, oci:DIR or tar:FILE"`
 	// RootFS is a directory of the host to use as the root, read-only.
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory, read-only"`
-	Limits Limits `json:"limits" doc:"limits; what is left out takes its default"`
+	Limits Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
 	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no

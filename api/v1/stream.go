@@ -65,19 +65,35 @@ const (
 	FrameStderr byte = 2
 )
 
-// Control is a text message of a WebSocket; one field is set. The caller's first is a cell or a command.
+// Attach asks for the output and the input of an operation that an earlier connection began.
+type Attach struct {
+	ID     string `json:"id" doc:"id of the operation"`
+	Stdout *int64 `json:"stdout,omitempty" minimum:"0" doc:"offset in stdout to begin at; left out: the last 64 KiB"`
+	Stderr *int64 `json:"stderr,omitempty" minimum:"0" doc:"offset in stderr to begin at; left out: the last 64 KiB"`
+}
+
+// Attached says where the output of an attached operation begins.
+type Attached struct {
+	ID string `json:"id" doc:"id of the operation"`
+	Offsets
+}
+
+// Control is a text message of a WebSocket; one field is set. The caller's first is a cell, a command or the id of one that runs.
 type Control struct {
 	Cell     *CellRequest    `json:"cell,omitempty" doc:"cell to run; only in the first message"`
 	Command  *CommandRequest `json:"command,omitempty" doc:"command to run; only in the first message"`
+	Attach   *Attach         `json:"attach,omitempty" doc:"operation to go on with; only in the first message"`
 	Stdin    bool            `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
 	StdinEnd bool            `json:"stdin_end,omitempty" doc:"there is no more input"`
 	Resize   *Size           `json:"resize,omitempty" doc:"new size of the terminal"`
 	Cancel   bool            `json:"cancel,omitempty" doc:"end it; the verdict follows"`
 
-	Started *Started `json:"started,omitempty" doc:"the operation has begun"`
-	Display *Bundle  `json:"display,omitempty" doc:"value that the code displays"`
-	Verdict *Verdict `json:"verdict,omitempty" doc:"how it ended; the last message"`
-	Problem *Problem `json:"problem,omitempty" doc:"why it failed; the last message"`
+	Started  *Started  `json:"started,omitempty" doc:"the operation has begun"`
+	Attached *Attached `json:"attached,omitempty" doc:"the operation was found"`
+	Skipped  *Skipped  `json:"skipped,omitempty" doc:"output that is no longer kept"`
+	Display  *Bundle   `json:"display,omitempty" doc:"value that the code displays"`
+	Verdict  *Verdict  `json:"verdict,omitempty" doc:"how it ended; the last message"`
+	Problem  *Problem  `json:"problem,omitempty" doc:"why it failed; the last message"`
 }
 
 // maxEvent bounds one event: a display may hold an image.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
@@ -46,7 +47,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		return nil, nil, err
 	}
 	if cfg.Client.URL != "" {
-		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key)})
+		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key), Waiting: a.sayRateWait})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -59,13 +60,23 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	}
 	a.otherConfig = held.Status.Stamp.Config != me.Config
 	var starting atomic.Bool
-	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load})
+	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load, Waiting: a.sayRateWait})
 	if err != nil {
 		held.Close()
 		return nil, nil, err
 	}
 	release := a.hold(ctx, cfg, me, held, &starting)
 	return c, func() { c.Close(); release() }, nil
+}
+
+// longRateWait is how long a wait for the server's rate limit is that the user is told of.
+const longRateWait = 2 * time.Second
+
+// sayRateWait reports a wait that the server has asked for.
+func (a *app) sayRateWait(d time.Duration) {
+	if d >= longRateWait {
+		a.say("the server limits how often it may be asked; trying again in %s", d)
+	}
 }
 
 // hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a

@@ -42,7 +42,7 @@ func newDisplays(dir string) (*displays, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a directory of the user's own, as mkdir makes it
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "save displays", Message: "the directory cannot be made", Err: err}
 	}
 	return &displays{dir: dir}, nil
@@ -97,7 +97,7 @@ func (d *displays) taken() bool {
 }
 
 func (d *displays) write(name string, content []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // a file of the user's own
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}

@@ -49,7 +49,8 @@ func (a *app) execCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "exec [flags] [--] COMMAND [ARG...]",
 		Short: "Run one command, or Python, in a new sandbox or a session",
-		Long: `Run one command, or Python, in a new sandbox, and end the sandbox.
+		Long: `Run one command, or Python, in a new sandbox, and end the sandbox. With client.url configured
+the sandbox is on that server.
 
 With --session it runs in the session of that name, which is made if there is none and stays with its
 variables, files and processes. Flags that describe the sandbox must then be those it was made with;
@@ -161,7 +162,11 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	}
 	ctx = a.watch(ctx)
 	judged := func() (warning string, err error) { return "", nil } // by the server of the session
-	if o.session == "" {
+	away, err := a.away()
+	if err != nil {
+		return err
+	}
+	if o.session == "" && !away {
 		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}

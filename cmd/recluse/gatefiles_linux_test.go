@@ -114,8 +114,14 @@ func TestEachRoleHasItsOwnThesaurus(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{
-		{"exec", "--python", cooking}, {"exec", "--role", "smith", "--gate", "off", "--python", cooking}, {"session", "open", "forge", "--role", "smith"},
-		{"exec", "--session", "forge", "--role", "smith", "--python", cooking}, {"ask", "What?", "--context", big, "--role", "smith"}, {"gate", "check", at("cooking.py")}, {"gate", "check", "--role", "smith", at("cooking.py")}, {"ask", "What?", "--context", big},
+		{"exec", "--python", cooking},
+		{"exec", "--role", "smith", "--gate", "off", "--python", cooking},
+		{"session", "open", "forge", "--role", "smith"},
+		{"exec", "--session", "forge", "--role", "smith", "--python", cooking},
+		{"ask", "What?", "--context", big, "--role", "smith"},
+		{"gate", "check", at("cooking.py")},
+		{"gate", "check", "--role", "smith", at("cooking.py")},
+		{"ask", "What?", "--context", big},
 	} {
 		if got := w.run("", args...); got.status == 0 || !strings.Contains(got.stderr, "no thesaurus for") || !strings.Contains(got.stderr, "cook, gardener") {
 			t.Errorf("%v: %+v", args, got)

@@ -200,7 +200,7 @@ func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config,
 func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (server.Options, error) {
 	o := server.Options{
 		Manager: m, Logger: log, Limits: cfg.Server.Limits(), Drain: cfg.Server.Drain.Std(), Version: thisBuild().Version,
-		PublicMetrics: cfg.Telemetry.PublicMetrics,
+		PublicMetrics: cfg.Telemetry.PublicMetrics, Origins: cfg.Server.CORSOrigins, TerminalGrace: cfg.Server.TerminalGrace.Std(),
 	}
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)

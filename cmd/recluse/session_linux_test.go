@@ -458,6 +458,17 @@ func TestKeysAndAnotherServer(t *testing.T) {
 	url, _, _ := strings.Cut(rest, "\n")
 	far := &world{t: t, data: w.data, env: append(w.env, "RECLUSE_CLIENT_URL="+url, "RECLUSE_CLIENT_KEY="+key)}
 	far.expect("42\n", "exec", "--session", "far", "--python", "6 * 7")
+	// Without a session it runs there, too, in a sandbox of its own that ends with it.
+	far.env = append(far.env, "RECLUSE_BACKEND_ORDER=abacus") // which nothing on this side could use
+	far.expect("1 /tmp\n", "exec", "--env", "A=1", "--dir", "/tmp", "--", "sh", "-c", "echo $A $PWD")
+	far.expect("42\n", "exec", "--python", "6 * 7")
+	if got := far.run("", "exec", "--", "sh", "-c", "exit 3"); got.status != 3 {
+		t.Errorf("its exit status: %+v", got)
+	}
+	var left []struct{ Key struct{ Name string } }
+	if decodeJSON(t, far.must("session", "list", "--json"), &left); len(left) != 1 || left[0].Key.Name != "far" {
+		t.Errorf("sessions that are left: %+v", left)
+	}
 	if got := far.must("config", "show"); strings.Contains(got, key) || !strings.Contains(got, "[redacted]") {
 		t.Errorf("the key is shown: %s", got)
 	}

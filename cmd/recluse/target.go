@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"strings"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
@@ -23,10 +24,17 @@ type target interface {
 	describe(ctx context.Context) (spec sandbox.Spec, line string, err error)
 }
 
-// target returns the session of a name, or without a name makes a sandbox. The caller must call done.
+// target returns the session of a name, or without a name makes a sandbox, on the configured server if there is one. The caller must
+// call done.
 func (a *app) target(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (t target, done func(), err error) {
 	if name != "" {
 		return a.inSession(ctx, name, f, o)
+	}
+	if away, err := a.away(); err != nil || away {
+		if err != nil {
+			return nil, nil, err
+		}
+		return a.onServer(ctx, f, o)
 	}
 	spec, err := f.spec(a)
 	if err != nil {
@@ -44,6 +52,65 @@ type inSandbox struct{ *sandbox.Sandbox }
 
 func (t inSandbox) describe(context.Context) (sandbox.Spec, string, error) {
 	return t.Spec(), fmt.Sprintf("%s sandbox %s; nothing of it is kept after you leave", t.Backend().Name(), t.ID()), nil
+}
+
+// away reports whether the configuration names another server, where everything then runs.
+func (a *app) away() (bool, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return false, err
+	}
+	return cfg.Client.URL != "", nil
+}
+
+const (
+	// ownIdle ends the session of a call when the program that made the call has died.
+	ownIdle = time.Minute
+	// endWait is how long the server has to end the session of a call.
+	endWait = 30 * time.Second
+)
+
+// ownSession is a session of the configured server that ends with the call.
+type ownSession struct {
+	*inSession
+	url string
+}
+
+func (t ownSession) describe(ctx context.Context) (sandbox.Spec, string, error) {
+	i, err := t.Info(ctx)
+	return i.Spec, fmt.Sprintf("%s sandbox %s on %s; nothing of it is kept after you leave", i.Backend, i.Sandbox, t.url), err
+}
+
+// onServer makes a session on the configured server for one call. The caller must call done.
+func (a *app) onServer(ctx context.Context, f *sandboxFlags, o session.OpenOptions) (target, func(), error) {
+	o, err := a.openOptions(f, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	spec, err := f.spec(a)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Spec, o.Policy = &spec, session.Policy{Idle: v1.Duration(ownIdle), OnIdle: v1.IdleEnd}
+	c, done, err := a.connect(ctx)
+	if err != nil {
+		return nil, nil, cause(ctx, err)
+	}
+	s, err := c.Create(ctx, "", o)
+	if err != nil {
+		done()
+		return nil, nil, cause(ctx, err)
+	}
+	end := func(ctx context.Context) error { return s.End(ctx, "the call that it was made for has ended") }
+	a.signals.onLeave(func(ctx context.Context) { _ = end(ctx) }) // there is no time to tell
+	return ownSession{&inSession{Session: s}, a.cfg.Client.URL}, func() {
+		defer done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
+		defer cancel()
+		if err := end(ctx); err != nil && !gone(err) {
+			a.tell(err) // the result has been printed
+		}
+	}, nil
 }
 
 // inSession is a session, by way of its server. A session that is there is used in a single request; open is called only when there is none.

@@ -55,6 +55,10 @@ type Server struct {
 	Linger  v1.Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
 	Drain   v1.Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
 
+	CORSOrigins   []string    `key:"cors_origins" doc:"origins whose pages may use the API from a browser, with a key, e.g. https://app.example; empty: none"`
+	RunTimeout    v1.Duration `key:"run_timeout" none:"yes" doc:"time of a cell or command whose request names none; terminals and commands in the background have no limit then"`
+	TerminalGrace v1.Duration `key:"terminal_grace" none:"yes" doc:"how long a terminal whose connection broke goes on, so that it can be attached again; none: it ends at once"`
+
 	MaxBody   Size        `key:"max_body" doc:"bytes of a request that is JSON"`
 	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive; over the own socket there is no limit"`
 	Timeout   v1.Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
@@ -67,7 +71,7 @@ type Server struct {
 
 // Client configures the command line.
 type Client struct {
-	URL string `key:"url" doc:"address of another server, e.g. https://box.example:7070; empty: the user's own, over its socket"`
+	URL string `key:"url" doc:"address of another server, e.g. https://box.example:7070, on which everything then runs; empty: the user's own, over its socket"`
 	Key Secret `key:"key" doc:"API key for that address"`
 }
 
@@ -148,7 +152,7 @@ func Default() *Config {
 	return &Config{
 		Server: Server{
 			Linger: DefaultLinger, Drain: v1.Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: v1.Duration(server.DefaultTime),
-			SamplingCalls: mcp.DefaultSamplingCalls,
+			RunTimeout: v1.Duration(v1.DefaultTimeout), TerminalGrace: v1.Duration(server.DefaultTerminalGrace), SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
 			Idle: v1.Duration(session.DefaultIdle), OnIdle: string(v1.IdleHibernate), MaxAge: v1.NoLimit, Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
@@ -183,7 +187,7 @@ func (s Session) Policy() session.Policy {
 
 // Limits gives what a request may ask as the server's package wants it.
 func (s Server) Limits() server.Limits {
-	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Rate: s.Rate, Burst: s.Burst}
+	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Run: s.RunTimeout.Std(), Rate: s.Rate, Burst: s.Burst}
 }
 
 // ServerQuota returns the bounds of the whole server.
@@ -214,6 +218,9 @@ func (p Pool) Options() pool.Options {
 // check refuses what does not go together.
 func (c *Config) check() []error {
 	var bad []error
+	if err := server.CheckOrigins(c.Server.CORSOrigins); err != nil {
+		bad = append(bad, c.wrong("server.cors_origins", err.Error()))
+	}
 	if (c.Server.TLSCert == "") != (c.Server.TLSKey == "") {
 		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key go together"))
 	}

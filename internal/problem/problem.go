@@ -70,7 +70,7 @@ var codes = map[int][]v1.Code{
 	http.StatusConflict: {
 		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit,
 		v1.CodeSessionPaused, v1.CodeSessionMoved, v1.CodeSnapshotExists, v1.CodeApprovalResolved, v1.CodeNoPython,
-		v1.CodeNoShell, v1.CodeBusy, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt, v1.CodeSnapshotVersion,
+		v1.CodeNoShell, v1.CodeBusy, v1.CodeOperationExists, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt, v1.CodeSnapshotVersion,
 		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,
 		v1.CodeRunEnded, v1.CodeContextChanged,
 	},
@@ -98,6 +98,9 @@ var codes = map[int][]v1.Code{
 	},
 	http.StatusRequestEntityTooLarge: {
 		v1.CodeTooLarge, v1.CodeTooMany,
+	},
+	http.StatusRequestTimeout: {
+		v1.CodeBodyTimeout,
 	},
 	http.StatusServiceUnavailable: {
 		v1.CodeUnavailable, v1.CodeClosing, v1.CodeStoreBusy, v1.CodeBackendMissing, v1.CodeNoBackend, v1.CodeModelMissing,

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"encoding"
 	"encoding/json"
+	"iter"
 	"reflect"
 	"strconv"
 	"strings"
@@ -79,16 +80,12 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 // object returns the schema of a struct. Fields of embedded structs are its own, as in package json.
 func (s *Set) object(t reflect.Type) *jsonschema.Schema {
 	out := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
-	for _, f := range reflect.VisibleFields(t) {
-		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "-" || !f.IsExported() || f.Anonymous && name == "" {
-			continue
-		}
+	for f, name := range fields(t) {
 		p := s.Of(f.Type)
 		annotate(p, f)
 		out.Properties[name] = p
 		out.PropertyOrder = append(out.PropertyOrder, name)
-		if strings.Contains(options, "omit") {
+		if !required(f) {
 			continue
 		}
 		out.Required = append(out.Required, name)
@@ -97,6 +94,38 @@ func (s *Set) object(t reflect.Type) *jsonschema.Schema {
 		}
 	}
 	return out
+}
+
+// fields iterates over the fields of a struct that are in its JSON, and their names there.
+func fields(t reflect.Type) iter.Seq2[reflect.StructField, string] {
+	return func(yield func(reflect.StructField, string) bool) {
+		for _, f := range reflect.VisibleFields(t) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "-" || !f.IsExported() || f.Anonymous && name == "" {
+				continue
+			}
+			if !yield(f, name) {
+				return
+			}
+		}
+	}
+}
+
+// required reports whether a field must be in the JSON of its struct.
+func required(f reflect.StructField) bool {
+	_, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return !strings.Contains(options, "omit")
+}
+
+// Required returns the names of the fields that the JSON of a struct must have.
+func Required(t reflect.Type) []string {
+	var names []string
+	for f, name := range fields(t) {
+		if required(f) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // annotate adds what the tags of a field say.

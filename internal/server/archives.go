@@ -126,7 +126,7 @@ func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part
 	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(body, sum), opts)
 	if err != nil {
 		c.changedFile("write", string(up.Path), uploadError(err))
-		if c.ctx().Err() != nil || tooMuch(err) {
+		if c.ctx().Err() != nil || badBody(err) {
 			return up, uploadError(err)
 		}
 		return fail(err)

@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"os"
 	"reflect"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/problem"
@@ -29,8 +31,11 @@ type call struct {
 	log    *slog.Logger
 	id     string
 	query  url.Values
+	byID   bool   // the path has the session's id instead of its name
 	status int    // of the answer; 0: 200, or 204 without a body
 	after  func() // called once the answer is out
+	// stalled says that an upload did not move.
+	stalled atomic.Bool
 	// repeatable is the body once it was read for an idempotency key.
 	repeatable *[]byte
 	again      bool   // somebody began to answer it before
@@ -62,6 +67,31 @@ func (c *call) key() session.Key {
 	return session.Key{Tenant: c.who.tenant, Name: c.r.PathValue("session")}
 }
 
+// resolveSession replaces the id of a session in the path by the session's name. A token's holder learns no name by an id.
+func (c *call) resolveSession() error {
+	given := c.r.PathValue("session")
+	if given == "" {
+		return nil
+	}
+	name := given
+	if c.who.session != "" {
+		if given == c.who.sessionID {
+			name = c.who.session
+		}
+	} else {
+		key, err := c.s.manager.Resolve(c.ctx(), c.key())
+		if err != nil {
+			return err
+		}
+		name = key.Name
+	}
+	if name != given {
+		c.byID = true
+		c.r.SetPathValue("session", name)
+	}
+	return nil
+}
+
 // unknownSession is what the manager says of a name it does not know, for sessions that the caller may not know of.
 func (c *call) unknownSession() error {
 	return &v1.Error{
@@ -79,7 +109,7 @@ func decode[T any](c *call) (T, error) {
 	if err != nil {
 		return v, err
 	}
-	return v, unmarshal(raw, &v, strict)
+	return v, unmarshalRequest(raw, &v)
 }
 
 // readBody reads a body that is small and comes soon.
@@ -106,6 +136,9 @@ func bodyError(err error) error {
 			Code: v1.CodeTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
 			Remedy: "upload large things as files",
 		}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &v1.Error{Code: v1.CodeBodyTimeout, Op: "read request", Message: "nothing of the body arrived for " + stallTimeout.String(), Retry: true}
 	}
 	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
 }
@@ -142,8 +175,16 @@ func (c *call) problem(err error) {
 	if c.w.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
+	c.closeAfter(p)
 	p.Instance = c.id
 	problem.Write(c.w, p)
+}
+
+// closeAfter closes the connection behind the problem of a slow body: otherwise package http would wait for the rest of it first.
+func (c *call) closeAfter(p v1.Problem) {
+	if p.Status == http.StatusRequestTimeout {
+		c.w.Header().Set("Connection", "close")
+	}
 }
 
 // invalid is the error of a value that cannot be.

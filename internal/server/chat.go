@@ -139,6 +139,7 @@ func chat(c *call) error {
 		}
 		p := problem.Of(err)
 		c.w.problem, c.status = p, p.Status
+		c.closeAfter(p)
 		text := p.Detail
 		for _, more := range []string{p.Cause, p.Remedy} {
 			if more != "" {

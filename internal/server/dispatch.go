@@ -31,6 +31,9 @@ func (s *Server) makeMux() *http.ServeMux {
 		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
 		r := noRoute(path, v1.CodeMethod, "this method is not possible here: "+allow+" is", "")
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
+			if s.cors.preflight(w, req, allow) {
+				return
+			}
 			w.Header().Set("Allow", allow)
 			s.dispatch(w, req, r)
 		})
@@ -58,6 +61,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: ids.Hex(8)}
 	c.w.Header().Set(v1.HeaderRequest, c.id)
 	c.w.Header().Set("X-Content-Type-Options", "nosniff")
+	s.cors.mark(c.w, r)
 	span := s.startSpan(c)
 	c.log = s.log.With("request", c.id)
 	s.metrics.inFlight.Inc()
@@ -110,7 +114,7 @@ func (c *call) answer() error {
 	} else {
 		err = c.route.handle(c)
 	}
-	if err != nil && errors.Is(context.Cause(ctx), errTooLong) {
+	if err != nil && errors.Is(context.Cause(ctx), errTooLong) && v1.CodeOf(err) != v1.CodeBodyTimeout {
 		return &v1.Error{Code: v1.CodeRequestTime, Op: "answer", Message: "it took longer than " + c.s.opts.Limits.Time.String(), Retry: true, Err: err}
 	}
 	return err
@@ -130,6 +134,9 @@ func (c *call) admit() error {
 	c.who = who
 	if wait, err := c.s.rates.take(who.rate); err != nil {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+		return err
+	}
+	if err := c.resolveSession(); err != nil {
 		return err
 	}
 	return c.allow()

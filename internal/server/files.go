@@ -7,7 +7,9 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -47,8 +49,9 @@ func (c *call) path() string { return c.query.Get("path") }
 
 // slow reads a body that must keep moving.
 type slow struct {
-	r  io.Reader
-	rc *http.ResponseController
+	r       io.Reader
+	rc      *http.ResponseController
+	stalled *atomic.Bool // set when it did not move
 }
 
 // Read implements io.Reader.
@@ -56,6 +59,7 @@ func (s *slow) Read(b []byte) (int, error) {
 	_ = s.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
 	n, err := s.r.Read(b)
 	if err != nil {
+		s.stalled.Store(s.stalled.Load() || errors.Is(err, os.ErrDeadlineExceeded))
 		_ = s.rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while the file is written
 	}
 	return n, err
@@ -65,20 +69,22 @@ func (s *slow) Read(b []byte) (int, error) {
 // limit.
 func (c *call) upload() io.Reader {
 	if c.who.host {
-		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w)}
+		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w), stalled: &c.stalled}
 	}
-	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w)}
+	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), stalled: &c.stalled}
 }
 
 // unwritten tells of an upload that failed, at once: otherwise package http would first wait for what the client has yet to send, which may be idle.
 func (c *call) unwritten(name string, err error) error {
 	c.w.Header().Set("Connection", "close")
-	err = uploadError(err)
+	if err = uploadError(err); c.stalled.Load() {
+		err = bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
+	}
 	c.changedFile("write", name, err)
 	return err
 }
 
-// uploadError tells a body that was too large from what else can fail.
+// uploadError tells a body that was too large or too slow from what else can fail.
 func uploadError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &v1.Error{
@@ -86,13 +92,16 @@ func uploadError(err error) error {
 			Remedy: "raise server.max_upload in the server's configuration, send it in parts, or use the server's own socket, which has no limit",
 		}
 	}
+	if badBody(err) {
+		return bodyError(err)
+	}
 	return err
 }
 
-// tooMuch reports a body that was larger than it may be.
-func tooMuch(err error) bool {
-	_, ok := errors.AsType[*http.MaxBytesError](err)
-	return ok
+// badBody reports a body that was larger or slower than it may be.
+func badBody(err error) bool {
+	_, large := errors.AsType[*http.MaxBytesError](err)
+	return large || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // download is a body that begins with its first byte, so that a failure before it is a plain problem.

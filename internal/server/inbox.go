@@ -3,6 +3,8 @@ package server
 import (
 	"io"
 	"sync"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // maxInput is how much input is kept for a task that does not read it. As long as there is room, what the caller says behind it is heard:
@@ -15,6 +17,7 @@ type inbox struct {
 	wait    *sync.Cond    // of readers
 	data    []byte        // guarded by mu
 	ended   bool          // guarded by mu; nothing more comes
+	left    bool          // guarded by mu; nothing more comes from this caller
 	dropped bool          // guarded by mu; nobody reads any more
 	room    chan struct{} // guarded by mu; closed when there is room again
 }
@@ -29,7 +32,7 @@ func newInbox() *inbox {
 func (b *inbox) put(data []byte) <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.dropped || b.ended {
+	if b.dropped || b.ended || b.left {
 		return nil
 	}
 	if len(b.data) > 0 && len(b.data)+len(data) > maxInput {
@@ -44,8 +47,11 @@ func (b *inbox) put(data []byte) <-chan struct{} {
 func (b *inbox) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.data) == 0 && !b.ended && !b.dropped {
+	for len(b.data) == 0 && !b.ended && !b.dropped && !b.left {
 		b.wait.Wait()
+	}
+	if len(b.data) == 0 && b.left && !b.ended && !b.dropped {
+		return 0, v1.ErrInputLeft
 	}
 	if len(b.data) == 0 || b.dropped {
 		return 0, io.EOF
@@ -63,6 +69,15 @@ func (b *inbox) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ended = true
+	b.wait.Broadcast()
+	b.open()
+}
+
+// leave says that nothing more comes from this caller, and that the input does not end with it.
+func (b *inbox) leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left = true
 	b.wait.Broadcast()
 	b.open()
 }

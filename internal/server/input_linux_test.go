@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,7 +28,9 @@ import (
 func TestBadInput(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Body: 4096}})
 	s := open(t, k, "default", "work")
-	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "mkdir /tmp/d && mkfifo /tmp/fifo && ln -s /tmp/fifo /tmp/link"}); err != nil || !v.OK() {
+	if v, err := s.Run(t.Context(), sandbox.Command{
+		RunOptions: sandbox.RunOptions{ID: "used"}, Shell: "mkdir /tmp/d && mkfifo /tmp/fifo && ln -s /tmp/fifo /tmp/link",
+	}); err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}
 	const cells, ses = "/v1/sessions/work/cells", "/v1/sessions/work"
@@ -44,6 +47,13 @@ func TestBadInput(t *testing.T) {
 		{"a body that is too large", "POST", cells, `{"code":"` + strings.Repeat("x", 5000) + `"}`, 413, v1.CodeTooLarge},
 		{"JSON that breaks off", "POST", cells, `{"code":`, 400, v1.CodeInvalidJSON},
 		{"no JSON at all", "POST", cells, `print(1)`, 400, v1.CodeInvalidJSON},
+		{"an empty body", "POST", cells, ``, 400, v1.CodeInvalidRequest},
+		{"no code", "POST", cells, `{}`, 400, v1.CodeInvalidRequest},
+		{"no code beside other fields", "POST", cells, `{"context":"default"}`, 400, v1.CodeInvalidRequest},
+		{"no name of a snapshot", "POST", ses + "/snapshots", `{}`, 400, v1.CodeInvalidRequest},
+		{"no value of a variable", "PUT", ses + "/vars/v", ``, 400, v1.CodeInvalidRequest},
+		{"an id that was used", "POST", cells, `{"code":"1","id":"used"}`, 409, v1.CodeOperationExists},
+		{"a command of an id that was used", "POST", ses + "/commands", `{"args":["true"],"id":"used","background":true}`, 409, v1.CodeOperationExists},
 		{"an array", "POST", cells, `[]`, 400, v1.CodeInvalidJSON},
 		{"two objects", "POST", cells, `{"code":"1"}{"code":"2"}`, 400, v1.CodeInvalidJSON},
 		{"a field of another kind", "POST", cells, `{"code":1}`, 400, v1.CodeInvalidJSON},
@@ -459,10 +469,10 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-func TestCommandUnderAnIdempotencyKey(t *testing.T) {
+func TestRunsUnderAnIdempotencyKey(t *testing.T) {
 	k := servertest.New(t, server.Options{Drain: 100 * time.Millisecond})
 	s := open(t, k, "default", "work")
-	const commands = "/v1/sessions/work/commands"
+	const commands, cells = "/v1/sessions/work/commands", "/v1/sessions/work/cells"
 	big := `{"shell":"echo x >> /tmp/big; head -c 3000000 /dev/zero | tr '\\0' a"}`
 	r, done := listen(t.Context(), t, k, "POST", commands, big, v1.HeaderIdempotency, "big")
 	until(t, r)
@@ -470,31 +480,47 @@ func TestCommandUnderAnIdempotencyKey(t *testing.T) {
 	if a := ask(t, k, "", "POST", commands, big, v1.HeaderIdempotency, "big"); a.status != http.StatusConflict {
 		t.Errorf("an answer that was not kept: %d %.200s", a.status, a.body)
 	}
-	body := `{"shell":"echo x >> /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat /tmp/runs"}`
-	lost := make(chan struct{})
-	go func() {
-		defer close(lost)
-		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+commands, strings.NewReader(body))
-		req.Header.Set(v1.HeaderIdempotency, "slow")
-		if res, err := plain.Do(req); err == nil {
-			res.Body.Close()
+	if a := ask(t, k, "", "POST", cells, `{"code":"n = 0"}`, v1.HeaderIdempotency, "cell"); a.status != http.StatusOK {
+		t.Fatal(a.body)
+	}
+	for range 2 {
+		if a := ask(t, k, "", "POST", cells, `{"code":"n += 1; n"}`, v1.HeaderIdempotency, "count"); a.status != http.StatusOK || !strings.Contains(a.body, `"text/plain":"1"`) {
+			t.Errorf("a cell under one key: %d %s", a.status, a.body)
 		}
-	}()
-	await(t, "the command runs", func() bool {
-		v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"test", "-s", "/tmp/runs"}})
+	}
+	body := `{"shell":"echo x >> /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat /tmp/runs"}`
+	cell := `{"code":"n += 1; open('/tmp/cell', 'w').write('x')\nimport os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\nn"}`
+	var lost sync.WaitGroup
+	for path, body := range map[string]string{commands: body, cells: cell} {
+		lost.Go(func() {
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+path, strings.NewReader(body))
+			req.Header.Set(v1.HeaderIdempotency, "slow "+path)
+			if res, err := plain.Do(req); err == nil {
+				res.Body.Close()
+			}
+		})
+	}
+	await(t, "both run", func() bool {
+		v, err := s.Run(t.Context(), sandbox.Command{Shell: "test -s /tmp/runs && test -s /tmp/cell"})
 		return err == nil && v.OK()
 	})
 	k.Stop()
-	<-lost
+	lost.Wait()
 	k.Start()
 	if a := ask(t, k, "", "PUT", "/v1/sessions/work/files?path=/tmp/go", ""); a.status != http.StatusOK {
 		t.Fatal(a.body)
 	}
-	a := ask(t, k, "", "POST", commands, body, v1.HeaderIdempotency, "slow")
+	a := ask(t, k, "", "POST", commands, body, v1.HeaderIdempotency, "slow "+commands)
 	var v sandbox.Verdict
 	a.decode(t, &v)
 	if a.status != http.StatusOK || string(v.Stdout.Head) != "x\n" {
-		t.Errorf("behind a restart: %d %s", a.status, a.body)
+		t.Errorf("a command behind a restart: %d %s", a.status, a.body)
+	}
+	a = ask(t, k, "", "POST", cells, cell, v1.HeaderIdempotency, "slow "+cells)
+	v = sandbox.Verdict{}
+	a.decode(t, &v)
+	if a.status != http.StatusOK || v.Result.Text() != "2" {
+		t.Errorf("a cell behind a restart: %d %s", a.status, a.body)
 	}
 }
 

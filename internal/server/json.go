@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -13,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/editdistance"
+	"github.com/recluse-dev/recluse/internal/schema"
 )
 
 // maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
@@ -21,29 +23,58 @@ const maxDepth = 64
 // strict rejects unknown fields. Duplicate fields, fields in another case and invalid UTF-8 are rejected in any case.
 var strict = json.RejectUnknownMembers(true)
 
-// unmarshal decodes a JSON body into v. An empty body is an empty object: each handler checks for the fields it needs.
+// unmarshal decodes a JSON body into v. An empty body is an empty object.
 func unmarshal(raw []byte, v any, opts ...json.Options) error {
-	if len(bytes.TrimSpace(raw)) == 0 {
-		raw = []byte("{}")
-	}
-	if err := checkDepth(raw); err != nil {
+	_, err := unmarshalNamed(raw, v, opts...)
+	return err
+}
+
+// unmarshalRequest decodes the JSON of a request into v, which points to a struct. Unknown fields and missing ones are rejected.
+func unmarshalRequest(raw []byte, v any) error {
+	names, err := unmarshalNamed(raw, v, strict)
+	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, v, opts...); err != nil {
-		return jsonError(err)
+	for _, name := range schema.Required(reflect.TypeOf(v).Elem()) {
+		if !slices.Contains(names, name) {
+			return missingField(name)
+		}
 	}
 	return nil
 }
 
-// checkDepth rejects JSON that is nested deeper than maxDepth. Other mistakes are left to the decoder.
-func checkDepth(raw []byte) error {
+func missingField(name string) error { return invalid("missing field %q", name) }
+
+// unmarshalNamed is unmarshal, and returns the names of the fields that the body has.
+func unmarshalNamed(raw []byte, v any, opts ...json.Options) (names []string, err error) {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		raw = []byte("{}")
+	}
+	if names, err = scan(raw); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(raw, v, opts...); err != nil {
+		return nil, jsonError(err)
+	}
+	return names, nil
+}
+
+// scan returns the names of the fields of an object, and rejects JSON that is nested deeper than maxDepth. Other mistakes are left to
+// the decoder.
+func scan(raw []byte) (names []string, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(raw))
 	for {
-		if _, err := d.ReadToken(); err != nil {
-			return nil //nolint:nilerr // the end, or a mistake that the decoder reports
+		token, err := d.ReadToken()
+		if err != nil {
+			return names, nil //nolint:nilerr // the end, or a mistake that the decoder reports
 		}
-		if d.StackDepth() > maxDepth {
-			return invalidJSON("JSON nested deeper than %d at byte %d", maxDepth, d.InputOffset())
+		switch depth := d.StackDepth(); {
+		case depth > maxDepth:
+			return nil, invalidJSON("JSON nested deeper than %d at byte %d", maxDepth, d.InputOffset())
+		case depth == 1:
+			if kind, n := d.StackIndex(1); kind == jsontext.KindBeginObject && n%2 == 1 {
+				names = append(names, token.String())
+			}
 		}
 	}
 }

@@ -38,7 +38,8 @@ func (s *Server) document() object {
 				"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
 				"A text that is not valid UTF-8 is an object with its base64.",
 		},
-		"paths": paths,
+		"servers": []object{{"url": "/", "description": "the server that this document comes from"}},
+		"paths":   paths,
 		"components": object{
 			"schemas": types.Named, "responses": object{"Problem": problem}, "securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}},
 		},

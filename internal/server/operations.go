@@ -33,6 +33,14 @@ func signalOperation(c *call, ses *session.Session, in v1.SignalRequest) (none, 
 	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, sandbox.SignalOptions{Tree: in.Tree})
 }
 
+// inputOperation gives input to a running operation.
+func inputOperation(c *call, ses *session.Session, in v1.Input) (none, error) {
+	if in.Size != nil && !validSize(*in.Size) {
+		return none{}, invalid("a terminal of %d rows and %d columns", in.Size.Rows, in.Size.Cols)
+	}
+	return none{}, ses.Input(c.ctx(), c.r.PathValue("operation"), in)
+}
+
 // awaitOperation waits for a verdict without its output. When the caller goes away the operation goes on.
 func awaitOperation(c *call, ses *session.Session, _ none) (*sandbox.Verdict, error) {
 	ctx, cancel := c.untilDrain()

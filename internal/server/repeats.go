@@ -143,7 +143,7 @@ const notKept = "Recluse-Not-Kept"
 func replay(c *call, old store.Reply) error {
 	if old.Header[notKept] != "" {
 		return &v1.Error{
-			Code: v1.CodeNotKept, Op: "repeat answer", Message: "the request has succeeded, and its answer was too large to keep", Remedy: "look for what it made; a command is among the operations",
+			Code: v1.CodeNotKept, Op: "repeat answer", Message: "the request has succeeded, and its answer was too large to keep", Remedy: "look for what it made; a cell or command is among the operations",
 		}
 	}
 	for k, v := range old.Header {

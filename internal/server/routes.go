@@ -145,7 +145,8 @@ func (s *Server) table() []route {
 			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "go on for ever; true if left out")).
 			giving(v1.EventStream).lasting(),
 
-		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).giving(v1.EventStream).lasting(),
+		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).
+			giving(v1.EventStream).lasting().repeating(),
 		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, rawUsing(theSession, runCommand)).
 			or(http.StatusAccepted, v1.Started{}).giving(v1.EventStream).lasting().repeating(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, rawUsing(theSession, runSocket)).lasting().
@@ -156,6 +157,7 @@ func (s *Server) table() []route {
 		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, rawUsing(theSession, followOperation)).
 			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).giving(v1.EventStream).lasting(),
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, using(theSession, awaitOperation)).lasting(),
+		on("POST", op+"/input", "run", "Give it input, end its input, or change the size of its terminal", scopeExecute, using(theSession, inputOperation)),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, using(theSession, signalOperation)),
 		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, using(theSession, doing((*session.Session).Cancel, "operation"))),
 		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, using(theSession, listContexts)).with(qLimit, qAfter),

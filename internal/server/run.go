@@ -3,9 +3,8 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ type task struct {
 	kind    string // cell or command
 	id      string
 	keep    bool                  // it goes on when the caller goes away
+	gone    func()                // called when the caller goes away, instead of an end at once; may be nil
 	options *sandbox.RunOptions   // of the cell or command, for its streams
 	display *func(sandbox.Bundle) // of the cell; nil: it is a command
 	run     func(ctx context.Context) (*sandbox.Verdict, error)
@@ -31,6 +31,13 @@ func newCell(ses *session.Session, in v1.CellRequest) (*task, error) {
 	t := &task{kind: "cell", options: &cell.RunOptions, display: &cell.Display}
 	t.run = func(ctx context.Context) (*sandbox.Verdict, error) { return ses.Cell(ctx, cell) }
 	return t, t.check(in.RunFields)
+}
+
+// limit sets the time of a task whose request names none. A terminal and a command in the background have no limit then.
+func (c *call) limit(f *v1.RunFields) {
+	if f.Timeout == 0 {
+		f.Timeout = v1.Duration(c.s.opts.Limits.Run)
+	}
 }
 
 func newCommand(ses *session.Session, in v1.CommandRequest) (*task, *sandbox.Command, error) {
@@ -60,18 +67,31 @@ func (t *task) check(r v1.RunFields) error {
 	t.options.Detach = true // of the server: what becomes of it when the caller goes away is decided by do
 	if r.Stdin != nil {
 		t.options.Stdin = strings.NewReader(string(*r.Stdin))
+		if r.KeepStdin {
+			t.options.Stdin = io.MultiReader(t.options.Stdin, left{})
+		}
 	}
 	return nil
 }
+
+// left is the end of input behind which the input stays open.
+type left struct{}
+
+// Read implements io.Reader.
+func (left) Read([]byte) (int, error) { return 0, v1.ErrInputLeft }
 
 // do runs the task to its end, in a context that ends when the caller goes away, but not when the server does: then the
 // task goes on, and whoever asked finds it again.
 func (c *call) do(t *task) (*sandbox.Verdict, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx()))
 	defer cancel()
+	gone := cancel
+	if t.gone != nil {
+		gone = t.gone
+	}
 	stop := context.AfterFunc(c.ctx(), func() {
 		if !t.keep && !c.s.draining() {
-			cancel()
+			gone()
 		}
 	})
 	defer stop()
@@ -127,11 +147,32 @@ func runCell(c *call, ses *session.Session) error {
 	if err != nil {
 		return err
 	}
+	c.nameOperation(&in.RunFields)
+	c.limit(&in.RunFields)
 	t, err := newCell(ses, in)
 	if err != nil {
 		return err
 	}
+	if c.begunBefore(ses, t.id) {
+		return c.found(ses, t.id, false)
+	}
 	return c.finish(t)
+}
+
+// nameOperation names an operation after its request under an idempotency key, so that a repetition finds it.
+func (c *call) nameOperation(f *v1.RunFields) {
+	if c.request != "" && f.ID == "" {
+		f.ID = "c-" + c.request
+	}
+}
+
+// begunBefore reports whether an earlier request under the same idempotency key has begun the operation.
+func (c *call) begunBefore(ses *session.Session, id string) bool {
+	if !c.again {
+		return false
+	}
+	_, err := ses.Follow(c.ctx(), id, sandbox.FollowOptions{NoWait: true})
+	return err == nil
 }
 
 // runCommand runs a command to its end, or starts it in the background.
@@ -143,18 +184,16 @@ func runCommand(c *call, ses *session.Session) error {
 	if err != nil {
 		return err
 	}
-	if key := c.r.Header.Get(v1.HeaderIdempotency); key != "" && in.ID == "" { // the same each time, so that a repetition finds it
-		sum := sha256.Sum256([]byte(c.who.tenant + "\x00" + key))
-		in.ID = "c-" + hex.EncodeToString(sum[:16])
+	c.nameOperation(&in.RunFields)
+	if !in.Background {
+		c.limit(&in.RunFields)
 	}
 	t, cmd, err := newCommand(ses, in)
 	if err != nil {
 		return err
 	}
-	if c.again {
-		if _, err := ses.Follow(c.ctx(), t.id, sandbox.FollowOptions{NoWait: true}); err == nil {
-			return c.found(ses, t.id, in.Background)
-		}
+	if c.begunBefore(ses, t.id) {
+		return c.found(ses, t.id, in.Background)
 	}
 	switch {
 	case in.PTY != nil:
@@ -165,7 +204,7 @@ func runCommand(c *call, ses *session.Session) error {
 	return c.finish(t)
 }
 
-// found answers with a command that an earlier request began.
+// found answers with a cell or command that an earlier request began.
 func (c *call) found(ses *session.Session, id string, background bool) error {
 	if background {
 		c.status = http.StatusAccepted
@@ -185,7 +224,10 @@ func (c *call) found(ses *session.Session, id string, background bool) error {
 
 func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) error {
 	if cmd.Stdin != nil {
-		return invalid("a command in the background reads no input")
+		return &v1.Error{
+			Code: v1.CodeInvalidRequest, Op: "start command", Message: "a command in the background has no stdin in its request",
+			Remedy: "set keep_stdin, and send it to the input route of the operation",
+		}
 	}
 	ctx, end := c.runSpan(c.ctx(), "start "+t.kind, t.id)
 	id, err := ses.Start(ctx, cmd)

@@ -1,10 +1,12 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -309,23 +311,28 @@ func TestAServerWithoutModels(t *testing.T) {
 	}
 }
 
-func TestALargeBodyThatDoesNotMove(t *testing.T) {
+func TestABodyThatDoesNotMove(t *testing.T) {
 	server.SetStall(t, 300*time.Millisecond)
 	k := newRunBench(t)
-	for _, path := range []string{"/v1/runs", "/v1/chat/completions"} {
-		body, hold := io.Pipe()
-		defer hold.Close()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.URL+path, body)
+	open(t, k.Bench, "default", "work")
+	for _, request := range []string{
+		"POST /v1/runs", "POST /v1/chat/completions", "POST /v1/sessions", "POST /v1/sessions/work/cells", "PUT /v1/sessions/work/files?path=x",
+	} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(k.URL, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		go func() { _, _ = io.WriteString(hold, `{"query":"`) }()
-		res, err := plain.Do(req)
-		if err != nil {
-			continue // the connection was cut
+		defer conn.Close()
+		if _, err := io.WriteString(conn, request+" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{\""); err != nil {
+			t.Fatal(err)
 		}
-		if res.Body.Close(); res.StatusCode < 400 {
-			t.Errorf("%s: %d", path, res.StatusCode)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", request, err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		if res.Body.Close(); res.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(b), string(v1.CodeBodyTimeout)) {
+			t.Errorf("%s: %s %s", request, res.Status, b)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -26,6 +27,8 @@ const (
 	DefaultUpload = 1 << 30  // bytes of an uploaded file or archive
 	DefaultTime   = 60 * time.Second
 	DefaultDrain  = 10 * time.Second
+	// DefaultTerminalGrace is how long a terminal whose connection broke can be attached again.
+	DefaultTerminalGrace = 5 * time.Minute
 
 	headerTimeout = 10 * time.Second // to read the headers of a request
 	idleTimeout   = 2 * time.Minute  // of a connection between requests
@@ -41,6 +44,7 @@ type Limits struct {
 	Body   int64         // bytes of a JSON body
 	Upload int64         // bytes of an upload
 	Time   time.Duration // for a request that neither runs code nor streams
+	Run    time.Duration // for a cell or command whose request names no time; 0: v1.DefaultTimeout, v1.NoLimit: none
 	Rate   float64       // requests per second and key; 0: not limited
 	Burst  int           // requests at once beyond the rate; 0: as many as Rate, at least one
 }
@@ -54,6 +58,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.Time == 0 {
 		l.Time = DefaultTime
+	}
+	if l.Run == 0 {
+		l.Run = v1.DefaultTimeout
 	}
 	if l.Burst == 0 {
 		l.Burst = max(1, int(l.Rate))
@@ -72,6 +79,11 @@ type Options struct {
 	TLS *tls.Config
 	// Drain is how long requests have to end once Serve is told to stop.
 	Drain time.Duration
+	// TerminalGrace is how long a terminal whose connection broke goes on, so that its caller can attach to it again; 0:
+	// DefaultTerminalGrace, negative: it ends at once.
+	TerminalGrace time.Duration
+	// Origins are those whose pages may use the API from a browser, with a key; none: no pages but our own.
+	Origins []string
 	// Version is told to callers.
 	Version string
 	// Shutdown is called when an operator asks the server to end; nil: nobody can ask.
@@ -96,6 +108,8 @@ type Server struct {
 	access    *access
 	rates     *rates
 	repeats   *repeats
+	terminals *terminals
+	cors      cors
 	metrics   *metrics
 	tracer    trace.Tracer
 	routes    []route
@@ -124,13 +138,18 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
+	origins, err := newCORS(opts.Origins)
+	if err != nil {
+		return nil, err
+	}
 	acc, err := loadAccess(ctx, opts.Store)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		opts: opts, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Store),
-		tracer: tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
+		opts: opts, cors: origins, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Store),
+		terminals: newTerminals(cmp.Or(opts.TerminalGrace, DefaultTerminalGrace)),
+		tracer:    tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
 	}
 	if err := s.keepApprovals(ctx); err != nil {
 		return nil, err

@@ -64,12 +64,13 @@ func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	return open(c, in)
 }
 
-// openSession finds a session, or makes it.
+// openSession finds a session, or makes it. An id only finds.
 func openSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if in.Name != "" && in.Name != c.r.PathValue("session") {
 		return session.Opened{}, invalid("the body names another session than the path")
 	}
 	in.Name = c.r.PathValue("session")
+	in.Existing = in.Existing || c.byID
 	return open(c, in)
 }
 

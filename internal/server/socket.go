@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,11 +38,16 @@ type socket struct {
 	// caller finds the rest where it is kept; meanwhile nobody waits behind it.
 	stalled atomic.Bool
 	writing atomic.Int32 // writes under way
+	// onPurpose says that the caller has closed the connection in order; otherwise it broke.
+	onPurpose atomic.Bool
+	// lasting says that the task's input outlives the connection.
+	lasting bool
+	leave   func() // of a terminal; called when the caller has gone, however often
 }
 
 // runSocket runs one cell or command over a WebSocket.
 func runSocket(c *call, ses *session.Session) error {
-	conn, err := websocket.Accept(c.w, c.r, nil)
+	conn, err := websocket.Accept(c.w, c.r, &websocket.AcceptOptions{OriginPatterns: c.s.cors})
 	if err != nil {
 		c.w.problem = problem.Of(invalid("no WebSocket: %v", err))
 		return nil // it has been answered
@@ -51,16 +57,15 @@ func runSocket(c *call, ses *session.Session) error {
 	ctx, cancel := context.WithCancel(c.ctx())
 	defer cancel()
 	c.r = c.r.WithContext(ctx)
-	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1)}
-	t, err := s.first(ses)
+	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1), leave: func() {}}
+	run, err := s.first(ses)
 	if err != nil {
 		s.end(v1.Control{Problem: s.problem(err)})
 		return nil
 	}
 	read := make(chan struct{})
 	go func() { defer close(read); s.read(ctx) }()
-	s.send(v1.Control{Started: &v1.Started{ID: t.id}})
-	v, err := c.do(t)
+	v, err := run()
 	if v == nil && err != nil {
 		s.end(v1.Control{Problem: s.problem(err)})
 	} else {
@@ -78,8 +83,8 @@ func (s *socket) problem(err error) *v1.Problem {
 	return &p
 }
 
-// first reads what to run.
-func (s *socket) first(ses *session.Session) (*task, error) {
+// first reads what to run, and returns what runs it.
+func (s *socket) first(ses *session.Session) (run func() (*sandbox.Verdict, error), err error) {
 	ctx, cancel := context.WithTimeout(s.c.ctx(), firstMessage)
 	defer cancel()
 	kind, raw, err := s.conn.Read(ctx)
@@ -93,9 +98,23 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 	if err := unmarshal(raw, &in, strict); err != nil {
 		return nil, err
 	}
-	if (in.Cell == nil) == (in.Command == nil) {
-		return nil, invalid("the first message has a cell or a command")
+	given := 0
+	for _, is := range []bool{in.Cell != nil, in.Command != nil, in.Attach != nil} {
+		if is {
+			given++
+		}
 	}
+	if given != 1 {
+		return nil, invalid("the first message has a cell, a command or an operation to attach to")
+	}
+	if in.Attach != nil {
+		return s.attach(ses, *in.Attach)
+	}
+	return s.begin(ses, in)
+}
+
+// begin returns what runs a new task.
+func (s *socket) begin(ses *session.Session, in v1.Control) (func() (*sandbox.Verdict, error), error) {
 	t, err := s.task(ses, in)
 	if err != nil {
 		return nil, err
@@ -105,15 +124,23 @@ func (s *socket) first(ses *session.Session) (*task, error) {
 		s.input = newInbox()
 		t.options.Stdin = s.input
 	}
+	s.lasting = s.lasting || t.options.KeepStdin
 	t.run = s.killable(t.run)
-	return t, nil
+	return func() (*sandbox.Verdict, error) {
+		s.send(v1.Control{Started: &v1.Started{ID: t.id}})
+		return s.c.do(t)
+	}, nil
 }
 
 func (s *socket) task(ses *session.Session, in v1.Control) (*task, error) {
 	if in.Cell != nil {
+		s.c.limit(&in.Cell.RunFields)
 		t, err := newCell(ses, *in.Cell)
 		*t.display = func(b sandbox.Bundle) { s.send(v1.Control{Display: &b}) }
 		return t, err
+	}
+	if in.Command.PTY == nil {
+		s.c.limit(&in.Command.RunFields)
 	}
 	t, cmd, err := newCommand(ses, *in.Command)
 	if in.Command.Background {
@@ -124,8 +151,33 @@ func (s *socket) task(ses *session.Session, in v1.Control) (*task, error) {
 			return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
 		}
 		cmd.Resize = s.resize
+		if err == nil && in.Command.OnDisconnect == "" {
+			s.linger(ses, t)
+		}
+		s.lasting = true
 	}
 	return t, err
+}
+
+// linger keeps a terminal whose connection breaks for a while.
+func (s *socket) linger(ses *session.Session, t *task) {
+	ts, key := s.c.s.terminals, terminalKey{ses.ID(), t.id}
+	ended, end := context.WithCancel(context.Background())
+	if !ts.begin(key, end) {
+		end()
+		return // there is an operation of this id, so the task will fail
+	}
+	s.leave = sync.OnceFunc(func() { ts.leave(key, s.onPurpose.Load()) })
+	t.gone = s.leave
+	run := t.run
+	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
+		defer end()
+		defer ts.forget(key)
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(ended, cancel)()
+		return run(ctx)
+	}
 }
 
 // killable lets the caller end a task and still hear its verdict.
@@ -139,6 +191,17 @@ func (s *socket) killable(run func(context.Context) (*sandbox.Verdict, error)) f
 		defer context.AfterFunc(killed, cancel)()
 		defer s.dropInput()
 		return run(ctx)
+	}
+}
+
+// callerGone ends the input when the caller has gone, unless others may give more.
+func (s *socket) callerGone() {
+	switch {
+	case s.input == nil:
+	case s.lasting:
+		s.input.leave()
+	default:
+		s.input.end()
 	}
 }
 
@@ -186,13 +249,16 @@ func (s *socket) ping(ctx context.Context) {
 
 // read hears the caller until the connection ends.
 func (s *socket) read(ctx context.Context) {
-	defer s.closeInput()
+	defer s.callerGone()
 	for {
 		kind, raw, err := s.conn.Read(ctx)
 		if err != nil {
-			if !s.stalled.Load() {
-				s.cancel()
+			if s.stalled.Load() {
+				s.leave()
+				return
 			}
+			s.onPurpose.Store(websocket.CloseStatus(err) == websocket.StatusNormalClosure)
+			s.cancel()
 			return
 		}
 		if kind == websocket.MessageBinary {

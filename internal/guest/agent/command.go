@@ -29,13 +29,13 @@ const (
 )
 
 // command runs one Exec and answers with its verdict. It reports whether the stream can carry another call: with input the host may
-// still be sending, so the stream's calls are over, however this one ended.
+// still be sending, so the stream's calls are over, however this one ended. A background command gets its input by calls of their own.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
 	if req.Options == nil {
 		req.Options = &wire.RunOptions{}
 	}
 	answered := a.exec(st, req, epoch)
-	return answered && !req.Options.Stdin && !req.Pty
+	return answered && (req.Background || !req.Options.Stdin && !req.Pty)
 }
 
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
@@ -67,7 +67,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	for i, s := range argv {
 		line[i] = string(s)
 	}
-	o, bad := a.ops.Add(operation.Request{Kind: "command", Command: strings.Join(line, " "), Detach: req.Background, Epoch: epoch}.Options(req.Options))
+	o, bad := a.ops.Add(operation.Request{Kind: "command", Command: strings.Join(line, " "), Detach: req.Background, PTY: req.Pty, Epoch: epoch}.Options(req.Options))
 	if bad != nil {
 		return answer(st, bad)
 	}
@@ -79,6 +79,9 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	if v := c.start(); v != nil {
 		o.Finish(v)
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
+	}
+	if c.stdin != nil {
+		o.Accept(c.accept)
 	}
 	if req.Background {
 		go c.supervise()
@@ -118,11 +121,12 @@ type running struct {
 	// quiet: output is not sent while it is produced, so that nothing but the disk can hold it up; see listen.
 	quiet bool
 
-	stdin *os.File // nil without
-	tty   *os.File // nil without
-	taps  []*tap
-	pumps sync.WaitGroup
-	flown chan struct{} // closed when all output has been read
+	feeding sync.Mutex // held while input is written
+	stdin   *os.File   // nil without
+	tty     *os.File   // nil without
+	taps    []*tap
+	pumps   sync.WaitGroup
+	flown   chan struct{} // closed when all output has been read
 }
 
 // start returns a verdict when the command could not be started.
@@ -217,11 +221,14 @@ func (c *running) inputs(st *wire.Stream) {
 	for {
 		f := &wire.Frame{}
 		if err := st.Receive(f); err != nil {
-			// The host has gone, and with it the input. Operations that do not outlive their attachment are cancelled.
+			// The host has gone, and with it the input, unless another one may come. Operations that do not outlive their attachment are
+			// cancelled.
 			if !c.req.Options.Detach {
 				c.op.End(wire.Ending_ENDING_CANCELLED)
 			}
-			c.closeInput()
+			if !c.req.Options.Detach || c.tty == nil && !c.req.Options.KeepStdin {
+				c.closeInput()
+			}
 			return
 		}
 		in := f.GetInput()
@@ -229,28 +236,63 @@ func (c *running) inputs(st *wire.Stream) {
 			continue
 		}
 		if len(in.Stdin) > 0 && c.stdin != nil {
-			if err := c.feed(in.Stdin); err != nil {
+			c.feeding.Lock()
+			err := c.feed(in.Stdin)
+			c.feeding.Unlock()
+			if err != nil {
 				continue // it no longer reads, which is no failure, as in a pipeline
 			}
 		}
 		switch {
-		case in.CloseStdin && c.tty == nil:
-			c.closeInput()
-		case in.CloseStdin && c.tty != nil:
-			_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file
+		case in.CloseStdin:
+			c.endInput()
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
 		}
 	}
 }
 
+// accept takes input from a call of its own. One call at a time may wait for the command to read; others are told to come back.
+func (c *running) accept(in *wire.Input) *wire.Error {
+	if in.GetRows() > 0 && in.GetCols() > 0 {
+		if err := c.resize(in.Rows, in.Cols); err != nil {
+			return wire.Errorf("invalid_request", "operation %s: %v", c.op.ID, err)
+		}
+	}
+	if len(in.GetStdin()) > 0 {
+		if !c.feeding.TryLock() {
+			return wire.Errorf("busy", "operation %s has not read its earlier input", c.op.ID)
+		}
+		err := c.feed(in.Stdin)
+		c.feeding.Unlock()
+		if err != nil {
+			return wire.Errorf("invalid_request", "operation %s reads no input any more", c.op.ID)
+		}
+	}
+	if in.GetCloseStdin() {
+		c.endInput()
+	}
+	return nil
+}
+
 // feed writes what the host has sent to the command's input.
+//
+// Preconditions: feeding is held.
 func (c *running) feed(p []byte) error {
 	if c.tty != nil {
 		return typeIn(c.tty, p)
 	}
 	_, err := c.stdin.Write(p)
 	return err
+}
+
+// endInput ends the command's input.
+func (c *running) endInput() {
+	if c.tty != nil {
+		_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file
+		return
+	}
+	c.closeInput()
 }
 
 func (c *running) closeInput() {

@@ -46,6 +46,12 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 			bad = failed
 		}
 		return answer(st, bad)
+	case *wire.Request_Feed:
+		o, bad := a.ops.Get(c.Feed.Id)
+		if bad == nil {
+			bad = o.Feed(c.Feed.GetInput())
+		}
+		return answer(st, bad)
 	case *wire.Request_Forget:
 		return answer(st, a.ops.Forget(c.Forget.Id))
 	case *wire.Request_Warm:

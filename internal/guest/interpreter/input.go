@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,8 @@ type fifo struct {
 	path string
 	hold *os.File // opened for both, so that neither side waits for the other and closing unblocks a write
 	w    *os.File
+
+	feeding sync.Mutex // held while input is written
 }
 
 // openFIFO makes the cell's input and begins to carry what the host sends.
@@ -40,6 +43,7 @@ func (r *cellRun) openFIFO() (*fifo, error) {
 		f.close()
 		return nil, err
 	}
+	r.op.Accept(func(in *wire.Input) *wire.Error { return r.accept(f, in) })
 	go r.carryInput(f)
 	return f, nil
 }
@@ -63,26 +67,57 @@ func (f *fifo) close() {
 }
 
 func (r *cellRun) carryInput(f *fifo) {
-	defer f.w.Close()
 	for {
 		in, err := r.Input()
 		if err != nil {
 			if !r.Options.Detach {
 				r.op.End(wire.Ending_ENDING_CANCELLED)
 			}
+			if !r.Options.Detach || !r.Options.KeepStdin {
+				_ = f.w.Close()
+			}
 			return
 		}
 		if len(in.GetStdin()) > 0 {
-			if _, err := f.w.Write(in.Stdin); err != nil {
+			f.feeding.Lock()
+			_, err := f.w.Write(in.Stdin)
+			f.feeding.Unlock()
+			if err != nil {
 				continue // the cell no longer reads it
 			}
 		}
 		if in.GetCloseStdin() {
-			r.awaitReader(f.path)
-			_ = f.hold.Close()
-			_ = f.w.Close()
+			r.endInput(f)
 		}
 	}
+}
+
+// accept takes input from a call of its own. One call at a time may wait for the cell to read; others are told to come back.
+func (r *cellRun) accept(f *fifo, in *wire.Input) *wire.Error {
+	if in.GetRows() > 0 {
+		return wire.Errorf("invalid_request", "operation %s: not a terminal", r.op.ID)
+	}
+	if len(in.GetStdin()) > 0 {
+		if !f.feeding.TryLock() {
+			return wire.Errorf("busy", "operation %s has not read its earlier input", r.op.ID)
+		}
+		_, err := f.w.Write(in.Stdin)
+		f.feeding.Unlock()
+		if err != nil {
+			return wire.Errorf("invalid_request", "operation %s reads no input any more", r.op.ID)
+		}
+	}
+	if in.GetCloseStdin() {
+		r.endInput(f)
+	}
+	return nil
+}
+
+// endInput ends the cell's input.
+func (r *cellRun) endInput(f *fifo) {
+	r.awaitReader(f.path)
+	_ = f.hold.Close()
+	_ = f.w.Close()
 }
 
 // awaitReader waits until the interpreter has opened the FIFO: what was written to a FIFO that nothing has open is lost.

@@ -22,6 +22,7 @@ func (o *Operation) Describe() *wire.Op {
 	return &wire.Op{
 		Id: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.verdict == nil, Pid: int32(o.pid),
 		Stdout: o.out[0].Size(), Stderr: o.out[1].Size(), StartedUnixNs: o.began.UnixNano(), Verdict: brief(o.verdict),
+		Input: o.input != nil && o.verdict == nil, Pty: o.PTY,
 	}
 }
 

@@ -41,6 +41,7 @@ type Operation struct {
 	requested int32                          // guarded by mu; the last signal that the caller asked for
 	listener  *Listener                      // guarded by mu; receives output while it is produced
 	left      func() bool                    // guarded by mu; see Left
+	input     func(*wire.Input) *wire.Error  // guarded by mu; see Accept
 
 	sendMu sync.Mutex // held while something is sent to the listener; taken before mu
 }
@@ -296,6 +297,27 @@ func (o *Operation) Signal(s *wire.Signal) *wire.Error {
 		return wire.Errorf("not_found", "operation %s: %v", o.ID, err)
 	}
 	return nil
+}
+
+// Accept sets what takes input that comes apart from the call that began the operation.
+func (o *Operation) Accept(input func(*wire.Input) *wire.Error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.input = input
+}
+
+// Feed gives input to the operation. It returns when the operation has taken it.
+func (o *Operation) Feed(in *wire.Input) *wire.Error {
+	o.mu.Lock()
+	input, over := o.input, o.verdict != nil
+	o.mu.Unlock()
+	switch {
+	case over:
+		return wire.Errorf("not_found", "operation %s has ended", o.ID)
+	case input == nil:
+		return wire.Errorf("invalid_request", "operation %s takes no input", o.ID)
+	}
+	return input(in)
 }
 
 // Finish sets the verdict.

@@ -139,7 +139,7 @@ func TestOperationsAreForgottenOldestFirst(t *testing.T) {
 			t.Errorf("id %q was accepted", id)
 		}
 	}
-	if _, bad := table.Add(Request{ID: "running"}); bad == nil {
-		t.Error("an id was accepted twice")
+	if _, bad := table.Add(Request{ID: "running"}); bad == nil || bad.Code != "operation_exists" {
+		t.Errorf("an id was accepted twice: %v", bad)
 	}
 }

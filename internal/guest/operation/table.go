@@ -34,6 +34,7 @@ type Request struct {
 	Inline   int64 // bytes of output kept in memory
 	Spool    int64 // bytes of output kept in a file
 	Detach   bool  // outlives its attachment
+	PTY      bool  // it has a terminal
 	Epoch    uint64
 	Metadata map[string]string
 }
@@ -71,7 +72,7 @@ func (t *Table) Add(r Request) (*Operation, *wire.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ops[r.ID] != nil {
-		return nil, wire.Errorf("invalid_request", "operation %s exists already", r.ID)
+		return nil, wire.Errorf("operation_exists", "there is an operation %s already", r.ID)
 	}
 	r.Command = wire.Clip(r.Command, 200)
 	o := &Operation{Request: r, began: time.Now(), ended: make(chan struct{}), done: make(chan struct{})}

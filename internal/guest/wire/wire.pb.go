@@ -123,6 +123,7 @@ type Request struct {
 	//	*Request_Warm
 	//	*Request_Contexts
 	//	*Request_Quiesce
+	//	*Request_Feed
 	//	*Request_HostCall
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
@@ -355,6 +356,15 @@ func (x *Request) GetQuiesce() *Quiesce {
 	return nil
 }
 
+func (x *Request) GetFeed() *Feed {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Feed); ok {
+			return x.Feed
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetHostCall() *HostCall {
 	if x != nil {
 		if x, ok := x.Call.(*Request_HostCall); ok {
@@ -452,6 +462,10 @@ type Request_Quiesce struct {
 	Quiesce *Quiesce `protobuf:"bytes,22,opt,name=quiesce,proto3,oneof"`
 }
 
+type Request_Feed struct {
+	Feed *Feed `protobuf:"bytes,23,opt,name=feed,proto3,oneof"`
+}
+
 type Request_HostCall struct {
 	HostCall *HostCall `protobuf:"bytes,30,opt,name=host_call,json=hostCall,proto3,oneof"` // the only one that the guest opens
 }
@@ -497,6 +511,8 @@ func (*Request_Warm) isRequest_Call() {}
 func (*Request_Contexts) isRequest_Call() {}
 
 func (*Request_Quiesce) isRequest_Call() {}
+
+func (*Request_Feed) isRequest_Call() {}
 
 func (*Request_HostCall) isRequest_Call() {}
 
@@ -1441,7 +1457,8 @@ type RunOptions struct {
 	InlineBytes   int64                  `protobuf:"varint,9,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"` // head and tail together
 	SpoolBytes    int64                  `protobuf:"varint,10,opt,name=spool_bytes,json=spoolBytes,proto3" json:"spool_bytes,omitempty"`
 	Metadata      map[string]string      `protobuf:"bytes,11,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User          string                 `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"` // uid, uid:gid or a name; empty: the sandbox's user, or that of the cell's context
+	KeepStdin     bool                   `protobuf:"varint,13,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"` // stdin stays open when the host closes its side of the call; see Feed
+	User          string                 `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`                             // uid, uid:gid or a name; empty: the sandbox's user, or that of the cell's context
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1551,6 +1568,13 @@ func (x *RunOptions) GetMetadata() map[string]string {
 		return x.Metadata
 	}
 	return nil
+}
+
+func (x *RunOptions) GetKeepStdin() bool {
+	if x != nil {
+		return x.KeepStdin
+	}
+	return false
 }
 
 func (x *RunOptions) GetUser() string {
@@ -1994,6 +2018,59 @@ func (x *Input) GetCols() uint32 {
 	return 0
 }
 
+// Feed gives input to an operation that runs, apart from the call that began it.
+type Feed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Input         *Input                 `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Feed) Reset() {
+	*x = Feed{}
+	mi := &file_wire_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Feed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Feed) ProtoMessage() {}
+
+func (x *Feed) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Feed.ProtoReflect.Descriptor instead.
+func (*Feed) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Feed) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Feed) GetInput() *Input {
+	if x != nil {
+		return x.Input
+	}
+	return nil
+}
+
 type Output struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Stream        uint32                 `protobuf:"varint,1,opt,name=stream,proto3" json:"stream,omitempty"` // 1 stdout, 2 stderr
@@ -2006,7 +2083,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2095,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2108,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Output) GetStream() uint32 {
@@ -2071,7 +2148,7 @@ type Display struct {
 
 func (x *Display) Reset() {
 	*x = Display{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2160,7 @@ func (x *Display) String() string {
 func (*Display) ProtoMessage() {}
 
 func (x *Display) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2173,7 @@ func (x *Display) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Display.ProtoReflect.Descriptor instead.
 func (*Display) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Display) GetBundle() []byte {
@@ -2119,7 +2196,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2208,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2221,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Kept) GetProduced() int64 {
@@ -2193,7 +2270,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2282,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2295,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Process) GetPid() int32 {
@@ -2254,7 +2331,7 @@ type CellError struct {
 
 func (x *CellError) Reset() {
 	*x = CellError{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2343,7 @@ func (x *CellError) String() string {
 func (*CellError) ProtoMessage() {}
 
 func (x *CellError) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2356,7 @@ func (x *CellError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CellError.ProtoReflect.Descriptor instead.
 func (*CellError) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CellError) GetName() string {
@@ -2339,7 +2416,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2428,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2441,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Verdict) GetId() string {
@@ -2526,13 +2603,15 @@ type Op struct {
 	StartedUnixNs int64                  `protobuf:"varint,8,opt,name=started_unix_ns,json=startedUnixNs,proto3" json:"started_unix_ns,omitempty"`
 	Verdict       *Verdict               `protobuf:"bytes,9,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	Context       string                 `protobuf:"bytes,10,opt,name=context,proto3" json:"context,omitempty"`
+	Input         bool                   `protobuf:"varint,11,opt,name=input,proto3" json:"input,omitempty"` // it takes input, see Feed
+	Pty           bool                   `protobuf:"varint,12,opt,name=pty,proto3" json:"pty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Op) Reset() {
 	*x = Op{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2623,7 @@ func (x *Op) String() string {
 func (*Op) ProtoMessage() {}
 
 func (x *Op) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2636,7 @@ func (x *Op) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Op.ProtoReflect.Descriptor instead.
 func (*Op) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Op) GetId() string {
@@ -2630,6 +2709,20 @@ func (x *Op) GetContext() string {
 	return ""
 }
 
+func (x *Op) GetInput() bool {
+	if x != nil {
+		return x.Input
+	}
+	return false
+}
+
+func (x *Op) GetPty() bool {
+	if x != nil {
+		return x.Pty
+	}
+	return false
+}
+
 type Ops struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ops           []*Op                  `protobuf:"bytes,1,rep,name=ops,proto3" json:"ops,omitempty"`
@@ -2639,7 +2732,7 @@ type Ops struct {
 
 func (x *Ops) Reset() {
 	*x = Ops{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2744,7 @@ func (x *Ops) String() string {
 func (*Ops) ProtoMessage() {}
 
 func (x *Ops) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2757,7 @@ func (x *Ops) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ops.ProtoReflect.Descriptor instead.
 func (*Ops) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Ops) GetOps() []*Op {
@@ -2687,7 +2780,7 @@ type ContextInfo struct {
 
 func (x *ContextInfo) Reset() {
 	*x = ContextInfo{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2792,7 @@ func (x *ContextInfo) String() string {
 func (*ContextInfo) ProtoMessage() {}
 
 func (x *ContextInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2805,7 @@ func (x *ContextInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContextInfo.ProtoReflect.Descriptor instead.
 func (*ContextInfo) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ContextInfo) GetName() string {
@@ -2759,7 +2852,7 @@ type ContextList struct {
 
 func (x *ContextList) Reset() {
 	*x = ContextList{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2864,7 @@ func (x *ContextList) String() string {
 func (*ContextList) ProtoMessage() {}
 
 func (x *ContextList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2877,7 @@ func (x *ContextList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContextList.ProtoReflect.Descriptor instead.
 func (*ContextList) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ContextList) GetContexts() []*ContextInfo {
@@ -2806,7 +2899,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2911,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2924,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
+	return file_wire_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FileRead) GetRoot() []byte {
@@ -2876,7 +2969,7 @@ type FileWrite struct {
 
 func (x *FileWrite) Reset() {
 	*x = FileWrite{}
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +2981,7 @@ func (x *FileWrite) String() string {
 func (*FileWrite) ProtoMessage() {}
 
 func (x *FileWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +2994,7 @@ func (x *FileWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileWrite.ProtoReflect.Descriptor instead.
 func (*FileWrite) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{31}
+	return file_wire_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FileWrite) GetRoot() []byte {
@@ -2960,7 +3053,7 @@ type FileList struct {
 
 func (x *FileList) Reset() {
 	*x = FileList{}
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3065,7 @@ func (x *FileList) String() string {
 func (*FileList) ProtoMessage() {}
 
 func (x *FileList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3078,7 @@ func (x *FileList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileList.ProtoReflect.Descriptor instead.
 func (*FileList) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{32}
+	return file_wire_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FileList) GetRoot() []byte {
@@ -3040,7 +3133,7 @@ type FileStat struct {
 
 func (x *FileStat) Reset() {
 	*x = FileStat{}
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3145,7 @@ func (x *FileStat) String() string {
 func (*FileStat) ProtoMessage() {}
 
 func (x *FileStat) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3158,7 @@ func (x *FileStat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileStat.ProtoReflect.Descriptor instead.
 func (*FileStat) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{33}
+	return file_wire_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FileStat) GetRoot() []byte {
@@ -3093,7 +3186,7 @@ type FileMkdir struct {
 
 func (x *FileMkdir) Reset() {
 	*x = FileMkdir{}
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3198,7 @@ func (x *FileMkdir) String() string {
 func (*FileMkdir) ProtoMessage() {}
 
 func (x *FileMkdir) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3211,7 @@ func (x *FileMkdir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileMkdir.ProtoReflect.Descriptor instead.
 func (*FileMkdir) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{34}
+	return file_wire_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileMkdir) GetRoot() []byte {
@@ -3154,7 +3247,7 @@ type FileMove struct {
 
 func (x *FileMove) Reset() {
 	*x = FileMove{}
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3259,7 @@ func (x *FileMove) String() string {
 func (*FileMove) ProtoMessage() {}
 
 func (x *FileMove) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3272,7 @@ func (x *FileMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileMove.ProtoReflect.Descriptor instead.
 func (*FileMove) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{35}
+	return file_wire_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FileMove) GetRoot() []byte {
@@ -3221,7 +3314,7 @@ type FileRemove struct {
 
 func (x *FileRemove) Reset() {
 	*x = FileRemove{}
-	mi := &file_wire_proto_msgTypes[36]
+	mi := &file_wire_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3326,7 @@ func (x *FileRemove) String() string {
 func (*FileRemove) ProtoMessage() {}
 
 func (x *FileRemove) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[36]
+	mi := &file_wire_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3339,7 @@ func (x *FileRemove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRemove.ProtoReflect.Descriptor instead.
 func (*FileRemove) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{36}
+	return file_wire_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FileRemove) GetRoot() []byte {
@@ -3281,7 +3374,7 @@ type FileWatch struct {
 
 func (x *FileWatch) Reset() {
 	*x = FileWatch{}
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3386,7 @@ func (x *FileWatch) String() string {
 func (*FileWatch) ProtoMessage() {}
 
 func (x *FileWatch) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3399,7 @@ func (x *FileWatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileWatch.ProtoReflect.Descriptor instead.
 func (*FileWatch) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{37}
+	return file_wire_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileWatch) GetRoot() []byte {
@@ -3344,7 +3437,7 @@ type TarIn struct {
 
 func (x *TarIn) Reset() {
 	*x = TarIn{}
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3449,7 @@ func (x *TarIn) String() string {
 func (*TarIn) ProtoMessage() {}
 
 func (x *TarIn) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3462,7 @@ func (x *TarIn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarIn.ProtoReflect.Descriptor instead.
 func (*TarIn) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{38}
+	return file_wire_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TarIn) GetRoot() []byte {
@@ -3424,7 +3517,7 @@ type TarOut struct {
 
 func (x *TarOut) Reset() {
 	*x = TarOut{}
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3529,7 @@ func (x *TarOut) String() string {
 func (*TarOut) ProtoMessage() {}
 
 func (x *TarOut) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3542,7 @@ func (x *TarOut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarOut.ProtoReflect.Descriptor instead.
 func (*TarOut) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{39}
+	return file_wire_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TarOut) GetRoot() []byte {
@@ -3482,7 +3575,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3587,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3600,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{40}
+	return file_wire_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FileInfo) GetPath() []byte {
@@ -3577,7 +3670,7 @@ type FileEvent struct {
 
 func (x *FileEvent) Reset() {
 	*x = FileEvent{}
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3682,7 @@ func (x *FileEvent) String() string {
 func (*FileEvent) ProtoMessage() {}
 
 func (x *FileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3695,7 @@ func (x *FileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
 func (*FileEvent) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{41}
+	return file_wire_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FileEvent) GetOp() string {
@@ -3640,7 +3733,7 @@ type TarStats struct {
 
 func (x *TarStats) Reset() {
 	*x = TarStats{}
-	mi := &file_wire_proto_msgTypes[42]
+	mi := &file_wire_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3652,7 +3745,7 @@ func (x *TarStats) String() string {
 func (*TarStats) ProtoMessage() {}
 
 func (x *TarStats) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[42]
+	mi := &file_wire_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3665,7 +3758,7 @@ func (x *TarStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarStats.ProtoReflect.Descriptor instead.
 func (*TarStats) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{42}
+	return file_wire_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TarStats) GetEntries() int64 {
@@ -3720,7 +3813,7 @@ type TarNote struct {
 
 func (x *TarNote) Reset() {
 	*x = TarNote{}
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3825,7 @@ func (x *TarNote) String() string {
 func (*TarNote) ProtoMessage() {}
 
 func (x *TarNote) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3838,7 @@ func (x *TarNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TarNote.ProtoReflect.Descriptor instead.
 func (*TarNote) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{43}
+	return file_wire_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TarNote) GetPath() []byte {
@@ -3772,7 +3865,7 @@ type ListEnd struct {
 
 func (x *ListEnd) Reset() {
 	*x = ListEnd{}
-	mi := &file_wire_proto_msgTypes[44]
+	mi := &file_wire_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +3877,7 @@ func (x *ListEnd) String() string {
 func (*ListEnd) ProtoMessage() {}
 
 func (x *ListEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[44]
+	mi := &file_wire_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +3890,7 @@ func (x *ListEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnd.ProtoReflect.Descriptor instead.
 func (*ListEnd) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{44}
+	return file_wire_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEnd) GetNext() []byte {
@@ -3824,7 +3917,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_wire_proto_msgTypes[45]
+	mi := &file_wire_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3836,7 +3929,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[45]
+	mi := &file_wire_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3849,7 +3942,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{45}
+	return file_wire_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Held) GetPaths() [][]byte {
@@ -3872,7 +3965,7 @@ type HostCall struct {
 
 func (x *HostCall) Reset() {
 	*x = HostCall{}
-	mi := &file_wire_proto_msgTypes[46]
+	mi := &file_wire_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +3977,7 @@ func (x *HostCall) String() string {
 func (*HostCall) ProtoMessage() {}
 
 func (x *HostCall) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[46]
+	mi := &file_wire_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +3990,7 @@ func (x *HostCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostCall.ProtoReflect.Descriptor instead.
 func (*HostCall) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{46}
+	return file_wire_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HostCall) GetOp() string {
@@ -3926,7 +4019,7 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x10recluse.guest.v1\"\xc5\t\n" +
+	"wire.proto\x12\x10recluse.guest.v1\"\xf3\t\n" +
 	"\aRequest\x12,\n" +
 	"\x04info\x18\x01 \x01(\v2\x16.recluse.guest.v1.InfoH\x00R\x04info\x12,\n" +
 	"\x04ping\x18\x02 \x01(\v2\x16.recluse.guest.v1.PingH\x00R\x04ping\x12,\n" +
@@ -3953,7 +4046,8 @@ const file_wire_proto_rawDesc = "" +
 	"\atar_out\x18\x13 \x01(\v2\x18.recluse.guest.v1.TarOutH\x00R\x06tarOut\x12,\n" +
 	"\x04warm\x18\x14 \x01(\v2\x16.recluse.guest.v1.WarmH\x00R\x04warm\x128\n" +
 	"\bcontexts\x18\x15 \x01(\v2\x1a.recluse.guest.v1.ContextsH\x00R\bcontexts\x125\n" +
-	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x129\n" +
+	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x12,\n" +
+	"\x04feed\x18\x17 \x01(\v2\x16.recluse.guest.v1.FeedH\x00R\x04feed\x129\n" +
 	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCallB\x06\n" +
 	"\x04call\"\xe2\x05\n" +
 	"\x05Frame\x12/\n" +
@@ -4019,7 +4113,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04home\x18\x06 \x01(\tR\x04home\x12\x1b\n" +
 	"\tuptime_ns\x18\a \x01(\x03R\buptimeNs\x12\x12\n" +
 	"\x04cpus\x18\b \x01(\x05R\x04cpus\x12\x16\n" +
-	"\x06memory\x18\t \x01(\x03R\x06memory\"\xb2\x03\n" +
+	"\x06memory\x18\t \x01(\x03R\x06memory\"\xd1\x03\n" +
 	"\n" +
 	"RunOptions\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
@@ -4035,7 +4129,9 @@ const file_wire_proto_rawDesc = "" +
 	"\vspool_bytes\x18\n" +
 	" \x01(\x03R\n" +
 	"spoolBytes\x12F\n" +
-	"\bmetadata\x18\v \x03(\v2*.recluse.guest.v1.RunOptions.MetadataEntryR\bmetadata\x12\x12\n" +
+	"\bmetadata\x18\v \x03(\v2*.recluse.guest.v1.RunOptions.MetadataEntryR\bmetadata\x12\x1d\n" +
+	"\n" +
+	"keep_stdin\x18\r \x01(\bR\tkeepStdin\x12\x12\n" +
 	"\x04user\x18\f \x01(\tR\x04user\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4075,7 +4171,10 @@ const file_wire_proto_rawDesc = "" +
 	"\vclose_stdin\x18\x02 \x01(\bR\n" +
 	"closeStdin\x12\x12\n" +
 	"\x04rows\x18\x03 \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\x04 \x01(\rR\x04cols\"f\n" +
+	"\x04cols\x18\x04 \x01(\rR\x04cols\"E\n" +
+	"\x04Feed\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
+	"\x05input\x18\x02 \x01(\v2\x17.recluse.guest.v1.InputR\x05input\"f\n" +
 	"\x06Output\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\rR\x06stream\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
@@ -4129,7 +4228,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x11state_lost_before\x18\x15 \x01(\bR\x0fstateLostBefore\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbd\x02\n" +
 	"\x02Op\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -4141,7 +4240,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x0fstarted_unix_ns\x18\b \x01(\x03R\rstartedUnixNs\x123\n" +
 	"\averdict\x18\t \x01(\v2\x19.recluse.guest.v1.VerdictR\averdict\x12\x18\n" +
 	"\acontext\x18\n" +
-	" \x01(\tR\acontext\"-\n" +
+	" \x01(\tR\acontext\x12\x14\n" +
+	"\x05input\x18\v \x01(\bR\x05input\x12\x10\n" +
+	"\x03pty\x18\f \x01(\bR\x03pty\"-\n" +
 	"\x03Ops\x12&\n" +
 	"\x03ops\x18\x01 \x03(\v2\x14.recluse.guest.v1.OpR\x03ops\"}\n" +
 	"\vContextInfo\x12\x12\n" +
@@ -4260,7 +4361,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_wire_proto_goTypes = []any{
 	(Ending)(0),         // 0: recluse.guest.v1.Ending
 	(*Request)(nil),     // 1: recluse.guest.v1.Request
@@ -4283,36 +4384,37 @@ var file_wire_proto_goTypes = []any{
 	(*Signal)(nil),      // 18: recluse.guest.v1.Signal
 	(*Forget)(nil),      // 19: recluse.guest.v1.Forget
 	(*Input)(nil),       // 20: recluse.guest.v1.Input
-	(*Output)(nil),      // 21: recluse.guest.v1.Output
-	(*Display)(nil),     // 22: recluse.guest.v1.Display
-	(*Kept)(nil),        // 23: recluse.guest.v1.Kept
-	(*Process)(nil),     // 24: recluse.guest.v1.Process
-	(*CellError)(nil),   // 25: recluse.guest.v1.CellError
-	(*Verdict)(nil),     // 26: recluse.guest.v1.Verdict
-	(*Op)(nil),          // 27: recluse.guest.v1.Op
-	(*Ops)(nil),         // 28: recluse.guest.v1.Ops
-	(*ContextInfo)(nil), // 29: recluse.guest.v1.ContextInfo
-	(*ContextList)(nil), // 30: recluse.guest.v1.ContextList
-	(*FileRead)(nil),    // 31: recluse.guest.v1.FileRead
-	(*FileWrite)(nil),   // 32: recluse.guest.v1.FileWrite
-	(*FileList)(nil),    // 33: recluse.guest.v1.FileList
-	(*FileStat)(nil),    // 34: recluse.guest.v1.FileStat
-	(*FileMkdir)(nil),   // 35: recluse.guest.v1.FileMkdir
-	(*FileMove)(nil),    // 36: recluse.guest.v1.FileMove
-	(*FileRemove)(nil),  // 37: recluse.guest.v1.FileRemove
-	(*FileWatch)(nil),   // 38: recluse.guest.v1.FileWatch
-	(*TarIn)(nil),       // 39: recluse.guest.v1.TarIn
-	(*TarOut)(nil),      // 40: recluse.guest.v1.TarOut
-	(*FileInfo)(nil),    // 41: recluse.guest.v1.FileInfo
-	(*FileEvent)(nil),   // 42: recluse.guest.v1.FileEvent
-	(*TarStats)(nil),    // 43: recluse.guest.v1.TarStats
-	(*TarNote)(nil),     // 44: recluse.guest.v1.TarNote
-	(*ListEnd)(nil),     // 45: recluse.guest.v1.ListEnd
-	(*Held)(nil),        // 46: recluse.guest.v1.Held
-	(*HostCall)(nil),    // 47: recluse.guest.v1.HostCall
-	nil,                 // 48: recluse.guest.v1.Identity.EnvEntry
-	nil,                 // 49: recluse.guest.v1.RunOptions.MetadataEntry
-	nil,                 // 50: recluse.guest.v1.Verdict.MetadataEntry
+	(*Feed)(nil),        // 21: recluse.guest.v1.Feed
+	(*Output)(nil),      // 22: recluse.guest.v1.Output
+	(*Display)(nil),     // 23: recluse.guest.v1.Display
+	(*Kept)(nil),        // 24: recluse.guest.v1.Kept
+	(*Process)(nil),     // 25: recluse.guest.v1.Process
+	(*CellError)(nil),   // 26: recluse.guest.v1.CellError
+	(*Verdict)(nil),     // 27: recluse.guest.v1.Verdict
+	(*Op)(nil),          // 28: recluse.guest.v1.Op
+	(*Ops)(nil),         // 29: recluse.guest.v1.Ops
+	(*ContextInfo)(nil), // 30: recluse.guest.v1.ContextInfo
+	(*ContextList)(nil), // 31: recluse.guest.v1.ContextList
+	(*FileRead)(nil),    // 32: recluse.guest.v1.FileRead
+	(*FileWrite)(nil),   // 33: recluse.guest.v1.FileWrite
+	(*FileList)(nil),    // 34: recluse.guest.v1.FileList
+	(*FileStat)(nil),    // 35: recluse.guest.v1.FileStat
+	(*FileMkdir)(nil),   // 36: recluse.guest.v1.FileMkdir
+	(*FileMove)(nil),    // 37: recluse.guest.v1.FileMove
+	(*FileRemove)(nil),  // 38: recluse.guest.v1.FileRemove
+	(*FileWatch)(nil),   // 39: recluse.guest.v1.FileWatch
+	(*TarIn)(nil),       // 40: recluse.guest.v1.TarIn
+	(*TarOut)(nil),      // 41: recluse.guest.v1.TarOut
+	(*FileInfo)(nil),    // 42: recluse.guest.v1.FileInfo
+	(*FileEvent)(nil),   // 43: recluse.guest.v1.FileEvent
+	(*TarStats)(nil),    // 44: recluse.guest.v1.TarStats
+	(*TarNote)(nil),     // 45: recluse.guest.v1.TarNote
+	(*ListEnd)(nil),     // 46: recluse.guest.v1.ListEnd
+	(*Held)(nil),        // 47: recluse.guest.v1.Held
+	(*HostCall)(nil),    // 48: recluse.guest.v1.HostCall
+	nil,                 // 49: recluse.guest.v1.Identity.EnvEntry
+	nil,                 // 50: recluse.guest.v1.RunOptions.MetadataEntry
+	nil,                 // 51: recluse.guest.v1.Verdict.MetadataEntry
 }
 var file_wire_proto_depIdxs = []int32{
 	7,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
@@ -4323,53 +4425,55 @@ var file_wire_proto_depIdxs = []int32{
 	9,  // 5: recluse.guest.v1.Request.list_ops:type_name -> recluse.guest.v1.ListOps
 	18, // 6: recluse.guest.v1.Request.signal:type_name -> recluse.guest.v1.Signal
 	19, // 7: recluse.guest.v1.Request.forget:type_name -> recluse.guest.v1.Forget
-	31, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
-	32, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
-	33, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
-	34, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
-	35, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
-	36, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
-	37, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
-	38, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
-	39, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
-	40, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
+	32, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
+	33, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
+	34, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
+	35, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
+	36, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
+	37, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
+	38, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
+	39, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
+	40, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
+	41, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
 	11, // 18: recluse.guest.v1.Request.warm:type_name -> recluse.guest.v1.Warm
 	10, // 19: recluse.guest.v1.Request.contexts:type_name -> recluse.guest.v1.Contexts
 	12, // 20: recluse.guest.v1.Request.quiesce:type_name -> recluse.guest.v1.Quiesce
-	47, // 21: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
-	3,  // 22: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
-	13, // 23: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
-	21, // 24: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
-	22, // 25: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
-	26, // 26: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
-	28, // 27: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
-	41, // 28: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
-	42, // 29: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
-	43, // 30: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
-	20, // 31: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
-	30, // 32: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
-	45, // 33: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
-	46, // 34: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
-	5,  // 35: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
-	48, // 36: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
-	49, // 37: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
-	14, // 38: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
-	14, // 39: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
-	0,  // 40: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
-	23, // 41: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
-	23, // 42: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
-	24, // 43: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
-	25, // 44: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
-	50, // 45: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
-	26, // 46: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
-	27, // 47: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
-	29, // 48: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
-	44, // 49: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
-	50, // [50:50] is the sub-list for method output_type
-	50, // [50:50] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	21, // 21: recluse.guest.v1.Request.feed:type_name -> recluse.guest.v1.Feed
+	48, // 22: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
+	3,  // 23: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
+	13, // 24: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
+	22, // 25: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
+	23, // 26: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
+	27, // 27: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
+	29, // 28: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
+	42, // 29: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
+	43, // 30: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
+	44, // 31: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
+	20, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
+	31, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
+	46, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
+	47, // 35: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
+	5,  // 36: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
+	49, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
+	50, // 38: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
+	14, // 39: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
+	14, // 40: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
+	20, // 41: recluse.guest.v1.Feed.input:type_name -> recluse.guest.v1.Input
+	0,  // 42: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
+	24, // 43: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
+	24, // 44: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
+	25, // 45: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
+	26, // 46: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
+	51, // 47: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
+	27, // 48: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
+	28, // 49: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
+	30, // 50: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
+	45, // 51: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
+	52, // [52:52] is the sub-list for method output_type
+	52, // [52:52] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -4399,6 +4503,7 @@ func file_wire_proto_init() {
 		(*Request_Warm)(nil),
 		(*Request_Contexts)(nil),
 		(*Request_Quiesce)(nil),
+		(*Request_Feed)(nil),
 		(*Request_HostCall)(nil),
 	}
 	file_wire_proto_msgTypes[1].OneofWrappers = []any{
@@ -4424,7 +4529,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,188 @@
+package server_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/server"
+	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+func TestInputToARunningOperation(t *testing.T) {
+	k := servertest.New(t, server.Options{})
+	s := open(t, k, "default", "work")
+	const ses = "/v1/sessions/work"
+	for name, body := range map[string]string{
+		"a command": `{"id":"a","shell":"read x; echo got $x; cat","background":true,"keep_stdin":true}`,
+		"a cell":    `{"id":"a","code":"print('got', input()); import sys; print(sys.stdin.read(), end='')","keep_stdin":true}`,
+	} {
+		route := "/commands"
+		if name == "a cell" {
+			route = "/cells"
+		}
+		ended := make(chan answer, 1)
+		go func() { ended <- ask(t, k, "", "POST", ses+route, strings.Replace(body, `"a"`, `"`+route[1:]+`"`, 1)) }()
+		op := ses + "/operations/" + route[1:]
+		await(t, name+" takes input", func() bool {
+			o, err := s.Operation(t.Context(), route[1:])
+			return err == nil && o.Input
+		})
+		for _, in := range []string{`{"data":"one\n"}`, `{"data":{"base64":"dHdvCg=="}}`, `{"data":"three\n","end":true}`} {
+			if a := ask(t, k, "", "POST", op+"/input", in); a.status != http.StatusNoContent {
+				t.Errorf("%s: %s: %d %s", name, in, a.status, a.body)
+			}
+		}
+		var v sandbox.Verdict
+		if ask(t, k, "", "GET", op+"/verdict", "").decode(t, &v); v.Stdout.String() != "got one\ntwo\nthree\n" {
+			t.Errorf("%s: %+v", name, v)
+		}
+		<-ended
+		if a := ask(t, k, "", "POST", op+"/input", `{"data":"late"}`); a.status != http.StatusNotFound {
+			t.Errorf("%s that has ended: %d %s", name, a.status, a.body)
+		}
+	}
+	ask(t, k, "", "POST", ses+"/commands", `{"id":"deaf","shell":"sleep 600","background":true}`)
+	if a := ask(t, k, "", "POST", ses+"/operations/deaf/input", `{"data":"x"}`); a.status != http.StatusBadRequest {
+		t.Errorf("a command without input: %d %s", a.status, a.body)
+	}
+}
+
+// shown reads output until it holds a text.
+func shown(t *testing.T, conn *websocket.Conn, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var all strings.Builder
+	for !strings.Contains(all.String(), want) {
+		kind, raw, err := conn.Read(ctx)
+		if err != nil {
+			t.Fatalf("%v before %q: %q", err, want, all.String())
+		}
+		if kind == websocket.MessageBinary {
+			all.Write(raw[1:])
+		}
+	}
+}
+
+func types(t *testing.T, conn *websocket.Conn, line string) {
+	t.Helper()
+	if err := conn.Write(t.Context(), websocket.MessageBinary, append([]byte{v1.FrameStdin}, line...)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reattach attaches to an operation whose connection broke.
+func reattach(t *testing.T, k *servertest.Bench, id string) *websocket.Conn {
+	t.Helper()
+	conn, _, err := websocket.Dial(t.Context(), k.URL+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.CloseNow() })
+	if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"attach":{"id":"`+id+`"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if m := hear(t, conn); m.Attached == nil || m.Attached.ID != id {
+		t.Fatalf("%+v", m)
+	}
+	return conn
+}
+
+func TestATerminalIsAttachedAgain(t *testing.T) {
+	k := servertest.New(t, server.Options{TerminalGrace: 5 * time.Second})
+	s := open(t, k, "default", "work")
+	const sh = `"args":["sh"],"pty":{"rows":24,"cols":80}`
+	ends := func(id string) {
+		t.Helper()
+		await(t, id+" ends", func() bool {
+			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
+			return err == nil && v != nil && v.Ended == v1.EndedCancelled
+		})
+	}
+	conn := dial(t, plain, k.URL, `{"command":{"id":"t",`+sh+`},"stdin":true}`)
+	types(t, conn, "x=4; echo begun$x\n")
+	shown(t, conn, "begun4")
+	_ = conn.CloseNow()
+	conn = reattach(t, k, "t")
+	shown(t, conn, "begun4") // what came before
+	types(t, conn, "echo again$x; stty size\n")
+	shown(t, conn, "again4")
+	if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"resize":{"rows":40,"cols":100}}`)); err != nil {
+		t.Fatal(err)
+	}
+	types(t, conn, "sleep 0.3; stty size\n")
+	shown(t, conn, "40 100")
+	_ = conn.CloseNow()
+	ends("t") // nobody came back in time
+
+	conn = dial(t, plain, k.URL, `{"command":{"id":"closed",`+sh+`},"stdin":true}`)
+	begun := time.Now()
+	_ = conn.Close(websocket.StatusNormalClosure, "")
+	if ends("closed"); time.Since(begun) > 4*time.Second {
+		t.Error("one that was closed on purpose went on")
+	}
+
+	conn = dial(t, plain, k.URL, `{"command":{"id":"kept","on_disconnect":"keep",`+sh+`},"stdin":true}`)
+	types(t, conn, "y=5; echo up$y\n")
+	shown(t, conn, "up5")
+	k.Stop() // what runs goes on, and its input stays open
+	k.Start()
+	conn = reattach(t, k, "kept")
+	types(t, conn, "echo still$y; exit 7\n")
+	shown(t, conn, "still5")
+	if m := hear(t, conn); m.Verdict == nil || m.Verdict.ExitCode != 7 {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestCORS(t *testing.T) {
+	k := servertest.New(t, server.Options{Origins: []string{"https://app.example"}})
+	key := k.Key("default", "execute")
+	const cells = "/v1/sessions/work/cells"
+	pre := ask(t, k, "", "OPTIONS", cells+"?x=1", "", "Origin", "https://app.example", "Access-Control-Request-Method", "POST")
+	if pre.status != http.StatusNoContent || pre.header.Get("Access-Control-Allow-Origin") != "https://app.example" ||
+		!strings.Contains(pre.header.Get("Access-Control-Allow-Headers"), "Authorization") || pre.header.Get("Access-Control-Allow-Methods") != "POST" {
+		t.Errorf("%d %v", pre.status, pre.header)
+	}
+	for origin, want := range map[string]string{"https://app.example": "https://app.example", "https://evil.example": "", "http://app.example": "", "null": "", "": ""} {
+		for _, a := range []answer{ask(t, k, key, "GET", "/v1/sessions", "", "Origin", origin), ask(t, k, key, "GET", "/v1/sessions/none", "", "Origin", origin)} {
+			if got := a.header.Get("Access-Control-Allow-Origin"); got != want || a.header.Get("Vary") != "Origin" || a.header.Get("Access-Control-Allow-Credentials") != "" {
+				t.Errorf("from %q: %v", origin, a.header)
+			}
+		}
+		if a := ask(t, k, "", "OPTIONS", cells, "", "Origin", origin, "Access-Control-Request-Method", "POST"); want == "" && (a.status != http.StatusMethodNotAllowed || a.header.Get("Access-Control-Allow-Origin") != "") {
+			t.Errorf("preflight from %q: %d %v", origin, a.status, a.header)
+		}
+	}
+	if a := ask(t, k, "", "GET", "/v1/sessions", "", "Origin", "https://app.example"); a.status != http.StatusUnauthorized {
+		t.Errorf("without a key: %d", a.status)
+	}
+	for _, bad := range []string{"*", "https://*.example", "app.example", "https://app.example/", "ftp://app.example"} {
+		if server.CheckOrigins([]string{bad}) == nil {
+			t.Errorf("%s is accepted", bad)
+		}
+	}
+}
+
+func TestTheTimeoutOfAServer(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Run: 500 * time.Millisecond}})
+	open(t, k, "default", "work")
+	for path, body := range map[string]string{"/cells": `{"code":"import time; time.sleep(60)"}`, "/commands": `{"args":["sleep","60"]}`} {
+		var v sandbox.Verdict
+		ask(t, k, "", "POST", "/v1/sessions/work"+path, body).decode(t, &v)
+		if v.Ended != v1.EndedTimeout {
+			t.Errorf("%s: %+v", path, v)
+		}
+	}
+	var v sandbox.Verdict
+	if ask(t, k, "", "POST", "/v1/sessions/work/commands", `{"args":["sleep","1"],"timeout":"none"}`).decode(t, &v); !v.OK() {
+		t.Errorf("one that names its own: %+v", v)
+	}
+}

@@ -1,0 +1,35 @@
+package session
+
+import (
+	"context"
+	"regexp"
+
+	"github.com/recluse-dev/recluse/internal/store"
+)
+
+// idPattern matches what newID returns.
+var idPattern = regexp.MustCompile(`^n[0-9a-f]{16}$`)
+
+// Resolve returns the key of a session that may be given by its id. A live session of that name comes first, because a name may look
+// like an id. The id of a session that has ended does not stand for a later one of its name.
+func (m *Manager) Resolve(ctx context.Context, key Key) (Key, error) {
+	if !idPattern.MatchString(key.Name) || m.holds(key) {
+		return key, nil
+	}
+	rows, err := m.store.FindSessions(ctx, store.SessionQuery{ID: key.Name, Tenant: key.Tenant, Limit: 1})
+	if err != nil || len(rows) == 0 {
+		return key, err
+	}
+	named := Key{Tenant: key.Tenant, Name: rows[0].Name}
+	if !rows[0].Live && m.holds(named) {
+		return key, nil
+	}
+	return named, nil
+}
+
+// holds reports whether a live session has the key.
+func (m *Manager) holds(key Key) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.live[key] != nil
+}
