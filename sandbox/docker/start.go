@@ -137,7 +137,7 @@ func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
 
 // launch makes and starts the container of a plan. When it fails, the caller removes what there is.
 func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
-	labels, err := p.labels(b.instance)
+	labels, err := p.labels(b.instance, b.dir)
 	if err != nil {
 		return nil, err
 	}
