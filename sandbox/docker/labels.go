@@ -63,6 +63,7 @@ type record struct {
 	Container string  `json:"-"`                  // the engine's id
 	Restored  string  `json:"restored,omitempty"` // the snapshot it was made from
 	User      v1.User `json:"user"`
+	WorkDir   string  `json:"work_dir,omitempty"` // the working directory, where the image lacks it: a file system in memory
 }
 
 // labels returns those of the sandbox's container.
