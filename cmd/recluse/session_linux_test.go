@@ -673,3 +673,21 @@ func TestASessionKeepsTheEnvironmentAndDirectoryItWasOpenedWith(t *testing.T) {
 	w.expect("2 /tmp\n", "exec", "--session", "es", "--env", "A=2", "--", "sh", "-c", "echo $A $(pwd)")
 	w.expect("'1'\n", "exec", "--session", "es", "--python", "import os; os.environ['A']")
 }
+
+func TestOutputIsBoundedForASessionAndForACall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "work", "--output", "2k")
+	print := []string{"exec", "--session", "work", "--json", "--inline-bytes", "100", "--spool-bytes", "1k", "--", "sh", "-c", "seq -w 1000"}
+	var v v1.Verdict
+	decodeJSON(t, w.must(print...), &v)
+	if v.Stdout.Produced != 5000 || v.Stdout.Kept() != 100 || v.Stdout.InFile != 1024 {
+		t.Errorf("%+v", v.Stdout)
+	}
+	if got := w.run("", print...); got.status != 125 || !strings.Contains(got.stdout, "session_limit") {
+		t.Errorf("a session that has produced its output: %+v", got)
+	}
+	if got := w.run("", "session", "open", "other", "--output", "-1"); got.status != 125 {
+		t.Errorf("%+v", got)
+	}
+}
