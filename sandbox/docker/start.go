@@ -189,7 +189,7 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 		return nil
 	}
 	if _, err := b.cli.ContainerStatPath(ctx, p.Container, client.ContainerStatPathOptions{Path: dir}); !errdefs.IsNotFound(err) {
-		return nil //nolint:nilerr // a command that starts there reports what is wrong
+		return nil // a command that starts there reports what is wrong
 	}
 	if err := b.cli.Remove(ctx, p.Container); err != nil {
 		return err
