@@ -30,6 +30,8 @@ type Copied struct {
 	Bytes   int64    `json:"bytes"`
 	Skipped []string `json:"skipped,omitempty"` // what was left out, with the reason
 	Changed []string `json:"changed,omitempty"` // files that changed while they were read
+	// Manifest has each file that was copied: its name at the source, and its path at the destination.
+	Manifest []v1.Uploaded `json:"manifest"`
 }
 
 // CopyIn copies files and directories of this machine into the session. As with cp, sources go into a destination that is a directory,
@@ -51,9 +53,12 @@ type copier struct {
 	files v1.FileSystem
 	opts  CopyOptions
 	Copied
+	received map[string]v1.Uploaded // files of this machine, by path
 }
 
-func (s *Session) copier(o CopyOptions) *copier { return &copier{files: s.Files(), opts: o} }
+func (s *Session) copier(o CopyOptions) *copier {
+	return &copier{files: s.Files(), opts: o, Copied: Copied{Manifest: []v1.Uploaded{}}, received: map[string]v1.Uploaded{}}
+}
 
 // inside makes a path of the session absolute. The session itself knows where a relative one begins.
 func (c *copier) inside(ctx context.Context, file string) (string, error) {
@@ -101,7 +106,7 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 			if dir {
 				return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy standard input", Message: dst + " is a directory", Remedy: "name a file in it"}
 			}
-			if err := c.send(ctx, c.opts.Stdin, dst, 0); err != nil {
+			if err := c.send(ctx, c.opts.Stdin, src, dst, 0); err != nil {
 				return err
 			}
 			continue
@@ -167,16 +172,17 @@ func (c *copier) sendFile(ctx context.Context, src, dst string, mode fs.FileMode
 		return unreadable(src, err)
 	}
 	defer f.Close()
-	return c.send(ctx, f, dst, mode.Perm())
+	return c.send(ctx, f, src, dst, mode.Perm())
 }
 
-func (c *copier) send(ctx context.Context, r io.Reader, dst string, mode fs.FileMode) error {
+func (c *copier) send(ctx context.Context, r io.Reader, src, dst string, mode fs.FileMode) error {
 	i, err := c.files.Write(ctx, dst, r, v1.WriteOptions{Mode: mode, Exclusive: c.opts.NoClobber})
 	if err != nil {
 		return err
 	}
 	c.Files++
 	c.Bytes += i.Size
+	c.Manifest = append(c.Manifest, i.Uploaded(src))
 	return nil
 }
 
@@ -249,7 +255,7 @@ func (c *copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMod
 		return unwritable(dst, err)
 	}
 	defer root.Close()
-	return c.receive(root, filepath.Base(dst), mode, func(w io.Writer) (int64, error) {
+	return c.receive(root, src, filepath.Base(dst), mode, func(w io.Writer) (int64, error) {
 		i, err := c.files.Read(ctx, src, w)
 		if err != nil {
 			return 0, err

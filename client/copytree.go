@@ -3,6 +3,8 @@ package client
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +22,7 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 	r, w := io.Pipe()
 	walked := make(chan error, 1)
 	go func() {
-		err := c.archive(w, src)
+		err := c.archive(w, src, dst)
 		w.CloseWithError(err)
 		walked <- err
 	}()
@@ -37,8 +39,8 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 	return nil
 }
 
-// archive writes a directory, links as links.
-func (c *copier) archive(w io.Writer, src string) error {
+// archive writes a directory that is unpacked at dst, links as links.
+func (c *copier) archive(w io.Writer, src, dst string) error {
 	root, err := os.OpenRoot(src)
 	if err != nil {
 		return unreadable(src, err)
@@ -49,7 +51,7 @@ func (c *copier) archive(w io.Writer, src string) error {
 		if err != nil {
 			return unreadable(filepath.Join(src, name), err)
 		}
-		return c.entry(t, root, src, name, d)
+		return c.entry(t, root, src, dst, name, d)
 	})
 	if err != nil {
 		return err
@@ -57,7 +59,7 @@ func (c *copier) archive(w io.Writer, src string) error {
 	return t.Close()
 }
 
-func (c *copier) entry(t *tar.Writer, root *os.Root, src, name string, d fs.DirEntry) error {
+func (c *copier) entry(t *tar.Writer, root *os.Root, src, dst, name string, d fs.DirEntry) error {
 	fi, err := d.Info()
 	if err != nil {
 		return unreadable(filepath.Join(src, name), err)
@@ -92,11 +94,15 @@ func (c *copier) entry(t *tar.Writer, root *os.Root, src, name string, d fs.DirE
 	if err := t.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.CopyN(t, f, h.Size)
+	sum := sha256.New()
+	n, err := io.CopyN(io.MultiWriter(t, sum), f, h.Size)
 	if errors.Is(err, io.EOF) {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy " + filepath.Join(src, name), Message: fmt.Sprintf("it became shorter while it was read (%d of %d bytes)", n, h.Size)}
 	}
 	c.Files++
+	c.Manifest = append(c.Manifest, v1.Uploaded{
+		Name: v1.Text(filepath.Join(src, name)), Path: v1.Text(path.Join(dst, filepath.ToSlash(name))), Size: n, SHA256: hex.EncodeToString(sum.Sum(nil)),
+	})
 	return err
 }
 
@@ -176,7 +182,7 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
 				return unwritable(filepath.Join(dst, path.Dir(name)), err)
 			}
-			err := c.receive(root, name, mode, func(w io.Writer) (int64, error) { return io.Copy(w, t) }) //nolint:gosec // G110: as large as the user's files are
+			err := c.receive(root, path.Join("/", h.Name), name, mode, func(w io.Writer) (int64, error) { return io.Copy(w, t) }) //nolint:gosec // G110: as large as the user's files are
 			if err != nil {
 				return err
 			}
@@ -247,11 +253,17 @@ func (c *copier) hardLink(root *os.Root, name, target, base string) error {
 		}
 	}
 	c.Files++
-	return root.Link(old, name)
+	if err := root.Link(old, name); err != nil {
+		return err
+	}
+	entry := c.received[filepath.Join(root.Name(), old)] // one that was there before has no sum
+	entry.Name, entry.Path = v1.Text(path.Join("/", base, name)), v1.Text(filepath.Join(root.Name(), name))
+	c.list(entry)
+	return nil
 }
 
-// receive writes one file, beside its place first.
-func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func(io.Writer) (int64, error)) error {
+// receive writes one file, beside its place first. It was src in the session.
+func (c *copier) receive(root *os.Root, src, name string, mode fs.FileMode, fill func(io.Writer) (int64, error)) error {
 	at := filepath.Join(root.Name(), name)
 	if fi, err := root.Lstat(name); err == nil {
 		if c.opts.NoClobber {
@@ -266,7 +278,8 @@ func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func
 	if err != nil {
 		return unwritable(at, err)
 	}
-	n, err := fill(f)
+	sum := sha256.New()
+	n, err := fill(io.MultiWriter(f, sum))
 	err = errors.Join(err, f.Close())
 	if err == nil {
 		err = root.Rename(part, name)
@@ -277,5 +290,12 @@ func (c *copier) receive(root *os.Root, name string, mode fs.FileMode, fill func
 	}
 	c.Files++
 	c.Bytes += n
+	c.list(v1.Uploaded{Name: v1.Text(src), Path: v1.Text(at), Size: n, SHA256: hex.EncodeToString(sum.Sum(nil))})
 	return nil
+}
+
+// list adds a file of this machine to the manifest.
+func (c *copier) list(u v1.Uploaded) {
+	c.Manifest = append(c.Manifest, u)
+	c.received[string(u.Path)] = u
 }

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"io"
 	"io/fs"
 	"iter"
@@ -69,13 +71,18 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 
 // Write implements FileSystem.
 func (f *files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
+	sum := sha256.New()
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
 		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append,
-	}}}, r)
+	}}}, io.TeeReader(r, sum))
 	if err != nil {
-		return nil, err
+		return nil, err // and the last Read may still be under way
 	}
-	return fileInfo(end.GetFile()), nil
+	info := fileInfo(end.GetFile())
+	if info != nil && !opts.Append {
+		info.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	}
+	return info, nil
 }
 
 // WriteAll implements FileSystem.

@@ -80,7 +80,7 @@ func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
 		o := m.opts.Pool
 		o.Persist, o.Labels = true, map[string]string{}
 		maps.Copy(o.Labels, m.opts.Pool.Labels)
-		o.Labels[labelInstance], o.Labels[labelMaker] = m.instance, m.maker
+		o.Labels[labelInstance], o.Labels[labelMaker], o.Labels[labelStore] = m.instance, m.maker, m.store.Dir()
 		p = pool.New(b, o)
 		m.pools[b.Name()] = p
 	}

@@ -19,6 +19,7 @@ import (
 // The labels of sandboxes and images, by which they are found when the store does not have them.
 const (
 	labelInstance  = "recluse.instance"
+	labelStore     = "recluse.store" // the directory of the store; see Survey
 	labelSession   = sandbox.LabelSession
 	labelSessionID = "recluse.session-id"
 	labelSpec      = "recluse.spec"
@@ -135,6 +136,7 @@ func (r *record) idleAt() (t time.Time, ok bool) {
 func (m *Manager) labels(r *record) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, r.Labels)
+	l[labelStore] = m.store.Dir()
 	l[labelInstance], l[labelMaker], l[labelSession], l[labelSessionID], l[labelSpec] = m.instance, m.maker, r.Key.String(), r.ID, r.SpecHash
 	return l
 }

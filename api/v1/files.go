@@ -99,6 +99,12 @@ type FileInfo struct {
 	GID     int         `json:"gid" doc:"group that owns the file"`
 	Link    string      `json:"link,omitempty" doc:"target of a symbolic link"`
 	Kind    string      `json:"kind" enum:"file,dir,symlink,fifo,socket,device" doc:"kind of file"`
+	SHA256  string      `json:"sha256,omitempty" doc:"SHA-256 of the contents, in hexadecimal; only in the answer to a write, unless it was an append"`
+}
+
+// Uploaded returns the entry of a manifest for a file that has just been written, and was sent as name.
+func (i FileInfo) Uploaded(name string) Uploaded {
+	return Uploaded{Name: Text(name), Path: Text(i.Path), Size: i.Size, SHA256: i.SHA256}
 }
 
 // MarshalJSON writes the names as [Text].
@@ -210,7 +216,8 @@ type MoveRequest struct {
 	Exclusive bool `json:"exclusive,omitempty" doc:"never replace what is there"`
 }
 
-// Uploaded is one file of a batch. A file that could not be written has a problem and no sum.
+// Uploaded is one file of a manifest: of a batch, of what cp has copied, or of a file that the MCP tool files has written. A file that could not
+// be written has a problem and no sum.
 type Uploaded struct {
 	Name    Text     `json:"name" doc:"as it was sent"`
 	Path    Text     `json:"path" doc:"where it is now"`

@@ -19,7 +19,7 @@ type RunFields struct {
 	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between the polite signal and SIGKILL; left out: 300ms for a command, 2s for a cell"`
 	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576" doc:"bytes of each stream that the verdict keeps; left out: 65536"`
-	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"negative: none"`
+	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"bytes of each stream that are kept in a file in the sandbox, for the output of the operation; left out: 10485760; negative: none"`
 	Metadata      map[string]string `json:"metadata,omitempty" doc:"returned in the verdict"`
 	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel, of a terminal after a while in which it can be attached again"`
 }

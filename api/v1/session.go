@@ -204,6 +204,30 @@ type Collected struct {
 	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
 }
 
+// SandboxUse says who needs a sandbox.
+type SandboxUse string
+
+// The uses of a sandbox.
+const (
+	SandboxHeld    SandboxUse = "held"    // the program that made it or is attached to it lives
+	SandboxKept    SandboxUse = "kept"    // its server does not run now, and takes it over when it does
+	SandboxStray   SandboxUse = "stray"   // its program has died, and its store is gone or another one
+	SandboxUnknown SandboxUse = "unknown" // its program has died, and it names no store that can be read
+)
+
+// HostSandbox is a sandbox on this machine, whoever made it.
+type HostSandbox struct {
+	ID       string     `json:"id" doc:"id of the sandbox within its backend"`
+	Backend  string     `json:"backend" doc:"backend that runs it"`
+	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"who needs it: held by a program that lives, kept for a server that does not run now, a stray that nobody will ask for, or unknown"`
+	Running  bool       `json:"running" doc:"whether it runs"`
+	Session  string     `json:"session,omitempty" doc:"tenant and name of its session; empty for one without"`
+	Owner    int        `json:"owner" doc:"pid of the program that must end it"`
+	Instance string     `json:"instance,omitempty" doc:"id of the store of its server"`
+	Store    string     `json:"store,omitempty" doc:"directory of that store"`
+	Created  time.Time  `json:"created" doc:"when it was made"`
+}
+
 // EventsOptions chooses events.
 type EventsOptions struct {
 	After  int64 // events with a larger Seq

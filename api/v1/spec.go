@@ -33,8 +33,9 @@ type Spec struct {
 	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
 	// Env is the environment of everything that runs inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
-	// Dir is where commands start; empty: the home directory, or the image's own.
-	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside"`
+	// Dir is where commands start; empty: the home directory, or the image's own. One that is missing is made; where the root is read-only (gvisor,
+	// docker) it is a file system in memory that shares Limits.Disk with the home directory, half each.
+	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside; made if it is missing"`
 	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH. It has to be there,
 	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`

@@ -21,7 +21,7 @@ path begins in its working directory, which is the home directory by default. A 
 
 As with cp, what is copied to a directory that is there goes into it, a file that is there is replaced unless
 --no-clobber is given, and SOURCE/. means what is in a directory. Directories are copied as a whole. - stands for the input or the output.
-Owners are not kept; nor are devices, pipes and sockets, and, on the way out, links that lead outside of what is copied.`,
+--json lists each file that was copied: name at the source, path at the destination, size and SHA-256. Owners are not kept; nor are devices, pipes and sockets, and, on the way out, links that lead outside of what is copied.`,
 		Example: `  recluse cp data.csv work:/home/user/
   recluse cp -r project work:
   recluse cp work:results ./results

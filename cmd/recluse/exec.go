@@ -35,6 +35,7 @@ type execOptions struct {
 	python        string
 	pythonFile    string
 	timeout       v1.Duration
+	inline, spool int64
 	killSurvivors bool
 	noStdin       bool
 	gate          string
@@ -88,6 +89,8 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.SetInterspersed(false) // what follows the command's name is the command's
 	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from the input")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
+	f.Var((*byteFlag)(&o.inline), "inline-bytes", "with --json: output of each stream that the verdict keeps, a `size` of at most 1m (default 1m)")
+	f.Var((*byteFlag)(&o.spool), "spool-bytes", "with --session: output of each stream that recluse logs can show later, a `size` (default 10m)")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
@@ -184,8 +187,9 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 
 	out := a.output(a.stdout)
 	errs := a.output(a.stderr)
+	cmd.SpoolBytes = o.spool
 	if a.json {
-		cmd.InlineBytes = jsonInline
+		cmd.InlineBytes = cmp.Or(o.inline, jsonInline)
 	} else {
 		cmd.Stdout, cmd.Stderr = out, errs
 	}

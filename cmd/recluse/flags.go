@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -18,6 +19,30 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
+
+// byteFlag is a size as a flag.
+type byteFlag int64
+
+// String implements pflag.Value. Nothing is shown for a default: the help text has it.
+func (b *byteFlag) String() string {
+	if *b == 0 {
+		return ""
+	}
+	return v1.FormatBytes(int64(*b))
+}
+
+// Set implements pflag.Value.
+func (b *byteFlag) Set(text string) error {
+	n, err := v1.ParseBytes(text)
+	if err == nil && n <= 0 {
+		err = errors.New("it must be positive")
+	}
+	*b = byteFlag(n)
+	return err
+}
+
+// Type implements pflag.Value.
+func (b *byteFlag) Type() string { return "size" }
 
 // backendFlags chooses a backend. What is left out is as configured.
 type backendFlags struct {

@@ -122,7 +122,7 @@ recluse itself failed. Verbs that run nothing exit with 1 when what they name is
 		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
 		serve: {
-			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.configCommand(), a.doctorCommand(),
+			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(), a.doctorCommand(),
 			a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
 		},
 	} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -529,12 +530,31 @@ func TestCopy(t *testing.T) {
 	if err := os.Symlink("one", filepath.Join(dir, "tree", "link")); err != nil {
 		t.Fatal(err)
 	}
-	w.must("cp", data, "work:/home/user/")
+	listed := func(want map[string]string, args ...string) { // name and path of each file, and its content
+		t.Helper()
+		var got struct{ Manifest []v1.Uploaded }
+		decodeJSON(t, w.must(append(args, "--json")...), &got)
+		for _, u := range got.Manifest {
+			content, ok := want[string(u.Name)+" "+string(u.Path)]
+			if !ok || u.Size != int64(len(content)) || u.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte(content))) {
+				t.Errorf("%v: %+v", args, u)
+			}
+		}
+		if len(got.Manifest) != len(want) {
+			t.Errorf("%v: %+v", args, got.Manifest)
+		}
+	}
+	tree := filepath.Join(dir, "tree")
+	listed(map[string]string{data + " /home/user/data.csv": "a,b\n"}, "cp", data, "work:/home/user/")
 	w.expect("a,b\n", "exec", "--session", "work", "--", "cat", "/home/user/data.csv")
 	w.expect("a,b\n", "cp", "work:data.csv", "-")
-	w.must("cp", "work:data.csv", filepath.Join(dir, "back.csv"))
+	listed(map[string]string{"/home/user/data.csv " + filepath.Join(dir, "back.csv"): "a,b\n"}, "cp", "work:data.csv", filepath.Join(dir, "back.csv"))
 	same("back.csv", "a,b\n")
-	w.must("cp", filepath.Join(dir, "tree"), "work:t")
+	listed(map[string]string{tree + "/one /home/user/t/one": "1", tree + "/sub/two /home/user/t/sub/two": "2"}, "cp", tree, "work:t")
+	w.must("exec", "--session", "work", "--", "ln", "t/one", "t/same")
+	listed(map[string]string{
+		"/home/user/t/one " + dir + "/hard/one": "1", "/home/user/t/same " + dir + "/hard/same": "1", "/home/user/t/sub/two " + dir + "/hard/sub/two": "2",
+	}, "cp", "work:t", filepath.Join(dir, "hard"))
 	w.expect("12", "exec", "--session", "work", "--", "cat", "t/link", "t/sub/two")
 	w.must("cp", "-r", filepath.Join(dir, "tree"), "work:t") // it is there: into it
 	w.expect("1", "exec", "--session", "work", "--", "cat", "t/tree/one")
@@ -654,4 +674,22 @@ func TestASessionKeepsTheEnvironmentAndDirectoryItWasOpenedWith(t *testing.T) {
 	w.expect("1 /tmp\n", "exec", "--session", "es", "--", "sh", "-c", "echo $A $(pwd)")
 	w.expect("2 /tmp\n", "exec", "--session", "es", "--env", "A=2", "--", "sh", "-c", "echo $A $(pwd)")
 	w.expect("'1'\n", "exec", "--session", "es", "--python", "import os; os.environ['A']")
+}
+
+func TestOutputIsBoundedForASessionAndForACall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must("session", "open", "work", "--output", "2k")
+	print := []string{"exec", "--session", "work", "--json", "--inline-bytes", "100", "--spool-bytes", "1k", "--", "sh", "-c", "seq -w 1000"}
+	var v v1.Verdict
+	decodeJSON(t, w.must(print...), &v)
+	if v.Stdout.Produced != 5000 || v.Stdout.Kept() != 100 || v.Stdout.InFile != 1024 {
+		t.Errorf("%+v", v.Stdout)
+	}
+	if got := w.run("", print...); got.status != 125 || !strings.Contains(got.stdout, "session_limit") {
+		t.Errorf("a session that has produced its output: %+v", got)
+	}
+	if got := w.run("", "session", "open", "other", "--output", "-1"); got.status != 125 {
+		t.Errorf("%+v", got)
+	}
 }

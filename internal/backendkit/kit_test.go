@@ -226,7 +226,7 @@ func TestAnInstanceKeepsItsName(t *testing.T) {
 
 func TestTheDiskIsSharedOut(t *testing.T) {
 	l := sandbox.Limits{}.WithDefaults()
-	all := TmpfsLayout(l, "/run/own")
+	all := TmpfsLayout(l, "/run/own", "")
 	var size, inodes int64
 	var paths []string
 	for _, fs := range all {

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path"
+	"slices"
+	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
@@ -28,7 +31,7 @@ func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	}
 	for _, dir := range []string{img.Dir, r.Spec.Dir} {
 		if dir != "" {
-			c.Dir = dir
+			c.Dir = path.Clean(dir)
 		}
 	}
 	return c
@@ -42,8 +45,9 @@ type Tmpfs struct {
 }
 
 // TmpfsLayout returns the file systems in memory of a sandbox: the home directory has all of its disk, and the others share what Limits.Scratch
-// leaves them; state is the guest's own directory. Each file costs memory that no size counts, so their number is bounded by what they may take.
-func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
+// leaves them; state is the guest's own directory. A working directory that the root file system lacks, work, gets half of the disk; "" for none.
+// Each file costs memory that no size counts, so their number is bounded by what they may take.
+func TmpfsLayout(l sandbox.Limits, state, work string) []Tmpfs {
 	scratch := func(path, mode string, share int64) Tmpfs {
 		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Scratch() / share, Inodes: l.Files() / share}}
 	}
@@ -52,8 +56,26 @@ func TmpfsLayout(l sandbox.Limits, state string) []Tmpfs {
 	home.Exec, tmp.Exec, varTmp.Exec = true, true, true // compiled parts of packages are loaded from there
 	own := scratch(state, "0755", 4)
 	own.Guest = true
-	return []Tmpfs{home, tmp, varTmp, scratch("/dev/shm", "1777", 8), own}
+	all := []Tmpfs{home, tmp, varTmp, scratch("/dev/shm", "1777", 8), own}
+	if work != "" {
+		all[0].Size, all[0].Inodes = home.Size/2, home.Inodes/2
+		second := all[0]
+		second.Path = work
+		all = append(all, second)
+	}
+	return all
 }
+
+// Below reports whether a path is one of the directories, or below one. All must be clean.
+func Below(path string, dirs ...string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool { return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") })
+}
+
+// scratchDirs are the directories of TmpfsLayout that code inside may write to.
+var scratchDirs = []string{v1.DefaultHome, "/tmp", "/var/tmp", "/dev/shm"}
+
+// InMemory reports whether a path is on one of the file systems in memory that every sandbox has.
+func InMemory(path string) bool { return Below(path, scratchDirs...) }
 
 // DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error
 // with sandbox.CodeInvalidSpec. Without options v stays as it is.

@@ -19,6 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 const (
@@ -132,6 +133,49 @@ func (s Store) Unattached(id string, f func()) {
 	}
 	defer l.Release()
 	f()
+}
+
+// Survey adds to the sandboxes of List which program answers for each.
+func (s Store) Survey(all []sandbox.Info) []backend.Surveyed {
+	out := make([]backend.Surveyed, 0, len(all))
+	for _, i := range all {
+		var r Record
+		if s.Load(i.ID, &r) != nil {
+			continue // it has ended since
+		}
+		out = append(out, backend.Surveyed{Info: i, Owner: r.Owner.PID, Held: s.held(&r)})
+	}
+	return out
+}
+
+// held reports whether a program answers for a sandbox or is attached to it.
+func (s Store) held(r *Record) bool {
+	free := false
+	s.Unattached(r.ID, func() { free = true })
+	return r.Owner.Alive() || !free
+}
+
+// EndUnheld implements backend.Surveyor.
+func (s Store) EndUnheld(ctx context.Context, id string, stop func(ctx context.Context, id string) error) error {
+	var r Record
+	if err := s.Load(id, &r); err != nil {
+		return err
+	}
+	err := Held(id, r.Owner.PID)
+	s.Unattached(id, func() {
+		if s.Load(id, &r) == nil && !r.Owner.Alive() {
+			err = stop(ctx, id)
+		}
+	})
+	return err
+}
+
+// Held returns the error of a sandbox that is not ended because a program holds it.
+func Held(id string, owner int) error {
+	return &v1.Error{
+		Code: v1.CodeBusy, Op: "end sandbox", Message: fmt.Sprintf("sandbox %s is in use by process %d or one that is attached to it", id, owner),
+		Remedy: "end its session (recluse session end), or that process",
+	}
 }
 
 // Sweep ends the sandboxes whose program has died without ending them, unless somebody is attached.

@@ -47,16 +47,17 @@ type fileInfo struct {
 }
 
 type filesResult struct {
-	Session    string     `json:"session"`
-	Action     string     `json:"action"`
-	Path       string     `json:"path"`
-	Content    string     `json:"content,omitempty"`
-	Encoding   string     `json:"encoding,omitempty" doc:"of content: text, or base64 if it is no text"`
-	Next       int64      `json:"next_offset,omitempty" doc:"where to go on reading; left out: all was read"`
-	File       *fileInfo  `json:"file,omitempty"`
-	Entries    []fileInfo `json:"entries,omitempty"`
-	More       bool       `json:"more,omitempty" doc:"the directory has more entries than are listed"`
-	Unreadable int64      `json:"unreadable,omitempty" doc:"entries that could not be looked at, and directories that could not be entered: the list lacks them"`
+	Session    string       `json:"session"`
+	Action     string       `json:"action"`
+	Path       string       `json:"path"`
+	Content    string       `json:"content,omitempty"`
+	Encoding   string       `json:"encoding,omitempty" doc:"of content: text, or base64 if it is no text"`
+	Next       int64        `json:"next_offset,omitempty" doc:"where to go on reading; left out: all was read"`
+	File       *fileInfo    `json:"file,omitempty"`
+	Entries    []fileInfo   `json:"entries,omitempty"`
+	More       bool         `json:"more,omitempty" doc:"the directory has more entries than are listed"`
+	Written    *v1.Uploaded `json:"written,omitempty" doc:"the file that was written: its name as given, path, size and SHA-256"`
+	Unreadable int64        `json:"unreadable,omitempty" doc:"entries that could not be looked at, and directories that could not be entered: the list lacks them"`
 }
 
 func (f *face) addFiles() {
@@ -155,7 +156,10 @@ func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (file
 		}
 	}
 	i, err := fs.Write(c, out.Path, bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Append: in.Append, Exclusive: in.Exclusive})
-	out.describe(i)
+	if out.describe(i); i != nil {
+		w := i.Uploaded(in.Path)
+		out.Written = &w
+	}
 	return out, err
 }
 

@@ -2,6 +2,8 @@ package mcp
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -55,7 +57,8 @@ func TestToolsWorkInOneSession(t *testing.T) {
 		if late.Ended != "timeout" || late.Stdout != "begun\n" {
 			t.Fatalf("%+v", late)
 		}
-		if w, res := use[filesResult](t, s, "files", args{"action": "write", "path": "d/a.txt", "content": "grün"}); res.IsError || w.File.Size != 5 {
+		if w, res := use[filesResult](t, s, "files", args{"action": "write", "path": "d/a.txt", "content": "grün"}); res.IsError || w.File.Size != 5 || w.Written == nil ||
+			*w.Written != (v1.Uploaded{Name: "d/a.txt", Path: "/home/user/d/a.txt", Size: 5, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte("grün")))}) {
 			t.Fatalf("%+v %s", w, text(res))
 		}
 		if r, _ := use[filesResult](t, s, "files", args{"action": "read", "path": "/home/user/d/a.txt", "limit": 3}); r.Content != "gr" || r.Next != 2 {

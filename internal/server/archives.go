@@ -1,8 +1,6 @@
 package server
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"io"
 	"mime"
@@ -122,8 +120,7 @@ func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part
 	if name == "" || string(up.Path) == dir {
 		return fail(invalid("a file of the upload has no name"))
 	}
-	sum := sha256.New()
-	info, err := f.Write(c.ctx(), string(up.Path), io.TeeReader(body, sum), opts)
+	info, err := f.Write(c.ctx(), string(up.Path), body, opts)
 	if err != nil {
 		c.changedFile("write", string(up.Path), uploadError(err))
 		if c.ctx().Err() != nil || badBody(err) {
@@ -131,7 +128,7 @@ func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part
 		}
 		return fail(err)
 	}
-	up.Path, up.Size, up.SHA256 = v1.Text(info.Path), info.Size, hex.EncodeToString(sum.Sum(nil))
+	up = info.Uploaded(name)
 	c.changedFile("write", sized(string(up.Path), up.Size), nil)
 	return up, nil
 }

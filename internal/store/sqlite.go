@@ -94,6 +94,30 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 	return s, nil
 }
 
+// Peek returns the id of the store in a data directory without opening it for use, and whether a program uses it. Without a store the error
+// is fs.ErrNotExist.
+func Peek(ctx context.Context, dir string) (instance string, used bool, err error) {
+	path := filepath.Join(dir, File)
+	if _, err := os.Stat(path); err != nil {
+		return "", false, err
+	}
+	l, err := filelock.TryShared(filepath.Join(dir, lockFile))
+	switch {
+	case errors.Is(err, filelock.ErrHeld):
+		used = true
+	case err == nil:
+		l.Release()
+	}
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: fmt.Sprintf("mode=ro&_pragma=busy_timeout(%d)", busyWait.Milliseconds())}
+	db, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return "", used, err
+	}
+	defer db.Close()
+	err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&instance)
+	return instance, used, err
+}
+
 // connect opens the file. Writes survive the death of this program at any moment; after a power failure the last ones may be missing,
 // and then the backends, which lost their sandboxes too, say what there is.
 func connect(path string, conns int, wait time.Duration) (*sql.DB, error) {
@@ -168,6 +192,9 @@ func (s *SQLite) identify(ctx context.Context) (id string, err error) {
 
 // Instance implements Store.
 func (s *SQLite) Instance() string { return s.instance }
+
+// Dir implements Store.
+func (s *SQLite) Dir() string { return filepath.Dir(s.path) }
 
 // Close implements Store.
 func (s *SQLite) Close() error {

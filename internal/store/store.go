@@ -17,6 +17,8 @@ import (
 type Store interface {
 	// Instance returns the id of this store, which marks the sandboxes of its managers.
 	Instance() string
+	// Dir returns the directory of this machine that the store is in; empty: it is elsewhere.
+	Dir() string
 	// Close releases the store.
 	Close() error
 

@@ -10,7 +10,7 @@
 // A backend implements [sandbox.Backend]: it starts the guest (cmd/recluse-guest) inside something
 // and returns a [sandbox.Machine], a byte stream to it. Everything that runs inside travels over that
 // stream, so a backend knows nothing of commands, cells or files. It may also implement [Pauser],
-// [Labeler], [Sharer] and [Answerer], and its machines [Witness]. A request that it cannot fulfil it
+// [Labeler], [Sharer], [Answerer] and [Surveyor], and its machines [Witness]. A request that it cannot fulfil it
 // refuses with [NotSupported], never by ignoring it.
 //
 // internal/backendkit has what most backends need; sandbox/sandboxtest is the feature suite that a new backend joins.
@@ -63,6 +63,22 @@ type Witness interface {
 type Frozen interface {
 	// Frozen returns the error for calls that would begin now, or nil if the sandbox runs.
 	Frozen() error
+}
+
+// Surveyor is a backend that can list sandboxes whoever made them, also those whose own server has lost its records. List returns those
+// of this backend's own directory or instance only.
+type Surveyor interface {
+	// Survey lists the sandboxes of all programs of this user, as far as this backend can end them.
+	Survey(ctx context.Context) ([]Surveyed, error)
+	// EndUnheld ends a sandbox that Survey returned. If a program holds it, the error has the code busy.
+	EndUnheld(ctx context.Context, id string) error
+}
+
+// Surveyed is a sandbox, and the program that answers for it.
+type Surveyed struct {
+	sandbox.Info
+	Owner int  // pid of the program that must end it
+	Held  bool // the owner lives, or a program is attached, or neither can be known, as on another machine
 }
 
 // NotSupported returns the error of a backend that cannot do op.

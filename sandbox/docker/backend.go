@@ -22,6 +22,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
@@ -51,7 +52,13 @@ type Backend struct {
 	closed   bool                // guarded by mu
 }
 
-var _ sandbox.Backend = (*Backend)(nil)
+var (
+	_ sandbox.Backend  = (*Backend)(nil)
+	_ backend.Surveyor = (*Backend)(nil)
+)
+
+// notesDir is where the notes on sandboxes are, below the directory of the instance.
+const notesDir = "notes"
 
 // New returns the backend. It fails for options that make no sense; Health reports whether the engine answers.
 func New(opts Options) (*Backend, error) {
@@ -80,7 +87,7 @@ func New(opts Options) (*Backend, error) {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "name this instance", Message: b.dir + " cannot be used", Err: err}
 	}
 	b.instance = b.own.Name
-	b.notes.Dir = filepath.Join(b.dir, "notes")
+	b.notes.Dir = filepath.Join(b.dir, notesDir)
 	b.proofs.Path = filepath.Join(b.dir, "proof.json")
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: dockerengine.CleanWait, Go: b.background}
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.background}
@@ -300,6 +307,76 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	}
 	slices.SortFunc(out, func(x, y sandbox.Info) int { return x.Created.Compare(y.Created) })
 	return out, nil
+}
+
+// Survey implements backend.Surveyor: it lists the sandboxes of every instance on the engine.
+func (b *Backend) Survey(ctx context.Context) ([]backend.Surveyed, error) {
+	found, err := b.survey(ctx, labelSandbox)
+	var out []backend.Surveyed
+	for _, f := range found {
+		out = append(out, f.Surveyed)
+	}
+	return out, err
+}
+
+// surveyed is a sandbox of any instance.
+type surveyed struct {
+	backend.Surveyed
+	container string
+	mine      bool
+}
+
+func (b *Backend) survey(ctx context.Context, label string) ([]surveyed, error) {
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
+	if err != nil {
+		return nil, b.excuse(failed(ctx, "list sandboxes", "the engine reports no containers", err))
+	}
+	var out []surveyed
+	for _, c := range res.Items {
+		r, ok := readRecord(c.ID, c.Labels)
+		if !ok || c.State == container.StateRemoving {
+			continue
+		}
+		note := b.notesOf(c.Labels).Read(&r.Record)
+		s := surveyed{
+			Surveyed:  backend.Surveyed{Info: r.Info(Name), Owner: note.Owner.PID, Held: !note.Owner.Dead()},
+			container: c.ID, mine: b.mine(c.Labels),
+		}
+		s.Running, s.Labels = c.State == container.StateRunning || c.State == container.StatePaused, note.Labels
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(x, y surveyed) int { return x.Created.Compare(y.Created) })
+	return out, nil
+}
+
+// notesOf returns where the instance of a container keeps its notes. Those of another machine are not there.
+func (b *Backend) notesOf(l map[string]string) backendkit.Notes {
+	if b.mine(l) || !filepath.IsAbs(l[labelDir]) {
+		return b.notes
+	}
+	return backendkit.Notes{Dir: filepath.Join(l[labelDir], notesDir)}
+}
+
+// EndUnheld implements backend.Surveyor.
+func (b *Backend) EndUnheld(ctx context.Context, id string) error {
+	if !goodID.MatchString(id) {
+		return notFound("end sandbox", "sandbox", id)
+	}
+	found, err := b.survey(ctx, labelSandbox+"="+id)
+	switch {
+	case err != nil:
+		return err
+	case len(found) == 0:
+		return notFound("end sandbox", "sandbox", id)
+	case found[0].Held:
+		return backendkit.Held(id, found[0].Owner)
+	case found[0].mine:
+		return b.Stop(ctx, id)
+	}
+	if err := b.cli.Remove(ctx, found[0].container); err != nil {
+		return &v1.Error{Code: v1.CodeInternal, Op: "end sandbox", Message: "its container still exists", Retry: true, Err: err}
+	}
+	return nil
 }
 
 // excuse drops the error of an engine that does not answer if there can be nothing to report.

@@ -79,9 +79,11 @@ func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) }) // so that a guest is brought
 	began := time.Now()
 	t.Cleanup(func() { removeGuest(t, b) })
-	sb := open(t, b, sandbox.Spec{})
-	if _, err := sb.Files().Write(t.Context(), v1.DefaultHome+"/file", strings.NewReader("text"), sandbox.WriteOptions{}); err != nil {
-		t.Fatal(err)
+	sb := open(t, b, sandbox.Spec{Dir: "/workspace"}) // which the image lacks
+	for _, dir := range []string{v1.DefaultHome, "/workspace"} {
+		if _, err := sb.Files().Write(t.Context(), dir+"/file", strings.NewReader("text in "+dir), sandbox.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 	if err != nil {
@@ -91,7 +93,7 @@ func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := shell(t, copied, "cat file"); got != "text" {
+	if got := shell(t, copied, "cat ~/file; echo; cat file"); got != "text in /home/user\ntext in /workspace" {
 		t.Errorf("the copy has %q", got)
 	}
 	for _, err := range []error{copied.Close(), b.DeleteSnapshot(t.Context(), snap.ID), sb.Close()} {

@@ -174,7 +174,7 @@ func (b *Backend) network() string { return b.opts.network() }
 // inMemory are the file systems in memory, with their owners. Runtimes give a mount the mode of the directory below it,
 // whatever is asked for, so the user has to own it.
 func (p *plan) inMemory() []backendkit.Tmpfs {
-	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir)
+	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir, p.WorkDir)
 	for i := range all {
 		if !all[i].Guest || !ownGuest(p.facts) {
 			all[i].UID, all[i].GID = p.User.UID, p.User.GID

@@ -51,6 +51,7 @@ const (
 	labelSandbox  = "dev.recluse.sandbox"
 	labelSnapshot = "dev.recluse.snapshot"
 	labelSession  = "dev.recluse.session" // for people
+	labelDir      = "dev.recluse.dir"     // of the instance on its machine, where notes on its sandboxes are
 	labelRecord   = "dev.recluse.record"  // of a sandbox or snapshot, as JSON
 	labelHash     = "dev.recluse.record-hash"
 	labelGuest    = "dev.recluse.guest" // of a volume: hash of the program in it
@@ -62,17 +63,18 @@ type record struct {
 	Container string  `json:"-"`                  // the engine's id
 	Restored  string  `json:"restored,omitempty"` // the snapshot it was made from
 	User      v1.User `json:"user"`
+	WorkDir   string  `json:"work_dir,omitempty"` // the working directory, where the image lacks it: a file system in memory
 }
 
 // labels returns those of the sandbox's container.
-func (r *record) labels(instance string) (map[string]string, error) {
+func (r *record) labels(instance, dir string) (map[string]string, error) {
 	public := *r
 	public.Token = ""
 	l, err := recordLabels(public, r.Spec.Labels)
 	if err != nil {
 		return nil, err
 	}
-	l[labelInstance], l[labelSandbox] = instance, r.ID
+	l[labelInstance], l[labelSandbox], l[labelDir] = instance, r.ID, dir
 	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", "" // which it would have of a snapshot's image
 	return l, nil
 }

@@ -111,8 +111,15 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 
 // pack fetches the files in memory, into a file of this machine because an archive must say how long they are.
 func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
-	o := guestExec(r.User, append([]string{launch.PackArg}, kept...)...)
+	o := guestExec(r.User, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
 	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
+}
+
+func workDirs(r record) []string {
+	if r.WorkDir == "" {
+		return nil
+	}
+	return []string{r.WorkDir}
 }
 
 // named says whether an image still has a name: a snapshot that was deleted while it was in use has none. Podman puts a registry before names.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -137,23 +138,9 @@ func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
 
 // launch makes and starts the container of a plan. When it fails, the caller removes what there is.
 func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
-	labels, err := p.labels(b.instance)
-	if err != nil {
+	if err := b.create(ctx, p); err != nil {
 		return nil, err
 	}
-	hc, err := b.profile(p)
-	if err != nil {
-		return nil, err
-	}
-	config, err := p.containerConfig(labels)
-	if err != nil {
-		return nil, err
-	}
-	res, err := b.cli.Create(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
-	if err != nil {
-		return nil, err
-	}
-	p.Container = res.ID
 	if err := b.reserve(p.ID); err != nil {
 		return nil, err
 	}
@@ -175,6 +162,40 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	}
 	cu.Release()
 	return m, nil
+}
+
+// create makes the container of a plan. Its root is read-only, so a working directory that the image lacks is a file system in memory; whether it
+// does can be seen only of a container, which is then made again.
+func (b *Backend) create(ctx context.Context, p *plan) error {
+	labels, err := p.labels(b.instance, b.dir)
+	if err != nil {
+		return err
+	}
+	hc, err := b.profile(p)
+	if err != nil {
+		return err
+	}
+	config, err := p.containerConfig(labels)
+	if err != nil {
+		return err
+	}
+	res, err := b.cli.Create(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
+	if err != nil {
+		return err
+	}
+	p.Container = res.ID
+	dir := path.Clean(p.Spec.Dir)
+	if p.Spec.Dir == "" || p.WorkDir != "" || !hc.ReadonlyRootfs || backendkit.InMemory(dir) || backendkit.Below(dir, targets(*hc)...) {
+		return nil
+	}
+	if _, err := b.cli.ContainerStatPath(ctx, p.Container, client.ContainerStatPathOptions{Path: dir}); !errdefs.IsNotFound(err) {
+		return nil // a command that starts there reports what is wrong
+	}
+	if err := b.cli.Remove(ctx, p.Container); err != nil {
+		return err
+	}
+	p.WorkDir = dir
+	return b.create(ctx, p)
 }
 
 // startError names the reasons that the caller can change.

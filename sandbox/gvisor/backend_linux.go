@@ -216,6 +216,17 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 	})
 }
 
+// Survey implements backend.Surveyor.
+func (b *Backend) Survey(ctx context.Context) ([]backend.Surveyed, error) {
+	all, err := b.List(ctx)
+	return b.sandboxes.Survey(all), err
+}
+
+// EndUnheld implements backend.Surveyor.
+func (b *Backend) EndUnheld(ctx context.Context, id string) error {
+	return b.sandboxes.EndUnheld(ctx, id, b.Stop)
+}
+
 // Attach implements sandbox.Backend.
 func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
 	r, err := b.load(id)
@@ -251,9 +262,10 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 }
 
 var (
-	_ backend.Pauser  = (*Backend)(nil)
-	_ backend.Labeler = (*Backend)(nil)
-	_ backend.Sharer  = (*Backend)(nil)
+	_ backend.Pauser   = (*Backend)(nil)
+	_ backend.Labeler  = (*Backend)(nil)
+	_ backend.Sharer   = (*Backend)(nil)
+	_ backend.Surveyor = (*Backend)(nil)
 )
 
 // sharedFiles is the directory of a sandbox, or of a snapshot, whose files are shown inside as sandbox.SharedDir.

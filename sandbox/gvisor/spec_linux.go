@@ -39,7 +39,7 @@ type bundleSpec struct {
 	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0 for the host's
 	capabilities []string // of the guest
 
-	mounts []specs.Mount // besides /proc and the binds
+	mounts []specs.Mount // besides /proc and the binds, and after them
 }
 
 // bind makes a host path visible inside. Read-only, no set-uid programs and no devices unless said otherwise.
@@ -64,7 +64,7 @@ func (b *bundleSpec) spec() *specs.Spec {
 				Bounding: caps, Effective: caps, Permitted: caps,
 			},
 		},
-		Mounts: append([]specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}}, b.mounts...),
+		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
 		Linux: &specs.Linux{
 			CgroupsPath: b.cgroup,
 			Namespaces: []specs.LinuxNamespace{
@@ -89,6 +89,7 @@ func (b *bundleSpec) spec() *specs.Spec {
 			Options: []string{"rbind", access, "nosuid", "nodev"},
 		})
 	}
+	s.Mounts = append(s.Mounts, b.mounts...)
 	return s
 }
 

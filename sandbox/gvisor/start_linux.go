@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/cleanup"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
@@ -157,13 +159,41 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.UID, c.GID, c.Processes = userUID, userGID, r.Spec.Limits.Processes
 	// The guest enforces it also where no cgroup stands behind it; the capability is then still false.
 	c.Memory = r.Spec.Limits.Memory
-	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState) {
-		if t.Path == userHome {
+	work := p.missing(c.Dir)
+	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
+		if t.Path == userHome || t.Path == work {
 			t.UID = userUID
 		}
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)
 	}
 	return c
+}
+
+// missing returns the working directory if the root file system, which is read-only, lacks it; otherwise "". One below a mount or in memory is
+// left to the guest.
+func (p *plan) missing(dir string) string {
+	dir = filepath.Clean(dir)
+	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, func(m sandbox.Mount) bool { return backendkit.Below(dir, m.Path) }) {
+		return ""
+	}
+	path := ""
+	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		path += "/" + name
+		onHost := filepath.Join(p.dir, path)
+		for _, b := range p.binds {
+			if backendkit.Below(path, b.Target) {
+				onHost = filepath.Join(b.Source, strings.TrimPrefix(path, b.Target))
+			}
+		}
+		info, err := os.Lstat(onHost)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return dir
+		case err != nil || !info.IsDir(): // a link leads somewhere inside
+			return ""
+		}
+	}
+	return ""
 }
 
 // launch makes the sandbox of a record, from a checkpoint if one is given. On failure nothing is left.
@@ -258,6 +288,11 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		hostname: "recluse", argv: []string{guestMount + "/" + filepath.Base(guest.Path)},
 		env:          []string{launch.ConfigEnv + "=" + string(config), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
 		capabilities: guestCapabilities, openFiles: 16384,
+	}
+	for _, t := range r.Config.Tmpfs {
+		if t.Path == r.Config.Dir && !backendkit.InMemory(t.Path) { // it is no part of the root; the guest mounts its own over it
+			oci.mounts = append(oci.mounts, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs"})
+		}
 	}
 	for _, m := range r.Spec.Mounts {
 		oci.binds = append(oci.binds, bind{Source: m.Host, Target: m.Path, Writable: m.Writable})

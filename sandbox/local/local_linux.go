@@ -270,6 +270,19 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 	})
 }
 
+var _ backend.Surveyor = (*Backend)(nil)
+
+// Survey implements backend.Surveyor.
+func (b *Backend) Survey(ctx context.Context) ([]backend.Surveyed, error) {
+	all, err := b.List(ctx)
+	return b.store.Survey(all), err
+}
+
+// EndUnheld implements backend.Surveyor.
+func (b *Backend) EndUnheld(ctx context.Context, id string) error {
+	return b.store.EndUnheld(ctx, id, b.Stop)
+}
+
 const snapshotRemedy = "use a backend with snapshots, such as gvisor"
 
 // Snapshot implements sandbox.Backend.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -110,6 +111,16 @@ var commands = []feature{
 		v := run(t, sb, sandbox.Command{Args: []string{"pwd"}, Dir: "/nowhere"})
 		same(t, "ended", v.Ended, v1.EndedStart)
 		contains(t, "the reason", v.StartError, "/nowhere")
+	}},
+	{"a sandbox's working directory is made where it is missing", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		dirs := []string{"/tmp/recluse-work-" + ids.Hex(4)}
+		if s.backend(t).Capabilities(t.Context()).Isolation > sandbox.IsolationNone { // else it would be this machine's
+			dirs = append(dirs, "/workspace/deep")
+		}
+		for _, dir := range dirs {
+			sb := s.open(t, func(x *sandbox.Spec) { x.Dir = dir })
+			same(t, "written", shell(t, sb, `pwd; echo text > file; cat "$(pwd)/file"; test "$(stat -c %u .)" = "$(id -u)" && echo mine; rm file; test "$PWD" = /workspace/deep || rmdir "$PWD"`), dir+"\ntext\nmine\n")
+		}
 	}},
 	{"stdin is streamed while the command runs, and closed", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)

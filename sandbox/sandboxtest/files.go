@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,7 @@ var fileFeatures = []feature{
 		info, err := f.Write(ctx, "a/b/c.bin", bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Mode: 0o640})
 		noError(t, err)
 		same(t, "size", info.Size, int64(len(data)))
+		same(t, "sum", info.SHA256, fmt.Sprintf("%x", sha256.Sum256(data)))
 		info, err = f.Stat(ctx, "a/b/c.bin")
 		noError(t, err)
 		same(t, "size", info.Size, int64(len(data)))

@@ -9,11 +9,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -135,6 +138,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 			return fmt.Errorf("unpack the snapshot: %w", err)
 		}
 	}
+	a.makeWorkDir()
 	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
 		go memory.NewEnforcer(cfg.Memory, processes{a}, a.ops.Started()).Run()
@@ -237,6 +241,25 @@ func lookShell(name, path string) string {
 }
 
 // prepareState makes the guest's directory. What runs in the sandbox may read spooled output, and nothing else.
+// makeWorkDir makes the directory where commands start, if it is missing and can be made. A command that starts where there is none reports it.
+func (a *Agent) makeWorkDir() {
+	var missing []string
+	for dir := filepath.Clean(a.cfg.Dir); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		missing = append(missing, dir)
+	}
+	for _, dir := range slices.Backward(missing) {
+		if os.Mkdir(dir, 0o755) != nil {
+			return
+		}
+		if a.switchesUser() {
+			_ = os.Chown(dir, a.cfg.UID, a.cfg.GID) // at worst it cannot be written
+		}
+	}
+}
+
 func prepareState(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

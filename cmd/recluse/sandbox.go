@@ -1,0 +1,134 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/xdg"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/session"
+)
+
+func (a *app) sandboxCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "sandbox",
+		Short: "List the sandboxes on this machine, or end strays",
+		Long: `List the sandboxes that this user's programs have made on this machine, and end those that nobody will ask for. No server is
+needed or started. To end a session, use recluse session end.
+
+A sandbox is held while the program that made it or is attached to it lives; kept while its server does not run and its store still
+exists; a stray when its program has died and its store is gone, or the directory has another one; unknown when its program has died
+and it names no store that can be read.`,
+		Example: "  recluse sandbox list\n  recluse sandbox end --strays",
+	}
+	c.AddCommand(a.sandboxListCommand(), a.sandboxEndCommand())
+	return c
+}
+
+// onSandboxes runs a verb on the sandboxes of the host.
+func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, _ []string) error {
+		ctx := a.watch(c.Context())
+		data, err := xdg.Data()
+		if err != nil {
+			return err
+		}
+		backends := a.backends(ctx)
+		all, err := session.Survey(ctx, backends, data)
+		return cause(ctx, errors.Join(f(ctx, backends, all), err))
+	}
+}
+
+func (a *app) sandboxListCommand() *cobra.Command {
+	var strays bool
+	c := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, and who needs them", Args: cobra.NoArgs,
+		Example: "  recluse sandbox list\n  recluse sandbox list --strays --json",
+		RunE: a.onSandboxes(func(_ context.Context, _ []sandbox.Backend, all []v1.HostSandbox) error {
+			if strays {
+				all = slices.DeleteFunc(all, func(s v1.HostSandbox) bool { return s.Use != v1.SandboxStray })
+			}
+			return a.resultTable(all, sandboxRows(all))
+		}),
+	}
+	c.Flags().BoolVar(&strays, "strays", false, "strays only")
+	return c
+}
+
+func sandboxRows(all []v1.HostSandbox) [][]string {
+	rows := [][]string{{"ID", "BACKEND", "USE", "AGE", "OWNER", "SESSION", "STORE"}}
+	for _, s := range all {
+		owner := "-"
+		if s.Owner > 0 {
+			owner = strconv.Itoa(s.Owner)
+		}
+		rows = append(rows, []string{s.ID, s.Backend, string(s.Use), console.Ago(s.Created), owner, cmp.Or(s.Session, "-"), cmp.Or(s.Store, "-")})
+	}
+	return rows
+}
+
+func (a *app) sandboxEndCommand() *cobra.Command {
+	var strays, force bool
+	c := &cobra.Command{
+		Use:   "end [ID...]",
+		Short: "End sandboxes that no program holds",
+		Long: `End sandboxes by id, or all strays. A sandbox that a living program holds is never ended, and one that is kept for a server only with
+--force: its session is lost then.`,
+		Example: "  recluse sandbox end --strays\n  recluse sandbox end s0123456789ab",
+		RunE: func(c *cobra.Command, args []string) error {
+			if strays == (len(args) > 0) {
+				return usage("name sandboxes, or give --strays")
+			}
+			return a.onSandboxes(func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox) error {
+				return a.endSandboxes(ctx, backends, all, args, force)
+			})(c, args)
+		},
+	}
+	c.Flags().BoolVar(&strays, "strays", false, "all strays")
+	c.Flags().BoolVar(&force, "force", false, "also those that are kept for a server")
+	return c
+}
+
+// endSandboxes ends those that are named; without names, all strays.
+func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, names []string, force bool) error {
+	var errs []error
+	doomed := []v1.HostSandbox{}
+	for _, s := range all {
+		if len(names) == 0 && s.Use == v1.SandboxStray {
+			doomed = append(doomed, s)
+		}
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(s v1.HostSandbox) bool { return s.ID == name })
+		switch {
+		case i < 0:
+			errs = append(errs, &v1.Error{
+				Code: v1.CodeNotFound, Op: "end sandbox", Message: "no sandbox " + strconv.Quote(name), Remedy: "recluse sandbox list lists them",
+			})
+		case all[i].Use == v1.SandboxKept && !force:
+			errs = append(errs, &v1.Error{
+				Code: v1.CodeBusy, Op: "end sandbox", Message: name + " is kept for the server of " + all[i].Store,
+				Remedy: "end its session (recluse session end), or use --force",
+			})
+		default:
+			doomed = append(doomed, all[i])
+		}
+	}
+	ended := []string{}
+	for _, s := range doomed {
+		if err := session.EndSandbox(ctx, backends, s); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		ended = append(ended, s.ID)
+	}
+	err := a.result(map[string][]string{"ended": ended}, "ended %s\n", console.Plural(len(ended), "sandbox", "sandboxes"))
+	return errors.Join(append(errs, err)...)
+}

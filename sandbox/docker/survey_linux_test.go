@@ -1,0 +1,42 @@
+package docker
+
+import (
+	"slices"
+	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+func TestASandboxOfAnotherInstanceIsEndedOnlyAfterItsOwner(t *testing.T) {
+	b, other := newBackend(t, nil), newBackend(t, nil)
+	sb := open(t, b, sandbox.Spec{})
+	held := func() bool {
+		t.Helper()
+		all, err := other.Survey(t.Context())
+		i := slices.IndexFunc(all, func(s backend.Surveyed) bool { return s.ID == sb.ID() })
+		if err != nil || i < 0 {
+			t.Fatalf("it is not listed: %+v, %v", all, err)
+		}
+		return all[i].Held
+	}
+	if err := other.EndUnheld(t.Context(), sb.ID()); !held() || v1.CodeOf(err) != v1.CodeBusy {
+		t.Errorf("its owner lives: %v", err)
+	}
+	dead := backendkit.Self()
+	dead.Start++ // an earlier process of the same pid
+	if err := b.notes.Write(sb.ID(), backendkit.Note{Owner: dead}); err != nil {
+		t.Fatal(err)
+	}
+	if held() {
+		t.Error("its owner is dead")
+	}
+	if err := other.EndUnheld(t.Context(), sb.ID()); err != nil {
+		t.Error(err)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("left: %+v, %v", all, err)
+	}
+}
