@@ -134,6 +134,16 @@ func Required(t reflect.Type) []string {
 	return names
 }
 
+// Enum returns the values that the enum tag of a field allows. The field is named as in JSON.
+func Enum(t reflect.Type, name string) []string {
+	for f, n := range fields(t) {
+		if n == name {
+			return strings.Split(f.Tag.Get("enum"), ",")
+		}
+	}
+	return nil
+}
+
 // annotate adds what the tags of a field say.
 func annotate(p *jsonschema.Schema, f reflect.StructField) {
 	p.Description = cmp.Or(f.Tag.Get("doc"), p.Description)

@@ -20,7 +20,8 @@ type route struct {
 	query        []param
 	in, out      reflect.Type         // bodies; nil: none
 	accepts      string               // media type of a body that is no JSON
-	gives        []string             // media types of the answer beside JSON
+	gives        string               // media type of an answer that is no JSON
+	events       *eventStream         // answers as server-sent events; beside JSON if there is a type of that
 	status       int                  // of success; 0: 200, or 204 without a body
 	also         map[int]reflect.Type // bodies of other statuses that are no problems
 	long         bool                 // runs code or streams: no time limit of ours
@@ -42,8 +43,11 @@ func (r route) repeating() route { r.repeatable = true; return r }
 // contexts marks a route whose JSON may be as large as an upload.
 func (r route) contexts() route { r.large = true; return r }
 
-// giving adds media types of the answer.
-func (r route) giving(types ...string) route { r.gives = append(r.gives, types...); return r }
+// giving sets the media type of an answer that is no JSON.
+func (r route) giving(media string) route { r.gives = media; return r }
+
+// streaming adds the answer as server-sent events.
+func (r route) streaming(e *eventStream) route { r.events = e; return r }
 
 // taking says what the body is when it is no JSON.
 func (r route) taking(media string) route { r.accepts = media; return r }
@@ -141,21 +145,21 @@ func (s *Server) table() []route {
 		on("POST", ses+"/resume", "sessions", "Undo pause or hibernate", scopeExecute, using(theSession, changing((*session.Session).Resume))).lasting(),
 		on("POST", ses+"/tokens", "access", "Make a token for this session alone", scopeExecute, using(theSession, createToken)).succeeding(http.StatusCreated),
 		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, using(theSession, showGuest)),
-		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, rawUsing(theSession, sessionEvents)).
+		raw[none, none]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, rawUsing(theSession, sessionEvents)).
 			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "go on for ever; true if left out")).
-			giving(v1.EventStream).lasting(),
+			streaming(&sessionStream).lasting(),
 
 		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).
-			giving(v1.EventStream).lasting().repeating(),
+			streaming(&operationStream).lasting().repeating(),
 		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, rawUsing(theSession, runCommand)).
-			or(http.StatusAccepted, v1.Started{}).giving(v1.EventStream).lasting().repeating(),
+			or(http.StatusAccepted, v1.Started{}).streaming(&operationStream).lasting().repeating(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, rawUsing(theSession, runSocket)).lasting().
 			succeeding(http.StatusSwitchingProtocols),
 		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, using(theSession, listOperations)).with(qLimit, qAfter),
 		on("GET", op, "run", "Look at a cell or command", scopeRead, using(theSession, showOperation)),
 		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, using(theSession, doing((*session.Session).Forget, "operation"))),
 		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, rawUsing(theSession, followOperation)).
-			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).giving(v1.EventStream).lasting(),
+			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).streaming(&operationStream).lasting(),
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, using(theSession, awaitOperation)).lasting(),
 		on("POST", op+"/input", "run", "Give it input, end its input, or change the size of its terminal", scopeExecute, using(theSession, inputOperation)),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, using(theSession, signalOperation)),
@@ -184,8 +188,8 @@ func (s *Server) table() []route {
 			with(qPath, flag("exclusive", "never replace a file"), flag("parents", "make the directory"),
 				number("max_bytes", "refuse more; 0: the sandbox's own limit"), number("max_entries", "refuse more; 0: the sandbox's own limit")).
 			taking("application/x-tar").lasting(),
-		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
-			with(qPath, flag("recursive", "also what is below")).giving(v1.EventStream).lasting(),
+		raw[none, none]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
+			with(qPath, flag("recursive", "also what is below")).streaming(&fileStream).lasting(),
 
 		on("GET", ses+"/vars", "vars", "List variables", scopeRead, using(theSession, listVars)).with(qLimit, qAfter),
 		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, using(theSession, getVar)),

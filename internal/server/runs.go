@@ -29,8 +29,8 @@ func (s *Server) runRoutes() []route {
 			repeating().succeeding(http.StatusCreated).lasting().contexts(),
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, using(theRuns, showRun)).lasting(),
 		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, using(theRuns, deleteRun)).lasting(),
-		raw[none, v1.RunEvent]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
-			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).giving(v1.EventStream).lasting(),
+		raw[none, none]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
+			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).streaming(&runStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, rawUsing(theRuns, exportRun)).
 			giving("application/jsonl").lasting(),
 		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, using(theRuns, cancelRun)).lasting(),
@@ -40,7 +40,7 @@ func (s *Server) runRoutes() []route {
 
 		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, using(theRuns, listModels)),
 		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
-			giving(v1.EventStream).lasting(),
+			streaming(&chatStream).lasting(),
 	}
 }
 
