@@ -46,33 +46,45 @@ var (
 	chatStream = eventStream{"ChatStreamEvent", []eventType{event[chatReply](), event[chatFailure](), {text: chatDone}}}
 )
 
-// schema returns a reference to the schema of one event.
+// schema returns a reference to the schema of one event. Events without a type are told apart by their data.
 func (e *eventStream) schema(types *schema.Set) *jsonschema.Schema {
 	if types.Named[e.name] == nil {
-		one := &jsonschema.Schema{Description: "one server-sent event"}
+		one := &jsonschema.Schema{}
 		for _, t := range e.events {
-			one.OneOf = append(one.OneOf, t.schema(types))
+			if t.kinds == nil {
+				one.OneOf = append(one.OneOf, t.dataSchema(types))
+			} else {
+				one.OneOf = append(one.OneOf, eventObject(t.kinds, t.dataSchema(types)))
+			}
 		}
+		if e.events[0].kinds == nil {
+			one = eventObject(nil, one)
+		}
+		one.Description = "one server-sent event"
 		types.Named[e.name] = one
 	}
 	return &jsonschema.Schema{Ref: types.Prefix + e.name}
 }
 
-func (t eventType) schema(types *schema.Set) *jsonschema.Schema {
-	data := &jsonschema.Schema{Type: "string", Enum: []any{t.text}}
-	if t.data != nil {
-		data = types.Of(t.data)
+func (t eventType) dataSchema(types *schema.Set) *jsonschema.Schema {
+	if t.data == nil {
+		return &jsonschema.Schema{Type: "string", Enum: []any{t.text}}
 	}
+	return types.Of(t.data)
+}
+
+// eventObject returns the schema of an event of some types; nil: it has no type.
+func eventObject(kinds []string, data *jsonschema.Schema) *jsonschema.Schema {
 	data.Description = "data of the event, decoded if it is JSON"
 	s := &jsonschema.Schema{
 		Type: "object", Required: []string{"data"}, Properties: map[string]*jsonschema.Schema{"data": data},
 		AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}},
 	}
-	if t.kinds == nil {
+	if kinds == nil {
 		return s
 	}
 	kind := &jsonschema.Schema{Type: "string", Description: "type of the event"}
-	for _, k := range t.kinds {
+	for _, k := range kinds {
 		kind.Enum = append(kind.Enum, k)
 	}
 	s.Required = []string{"event", "data"}

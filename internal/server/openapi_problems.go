@@ -16,27 +16,17 @@ var (
 	everyProblem = []int{http.StatusBadRequest, http.StatusInternalServerError}
 	scopeProblem = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable}
 	bodyProblem  = []int{http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, problem.StatusClientClosed}
-	// sandboxProblem are those of whatever finds a session and uses its sandbox.
+	// sandboxProblem are those of a route that uses a sandbox. It may have to make one first: that of a new session, or of one that was lost or
+	// hibernated.
 	sandboxProblem = []int{
-		http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusNotImplemented, http.StatusBadGateway, http.StatusInsufficientStorage,
-		problem.StatusClientClosed,
-	}
-	// createProblem are those of whatever makes a sandbox.
-	createProblem = append([]int{http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge}, sandboxProblem...)
-	tagProblem    = map[string][]int{
-		"server":    {http.StatusNotImplemented},
-		"sessions":  createProblem,
-		"snapshots": createProblem,
-		"files":     {http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity},
-		"gate":      {http.StatusConflict},
-		"runs":      createProblem,
-		"chat":      createProblem,
+		http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity,
+		problem.StatusClientClosed, http.StatusNotImplemented, http.StatusBadGateway, http.StatusInsufficientStorage,
 	}
 )
 
 // problems returns the statuses of the problems that a route may answer with.
 func (r *route) problems() []int {
-	out := slices.Concat(everyProblem, tagProblem[r.tag])
+	out := slices.Concat(everyProblem, r.fails)
 	if r.scope != scopeNone {
 		out = append(out, scopeProblem...)
 	}
@@ -49,7 +39,7 @@ func (r *route) problems() []int {
 	if strings.Contains(r.path, "{") {
 		out = append(out, http.StatusNotFound)
 	}
-	if strings.Contains(r.path, "{session}") {
+	if r.sandbox || strings.Contains(r.path, "{session}") {
 		out = append(out, sandboxProblem...)
 	}
 	if r.repeatable {
@@ -67,6 +57,9 @@ func problemResponses(types *schema.Set) object {
 	body := content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())
 	out := object{"Problem": object{"description": "Any other problem", "content": body}}
 	for _, status := range problem.Statuses() {
+		if status == http.StatusMethodNotAllowed {
+			continue // no route has it
+		}
 		var codes []string
 		for _, c := range problem.Codes(status) {
 			codes = append(codes, string(c))

@@ -24,6 +24,8 @@ type route struct {
 	events       *eventStream         // answers as server-sent events; beside JSON if there is a type of that
 	status       int                  // of success; 0: 200, or 204 without a body
 	also         map[int]reflect.Type // bodies of other statuses that are no problems
+	sandbox      bool                 // uses a sandbox, though its path has no session
+	fails        []int                // statuses of problems that only this route has
 	long         bool                 // runs code or streams: no time limit of ours
 	repeatable   bool                 // heeds Idempotency-Key
 	large        bool                 // its JSON may be as large as an upload
@@ -60,6 +62,12 @@ func (r route) or(status int, body any) route {
 	r.also = map[int]reflect.Type{status: reflect.TypeOf(body)}
 	return r
 }
+
+// failing adds statuses of problems that cannot be derived from what the route has.
+func (r route) failing(statuses ...int) route { r.fails = append(r.fails, statuses...); return r }
+
+// sandboxes marks a route that uses a sandbox, though its path has no session.
+func (r route) sandboxes() route { r.sandbox = true; return r }
 
 // operators keeps everybody else out.
 func (r route) operators() route { r.operator = true; return r }
@@ -130,12 +138,14 @@ func (s *Server) table() []route {
 		raw[none, map[string]any]("GET", "/v1/openapi.json", "server", "This document", scopeNone, openapi("application/json")),
 		raw[none, none]("GET", "/v1/openapi.yaml", "server", "This document", scopeNone, openapi("application/yaml")).giving("application/yaml"),
 		on("GET", "/v1/server", "server", "Who answers, and whom it takes you for", scopeRead, serverInfo),
-		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().succeeding(http.StatusAccepted),
+		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().
+			succeeding(http.StatusAccepted).failing(http.StatusNotImplemented),
 		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
 			with(qLimit, qAfter, text("state", "only this state; may be repeated"), text("label", "only sessions with this label, k=v; may be repeated, and all must match")),
-		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().sandboxes().
+			succeeding(http.StatusCreated).lasting(),
 		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).or(http.StatusCreated, session.Opened{}).repeating().lasting(),
 		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, using(theSession, showSession)),
 		on("DELETE", ses, "sessions", "End a session", scopeExecute, using(theSession, endSession)).with(text("reason", "for the log")),
@@ -208,7 +218,7 @@ func (s *Server) table() []route {
 			with(qLimit, qAfter, text("state", "only pending, granted, refused or expired ones")),
 		on("GET", "/v1/approvals/{approval}", "gate", "Look at a question, or wait for its answer", scopeRead, showApproval).
 			with(flag("wait", "answer once the question is no longer pending")).lasting(),
-		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),
+		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval).failing(http.StatusConflict),
 
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
 			with(qLimit, number("after", "id behind which to begin"), text("since", "only entries of this time or later, as in RFC 3339"),
