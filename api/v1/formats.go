@@ -11,19 +11,19 @@ type Formats map[string]json.RawMessage
 
 // formatsJSON is Formats as it is written: the formats that interpreters know are texts, but for the value as JSON.
 type formatsJSON struct {
-	Plain    string          `json:"text/plain,omitempty" doc:"the value as text"`
-	HTML     string          `json:"text/html,omitempty" doc:"the value as HTML"`
-	Markdown string          `json:"text/markdown,omitempty" doc:"the value as Markdown"`
-	Latex    string          `json:"text/latex,omitempty" doc:"the value as LaTeX"`
-	SVG      string          `json:"image/svg+xml,omitempty" doc:"a picture, as XML"`
-	PNG      string          `json:"image/png,omitempty" doc:"a picture, in base64"`
-	JPEG     string          `json:"image/jpeg,omitempty" doc:"a picture, in base64"`
-	JSON     json.RawMessage `json:"application/json,omitempty" doc:"the value as JSON"`
-	otherFormats
+	Plain        string          `json:"text/plain,omitempty" doc:"the value as text"`
+	HTML         string          `json:"text/html,omitempty" doc:"the value as HTML"`
+	Markdown     string          `json:"text/markdown,omitempty" doc:"the value as Markdown"`
+	Latex        string          `json:"text/latex,omitempty" doc:"the value as LaTeX"`
+	SVG          string          `json:"image/svg+xml,omitempty" doc:"a picture, as XML"`
+	PNG          string          `json:"image/png,omitempty" doc:"a picture, in base64"`
+	JPEG         string          `json:"image/jpeg,omitempty" doc:"a picture, in base64"`
+	JSON         json.RawMessage `json:"application/json,omitempty" doc:"the value as JSON"`
+	otherFormats                 //nolint:unused // the schema has it
 }
 
 // otherFormats are those that a program shows by itself.
-type otherFormats map[string]json.RawMessage
+type otherFormats map[string]json.RawMessage //nolint:unused // the schema has it
 
 // JSONType is the type whose fields the JSON of formats has.
 func (Formats) JSONType() reflect.Type { return reflect.TypeFor[formatsJSON]() }
