@@ -65,8 +65,18 @@ func output(k *wire.Kept) Output {
 	return Output{Produced: k.GetProduced(), Head: k.GetHead(), Tail: k.GetTail(), File: k.GetFile(), InFile: k.GetFileBytes()}
 }
 
+// decodeBundle decodes a value that the guest shows. Metadata that is not an object is dropped, as the code that shows a value may set anything.
 func decodeBundle(raw []byte) (Bundle, error) {
-	var b Bundle
-	err := json.Unmarshal(raw, &b)
-	return b, err
+	var in struct {
+		Data     v1.Formats      `json:"data"`
+		Metadata json.RawMessage `json:"metadata"`
+	}
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return Bundle{}, err
+	}
+	b := Bundle{Data: in.Data}
+	if json.Unmarshal(in.Metadata, &b.Metadata) != nil || len(b.Metadata) == 0 {
+		b.Metadata = nil
+	}
+	return b, nil
 }

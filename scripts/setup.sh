@@ -40,8 +40,8 @@ if [ "$mode" = test ]; then
   need docker.io "containers as sandboxes" command_is_there dockerd
   need podman "containers as sandboxes, by another engine" command_is_there podman
   need poppler-utils "questions about PDF files" command_is_there pdftotext
-  need nodejs "clients of the MCP server" command_is_there node
-  need npm "clients of the MCP server" command_is_there npx
+  need nodejs "clients of the HTTP API and the MCP server" command_is_there node
+  need npm "clients of the HTTP API and the MCP server" command_is_there npx
   need python3-numpy "tried inside sandboxes" python_has numpy
   need python3-pandas "tried inside sandboxes" python_has pandas
   need python3-matplotlib "tried inside sandboxes" python_has matplotlib

@@ -114,6 +114,7 @@ const (
 	CodeRateLimited   Code = "rate_limited"
 	CodeNoRoute       Code = "no_such_route"
 	CodeMethod        Code = "method_not_allowed"
+	CodeWebSocket     Code = "websocket_required"
 	CodeInvalidJSON   Code = "invalid_json"
 	CodeUnknownField  Code = "unknown_field"
 	CodeInvalidQuery  Code = "invalid_query"

@@ -128,10 +128,10 @@ type CellError struct {
 	Line      int    `json:"line,omitempty" doc:"line of the cell; 0: unknown"`
 }
 
-// Bundle is one shown value in several formats, by MIME type. Binary formats are base64.
+// Bundle is one shown value in several formats.
 type Bundle struct {
-	Data     map[string]json.RawMessage `json:"data" doc:"formats by MIME type; binary formats are base64"`
-	Metadata json.RawMessage            `json:"metadata,omitempty" doc:"metadata of the formats"`
+	Data     Formats                    `json:"data" doc:"the value in each format"`
+	Metadata map[string]json.RawMessage `json:"metadata,omitempty" doc:"metadata of the formats, by MIME type"`
 }
 
 // Text returns the text/plain format, or "".

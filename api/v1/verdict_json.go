@@ -11,8 +11,8 @@ import (
 // verdictJSON is a Verdict as it is written.
 type verdictJSON struct {
 	*plainVerdict
-	Signal string `json:"signal,omitempty"`
-	Number int    `json:"signal_number,omitempty"`
+	Signal string `json:"signal,omitempty" doc:"name of the signal that ended it"`
+	Number int    `json:"signal_number,omitempty" doc:"number of that signal"`
 	Status int    `json:"status" doc:"the exit status that a shell would report"`
 }
 
@@ -43,11 +43,11 @@ func (v *Verdict) UnmarshalJSON(b []byte) error {
 // outputJSON is an Output as it is written. Head and tail are in the text; they stand beside it only where a text cannot hold them.
 type outputJSON struct {
 	Text      string `json:"text" doc:"what was kept, invalid UTF-8 replaced, with a line where something was cut"`
-	Kept      int64  `json:"kept"`
-	Cut       int64  `json:"cut"`
+	Kept      int64  `json:"kept" doc:"bytes that were kept"`
+	Cut       int64  `json:"cut" doc:"bytes that were not kept"`
 	TailBytes int    `json:"tail_bytes,omitempty" doc:"how much of the text's end is the tail"`
-	Head      []byte `json:"head_base64,omitempty" doc:"only when the text had to replace something"`
-	Tail      []byte `json:"tail_base64,omitempty"`
+	Head      []byte `json:"head_base64,omitempty" doc:"the first bytes; only if the text replaces invalid UTF-8"`
+	Tail      []byte `json:"tail_base64,omitempty" doc:"the last bytes; only if the text replaces invalid UTF-8"`
 	plainOutput
 }
 

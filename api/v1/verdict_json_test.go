@@ -22,7 +22,7 @@ func TestVerdictSurvivesJSON(t *testing.T) {
 		"everything of a cell": {
 			Ended: EndedExit, ExitCode: 1, Error: &CellError{Name: "ValueError", Value: "no", Traceback: "t", Line: 2},
 			Displays: []Bundle{{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"1"`)}}},
-			Result:   &Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}, Metadata: json.RawMessage(`{"a":1}`)},
+			Result:   &Bundle{Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"42"`)}, Metadata: map[string]json.RawMessage{"a": json.RawMessage("1")}},
 			Metadata: map[string]string{"k": "v"}, Survivors: []Process{{PID: 7, Command: "sleep"}}, SurvivorsTotal: 1, StateLostBefore: true,
 			Started: time.Unix(1700000000, 123456789).UTC(), DisplaysDropped: 2,
 		},

@@ -95,3 +95,16 @@ func TestBundle(t *testing.T) {
 		t.Errorf("%q, %q", b.Text(), b.Format("application/json"))
 	}
 }
+
+func TestFormatsThatMustBeTextsAre(t *testing.T) {
+	var b Bundle
+	raw := `{"data":{"text/plain":{"a":[1]},"text/html":null,"image/png":"AA==","application/json":{"a":1},"application/x-mine":[1]}}`
+	if err := json.Unmarshal([]byte(raw), &b); err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(b.Data)
+	want := `{"application/json":{"a":1},"application/x-mine":[1],"image/png":"AA==","text/plain":"{\"a\":[1]}"}`
+	if err != nil || string(got) != want {
+		t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
+	}
+}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -50,12 +52,18 @@ func Write(w http.ResponseWriter, p v1.Problem) {
 	_, _ = w.Write(append(b, '\n')) // a caller who has gone misses it
 }
 
-// statusClientClosed is what nginx answers to a client that gave up; HTTP has no status for that.
-const statusClientClosed = 499
+// StatusClientClosed is what nginx answers to a client that gave up; HTTP has no status for that.
+const StatusClientClosed = 499
 
 // codes are the codes of each status; any other code is an internal server error.
 var codes = map[int][]v1.Code{
-	statusClientClosed: {
+	http.StatusInternalServerError: {
+		v1.CodeInternal,
+	},
+	http.StatusUpgradeRequired: {
+		v1.CodeWebSocket,
+	},
+	StatusClientClosed: {
 		v1.CodeCancelled,
 	},
 	http.StatusBadGateway: {
@@ -135,4 +143,14 @@ func Status(c v1.Code) int {
 		return s
 	}
 	return http.StatusInternalServerError
+}
+
+// Statuses returns the statuses that codes have.
+func Statuses() []int {
+	return slices.Sorted(maps.Keys(codes))
+}
+
+// Codes returns the codes of a status in alphabetical order.
+func Codes(status int) []v1.Code {
+	return slices.Sorted(slices.Values(codes[status]))
 }

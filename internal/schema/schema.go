@@ -77,9 +77,15 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 	panic("no schema for " + t.String())
 }
 
-// object returns the schema of a struct. Fields of embedded structs are its own, as in package json.
+// object returns the schema of a struct. Fields of embedded structs are its own, as in package json. An embedded map holds fields that have
+// no name here.
 func (s *Set) object(t reflect.Type) *jsonschema.Schema {
 	out := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
+	for f := range t.Fields() {
+		if f.Anonymous && f.Type.Kind() == reflect.Map {
+			out.AdditionalProperties = s.Of(f.Type.Elem())
+		}
+	}
 	for f, name := range fields(t) {
 		p := s.Of(f.Type)
 		annotate(p, f)
@@ -126,6 +132,16 @@ func Required(t reflect.Type) []string {
 		}
 	}
 	return names
+}
+
+// Enum returns the values that the enum tag of a field allows. The field is named as in JSON.
+func Enum(t reflect.Type, name string) []string {
+	for f, n := range fields(t) {
+		if n == name {
+			return strings.Split(f.Tag.Get("enum"), ",")
+		}
+	}
+	return nil
 }
 
 // annotate adds what the tags of a field say.

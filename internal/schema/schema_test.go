@@ -31,6 +31,22 @@ type outer struct {
 	Stream v1.Output       `json:"stream,omitzero"`
 }
 
+func TestFormatsHaveTypes(t *testing.T) {
+	s := (&Set{}).Of(reflect.TypeFor[v1.Verdict]())
+	for _, bundle := range []*jsonschema.Schema{s.Properties["result"], s.Properties["displays"].Items} {
+		data := bundle.Properties["data"]
+		if data.Properties["text/plain"].Type != "string" || data.Properties["image/png"].Type != "string" || data.Properties["application/json"].Type != "" {
+			t.Errorf("%v", data.Properties)
+		}
+		if more := data.AdditionalProperties; more == nil || more.Not != nil {
+			t.Errorf("other formats are %v", more)
+		}
+		if bundle.Properties["metadata"].Type != "object" {
+			t.Errorf("metadata is %v", bundle.Properties["metadata"])
+		}
+	}
+}
+
 func TestSchemas(t *testing.T) {
 	const data = `"any":{"description":"any JSON value"},"data":{"type":"string","contentEncoding":"base64"},"when":{"type":"string","format":"date-time"},"lasts":{"type":"string"}`
 	want := `{"type":"object","properties":{"kind":{"type":"string","description":"what it is","enum":["a","b"]},` +

@@ -25,32 +25,32 @@ const headerRun = "Recluse-Run"
 
 // chatRequest is what we heed of OpenAI's request. What else clients send is passed over.
 type chatRequest struct {
-	Model               string        `json:"model"`
-	Messages            []chatMessage `json:"messages"`
-	Stream              bool          `json:"stream,omitempty"`
-	StreamOptions       streamOptions `json:"stream_options,omitzero"`
-	MaxTokens           int64         `json:"max_tokens,omitempty"`
-	MaxCompletionTokens int64         `json:"max_completion_tokens,omitempty"`
-	Temperature         *float64      `json:"temperature,omitempty"`
-	Stop                chatStop      `json:"stop,omitempty"`
-	ResponseFormat      *chatFormat   `json:"response_format,omitempty"`
+	Model               string        `json:"model" doc:"name of the model"`
+	Messages            []chatMessage `json:"messages" doc:"the conversation"`
+	Stream              bool          `json:"stream,omitempty" doc:"send the answer as events, in pieces"`
+	StreamOptions       streamOptions `json:"stream_options,omitzero" doc:"with stream"`
+	MaxTokens           int64         `json:"max_tokens,omitempty" doc:"most tokens of the answer"`
+	MaxCompletionTokens int64         `json:"max_completion_tokens,omitempty" doc:"most tokens of the answer"`
+	Temperature         *float64      `json:"temperature,omitempty" doc:"sampling temperature"`
+	Stop                chatStop      `json:"stop,omitempty" doc:"texts that end the answer"`
+	ResponseFormat      *chatFormat   `json:"response_format,omitempty" doc:"format of the answer"`
 }
 
 type streamOptions struct {
-	IncludeUsage bool `json:"include_usage,omitempty"`
+	IncludeUsage bool `json:"include_usage,omitempty" doc:"send the usage as the last piece"`
 }
 
 type chatMessage struct {
-	Role    string   `json:"role"`
-	Content chatText `json:"content"`
+	Role    string   `json:"role" doc:"who says it: system, developer, user or assistant"`
+	Content chatText `json:"content" doc:"what is said"`
 }
 
 // chatFormat asks for JSON.
 type chatFormat struct {
-	Type       string `json:"type"`
+	Type       string `json:"type" doc:"text, json_object or json_schema"`
 	JSONSchema struct {
-		Schema json.RawMessage `json:"schema"`
-	} `json:"json_schema,omitzero"`
+		Schema json.RawMessage `json:"schema" doc:"JSON Schema of the answer"`
+	} `json:"json_schema,omitzero" doc:"with type json_schema"`
 }
 
 // chatText is the texts of a message: one, or several parts.
@@ -102,32 +102,47 @@ func (s *chatStop) UnmarshalJSON(b []byte) error {
 
 // chatReply is a whole answer, and with Delta instead of Message a piece of one.
 type chatReply struct {
-	ID      string       `json:"id"`
-	Object  string       `json:"object"`
-	Created int64        `json:"created"`
-	Model   string       `json:"model"`
-	Choices []chatChoice `json:"choices"`
-	Usage   *chatUsage   `json:"usage,omitempty"`
+	ID      string       `json:"id" doc:"id of the answer"`
+	Object  string       `json:"object" doc:"chat.completion, or chat.completion.chunk for a piece"`
+	Created int64        `json:"created" doc:"when it was made, in seconds since 1970"`
+	Model   string       `json:"model" doc:"name of the model"`
+	Choices []chatChoice `json:"choices" doc:"the answer; empty in the piece with the usage"`
+	Usage   *chatUsage   `json:"usage,omitempty" doc:"tokens of the conversation and the answer"`
 }
 
 type chatChoice struct {
-	Index   int       `json:"index"`
-	Message *chatSaid `json:"message,omitempty"`
-	Delta   *chatSaid `json:"delta,omitempty"`
-	Finish  *string   `json:"finish_reason"`
-	Logs    *struct{} `json:"logprobs"`
+	Index   int       `json:"index" doc:"always 0"`
+	Message *chatSaid `json:"message,omitempty" doc:"the whole answer"`
+	Delta   *chatSaid `json:"delta,omitempty" doc:"a piece of the answer"`
+	Finish  *string   `json:"finish_reason" doc:"why it ended: stop or length; null before the last piece"`
+	Logs    *struct{} `json:"logprobs" doc:"always null"`
 }
 
 type chatSaid struct {
-	Role    string `json:"role,omitempty"`
-	Content string `json:"content"`
+	Role    string `json:"role,omitempty" doc:"always assistant"`
+	Content string `json:"content" doc:"text of the answer"`
 }
 
 type chatUsage struct {
-	Prompt     int64 `json:"prompt_tokens"`
-	Completion int64 `json:"completion_tokens"`
-	Total      int64 `json:"total_tokens"`
+	Prompt     int64 `json:"prompt_tokens" doc:"tokens of the conversation"`
+	Completion int64 `json:"completion_tokens" doc:"tokens of the answer"`
+	Total      int64 `json:"total_tokens" doc:"tokens of both"`
 }
+
+// chatFailure is an error as OpenAI writes it.
+type chatFailure struct {
+	Error chatError `json:"error" doc:"why there is no answer"`
+}
+
+type chatError struct {
+	Message string  `json:"message" doc:"what happened"`
+	Type    string  `json:"type" doc:"code in words"`
+	Code    v1.Code `json:"code" doc:"stable code, for programs"`
+	Param   *string `json:"param" doc:"always null"`
+}
+
+// chatDone is the data of the last event of a stream.
+const chatDone = "[DONE]"
 
 func usageOf(u llm.Usage) *chatUsage { return &chatUsage{u.Input, u.Output, u.Tokens()} }
 
@@ -146,7 +161,7 @@ func chat(c *call) error {
 				text += ": " + more
 			}
 		}
-		return c.reply(map[string]any{"error": map[string]any{"message": text, "type": p.Title, "code": p.Code, "param": nil}})
+		return c.reply(chatFailure{chatError{Message: text, Type: p.Title, Code: p.Code}})
 	}
 	return nil
 }
@@ -403,7 +418,7 @@ func (o *chatOut) end(text, finish string, u llm.Usage) error {
 		r.Usage = usageOf(u)
 		_ = o.data(r) // likewise
 	}
-	_ = o.st.write([]byte("data: [DONE]\n\n")) // likewise
+	_ = o.st.write([]byte("data: " + chatDone + "\n\n")) // likewise
 	return nil
 }
 
@@ -414,6 +429,6 @@ func (o *chatOut) fail(err error) error {
 	}
 	p := problem.Of(err)
 	o.c.w.problem = p
-	_ = o.data(map[string]any{"error": map[string]any{"message": p.Detail, "type": p.Title, "code": p.Code}}) // a caller who has gone misses it
+	_ = o.data(chatFailure{chatError{Message: p.Detail, Type: p.Title, Code: p.Code}}) // a caller who has gone misses it
 	return nil
 }

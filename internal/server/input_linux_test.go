@@ -87,7 +87,7 @@ func TestBadInput(t *testing.T) {
 		{"a fate that is none", "POST", cells, `{"code":"1","on_disconnect":"explode"}`, 400, v1.CodeInvalidRequest},
 		{"neither args nor shell", "POST", ses + "/commands", `{}`, 400, v1.CodeInvalidRequest},
 		{"a terminal without a socket", "POST", ses + "/commands", `{"args":["sh"],"pty":{"rows":1,"cols":1}}`, 400, v1.CodeInvalidRequest},
-		{"no WebSocket", "GET", ses + "/stream", "", 426, ""},
+		{"no WebSocket", "GET", ses + "/stream", "", 426, v1.CodeWebSocket},
 		{"an operation nobody knows", "GET", ses + "/operations/nope", "", 404, v1.CodeNotFound},
 		{"output of an operation nobody knows", "GET", ses + "/operations/nope/output", "", 404, v1.CodeNotFound},
 		{"a signal that is none", "POST", ses + "/operations/nope/signal", `{"signal":"SIGNOPE"}`, 400, v1.CodeInvalidRequest},

@@ -11,15 +11,15 @@ const defaultModel = "recluse"
 
 // modelList is a list as OpenAI's clients expect it.
 type modelList struct {
-	Object string      `json:"object"`
-	Data   []modelNote `json:"data"`
+	Object string      `json:"object" doc:"always list"`
+	Data   []modelNote `json:"data" doc:"the models"`
 }
 
 type modelNote struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	Created int64  `json:"created"`
-	OwnedBy string `json:"owned_by"`
+	ID      string `json:"id" doc:"name of the model"`
+	Object  string `json:"object" doc:"always model"`
+	Created int64  `json:"created" doc:"when the server started, in seconds since 1970"`
+	OwnedBy string `json:"owned_by" doc:"name of the provider"`
 }
 
 // listModels lists the models that are configured, in one page as OpenAI's clients expect it: there are as many as the configuration names. Under "recluse" is the default one. Others can be asked for by provider/model, too.

@@ -21,7 +21,6 @@ type object = map[string]any
 // document returns the OpenAPI description of the table. Its schemas are derived from the types that the handlers use.
 func (s *Server) document() object {
 	types := &schema.Set{Prefix: "#/components/schemas/", Named: map[string]*jsonschema.Schema{}}
-	problem := object{"description": "A problem", "content": content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())}
 	paths := map[string]object{}
 	for i := range s.routes {
 		r := &s.routes[i]
@@ -36,12 +35,14 @@ func (s *Server) document() object {
 			"title": "recluse", "version": s.opts.Version,
 			"description": "Sandboxes for model-written code, bound to sessions. " +
 				"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
-				"A text that is not valid UTF-8 is an object with its base64.",
+				"A text that is not valid UTF-8 is an object with its base64. " +
+				"The schema of an answer of type " + v1.EventStream + " is that of one event, with its data decoded.",
+			"license": object{"name": "that of the project", "url": "https://github.com/recluse-dev/recluse"},
 		},
 		"servers": []object{{"url": "/", "description": "the server that this document comes from"}},
 		"paths":   paths,
 		"components": object{
-			"schemas": types.Named, "responses": object{"Problem": problem}, "securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}},
+			"schemas": types.Named, "responses": problemResponses(types), "securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}},
 		},
 	}
 }
@@ -49,7 +50,7 @@ func (s *Server) document() object {
 var pathParam = regexp.MustCompile(`\{(\w+)\}`)
 
 func operation(r *route, types *schema.Set) object {
-	op := object{"operationId": operationID(r), "summary": r.summary, "tags": []string{r.tag}}
+	op := object{"operationId": operationID(r), "summary": r.summary, "tags": []string{r.tag}, "security": []object{}}
 	if r.scope != scopeNone {
 		op["security"] = []object{{"key": []string{}}}
 		op["description"] = "Needs the scope " + r.scope.String() + "."
@@ -83,13 +84,17 @@ func content(types *schema.Set, media string, t reflect.Type) object {
 	return object{media: object{"schema": types.Of(t)}}
 }
 
+// responses describes every answer of a route: success, other statuses that are no problems, and problems.
 func responses(r *route, types *schema.Set) object {
 	success := object{}
 	if r.out != nil {
 		success = content(types, "application/json", r.out)
 	}
-	for _, media := range r.gives {
-		success[media] = object{"schema": object{"type": "string"}}
+	if r.events != nil {
+		success[v1.EventStream] = object{"schema": r.events.schema(types)}
+	}
+	if r.gives != "" {
+		success[r.gives] = object{"schema": object{"type": "string"}}
 	}
 	status := r.status
 	switch {
@@ -99,10 +104,11 @@ func responses(r *route, types *schema.Set) object {
 	default:
 		status = http.StatusOK
 	}
-	out := object{
-		strconv.Itoa(status): object{"description": http.StatusText(status), "content": success},
-		"default":            object{"$ref": "#/components/responses/Problem"},
+	out := object{"default": problemResponse(r, types, "Problem")}
+	for _, status := range r.problems() {
+		out[strconv.Itoa(status)] = problemResponse(r, types, responseName(status))
 	}
+	out[strconv.Itoa(status)] = object{"description": http.StatusText(status), "content": success}
 	for status, t := range r.also {
 		out[strconv.Itoa(status)] = object{"description": http.StatusText(status), "content": content(types, "application/json", t)}
 	}
@@ -113,6 +119,13 @@ func responses(r *route, types *schema.Set) object {
 func operationID(r *route) string {
 	p := strings.NewReplacer("/v1/", "", "{", "", "}", "", "/", "-", ".", "-").Replace(r.path)
 	return strings.ToLower(r.method) + "-" + strings.Trim(p, "-")
+}
+
+// Document returns the OpenAPI description, in JSON, of a server of a version.
+func Document(version string) ([]byte, error) {
+	s := &Server{opts: Options{Version: version}}
+	s.routes = s.table()
+	return json.Marshal(s.document())
 }
 
 // writeDocuments returns the document by media type.

@@ -20,9 +20,12 @@ type route struct {
 	query        []param
 	in, out      reflect.Type         // bodies; nil: none
 	accepts      string               // media type of a body that is no JSON
-	gives        []string             // media types of the answer beside JSON
+	gives        string               // media type of an answer that is no JSON
+	events       *eventStream         // answers as server-sent events; beside JSON if there is a type of that
 	status       int                  // of success; 0: 200, or 204 without a body
 	also         map[int]reflect.Type // bodies of other statuses that are no problems
+	sandbox      bool                 // uses a sandbox, though its path has no session
+	fails        []int                // statuses of problems that only this route has
 	long         bool                 // runs code or streams: no time limit of ours
 	repeatable   bool                 // heeds Idempotency-Key
 	large        bool                 // its JSON may be as large as an upload
@@ -42,8 +45,11 @@ func (r route) repeating() route { r.repeatable = true; return r }
 // contexts marks a route whose JSON may be as large as an upload.
 func (r route) contexts() route { r.large = true; return r }
 
-// giving adds media types of the answer.
-func (r route) giving(types ...string) route { r.gives = append(r.gives, types...); return r }
+// giving sets the media type of an answer that is no JSON.
+func (r route) giving(media string) route { r.gives = media; return r }
+
+// streaming adds the answer as server-sent events.
+func (r route) streaming(e *eventStream) route { r.events = e; return r }
 
 // taking says what the body is when it is no JSON.
 func (r route) taking(media string) route { r.accepts = media; return r }
@@ -56,6 +62,12 @@ func (r route) or(status int, body any) route {
 	r.also = map[int]reflect.Type{status: reflect.TypeOf(body)}
 	return r
 }
+
+// failing adds statuses of problems that cannot be derived from what the route has.
+func (r route) failing(statuses ...int) route { r.fails = append(r.fails, statuses...); return r }
+
+// sandboxes marks a route that uses a sandbox, though its path has no session.
+func (r route) sandboxes() route { r.sandbox = true; return r }
 
 // operators keeps everybody else out.
 func (r route) operators() route { r.operator = true; return r }
@@ -126,12 +138,14 @@ func (s *Server) table() []route {
 		raw[none, map[string]any]("GET", "/v1/openapi.json", "server", "This document", scopeNone, openapi("application/json")),
 		raw[none, none]("GET", "/v1/openapi.yaml", "server", "This document", scopeNone, openapi("application/yaml")).giving("application/yaml"),
 		on("GET", "/v1/server", "server", "Who answers, and whom it takes you for", scopeRead, serverInfo),
-		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().succeeding(http.StatusAccepted),
+		on("POST", "/v1/server/shutdown", "server", "End the server; sessions live on", scopeAdmin, shutdown).operators().
+			succeeding(http.StatusAccepted).failing(http.StatusNotImplemented),
 		on("POST", "/v1/server/gc", "server", "Remove what nothing needs", scopeAdmin, collect).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
 			with(qLimit, qAfter, text("state", "only this state; may be repeated"), text("label", "only sessions with this label, k=v; may be repeated, and all must match")),
-		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", "/v1/sessions", "sessions", "Make a session", scopeExecute, createSession).repeating().sandboxes().
+			succeeding(http.StatusCreated).lasting(),
 		on("PUT", ses, "sessions", "Find a session, or make it", scopeExecute, openSession).or(http.StatusCreated, session.Opened{}).repeating().lasting(),
 		on("GET", ses, "sessions", "Look at a session; looking is not use", scopeRead, using(theSession, showSession)),
 		on("DELETE", ses, "sessions", "End a session", scopeExecute, using(theSession, endSession)).with(text("reason", "for the log")),
@@ -141,21 +155,21 @@ func (s *Server) table() []route {
 		on("POST", ses+"/resume", "sessions", "Undo pause or hibernate", scopeExecute, using(theSession, changing((*session.Session).Resume))).lasting(),
 		on("POST", ses+"/tokens", "access", "Make a token for this session alone", scopeExecute, using(theSession, createToken)).succeeding(http.StatusCreated),
 		on("GET", ses+"/guest", "sessions", "What the sandbox looks like from inside", scopeRead, using(theSession, showGuest)),
-		raw[none, session.Event]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, rawUsing(theSession, sessionEvents)).
+		raw[none, none]("GET", ses+"/events", "sessions", "What happened, and what happens", scopeRead, rawUsing(theSession, sessionEvents)).
 			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "go on for ever; true if left out")).
-			giving(v1.EventStream).lasting(),
+			streaming(&sessionStream).lasting(),
 
 		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).
-			giving(v1.EventStream).lasting().repeating(),
+			streaming(&operationStream).lasting().repeating(),
 		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, rawUsing(theSession, runCommand)).
-			or(http.StatusAccepted, v1.Started{}).giving(v1.EventStream).lasting().repeating(),
+			or(http.StatusAccepted, v1.Started{}).streaming(&operationStream).lasting().repeating(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, rawUsing(theSession, runSocket)).lasting().
 			succeeding(http.StatusSwitchingProtocols),
 		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, using(theSession, listOperations)).with(qLimit, qAfter),
 		on("GET", op, "run", "Look at a cell or command", scopeRead, using(theSession, showOperation)),
 		on("DELETE", op, "run", "Forget one that has ended, and its output", scopeExecute, using(theSession, doing((*session.Session).Forget, "operation"))),
 		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, rawUsing(theSession, followOperation)).
-			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).giving(v1.EventStream).lasting(),
+			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).streaming(&operationStream).lasting(),
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, using(theSession, awaitOperation)).lasting(),
 		on("POST", op+"/input", "run", "Give it input, end its input, or change the size of its terminal", scopeExecute, using(theSession, inputOperation)),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, using(theSession, signalOperation)),
@@ -184,8 +198,8 @@ func (s *Server) table() []route {
 			with(qPath, flag("exclusive", "never replace a file"), flag("parents", "make the directory"),
 				number("max_bytes", "refuse more; 0: the sandbox's own limit"), number("max_entries", "refuse more; 0: the sandbox's own limit")).
 			taking("application/x-tar").lasting(),
-		raw[none, v1.FileEvent]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
-			with(qPath, flag("recursive", "also what is below")).giving(v1.EventStream).lasting(),
+		raw[none, none]("GET", files+"/watch", "files", "Changes below a path, as they happen", scopeRead, rawUsing(theFiles, watchFiles)).
+			with(qPath, flag("recursive", "also what is below")).streaming(&fileStream).lasting(),
 
 		on("GET", ses+"/vars", "vars", "List variables", scopeRead, using(theSession, listVars)).with(qLimit, qAfter),
 		on("GET", ses+"/vars/{name}", "vars", "One variable", scopeRead, using(theSession, getVar)),
@@ -204,7 +218,7 @@ func (s *Server) table() []route {
 			with(qLimit, qAfter, text("state", "only pending, granted, refused or expired ones")),
 		on("GET", "/v1/approvals/{approval}", "gate", "Look at a question, or wait for its answer", scopeRead, showApproval).
 			with(flag("wait", "answer once the question is no longer pending")).lasting(),
-		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval),
+		on("POST", "/v1/approvals/{approval}", "gate", "Grant or refuse; only a person should", scopeAdmin, resolveApproval).failing(http.StatusConflict),
 
 		on("GET", "/v1/audit", "access", "Who ran what when", scopeAdmin, auditLog).
 			with(qLimit, number("after", "id behind which to begin"), text("since", "only entries of this time or later, as in RFC 3339"),

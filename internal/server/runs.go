@@ -22,26 +22,30 @@ import (
 func (s *Server) runRoutes() []route {
 	const run = "/v1/runs/{run}"
 	theRuns := (*call).keeper
-	return []route{
+	rs := []route{
 		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, using(theRuns, listRuns)).
 			with(qLimit, text("after", "run behind which to begin")).lasting(),
 		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, rawUsing(theRuns, startRun)).
-			repeating().succeeding(http.StatusCreated).lasting().contexts(),
+			repeating().sandboxes().succeeding(http.StatusCreated).lasting().contexts(),
 		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, using(theRuns, showRun)).lasting(),
-		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, using(theRuns, deleteRun)).lasting(),
-		raw[none, v1.RunEvent]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
-			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).giving(v1.EventStream).lasting(),
+		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, using(theRuns, deleteRun)).failing(http.StatusConflict).lasting(),
+		raw[none, none]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
+			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).streaming(&runStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, rawUsing(theRuns, exportRun)).
 			giving("application/jsonl").lasting(),
-		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, using(theRuns, cancelRun)).lasting(),
-		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, using(theRuns, resumeRun)).lasting(),
-		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, using(theRuns, replayRun)).repeating().succeeding(http.StatusCreated).lasting(),
-		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, using(theRuns, forkRun)).repeating().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, using(theRuns, cancelRun)).failing(http.StatusConflict).lasting(),
+		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, using(theRuns, resumeRun)).sandboxes().lasting(),
+		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, using(theRuns, replayRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, using(theRuns, forkRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
 
 		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, using(theRuns, listModels)),
 		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
-			giving(v1.EventStream).lasting(),
+			streaming(&chatStream).sandboxes().lasting(),
 	}
+	for i := range rs {
+		rs[i] = rs[i].failing(http.StatusNotImplemented) // a server may run no models
+	}
+	return rs
 }
 
 // Busy reports whether a run is under way, which needs the server as long as it lasts.

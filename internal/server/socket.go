@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,12 +46,41 @@ type socket struct {
 	leave   func() // of a terminal; called when the caller has gone, however often
 }
 
+// upgrader is the answer to a request for a WebSocket. It lets only the upgrade through: a refusal is answered as a problem.
+type upgrader struct {
+	http.ResponseWriter
+	refused int // status of the refusal
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (u *upgrader) WriteHeader(status int) {
+	if status == http.StatusSwitchingProtocols {
+		u.ResponseWriter.WriteHeader(status)
+		return
+	}
+	u.refused = status
+}
+
+// Write implements http.ResponseWriter.
+func (u *upgrader) Write(b []byte) (int, error) {
+	if u.refused != 0 {
+		return len(b), nil
+	}
+	return u.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (u *upgrader) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
 // runSocket runs one cell or command over a WebSocket.
 func runSocket(c *call, ses *session.Session) error {
-	conn, err := websocket.Accept(c.w, c.r, &websocket.AcceptOptions{OriginPatterns: c.s.cors})
-	if err != nil {
-		c.w.problem = problem.Of(invalid("no WebSocket: %v", err))
-		return nil // it has been answered
+	w := &upgrader{ResponseWriter: c.w}
+	conn, err := websocket.Accept(w, c.r, &websocket.AcceptOptions{OriginPatterns: c.s.cors})
+	switch {
+	case err != nil && w.refused == http.StatusForbidden:
+		return &v1.Error{Code: v1.CodeOrigin, Op: "open WebSocket", Message: "pages of this origin may not use it", Err: err}
+	case err != nil:
+		return &v1.Error{Code: v1.CodeWebSocket, Op: "open WebSocket", Message: "this route speaks over a WebSocket only", Err: err}
 	}
 	defer conn.CloseNow() //nolint:errcheck // it is closed already, unless we failed
 	conn.SetReadLimit(c.s.opts.Limits.Body)

@@ -66,49 +66,15 @@ const (
 
 const patience = 4 * time.Minute
 
-var (
-	installOnce sync.Once
-	installed   string
-	installErr  error
-)
+var installing sync.Mutex
 
-// node gives a directory in which the packages above are installed. It is kept for the next time.
+// node returns a directory in which the packages above are installed.
 func node(t *testing.T) string {
 	t.Helper()
 	testneed.Sandboxes(t)
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		testneed.Lacking(t, "npm", err)
-	}
-	installOnce.Do(func() {
-		var cache string
-		if cache, installErr = os.UserCacheDir(); installErr != nil {
-			return
-		}
-		dir := filepath.Join(cache, "recluse-test", "mcp-1")
-		done := filepath.Join(dir, "installed")
-		installed = dir
-		if _, err := os.Stat(done); err == nil {
-			return
-		}
-		if installErr = os.MkdirAll(dir, 0o755); installErr != nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, npm, "install", "--prefix", dir, "--no-audit", "--no-fund", nodePackage, inspectorPackage, conformancePackage)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Logf("%s", out)
-			installErr = err
-			return
-		}
-		installErr = os.WriteFile(done, nil, 0o644)
-	})
-	if installErr != nil {
-		testneed.Lacking(t, "packages from npm", installErr)
-	}
-	return installed
+	installing.Lock()
+	defer installing.Unlock()
+	return testneed.NPM(t, nodePackage, inspectorPackage, conformancePackage)
 }
 
 // place is a recluse of its own, with a server that listens.

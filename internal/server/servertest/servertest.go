@@ -143,6 +143,7 @@ func newBench(t testing.TB, opts server.Options, b sandbox.Backend, warm bool) *
 	if k.opts.Logger == nil {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	k.opts.Logger = slog.New(statusCheck{k.opts.Logger.Handler(), t})
 	if k.opts.Drain == 0 {
 		k.opts.Drain = 5 * time.Second
 	}

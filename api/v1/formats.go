@@ -1,0 +1,65 @@
+package v1
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+)
+
+// Formats is a value in several formats, by MIME type. Binary formats are base64.
+type Formats map[string]json.RawMessage
+
+// formatsJSON is Formats as it is written: the formats that interpreters know are texts, but for the value as JSON.
+type formatsJSON struct {
+	Plain        string          `json:"text/plain,omitempty" doc:"the value as text"`
+	HTML         string          `json:"text/html,omitempty" doc:"the value as HTML"`
+	Markdown     string          `json:"text/markdown,omitempty" doc:"the value as Markdown"`
+	Latex        string          `json:"text/latex,omitempty" doc:"the value as LaTeX"`
+	SVG          string          `json:"image/svg+xml,omitempty" doc:"a picture, as XML"`
+	PNG          string          `json:"image/png,omitempty" doc:"a picture, in base64"`
+	JPEG         string          `json:"image/jpeg,omitempty" doc:"a picture, in base64"`
+	JSON         json.RawMessage `json:"application/json,omitempty" doc:"the value as JSON"`
+	otherFormats                 //nolint:unused // the schema has it
+}
+
+// otherFormats are those that a program shows by itself.
+type otherFormats map[string]json.RawMessage //nolint:unused // the schema has it
+
+// JSONType is the type whose fields the JSON of formats has.
+func (Formats) JSONType() reflect.Type { return reflect.TypeFor[formatsJSON]() }
+
+// UnmarshalJSON reads formats. Programs may show anything: where a text is expected, null is left out, and other JSON becomes its own text.
+func (f *Formats) UnmarshalJSON(b []byte) error {
+	var in map[string]json.RawMessage
+	if err := json.Unmarshal(b, &in); err != nil {
+		return err
+	}
+	for mime, value := range in {
+		switch {
+		case !textFormats[mime] || value[0] == '"':
+			continue
+		case value[0] == 'n':
+			delete(in, mime)
+			continue
+		}
+		text, err := json.Marshal(string(value))
+		if err != nil {
+			return err
+		}
+		in[mime] = text
+	}
+	*f = in
+	return nil
+}
+
+// textFormats are the formats that formatsJSON has as strings.
+var textFormats = func() map[string]bool {
+	out := map[string]bool{}
+	for f := range reflect.TypeFor[formatsJSON]().Fields() {
+		if f.Type.Kind() == reflect.String {
+			mime, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			out[mime] = true
+		}
+	}
+	return out
+}()
