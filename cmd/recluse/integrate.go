@@ -45,7 +45,7 @@ changes nothing, and --undo takes it back.`,
 	f.StringVar(&o.Project, "project", "", "the project's `directory` (default the working directory)")
 	f.BoolVar(&o.User, "user", false, "write the MCP server into your own settings, for all projects")
 	f.BoolVar(&o.Hook, "bash", false, "run the agent's shell commands in a sandbox that shows the project, writable")
-	f.BoolVar(&o.Allow, "allow", false, "with --bash and claude-code: run them without asking you each time")
+	f.BoolVar(&o.AutoApprove, "auto-approve", false, "with --bash and claude-code: run them without asking you each time, which claude -p needs")
 	f.StringVar(&o.unexpected, "unexpected", string(agents.Block), "with --bash: what becomes of calls that the hook does not understand, block or pass")
 	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
 	f.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
@@ -100,8 +100,8 @@ func (o *integrateOptions) complete(agent string) (err error) {
 	switch {
 	case o.Unexpected != agents.Block && o.Unexpected != agents.PassThrough:
 		return usage("--unexpected: say block or pass")
-	case o.Allow && (!o.Hook || o.Agent != agents.ClaudeCode):
-		return usage("--allow is for claude-code with --bash; the other agents decide that by their own settings")
+	case o.AutoApprove && (!o.Hook || o.Agent != agents.ClaudeCode):
+		return usage("--auto-approve is for claude-code with --bash; the other agents decide that by their own settings")
 	}
 	if o.Project, err = filepath.Abs(o.Project); err == nil {
 		o.Project, err = filepath.EvalSymlinks(o.Project) // what the sandbox shows, and what agents say of it, is the real place

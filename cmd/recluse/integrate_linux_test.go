@@ -43,7 +43,7 @@ func TestIntegrateAndBack(t *testing.T) {
 	if integrate(); read(settings) != mine || !strings.Contains(read(filepath.Join(dir, ".mcp.json")), "recluse") {
 		t.Errorf("without --bash: %s and %s", read(settings), read(filepath.Join(dir, ".mcp.json")))
 	}
-	got := integrate("--bash", "--allow")
+	got := integrate("--bash", "--auto-approve")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestIntegrateAndBack(t *testing.T) {
 	if backup, _, _ = strings.Cut(backup, "\n"); read(backup) != mine {
 		t.Errorf("backup %q: %s", backup, read(backup))
 	}
-	if got := integrate("--bash", "--allow"); !strings.Contains(got.stderr, "nothing to change") {
+	if got := integrate("--bash", "--auto-approve"); !strings.Contains(got.stderr, "nothing to change") {
 		t.Errorf("%+v", got)
 	}
 	integrate("--undo")
@@ -67,7 +67,7 @@ func TestIntegrateAndBack(t *testing.T) {
 	if got := run(t, "", "integrate", "emacs", "--project", dir); got.status != statusFailure || !strings.Contains(got.stderr, "claude-code, opencode, codex, cursor") {
 		t.Errorf("%+v", got)
 	}
-	if got := run(t, "", "integrate", "codex", "--project", dir, "--allow", "--bash"); got.status != statusFailure || !strings.Contains(got.stderr, "--allow") {
+	if got := run(t, "", "integrate", "codex", "--project", dir, "--auto-approve", "--bash"); got.status != statusFailure || !strings.Contains(got.stderr, "--auto-approve") {
 		t.Errorf("%+v", got)
 	}
 }

@@ -287,15 +287,16 @@ func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
 		return marshal(map[string]any{"args": c.fields})
 	case ClaudeCode, Codex:
 	}
-	decision := h.Permission
-	if decision == "" {
-		decision = "ask"
-	}
+	decision, reason := h.Permission, "runs in the recluse sandbox of this project"
 	if h.Agent == Codex {
 		decision = "allow" // the only word with which it takes new input; its own approvals still hold
 	}
+	if decision == "" || decision == "ask" {
+		// Without a terminal, Claude Code refuses what it would ask about, and shows the reason.
+		decision, reason = "ask", reason+"; to run such commands without asking, as claude -p needs: recluse integrate claude-code --bash --auto-approve"
+	}
 	return marshal(map[string]any{"hookSpecificOutput": map[string]any{
-		"hookEventName": "PreToolUse", "permissionDecision": decision, "permissionDecisionReason": "runs in the recluse sandbox of this project", "updatedInput": c.fields,
+		"hookEventName": "PreToolUse", "permissionDecision": decision, "permissionDecisionReason": reason, "updatedInput": c.fields,
 	}})
 }
 

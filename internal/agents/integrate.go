@@ -29,8 +29,8 @@ type Integration struct {
 	Home string
 	// Hook also has the agent's shell commands run in the project's session, which shows the project writable: the user's consent.
 	Hook bool
-	// Allow lets them run without asking, where the agent leaves that to a hook.
-	Allow bool
+	// AutoApprove runs them without asking, where the agent leaves that to a hook.
+	AutoApprove bool
 	// Unexpected is what becomes of calls that the hook does not understand.
 	Unexpected Unexpected
 	// Undo takes away what an integration has written.
@@ -144,7 +144,7 @@ func first(paths ...string) string {
 // HookCommand is what the agent calls before each tool.
 func (i *Integration) HookCommand() string {
 	c := Quote(i.Program) + " hook --agent " + string(i.Agent) + " --project " + Quote(i.Project)
-	if i.Allow && i.Agent == ClaudeCode {
+	if i.AutoApprove && i.Agent == ClaudeCode {
 		c += " --permission allow"
 	}
 	if i.Unexpected == PassThrough {
