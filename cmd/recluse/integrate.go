@@ -13,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -57,6 +58,11 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 	if err := o.complete(agent); err != nil {
 		return err
 	}
+	if o.Hook && !o.Undo {
+		if err := a.checkProject(o.Project); err != nil {
+			return err
+		}
+	}
 	changes, err := o.Plan()
 	if err != nil {
 		return err
@@ -87,6 +93,36 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 	}
 	if o.Hook && !o.Undo {
 		a.say("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
+	}
+	return nil
+}
+
+// checkProject refuses a project whose commands could not run in a sandbox, or not write to it: the agent would learn that with its first one.
+func (a *app) checkProject(project string) error {
+	const op = "integrate"
+	spec, root, err := a.projectSpec(project)
+	if err != nil {
+		return err
+	}
+	if err := spec.WithDefaults().Check(); err != nil {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " cannot be shown at its own path inside a sandbox",
+			Remedy: "move the project: /tmp, /var/tmp, " + v1.DefaultHome + " and the system's directories are the sandbox's own", Err: err,
+		}
+	}
+	policy := hostpath.Default()
+	policy.Allow = a.cfg.Backend.AllowMounts
+	if _, err := policy.Judge(project); err != nil {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " is not shown to a sandbox",
+			Remedy: fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration (recluse config show)", project), Err: err,
+		}
+	}
+	if root {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " belongs to root, and code in a sandbox is never root: it could not write there",
+			Remedy: fmt.Sprintf("give it to another user: chown -R %d:%d %s", v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
+		}
 	}
 	return nil
 }
