@@ -80,7 +80,7 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		if changes == nil {
 			changes = []*agents.Change{}
 		}
-		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
+		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes, "warnings": append([]string{}, o.Warnings()...)})
 	}
 	if len(changes) == 0 {
 		a.say("nothing to change")
@@ -93,6 +93,9 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 	}
 	if o.Hook && !o.Undo {
 		a.say("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
+	}
+	for _, w := range o.Warnings() {
+		a.say("warning: %s", w)
 	}
 	return nil
 }

@@ -212,7 +212,7 @@ func (h *Hook) shell(in object) (*call, error) {
 }
 
 // prefix is how every command of ours begins.
-func (h *Hook) prefix() string { return Quote(h.Program) + " hook run " }
+func (h *Hook) prefix() string { return word(h.Program) + " hook run " }
 
 // line is the command that the agent runs instead.
 func (h *Hook) line(c *call) (string, error) {
@@ -228,7 +228,7 @@ func (h *Hook) line(c *call) (string, error) {
 	case !c.background:
 		b.WriteString(" --timeout " + DefaultTimeout.String())
 	}
-	if len(c.command) <= maxInline {
+	if len(c.command) <= maxInline && !(h.Agent == Codex && strings.Contains(c.command, "'")) { // else Codex's rule does not match; see rule
 		b.WriteString(" -- " + Quote(c.command))
 		return b.String(), nil
 	}
@@ -289,7 +289,7 @@ func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
 	}
 	decision, reason := h.Permission, "runs in the recluse sandbox of this project"
 	if h.Agent == Codex {
-		decision = "allow" // the only word with which it takes new input; its own approvals still hold
+		decision = "allow" // the only word with which it takes new input
 	}
 	if decision == "" || decision == "ask" {
 		// Without a terminal, Claude Code refuses what it would ask about, and shows the reason.
