@@ -79,11 +79,16 @@ func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := s.Info().Used
-	err = s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
+	var used time.Time
+	err = s.Files().Watch(t.Context(), "/tmp", sandbox.WatchOptions{}, func(e sandbox.FileEvent) error {
+		if e.Op == "ready" {
+			used = s.Info().Used
+		}
+		return nil
+	})
 	wantCode(t, "a watcher when the session has ended", err, v1.CodeSessionExpired)
 	if !s.Info().Used.Equal(used) {
-		t.Error("watching counted as use")
+		t.Error("watching counted as use, not only its beginning")
 	}
 }
 

@@ -189,7 +189,10 @@ func TestASleeperWhoseImageHasGoneIsLost(t *testing.T) {
 
 func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 	k := newBench(t, quick())
-	s := k.open("work")
+	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var last int64
 	for e, err := range s.Events(t.Context(), EventsOptions{}) {
 		if err != nil {

@@ -145,13 +145,13 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	k := newBench(t, quick())
-	for _, name := range []string{"", "a b", "a/b", "a@b", "ü", "a\x00", strings.Repeat("a", 129), "../a"} {
+	for _, name := range []string{"", "a b", "a/b", "a@b", "a:b", "ü", "a\x00", strings.Repeat("a", 129), "../a"} {
 		_, _, err := k.m.Open(t.Context(), Key{Name: name}, OpenOptions{})
 		wantCode(t, "name "+name, err, v1.CodeInvalidKey)
 		_, err = k.m.Get(t.Context(), Key{Name: name})
 		wantCode(t, "name "+name, err, v1.CodeInvalidKey)
 	}
-	k.open(strings.Repeat("a", 120) + ":-_.Z0")
+	k.open(strings.Repeat("a", 120) + "-_.Z0")
 	_, _, err := k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
 	wantCode(t, "tenant", err, v1.CodeInvalidKey)
 }

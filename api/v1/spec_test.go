@@ -29,8 +29,8 @@ func TestLimits(t *testing.T) {
 		{"too few files", func(l *Limits) { l.OpenFiles = MinOpenFiles - 1 }, "open files"},
 		{"too little disk", func(l *Limits) { l.Disk = 1<<20 - 1 }, "disk"},
 		{"negative disk", func(l *Limits) { l.Disk = -1 }, "disk"},
-		{"as much disk as leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve }, ""},
-		{"more disk than leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve + 1 }, "disk"},
+		{"as much disk as leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve - MinScratch }, ""},
+		{"more disk than leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve - MinScratch + 1 }, "disk"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := Limits{}.WithDefaults()

@@ -257,7 +257,7 @@ func TestListsComeInPages(t *testing.T) {
 		{"POST", ses + "/files/mkdir", `{"path":"d/2"}`},
 		{"DELETE", ses + "/files?path=d/1", ""},
 		{"PUT", ses + "/files?path=d/1", "again"},
-		{"PUT", ses + "/files?path=d/1", "not twice"},
+		{"PUT", ses + "/files?path=d/1&exclusive=true", "not twice"},
 	} {
 		if a := ask(t, k, key, c.method, c.path, c.body); a.status >= 400 && c.body != "not twice" {
 			t.Fatalf("%s %s: %d %s", c.method, c.path, a.status, a.body)
@@ -306,8 +306,8 @@ func TestListsComeInPages(t *testing.T) {
 			next = strconv.FormatInt(p.Next, 10)
 		}
 		return named(p.Entries, func(e session.Entry) string { return strings.TrimSpace(e.Action + " " + e.Detail + " " + e.Error) }), next
-	}), "file.write /home/user/d/1 (3 bytes)", "file.write /home/user/d/2 (1 bytes)", "file.move /home/user/d/2 to /home/user/d/3", "file.mkdir /home/user/d/2",
-		"file.remove /home/user/d/1", "file.write /home/user/d/1 (5 bytes)", "file.write /home/user/d/1 file_exists")
+	}), "file.write /home/user/d/1 (3 bytes)", "file.write /home/user/d/2 (1 bytes)", "file.move d/2 to d/3", "file.mkdir d/2",
+		"file.remove d/1", "file.write /home/user/d/1 (5 bytes)", "file.write d/1 file_exists")
 	if list, err := k.Client(key).Snapshots(t.Context(), "work"); err != nil || len(list) != 3 {
 		t.Errorf("the client has %v: %v", list, err)
 	}

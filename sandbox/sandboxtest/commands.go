@@ -435,7 +435,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 		}
 		run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
-		fails(t, "an id used twice", err, v1.CodeInvalidRequest)
+		fails(t, "an id used twice", err, v1.CodeOperationExists)
 		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
 		fails(t, "a context that is over", err, v1.CodeCancelled)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
