@@ -30,7 +30,8 @@ func (a *app) integrateCommand() *cobra.Command {
 		Short: "Join a coding agent: claude-code, opencode, codex or cursor",
 		Long: `Write recluse into a coding agent's settings: the MCP server, and with --bash a hook by which the agent's shell commands run in a sandbox
 of this project instead of on this machine. The sandbox shows the project's directory, writable, at its own path; --bash is your
-consent to that. It shows nothing else of yours, and has no network.
+consent to that. It shows nothing else of yours, and has no network. Code runs with the user and group of the project's directory;
+a project that could not be shown, or that belongs to root, is refused.
 
 Settings that are there stay as they are, comments included; what was there before is kept, and its place is told. Doing it twice
 changes nothing, and --undo takes it back.`,
