@@ -413,7 +413,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 			t.Errorf("deleted %q, want %q", gone.Deleted, i.ID)
 		}
 	}
-	if got := a.run("", "runs", "show", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "there is no run") {
+	if got := a.run("", "runs", "show", "last"); got.status != 1 || !strings.Contains(got.stderr, "there is no run") {
 		t.Errorf("show what was deleted: %+v", got)
 	}
 }
