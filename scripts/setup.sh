@@ -41,7 +41,7 @@ if [ "$mode" = test ]; then
   need podman "containers as sandboxes, by another engine" command_is_there podman
   need poppler-utils "questions about PDF files" command_is_there pdftotext
   need nodejs "clients of the HTTP API and the MCP server" command_is_there node
-  need npm "clients of the HTTP API and the MCP server" command_is_there npx
+  need npm "clients of the HTTP API and the MCP server, and coding agents" command_is_there npx
   need python3-numpy "tried inside sandboxes" python_has numpy
   need python3-pandas "tried inside sandboxes" python_has pandas
   need python3-matplotlib "tried inside sandboxes" python_has matplotlib

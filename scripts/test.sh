@@ -72,7 +72,7 @@ test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
 	# down most. Tests mostly wait, so more packages run at once than there are processors. Attacks fill the machine and watch how
 	# fast others answer meanwhile: they run alone.
-	programs='/(cmd/recluse|test/install|test/mcp|test/openapi)$'
+	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
 	longest='./sandbox/gvisor ./session ./rlm ./client ./sandbox/local ./internal/server' # they begin, so that none is left at the end alone
@@ -83,7 +83,7 @@ test)
 	docker
 	beside "containers" -timeout=20m -parallel=6 ./sandbox/docker
 	beside "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
-	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp ./test/openapi
+	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp ./test/openapi ./test/agents
 	join_passes
 	pass "attacks" -timeout=20m ./test/attack
 	;;

@@ -40,7 +40,7 @@ type Spec struct {
 	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
 	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" backend:"docker" doc:"user that code runs as: a number, user:group, or a name of the image; docker only (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or with docker a name of the image (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox; those of a session are given beside its spec"`

@@ -118,8 +118,11 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 	if !filepath.IsAbs(o.project) {
 		return usage("--project must be an absolute path")
 	}
+	spec, _, err := a.projectSpec(o.project)
+	if err != nil {
+		return err
+	}
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
-		spec := sandbox.Spec{Limits: a.cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: o.project, Path: o.project, Writable: true}}}
 		name := agents.SessionName(o.project)
 		t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
 		v, err := t.Run(ctx, sandbox.Command{
@@ -135,4 +138,18 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 		a.warned(v, "")
 		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})
+}
+
+// projectSpec is the sandbox of a project's session: it shows the project, writable, at its own path, and code runs as the project's owner. Of
+// a project that is root's, it runs as the usual user, and root is true.
+func (a *app) projectSpec(project string) (spec sandbox.Spec, root bool, err error) {
+	cfg, err := a.config()
+	if err != nil {
+		return spec, false, err
+	}
+	spec = sandbox.Spec{Limits: cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
+	if spec.User, root, err = agents.Owner(project); err != nil {
+		err = &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the project", Message: "the directory cannot be used", Err: err}
+	}
+	return spec, root, err
 }

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +16,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/doctor"
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
+
+// projectOwner owns the projects of tests that root runs: neither root nor the sandbox's usual user.
+const projectOwner = 4242
 
 // project makes a directory that a sandbox may be shown.
 func project(t *testing.T) string {
@@ -30,8 +35,8 @@ func project(t *testing.T) string {
 	if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range []string{dir, filepath.Join(dir, "sub")} {
-		if err := os.Chmod(d, 0o777); err != nil { // the sandbox's user is another one than root
+	if os.Geteuid() == 0 {
+		if err := errors.Join(os.Chown(dir, projectOwner, projectOwner), os.Chown(filepath.Join(dir, "sub"), projectOwner, projectOwner)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -71,6 +76,16 @@ func (w *world) agentRuns(dir, cwd string, input map[string]any) result {
 	return result{status(w.t, err), out.String(), errs.String()}
 }
 
+// owner returns whose a file is.
+func owner(t *testing.T, path string) int {
+	t.Helper()
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(fi.Sys().(*syscall.Stat_t).Uid) //nolint:forcetypeassert // on Linux it is
+}
+
 func TestAnAgentsCommandsRunInItsProjectsSession(t *testing.T) {
 	w := newWorld(t)
 	dir := project(t)
@@ -88,6 +103,7 @@ func TestAnAgentsCommandsRunInItsProjectsSession(t *testing.T) {
 		{"unicode", "echo 'déjà 漢字 🦀'", 0, "déjà 漢字 🦀\n", ""},
 		{"a here-document", "cat <<'E'\n$x `y` \\z \"q\"\nE\n", 0, "$x `y` \\z \"q\"\n", ""},
 		{"a file of the project", "echo kept > ../file; cat ../file", 0, "kept\n", ""},
+		{"the project's owner", "id -u; stat -c %u ../file; touch ~/f", 0, strings.Repeat(strconv.Itoa(owner(t, dir))+"\n", 2), ""},
 		{"nothing", "", 0, "", ""},
 		{"a megabyte", strings.Repeat("# "+strings.Repeat("x", 998)+"\n", 1000) + "echo done", 0, "done\n", ""},
 	} {
@@ -97,7 +113,8 @@ func TestAnAgentsCommandsRunInItsProjectsSession(t *testing.T) {
 			t.Logf("status %d", got.status)
 		}
 	}
-	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "kept\n" {
+	file := filepath.Join(dir, "file")
+	if b, err := os.ReadFile(file); err != nil || string(b) != "kept\n" || owner(t, file) != owner(t, dir) {
 		t.Errorf("%q %v", b, err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(w.data, "recluse", "hook", "*")); len(left) > 0 {

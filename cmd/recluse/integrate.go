@@ -13,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/hostpath"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
@@ -29,7 +30,8 @@ func (a *app) integrateCommand() *cobra.Command {
 		Short: "Join a coding agent: claude-code, opencode, codex or cursor",
 		Long: `Write recluse into a coding agent's settings: the MCP server, and with --bash a hook by which the agent's shell commands run in a sandbox
 of this project instead of on this machine. The sandbox shows the project's directory, writable, at its own path; --bash is your
-consent to that. It shows nothing else of yours, and has no network.
+consent to that. It shows nothing else of yours, and has no network. Code runs with the user and group of the project's directory;
+a project that could not be shown, or that belongs to root, is refused.
 
 Settings that are there stay as they are, comments included; what was there before is kept, and its place is told. Doing it twice
 changes nothing, and --undo takes it back.`,
@@ -45,7 +47,7 @@ changes nothing, and --undo takes it back.`,
 	f.StringVar(&o.Project, "project", "", "the project's `directory` (default the working directory)")
 	f.BoolVar(&o.User, "user", false, "write the MCP server into your own settings, for all projects")
 	f.BoolVar(&o.Hook, "bash", false, "run the agent's shell commands in a sandbox that shows the project, writable")
-	f.BoolVar(&o.Allow, "allow", false, "with --bash and claude-code: run them without asking you each time")
+	f.BoolVar(&o.AutoApprove, "auto-approve", false, "with --bash and claude-code: run them without asking you each time, which claude -p needs")
 	f.StringVar(&o.unexpected, "unexpected", string(agents.Block), "with --bash: what becomes of calls that the hook does not understand, block or pass")
 	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
 	f.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
@@ -56,6 +58,11 @@ changes nothing, and --undo takes it back.`,
 func (a *app) integrate(agent string, o *integrateOptions) error {
 	if err := o.complete(agent); err != nil {
 		return err
+	}
+	if o.Hook && !o.Undo {
+		if err := a.checkProject(o.Project); err != nil {
+			return err
+		}
 	}
 	changes, err := o.Plan()
 	if err != nil {
@@ -74,7 +81,7 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		if changes == nil {
 			changes = []*agents.Change{}
 		}
-		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes})
+		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes, "warnings": append([]string{}, o.Warnings()...)})
 	}
 	if len(changes) == 0 {
 		a.say("nothing to change")
@@ -88,6 +95,39 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 	if o.Hook && !o.Undo {
 		a.say("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
 	}
+	for _, w := range o.Warnings() {
+		a.say("warning: %s", w)
+	}
+	return nil
+}
+
+// checkProject refuses a project whose commands could not run in a sandbox, or not write to it: the agent would learn that with its first one.
+func (a *app) checkProject(project string) error {
+	const op = "integrate"
+	spec, root, err := a.projectSpec(project)
+	if err != nil {
+		return err
+	}
+	if err := spec.WithDefaults().Check(); err != nil {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " cannot be shown at its own path inside a sandbox",
+			Remedy: "move the project: /tmp, /var/tmp, " + v1.DefaultHome + " and the system's directories are the sandbox's own", Err: err,
+		}
+	}
+	policy := hostpath.Default()
+	policy.Allow = a.cfg.Backend.AllowMounts
+	if _, err := policy.Judge(project); err != nil {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " is not shown to a sandbox",
+			Remedy: fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration (recluse config show)", project), Err: err,
+		}
+	}
+	if root {
+		return &v1.Error{
+			Code: v1.CodeMountRefused, Op: op, Message: project + " belongs to root, and code in a sandbox is never root: it could not write there",
+			Remedy: fmt.Sprintf("give it to another user: chown -R %d:%d %s", v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
+		}
+	}
 	return nil
 }
 
@@ -100,8 +140,8 @@ func (o *integrateOptions) complete(agent string) (err error) {
 	switch {
 	case o.Unexpected != agents.Block && o.Unexpected != agents.PassThrough:
 		return usage("--unexpected: say block or pass")
-	case o.Allow && (!o.Hook || o.Agent != agents.ClaudeCode):
-		return usage("--allow is for claude-code with --bash; the other agents decide that by their own settings")
+	case o.AutoApprove && (!o.Hook || o.Agent != agents.ClaudeCode):
+		return usage("--auto-approve is for claude-code with --bash; the other agents decide that by their own settings")
 	}
 	if o.Project, err = filepath.Abs(o.Project); err == nil {
 		o.Project, err = filepath.EvalSymlinks(o.Project) // what the sandbox shows, and what agents say of it, is the real place

@@ -5,10 +5,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestIntegrateAndBack(t *testing.T) {
-	home, dir := t.TempDir(), t.TempDir()
+	home, dir := t.TempDir(), project(t)
 	t.Setenv("HOME", home)
 	t.Setenv("XDG_DATA_HOME", filepath.Join(home, "data"))
 	settings := filepath.Join(dir, ".claude", "settings.local.json")
@@ -43,7 +45,7 @@ func TestIntegrateAndBack(t *testing.T) {
 	if integrate(); read(settings) != mine || !strings.Contains(read(filepath.Join(dir, ".mcp.json")), "recluse") {
 		t.Errorf("without --bash: %s and %s", read(settings), read(filepath.Join(dir, ".mcp.json")))
 	}
-	got := integrate("--bash", "--allow")
+	got := integrate("--bash", "--auto-approve")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +59,7 @@ func TestIntegrateAndBack(t *testing.T) {
 	if backup, _, _ = strings.Cut(backup, "\n"); read(backup) != mine {
 		t.Errorf("backup %q: %s", backup, read(backup))
 	}
-	if got := integrate("--bash", "--allow"); !strings.Contains(got.stderr, "nothing to change") {
+	if got := integrate("--bash", "--auto-approve"); !strings.Contains(got.stderr, "nothing to change") {
 		t.Errorf("%+v", got)
 	}
 	integrate("--undo")
@@ -67,7 +69,40 @@ func TestIntegrateAndBack(t *testing.T) {
 	if got := run(t, "", "integrate", "emacs", "--project", dir); got.status != statusFailure || !strings.Contains(got.stderr, "claude-code, opencode, codex, cursor") {
 		t.Errorf("%+v", got)
 	}
-	if got := run(t, "", "integrate", "codex", "--project", dir, "--allow", "--bash"); got.status != statusFailure || !strings.Contains(got.stderr, "--allow") {
+	if got := run(t, "", "integrate", "codex", "--project", dir, "--auto-approve", "--bash"); got.status != statusFailure || !strings.Contains(got.stderr, "--auto-approve") {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestIntegrateRefusesAProjectThatASandboxCannotWriteTo(t *testing.T) {
+	testneed.Root(t, "a project below /root, and one of root's")
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("XDG_DATA_HOME", "")
+	rooted, err := os.MkdirTemp("/root", "recluse-project-")
+	if err != nil {
+		testneed.Lacking(t, err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(rooted) })
+	owned := project(t)
+	if err := os.Chown(owned, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string][]string{
+		t.TempDir(): {"own path", "move the project"},
+		rooted:      {"/root", "backend.allow_mounts"},
+		owned:       {"belongs to root", "chown -R 1000:1000 '" + owned + "'"},
+	} {
+		got := run(t, "", "integrate", "claude-code", "--project", dir, "--bash")
+		for _, w := range want {
+			if got.status != statusFailure || !strings.Contains(got.stderr, w) {
+				t.Errorf("%s: no %q: %+v", dir, w, got)
+			}
+		}
+		if left, _ := os.ReadDir(filepath.Join(dir, ".claude")); len(left) > 0 {
+			t.Errorf("%s: left %v", dir, left)
+		}
+		if got := run(t, "", "integrate", "claude-code", "--project", dir); got.status != 0 {
+			t.Errorf("%s: without --bash: %+v", dir, got)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -53,6 +54,17 @@ func SessionName(project string) string {
 
 // Quote makes one word of a POSIX shell from any text without NUL.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// plainWord is what a shell takes as it is.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./+@%-]+$`)
+
+// word returns a text as one word of a POSIX shell, without quotes if it needs none: Codex's rules know no program whose name is quoted.
+func word(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return Quote(s)
+}
 
 // unquote takes a word that Quote has made from the beginning of a command, and gives what stands behind it. Words in any other form are none.
 func unquote(s string) (word, rest string, ok bool) {

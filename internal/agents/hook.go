@@ -212,7 +212,7 @@ func (h *Hook) shell(in object) (*call, error) {
 }
 
 // prefix is how every command of ours begins.
-func (h *Hook) prefix() string { return Quote(h.Program) + " hook run " }
+func (h *Hook) prefix() string { return word(h.Program) + " hook run " }
 
 // line is the command that the agent runs instead.
 func (h *Hook) line(c *call) (string, error) {
@@ -228,7 +228,7 @@ func (h *Hook) line(c *call) (string, error) {
 	case !c.background:
 		b.WriteString(" --timeout " + DefaultTimeout.String())
 	}
-	if len(c.command) <= maxInline {
+	if len(c.command) <= maxInline && !(h.Agent == Codex && strings.Contains(c.command, "'")) { // else Codex's rule does not match; see rule
 		b.WriteString(" -- " + Quote(c.command))
 		return b.String(), nil
 	}
@@ -287,15 +287,16 @@ func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
 		return marshal(map[string]any{"args": c.fields})
 	case ClaudeCode, Codex:
 	}
-	decision := h.Permission
-	if decision == "" {
-		decision = "ask"
-	}
+	decision, reason := h.Permission, "runs in the recluse sandbox of this project"
 	if h.Agent == Codex {
-		decision = "allow" // the only word with which it takes new input; its own approvals still hold
+		decision = "allow" // the only word with which it takes new input
+	}
+	if decision == "" || decision == "ask" {
+		// Without a terminal, Claude Code refuses what it would ask about, and shows the reason.
+		decision, reason = "ask", reason+"; to run such commands without asking, as claude -p needs: recluse integrate claude-code --bash --auto-approve"
 	}
 	return marshal(map[string]any{"hookSpecificOutput": map[string]any{
-		"hookEventName": "PreToolUse", "permissionDecision": decision, "permissionDecisionReason": "runs in the recluse sandbox of this project", "updatedInput": c.fields,
+		"hookEventName": "PreToolUse", "permissionDecision": decision, "permissionDecisionReason": reason, "updatedInput": c.fields,
 	}})
 }
 

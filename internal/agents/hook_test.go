@@ -300,3 +300,17 @@ func BenchmarkAnswerAMegabyte(b *testing.B) {
 		h.Answer(in)
 	}
 }
+
+// TestCodexCommandsAreWordsOfItsRules: Codex applies no rule to a quoted program, nor to a word with a quote in it.
+func TestCodexCommandsAreWordsOfItsRules(t *testing.T) {
+	h := &Hook{Agent: Codex, Program: "/opt/recluse", Project: "/work/p", Spool: func(string) (string, error) { return "/spool/x.sh", nil }}
+	for command, want := range map[string]string{
+		`echo "$HOME" > x`: `/opt/recluse hook run --project '/work/p' --timeout 10m0s -- 'echo "$HOME" > x'`,
+		`echo 'x'`:         `/opt/recluse hook run --project '/work/p' --timeout 10m0s --file '/spool/x.sh'`,
+	} {
+		line, err := h.line(&call{command: command, dir: h.Project})
+		if err != nil || line != want || !h.wrote(line) {
+			t.Errorf("%s: %s, %v", command, line, err)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed" // the plugin for opencode
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,8 +30,8 @@ type Integration struct {
 	Home string
 	// Hook also has the agent's shell commands run in the project's session, which shows the project writable: the user's consent.
 	Hook bool
-	// Allow lets them run without asking, where the agent leaves that to a hook.
-	Allow bool
+	// AutoApprove runs them without asking, where the agent leaves that to a hook.
+	AutoApprove bool
 	// Unexpected is what becomes of calls that the hook does not understand.
 	Unexpected Unexpected
 	// Undo takes away what an integration has written.
@@ -115,6 +116,7 @@ func (i *Integration) files() []file {
 		}
 		add(entry, path, i.toml)
 		add(hook, at(".codex", "hooks.json"), i.json(i.nested))
+		add("the rule for the hook's commands", at(".codex", "rules", "recluse.rules"), i.rule)
 	case Cursor:
 		path := at(".cursor", "mcp.json")
 		if i.User {
@@ -144,7 +146,7 @@ func first(paths ...string) string {
 // HookCommand is what the agent calls before each tool.
 func (i *Integration) HookCommand() string {
 	c := Quote(i.Program) + " hook --agent " + string(i.Agent) + " --project " + Quote(i.Project)
-	if i.Allow && i.Agent == ClaudeCode {
+	if i.AutoApprove && i.Agent == ClaudeCode {
 		c += " --permission allow"
 	}
 	if i.Unexpected == PassThrough {
@@ -252,9 +254,8 @@ func (i *Integration) toml(path string, data []byte) ([]byte, error) {
 	return setTable(path, data, name, []pair{{"command", tomlString(i.Program)}, {"args", `["mcp"]`}})
 }
 
-// plugin is the whole of a file of ours.
-func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
-	const head = "// Written by recluse integrate opencode"
+// whole changes a file that holds nothing but ours. Its head tells so.
+func (i *Integration) whole(path string, data []byte, head, body string) ([]byte, error) {
 	if data != nil && !strings.HasPrefix(string(data), head) {
 		if i.Undo {
 			return data, nil
@@ -264,6 +265,11 @@ func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
 	if i.Undo {
 		return nil, nil
 	}
+	return []byte(head + ".\n" + body), nil
+}
+
+// plugin is opencode's.
+func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
 	args := []string{"hook", "--agent", string(OpenCode), "--project", i.Project}
 	if i.Unexpected == PassThrough {
 		args = append(args, "--unexpected", "pass")
@@ -277,5 +283,42 @@ func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	r := strings.NewReplacer("$PROGRAM", strings.TrimSpace(string(program)), "$ARGS", strings.TrimSpace(string(list)))
-	return []byte(head + ".\n" + r.Replace(openCodePlugin)), nil
+	return i.whole(path, data, "// Written by recluse integrate opencode", r.Replace(openCodePlugin))
+}
+
+// rule has Codex run the commands that the hook writes outside of Codex's own sandbox. Inside of it they could neither start nor reach a
+// server: it forbids every connection, and files outside of the project. Codex applies a rule to a command only if it finds nothing
+// but plain words in it: no quoted program, and no quote within a quoted word.
+func (i *Integration) rule(path string, data []byte) ([]byte, error) {
+	if !i.Undo && (word(i.Program) != i.Program || strings.Contains(i.Project, "'")) {
+		return nil, unusable(path, "move it to a path of letters, digits, and ./_+@%-",
+			"Codex's rules cannot name the program %q in the project %q", i.Program, i.Project)
+	}
+	pattern, err := marshal([]string{i.Program, "hook", "run", "--project", i.Project})
+	if err != nil {
+		return nil, err
+	}
+	return i.whole(path, data, "# Written by recluse integrate codex", fmt.Sprintf(codexRule, bytes.TrimSpace(pattern)))
+}
+
+const codexRule = `# The commands that the hook writes run outside of Codex's sandbox, and in recluse's instead.
+
+prefix_rule(
+    pattern = %s,
+    decision = "allow",
+    justification = "runs in the recluse sandbox of this project",
+)
+`
+
+// Warnings tells what the user of an agent has to know, or do, for the hook to work.
+func (i *Integration) Warnings() []string {
+	if i.Agent != Codex || !i.Hook || i.Undo {
+		return nil
+	}
+	return []string{
+		"Codex skips a hook that is not trusted, without a word, and runs its commands on this machine: start codex in " + i.Project +
+			", trust the project, and trust the hook by /hooks; again after each change of the hook",
+		"commands that go through the hook run outside of Codex's own sandbox and without its approval (" + filepath.Join(i.Project, ".codex", "rules", "recluse.rules") +
+			"): in recluse's sandbox, which may write to the project even where Codex is read-only",
+	}
 }

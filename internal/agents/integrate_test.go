@@ -23,6 +23,9 @@ func bench(t *testing.T, a Agent) *Integration {
 	t.Helper()
 	top := t.TempDir()
 	i := &Integration{Agent: a, Program: "/opt/my tools/recluse", Project: filepath.Join(top, "project"), Home: filepath.Join(top, "home"), Hook: true}
+	if a == Codex {
+		i.Program = "/opt/my-tools/recluse" // its rules cannot name the other
+	}
 	for _, d := range []string{i.Project, i.Home} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -141,7 +144,7 @@ func TestANewProject(t *testing.T) {
 	for _, a := range All {
 		t.Run(string(a), func(t *testing.T) {
 			i := bench(t, a)
-			if n := apply(t, i); n != 2 {
+			if n := apply(t, i); n != len(i.files()) {
 				t.Errorf("%d changes", n)
 			}
 			golden(t, filepath.Join("config", string(a)+".new.txt"), tree(t, i))
@@ -149,7 +152,7 @@ func TestANewProject(t *testing.T) {
 				t.Errorf("%d changes the second time", n)
 			}
 			i.Undo = true
-			if n := apply(t, i); n != 2 {
+			if n := apply(t, i); n != len(i.files()) {
 				t.Errorf("%d changes to undo", n)
 			}
 			if left := tree(t, i); len(left) > 0 {
@@ -177,10 +180,10 @@ func TestSettingsOfOthersStay(t *testing.T) {
 			}
 			// Another place of the program is written over the old one.
 			i.Program = "/elsewhere/recluse"
-			if n := apply(t, i); n != 2 {
+			if n := apply(t, i); n != len(i.files()) {
 				t.Errorf("%d changes", n)
 			}
-			if strings.Contains(string(tree(t, i)), "my tools") {
+			if strings.Contains(string(tree(t, i)), "/opt/my") {
 				t.Errorf("the old program is still there:\n%s", tree(t, i))
 			}
 			i.Undo = true
@@ -239,17 +242,17 @@ func TestWhatTheUserPutIntoOurEntryStays(t *testing.T) {
 		{
 			Codex, ".codex/config.toml",
 			"[mcp_servers.recluse] # ours\nstartup_timeout_sec = 20 # slow\n  command = \"/old/#recluse\" # where it is\nargs = [ # several\n  \"mcp\", \"old\",\n] # lines\n\n[mcp_servers.recluse.env]\nA = \"1\"\n\n[tui]\nx = 1\n",
-			"[mcp_servers.recluse] # ours\nstartup_timeout_sec = 20 # slow\n  command = \"/opt/my tools/recluse\" # where it is\nargs = [\"mcp\"] # lines\n\n[mcp_servers.recluse.env]\nA = \"1\"\n\n[tui]\nx = 1\n",
+			"[mcp_servers.recluse] # ours\nstartup_timeout_sec = 20 # slow\n  command = \"/opt/my-tools/recluse\" # where it is\nargs = [\"mcp\"] # lines\n\n[mcp_servers.recluse.env]\nA = \"1\"\n\n[tui]\nx = 1\n",
 		},
 		{
 			Codex, ".codex/config.toml",
 			"[mcp_servers.recluse]\nargs = [\n  'mcp', # as it is\n]\nenabled = false",
-			"[mcp_servers.recluse]\nargs = [\n  'mcp', # as it is\n]\nenabled = false\ncommand = \"/opt/my tools/recluse\"\n",
+			"[mcp_servers.recluse]\nargs = [\n  'mcp', # as it is\n]\nenabled = false\ncommand = \"/opt/my-tools/recluse\"\n",
 		},
 		{
 			Codex, ".codex/config.toml",
 			"[mcp_servers.recluse.env]\nA = \"1\"\n",
-			"[mcp_servers.recluse.env]\nA = \"1\"\n\n[mcp_servers.recluse]\ncommand = \"/opt/my tools/recluse\"\nargs = [\"mcp\"]\n",
+			"[mcp_servers.recluse.env]\nA = \"1\"\n\n[mcp_servers.recluse]\ncommand = \"/opt/my-tools/recluse\"\nargs = [\"mcp\"]\n",
 		},
 	} {
 		i := bench(t, tt.agent)
@@ -325,7 +328,7 @@ func TestTheUsersOwnSettings(t *testing.T) {
 		i := bench(t, a)
 		i.User, i.Hook = true, false
 		apply(t, i)
-		if b, err := os.ReadFile(filepath.Join(i.Home, name)); err != nil || !strings.Contains(string(b), `"/opt/my tools/recluse"`) {
+		if b, err := os.ReadFile(filepath.Join(i.Home, name)); err != nil || !strings.Contains(string(b), `"`+i.Program+`"`) {
 			t.Errorf("%s: %s %v", a, b, err)
 		}
 		if left := tree(t, i); len(left) > 0 {
@@ -439,5 +442,30 @@ console.log(JSON.stringify([output, other]))
 	h := &Hook{Agent: OpenCode, Program: "/r", Project: "/work/project"}
 	if r := h.Answer(asked); r.Status != 0 || !strings.Contains(string(r.Stdout), `--timeout 5ms`) {
 		t.Errorf("%+v", r)
+	}
+}
+
+func TestCodexRulesNameTheProgramAndTheProject(t *testing.T) {
+	i := bench(t, Codex)
+	apply(t, i)
+	rule, err := os.ReadFile(filepath.Join(i.Project, ".codex", "rules", "recluse.rules"))
+	if want := `["/opt/my-tools/recluse","hook","run","--project","` + i.Project + `"]`; err != nil || !strings.Contains(string(rule), want) {
+		t.Errorf("%v\n%s", err, rule)
+	}
+	if w := strings.Join(i.Warnings(), "\n"); !strings.Contains(w, "/hooks") || !strings.Contains(w, "recluse.rules") {
+		t.Errorf("warnings: %s", w)
+	}
+	if w := bench(t, ClaudeCode).Warnings(); w != nil {
+		t.Errorf("warnings: %s", w)
+	}
+	for name, change := range map[string]func(*Integration){
+		"the program": func(i *Integration) { i.Program = "/opt/my tools/recluse" },
+		"the project": func(i *Integration) { i.Project += "'s" },
+	} {
+		i := bench(t, Codex)
+		change(i)
+		if _, err := i.Plan(); v1.CodeOf(err) != CodeConfigFile || !strings.Contains(err.Error(), "Codex's rules cannot name") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

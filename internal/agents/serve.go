@@ -33,7 +33,16 @@ func NewHook(f HookFlags) (*Hook, error) {
 	if h.Program, err = os.Executable(); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
+	if called := os.Args[0]; filepath.IsAbs(called) && sameFile(called, h.Program) {
+		h.Program = called // the name that integrate wrote, also into Codex's rule
+	}
 	return h, nil
+}
+
+func sameFile(x, y string) bool {
+	a, aerr := os.Stat(x)
+	b, berr := os.Stat(y)
+	return aerr == nil && berr == nil && os.SameFile(a, b)
 }
 
 // Serve answers the call that it reads, and gives the exit status. It neither reads the configuration nor asks a server: an agent waits

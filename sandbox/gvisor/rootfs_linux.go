@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
@@ -29,8 +30,6 @@ const hostRootVersion = "4"
 // The commands' user inside.
 const (
 	userName = "user"
-	userUID  = 1000
-	userGID  = 1000
 	userHome = "/home/user"
 )
 
@@ -299,9 +298,9 @@ func openToAll(dir string) error {
 func ownEtc() map[string]string {
 	return map[string]string{
 		"passwd": "root:x:0:0:root:/root:/bin/sh\n" +
-			fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", userName, userUID, userGID, userHome) +
+			fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", userName, v1.DefaultUID, v1.DefaultUID, userHome) +
 			"nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-		"group":         fmt.Sprintf("root:x:0:\ntty:x:5:\n%s:x:%d:\nnogroup:x:65534:\n", userName, userGID),
+		"group":         fmt.Sprintf("root:x:0:\ntty:x:5:\n%s:x:%d:\nnogroup:x:65534:\n", userName, v1.DefaultUID),
 		"hosts":         "127.0.0.1 localhost recluse\n::1 localhost\n",
 		"hostname":      "recluse\n",
 		"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",

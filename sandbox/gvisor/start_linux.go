@@ -72,10 +72,10 @@ type plan struct {
 
 // prepare finds the root file system and judges the mounts.
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
+	if _, err := specUser(spec); err != nil {
+		return nil, err
+	}
 	switch {
-	case spec.User != "":
-		return nil, backend.NotSupported(Name, "run code as another user",
-			"leave the user out: nobody inside has rights on the host anyway; or use docker")
 	case len(spec.Volumes) > 0:
 		return nil, backend.NotSupported(Name, "show named volumes", "mount a directory of the host; or use docker")
 	case spec.Options[Name] != nil:
@@ -149,6 +149,20 @@ func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 	return b.launch(ctx, r, b.engine, b.guest, "")
 }
 
+// specUser returns the user of a spec: a number, which decides whose files of mounted directories code may change.
+func specUser(spec sandbox.Spec) (v1.User, error) {
+	u, err := v1.ParseUser(spec.User)
+	switch {
+	case err != nil:
+		return u, err
+	case u.Name != "":
+		return u, backend.NotSupported(Name, "run code as a user given by name", "give the user's number; or use docker")
+	case u.UID == 0 || u.GID == 0:
+		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user; or use docker, with docker.unsafe_root")
+	}
+	return u, nil
+}
+
 // guestConfig is what the guest is told at its birth.
 func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	var img backendkit.ImageConfig
@@ -156,13 +170,14 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 		img.Env, img.Dir = p.img.Config.Env, p.img.Config.WorkingDir
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
-	c.UID, c.GID, c.Processes = userUID, userGID, r.Spec.Limits.Processes
+	user, _ := specUser(r.Spec) // prepare has refused a bad one
+	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	// The guest enforces it also where no cgroup stands behind it; the capability is then still false.
 	c.Memory = r.Spec.Limits.Memory
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
 		if t.Path == userHome || t.Path == work {
-			t.UID = userUID
+			t.UID, t.GID = user.UID, user.GID
 		}
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)
 	}
