@@ -123,6 +123,8 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	ends("t") // nobody came back in time
 
 	conn = dial(t, plain, k.URL, `{"command":{"id":"closed",`+sh+`},"stdin":true}`)
+	types(t, conn, "z=6; echo there$z\n")
+	shown(t, conn, "there6") // one that is closed before it began is no operation
 	begun := time.Now()
 	_ = conn.Close(websocket.StatusNormalClosure, "")
 	if ends("closed"); time.Since(begun) > 4*time.Second {

@@ -56,42 +56,15 @@ func build() error {
 	return nil
 }
 
-// packages are the agents, and the Node.js that Claude Code wants. A change needs a new directory in install.
-var packages = []string{"@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33", "@openai/codex@0.166.0", "node@22"}
+// packages are the agents, and the Node.js that Claude Code wants.
+var packages = []string{"@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33", "@openai/codex@0.166.0", "node@22.23.3"}
 
-var install = sync.OnceValues(func() (string, error) {
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		return "", err
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(cache, "recluse-test", "agents-1")
-	done := filepath.Join(dir, "installed")
-	if _, err := os.Stat(done); err == nil {
-		return dir, nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, npm, append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund"}, packages...)...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	return dir, os.WriteFile(done, nil, 0o644)
-})
+var installing sync.Mutex
 
-// installed returns the directory with the agents' programs. It is kept for the next time.
+// installed returns the directory with the agents' programs.
 func installed(t *testing.T) string {
 	t.Helper()
-	dir, err := install()
-	if err != nil {
-		testneed.Lacking(t, "packages from npm", err)
-	}
-	return filepath.Join(dir, "node_modules", ".bin")
+	installing.Lock()
+	defer installing.Unlock()
+	return filepath.Join(testneed.NPM(t, packages...), "node_modules", ".bin")
 }

@@ -61,7 +61,7 @@ func build() error {
 const (
 	inspectorPackage   = "@modelcontextprotocol/inspector@2.12.0"
 	conformancePackage = "@modelcontextprotocol/conformance@0.1.16"
-	nodePackage        = "node@22" // the conformance suite needs one that is newer than most distributions'
+	nodePackage        = "node@22.23.3" // the conformance suite needs one that is newer than most distributions'
 )
 
 const patience = 4 * time.Minute
