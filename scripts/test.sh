@@ -70,7 +70,7 @@ check)
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
-	# down most. Tests mostly wait, so more packages run at once than there are processors. Attacks fill the machine and watch how
+	# down most. Containers, which mostly wait for their engine, run beside the command line. Attacks fill the machine and watch how
 	# fast others answer meanwhile: they run alone.
 	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
 	alone='/(sandbox/docker|test/attack)$'
@@ -78,7 +78,7 @@ test)
 	longest='./sandbox/gvisor ./session ./rlm ./client ./sandbox/local ./internal/server' # they begin, so that none is left at the end alone
 	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$alone")
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
-	pass "gVisor and unit tests" -race -timeout=20m -p=3 -parallel=4 -skip="$again" "${most[@]}"
+	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short -parallel=4 "${rest[@]}"
 	docker
 	beside "containers" -timeout=20m -parallel=6 ./sandbox/docker
