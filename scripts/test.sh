@@ -41,19 +41,6 @@ pass() {
 	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 "$@" || failed=1
 }
 
-# beside NAME ARGS...: a pass that runs while others do, until join_passes has waited for it.
-besides=()
-beside() {
-	(pass "$@" && exit "$failed") &
-	besides+=($!)
-}
-
-join_passes() {
-	for pid in "${besides[@]}"; do
-		wait "$pid" || failed=1
-	done
-}
-
 # docker starts one engine for every package that needs one.
 docker() {
 	command -v dockerd >/dev/null && [ "$(id -u)" = 0 ] || return 0 # the tests say what is missing, and in CI they fail
@@ -70,8 +57,8 @@ check)
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
-	# down most. Containers, which mostly wait for their engine, run beside the command line. Attacks fill the machine and watch how
-	# fast others answer meanwhile: they run alone.
+	# down most. Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: those
+	# packages run one at a time.
 	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
@@ -80,12 +67,10 @@ test)
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short -parallel=4 "${rest[@]}"
-	docker
-	beside "containers" -timeout=20m -parallel=6 ./sandbox/docker
-	beside "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
 	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp ./test/openapi ./test/agents
-	join_passes
-	pass "attacks" -timeout=20m ./test/attack
+	docker
+	pass "containers and attacks" -timeout=20m -p=1 ./sandbox/docker ./test/attack
+	pass "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
 	;;
 all)
 	export RECLUSE_TEST_ALL=true
