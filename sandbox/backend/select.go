@@ -255,10 +255,12 @@ func probe(parent context.Context, b sandbox.Backend, health asking) (t Tried, l
 	case t := <-got:
 		return t, nil
 	case <-ctx.Done():
-		select {
-		case t := <-got: // the answer itself has ended ctx
-			return t, nil
-		default:
+		if errors.Is(ctx.Err(), context.Canceled) { // not by the clock, so perhaps by the answer itself
+			select {
+			case t := <-got:
+				return t, nil
+			default:
+			}
 		}
 	}
 	reason := fmt.Sprintf("did not answer within %s", probeTimeout)
