@@ -13,6 +13,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
+// orderWait bounds how long what children write waits for what Python wrote before. On a busy machine its reader may be late.
+const orderWait = 50 * time.Millisecond
+
 // pump carries what is written to fd 1 or 2 past Python: by C code and by children.
 // What Python itself wrote before comes first.
 func (i *interpreter) pump(s int) {
@@ -23,11 +26,10 @@ func (i *interpreter) pump(s int) {
 			i.emitMu.Lock()
 			break
 		}
-		for range 100 {
-			if !blocking.Readable(i.out) {
-				break
-			}
-			time.Sleep(50 * time.Microsecond) // the holder of the turn is about to read it
+		end, pause := time.Now().Add(orderWait), 50*time.Microsecond
+		for blocking.Readable(i.out) && time.Now().Before(end) { // the holder of the turn is about to read it
+			time.Sleep(pause)
+			pause = min(2*pause, 2*time.Millisecond)
 		}
 		i.emitMu.Lock()
 		switch has := blocking.Ready(fd); {
