@@ -188,7 +188,7 @@ try:
             while True: a.send(b'x' * 65536)
         except BlockingIOError: pass
 except OSError as e: print(e, len(keep))`},
-	{name: "descriptors in flight", kills: true, refused: true, timeout: 10 * time.Second, python: `
+	{name: "descriptors in flight", kills: true, refused: true, timeout: 30 * time.Second, python: `
 import os, socket
 f = os.open('/usr/bin/env', os.O_RDONLY)
 n = 0
