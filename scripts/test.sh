@@ -53,7 +53,7 @@ trap finish EXIT
 case $tier in
 check)
 	# Features mostly wait for something to happen, so more of them run at once than there are processors. The longest packages begin.
-	pass "unit tests, and the feature suite on local" -race -short -parallel=4 ./sandbox/local ./cmd/recluse ./...
+	pass "unit tests, and the feature suite on local" -race -short -p=4 -parallel=4 ./sandbox/local ./cmd/recluse ./...
 	;;
 test)
 	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
