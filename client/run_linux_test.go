@@ -17,19 +17,9 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
-
-// await waits for a condition that must come true.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
 
 func TestRunning(t *testing.T) {
 	k := servertest.New(t, server.Options{})
@@ -90,9 +80,9 @@ func TestRunning(t *testing.T) {
 		resize := make(chan sandbox.Size, 1)
 		out := &lockedBuffer{}
 		go func() {
-			await(t, "the first size", func() bool { return strings.Contains(out.String(), "24 80") })
+			testneed.Await(t, "the first size", func() bool { return strings.Contains(out.String(), "24 80") })
 			resize <- sandbox.Size{Rows: 40, Cols: 100}
-			await(t, "the second size", func() bool { _, _ = io.WriteString(w, "stty size\n"); return strings.Contains(out.String(), "40 100") })
+			testneed.Await(t, "the second size", func() bool { _, _ = io.WriteString(w, "stty size\n"); return strings.Contains(out.String(), "40 100") })
 			_, _ = io.WriteString(w, "exit 5\n")
 		}()
 		v, err := s.Run(ctx, sandbox.Command{Shell: "stty size; exec sh", PTY: &sandbox.Size{Rows: 24, Cols: 80}, Resize: resize, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: out}})
@@ -107,7 +97,7 @@ func TestRunning(t *testing.T) {
 			ctx, cancel := context.WithCancel(ctx)
 			c.ID = "give-up-" + strings.ReplaceAll(name, " ", "-")
 			go func() {
-				await(t, "it runs", func() bool {
+				testneed.Await(t, "it runs", func() bool {
 					ops, _ := s.Operations(t.Context())
 					for _, o := range ops {
 						if o.ID == c.ID && o.Running {
@@ -149,7 +139,7 @@ func TestRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		await(t, "the first output", func() bool {
+		testneed.Await(t, "the first output", func() bool {
 			out.Reset()
 			v, err := s.Follow(ctx, id, sandbox.FollowOptions{NoWait: true, Stdout: &out})
 			if v != nil || err != nil {

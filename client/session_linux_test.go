@@ -16,6 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -134,7 +135,7 @@ func TestLifeOfASession(t *testing.T) {
 		t.Errorf("events: %v", kinds)
 	}
 	audit := k.Client(k.Key("a", "admin"))
-	await(t, "the audit log tells of the cells", func() bool {
+	testneed.Await(t, "the audit log tells of the cells", func() bool {
 		for e, err := range audit.Audit(ctx, session.AuditOptions{Action: "cell", Limit: 1}) {
 			if err != nil {
 				t.Fatal(err)

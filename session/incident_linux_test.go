@@ -87,7 +87,9 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, docker.CodePaused)
-	time.Sleep(10 * (o.healthEvery + o.pingWait)) // checks of its health must not end the cell
+	for range 2 * busyMisses { // checks of its health must not end the cell
+		s.checkHealth()
+	}
 	engine("unpause")
 	want(t, "the cell in progress", <-ended, "'once'")
 	want(t, "x + 1 afterwards", py(t, s, "x + 1"), "42")

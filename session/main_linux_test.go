@@ -250,11 +250,7 @@ func await(t *testing.T, what string, f func() bool) {
 func awaitBehind(t *testing.T, while time.Duration, what string, f func() bool) {
 	t.Helper()
 	bound := while + time.Duration(number(20, 60))*time.Second // an engine has more to do for each thing, and on a busy machine takes many times as long
-	for end := time.Now().Add(bound); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
+	testneed.AwaitFor(t, bound, what, f)
 }
 
 func (k *bench) awaitState(s *Session, state State) {

@@ -204,22 +204,22 @@ type Collected struct {
 	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
 }
 
-// SandboxUse says who needs a sandbox.
+// SandboxUse tells whether a program still uses a sandbox, or may use it again.
 type SandboxUse string
 
 // The uses of a sandbox.
 const (
-	SandboxHeld    SandboxUse = "held"    // the program that made it or is attached to it lives
-	SandboxKept    SandboxUse = "kept"    // its server does not run now, and takes it over when it does
-	SandboxStray   SandboxUse = "stray"   // its program has died, and its store is gone or another one
-	SandboxUnknown SandboxUse = "unknown" // its program has died, and it names no store that can be read
+	SandboxHeld    SandboxUse = "held"    // a running program made it or is attached to it
+	SandboxKept    SandboxUse = "kept"    // its server is stopped, and attaches to it at the next start
+	SandboxStray   SandboxUse = "stray"   // its program has ended, and the store that knew it is gone
+	SandboxUnknown SandboxUse = "unknown" // its program has ended, and its store cannot be read
 )
 
-// HostSandbox is a sandbox on this machine, whoever made it.
+// HostSandbox is a sandbox on this machine. Any program may have made it, not only the server that is asked.
 type HostSandbox struct {
 	ID       string     `json:"id" doc:"id of the sandbox within its backend"`
 	Backend  string     `json:"backend" doc:"backend that runs it"`
-	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"who needs it: held by a program that lives, kept for a server that does not run now, a stray that nobody will ask for, or unknown"`
+	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"held: a running program uses it; kept: its server is stopped and will use it again; stray: no program can use it again; unknown: its store cannot be read"`
 	Running  bool       `json:"running" doc:"whether it runs"`
 	Session  string     `json:"session,omitempty" doc:"tenant and name of its session; empty for one without"`
 	Owner    int        `json:"owner" doc:"pid of the program that must end it"`

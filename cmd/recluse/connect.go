@@ -69,7 +69,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	return c, func() { c.Close(); release() }, nil
 }
 
-// longRateWait is how long a wait for the server's rate limit is that the user is told of.
+// longRateWait is the shortest wait for the server's rate limit that is reported to the user.
 const longRateWait = 2 * time.Second
 
 // sayRateWait reports a wait that the server has asked for.

@@ -30,10 +30,10 @@ func signalled(err error) (status int, ok bool) {
 	return 0, false
 }
 
-// errPipe is the cause of a context that ended because nobody reads our output any more.
+// errPipe is the cause of a context that was ended because the reader of our output has closed it.
 var errPipe = errors.New("the output is closed")
 
-// outputClosed reports whether err is that of a write to our own stdout which nobody reads any more, as in recluse audit | head.
+// outputClosed reports whether err comes from writing to our own stdout after its reader has closed it, as in recluse audit | head.
 func outputClosed(err error) bool {
 	failed, ok := errors.AsType[*fs.PathError](err)
 	return ok && failed.Path == os.Stdout.Name() && errors.Is(failed, syscall.EPIPE)

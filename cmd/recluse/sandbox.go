@@ -20,12 +20,14 @@ func (a *app) sandboxCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sandbox",
 		Short: "List the sandboxes on this machine, or end strays",
-		Long: `List the sandboxes that this user's programs have made on this machine, and end those that nobody will ask for. No server is
-needed or started. To end a session, use recluse session end.
+		Long: `List the sandboxes of this user on this machine, and end those that no program
+can use again. This needs no server. To end a session, use recluse session end.
 
-A sandbox is held while the program that made it or is attached to it lives; kept while its server does not run and its store still
-exists; a stray when its program has died and its store is gone, or the directory has another one; unknown when its program has died
-and it names no store that can be read.`,
+The column USE tells whether a sandbox is still in use:
+  held     a running program made it or is attached to it
+  kept     its server is stopped, and will use it again when it starts
+  stray    its program has ended, and its store was removed or replaced
+  unknown  its program has ended, and its store cannot be read`,
 		Example: "  recluse sandbox list\n  recluse sandbox end --strays",
 	}
 	c.AddCommand(a.sandboxListCommand(), a.sandboxEndCommand())
@@ -49,7 +51,7 @@ func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend
 func (a *app) sandboxListCommand() *cobra.Command {
 	var strays bool
 	c := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, and who needs them", Args: cobra.NoArgs,
+		Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, and whether they are in use", Args: cobra.NoArgs,
 		Example: "  recluse sandbox list\n  recluse sandbox list --strays --json",
 		RunE: a.onSandboxes(func(_ context.Context, _ []sandbox.Backend, all []v1.HostSandbox) error {
 			if strays {
@@ -79,8 +81,9 @@ func (a *app) sandboxEndCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "end [ID...]",
 		Short: "End sandboxes that no program holds",
-		Long: `End sandboxes by id, or all strays. A sandbox that a living program holds is never ended, and one that is kept for a server only with
---force: its session is lost then.`,
+		Long: `End sandboxes by id, or all strays. A sandbox that a running program holds is
+never ended. One that is kept for a stopped server is ended only with --force,
+and its session is lost then.`,
 		Example: "  recluse sandbox end --strays\n  recluse sandbox end s0123456789ab",
 		RunE: func(c *cobra.Command, args []string) error {
 			if strays == (len(args) > 0) {

@@ -18,6 +18,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -95,13 +96,7 @@ func (w *world) murder(name string) {
 
 func (w *world) await(what string, ok func() bool) {
 	w.t.Helper()
-	limit := time.Now().Add(patienceOf)
-	for !ok() {
-		if time.Now().After(limit) {
-			w.t.Fatalf("it did not happen that %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testneed.AwaitFor(w.t, patienceOf, what, ok)
 }
 
 func (w *world) command(args ...string) *exec.Cmd {
@@ -210,7 +205,7 @@ func TestSessionAcrossInvocations(t *testing.T) {
 		t.Errorf("entries of the future: %s", got)
 	}
 	if err := w.unread("audit"); err != "exit status 141 and \"\"" {
-		t.Errorf("an output that nobody reads: %s", err)
+		t.Errorf("output whose reader has closed it: %s", err)
 	}
 	if err := w.unread("exec", "--help"); err != "exit status 141 and \"\"" {
 		t.Errorf("a help that nobody reads: %s", err)

@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -490,25 +491,19 @@ func TestWhatAConnectionMadeEndsWithIt(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-				var left []string
-				for i, err := range d.Trusted.List(t.Context(), v1.SessionListOptions{}) {
+			testneed.Await(t, "its sessions and snapshots are gone", func() bool {
+				for _, err := range d.Trusted.List(t.Context(), v1.SessionListOptions{}) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					left = append(left, i.Key.Name)
+					return false
 				}
 				kept, err := d.Trusted.Snapshots(t.Context(), "")
 				if err != nil {
 					t.Fatal(err)
 				}
-				if len(left) == 0 && len(kept) == 0 {
-					return
-				}
-				if time.Now().After(end) {
-					t.Fatalf("left are the sessions %v and the snapshots %v", left, kept)
-				}
-			}
+				return len(kept) == 0
+			})
 		})
 	}
 }

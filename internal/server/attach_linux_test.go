@@ -12,6 +12,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -30,7 +31,7 @@ func TestInputToARunningOperation(t *testing.T) {
 		ended := make(chan answer, 1)
 		go func() { ended <- ask(t, k, "", "POST", ses+route, strings.Replace(body, `"a"`, `"`+route[1:]+`"`, 1)) }()
 		op := ses + "/operations/" + route[1:]
-		await(t, name+" takes input", func() bool {
+		testneed.Await(t, name+" takes input", func() bool {
 			o, err := s.Operation(t.Context(), route[1:])
 			return err == nil && o.Input
 		})
@@ -101,7 +102,7 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	const sh = `"args":["sh"],"pty":{"rows":24,"cols":80}`
 	ends := func(id string) {
 		t.Helper()
-		await(t, id+" ends", func() bool {
+		testneed.Await(t, id+" ends", func() bool {
 			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
 			return err == nil && v != nil && v.Ended == v1.EndedCancelled
 		})

@@ -75,14 +75,3 @@ func open(t *testing.T, k *servertest.Bench, tenant, name string) *session.Sessi
 	}
 	return s
 }
-
-// await waits for a condition that must come true.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}

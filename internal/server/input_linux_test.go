@@ -21,6 +21,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -165,7 +166,7 @@ func TestExpiredSessionSaysSo(t *testing.T) {
 		t.Fatal(a.body)
 	}
 	var a answer
-	await(t, "the session expires", func() bool {
+	testneed.Await(t, "the session expires", func() bool {
 		a = ask(t, k, "", "GET", "/v1/sessions/brief", "")
 		return a.status != http.StatusOK
 	})
@@ -500,7 +501,7 @@ func TestRunsUnderAnIdempotencyKey(t *testing.T) {
 			}
 		})
 	}
-	await(t, "both run", func() bool {
+	testneed.Await(t, "both run", func() bool {
 		v, err := s.Run(t.Context(), sandbox.Command{Shell: "test -s /tmp/runs && test -s /tmp/cell"})
 		return err == nil && v.OK()
 	})

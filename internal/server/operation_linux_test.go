@@ -17,6 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -51,7 +52,7 @@ func TestFiguresForPrometheus(t *testing.T) {
 	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms"}`)
 	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms","background":true}`)
 	const behind = `recluse_run_ends_total{ended="timeout",kind="background"} 1`
-	await(t, "the end in the background is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, behind) })
+	testneed.Await(t, "the end in the background is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, behind) })
 	if a := ask(t, k, "", "POST", "/v1/sessions/private-name/forks", `{"count":1}`); a.status != http.StatusCreated { // with nothing that runs in it: that would end twice
 		t.Fatal(a.body)
 	}
@@ -152,12 +153,12 @@ func TestRequestsWithoutARouteAreNotedToo(t *testing.T) {
 		if a.status == http.StatusMethodNotAllowed && a.header.Get("Allow") != "POST" {
 			t.Errorf("allowed is %q", a.header.Get("Allow"))
 		}
-		await(t, path+" is logged", func() bool {
+		testneed.Await(t, path+" is logged", func() bool {
 			text := buf.String()
 			return strings.Contains(text, `"request":"`+p.Instance+`"`) && strings.Contains(text, `"route":"`+c.route+`"`)
 		})
 		want := fmt.Sprintf(`recluse_http_requests_total{method="other",route=%q,status="%d"} 1`, c.route, c.status)
-		await(t, path+" is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, want) })
+		testneed.Await(t, path+" is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, want) })
 	}
 	if a := ask(t, k, "", "GET", "/metrics", ""); strings.Contains(a.body, "nothing") || strings.Contains(a.body, "BREW") {
 		t.Error("what a caller made up is a label")

@@ -10,6 +10,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -94,7 +95,7 @@ func TestACallerWhoWasCutOffFindsTheSession(t *testing.T) {
 		defer close(sent)
 		send(ctx, t, k, "POST", "/v1/sessions", `{}`, "k") // if it is answered before we give up, the same must hold
 	}()
-	await(t, "it is being made", func() bool {
+	testneed.Await(t, "it is being made", func() bool {
 		for range k.Manager.List(t.Context(), session.ListOptions{}) {
 			return true
 		}

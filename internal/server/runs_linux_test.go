@@ -21,6 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -440,7 +441,7 @@ func TestFewLargeBodiesAreInMemoryAtOnce(t *testing.T) {
 	for range cap(answers) {
 		go func() { answers <- ask(t, k.Bench, "", "POST", "/v1/chat/completions", large) }()
 	}
-	await(t, "four are being answered", func() bool { return k.waiting.Load() == 4 })
+	testneed.Await(t, "four are being answered", func() bool { return k.waiting.Load() == 4 })
 	short, leave := context.WithTimeout(t.Context(), 20*time.Second)
 	defer leave()
 	if req, err = http.NewRequestWithContext(short, http.MethodPost, k.URL+"/v1/chat/completions", strings.NewReader(large)); err != nil {

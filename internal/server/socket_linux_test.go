@@ -17,6 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -85,7 +86,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 		for conn.Write(full, websocket.MessageBinary, piece) == nil {
 		}
 		_ = conn.CloseNow()
-		await(t, "the command is cancelled", func() bool {
+		testneed.Await(t, "the command is cancelled", func() bool {
 			v, err := s.Follow(t.Context(), "left", sandbox.FollowOptions{NoWait: true})
 			return err == nil && v != nil && v.Ended == v1.EndedCancelled
 		})
@@ -171,7 +172,7 @@ func TestDisplaysThatNobodyTakes(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			id := rand.Text()
 			way.begin(t, `{"id":"`+id+`","on_disconnect":"keep","code":"for i in range(100):\n    display('x' * 60000)\nprint('done')"}`)
-			await(t, "nobody waits behind the caller", func() bool {
+			testneed.Await(t, "nobody waits behind the caller", func() bool {
 				_, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
 				return err == nil && s.Info().Running == 0 // it has begun
 			})

@@ -11,6 +11,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -146,7 +147,7 @@ func TestFateOfACommandWhoseCallerGoesAway(t *testing.T) {
 			}
 			return slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.ID == id && o.Running })
 		}
-		await(t, "the command runs", running)
+		testneed.Await(t, "the command runs", running)
 		leave()
 		<-gone
 		if c.ended == v1.EndedExit {
@@ -267,7 +268,7 @@ func TestStoppedServerLosesNoCommand(t *testing.T) {
 		v, err := s.Run(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "silent"}, Shell: "while [ ! -e /tmp/go ]; do sleep 0.05; done; echo two"})
 		ends <- end{v, err}
 	}()
-	await(t, "both run", func() bool {
+	testneed.Await(t, "both run", func() bool {
 		ops, err := s.Operations(t.Context())
 		running := 0
 		for _, o := range ops {

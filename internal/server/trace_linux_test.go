@@ -12,6 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -46,7 +47,7 @@ func traceBench(t *testing.T) (*servertest.Bench, *tracetest.InMemoryExporter) {
 // spanOf waits for the span of a name and gives it as its children's header says it.
 func spanOf(t *testing.T, spans *tracetest.InMemoryExporter, name string) (written string) {
 	t.Helper()
-	await(t, "a span "+name, func() bool {
+	testneed.Await(t, "a span "+name, func() bool {
 		for _, s := range spans.GetSpans() {
 			if s.Name == name {
 				written = "00-" + s.SpanContext.TraceID().String() + "-" + s.SpanContext.SpanID().String() + "-01"

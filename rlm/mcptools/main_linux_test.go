@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.uber.org/goleak"
@@ -175,16 +174,6 @@ func call(ctx context.Context, t *testing.T, tool rlm.Tool, kwargs string) (stri
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(out.String()), nil
-}
-
-// await waits for a condition.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it did not happen that %s", what)
-		}
-	}
 }
 
 func holds(file, text string) func() bool {

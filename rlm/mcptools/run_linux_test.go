@@ -87,12 +87,12 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the call has begun", holds(file, "begun"))
+	testneed.Await(t, "the call has begun", holds(file, "begun"))
 	r.Cancel()
 	if res, err := r.Wait(); err == nil || res.Reason != v1.ReasonCancelled {
 		t.Errorf("%+v %v", res, err)
 	}
-	await(t, "the server hears of it", holds(file, "cancelled"))
+	testneed.Await(t, "the server hears of it", holds(file, "cancelled"))
 	// Whoever goes on without the server is told so by the code.
 	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, v1.RunLimits{})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/rlm"
 )
 
@@ -195,7 +196,7 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 					ended <- err
 				}()
 				if tt.code != CodeTimeout {
-					await(t, "the call has begun", holds(file, "begun"))
+					testneed.Await(t, "the call has begun", holds(file, "begun"))
 					cancel()
 				}
 				if err := <-ended; v1.CodeOf(err) != tt.code {
@@ -204,8 +205,8 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 				_, err := os.Stat(file)
 				begun = err == nil || tt.timeout > time.Minute
 			}
-			await(t, "the server hears of it", holds(file, "cancelled"))
-			await(t, "the next call comes through", func() bool {
+			testneed.Await(t, "the server hears of it", holds(file, "cancelled"))
+			testneed.Await(t, "the next call comes through", func() bool {
 				_, err := call(t.Context(), t, tools["shop_fail"], `{}`)
 				return v1.CodeOf(err) == CodeToolFailed
 			})

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -20,7 +21,7 @@ func testRename(t *testing.T, b *Backend) {
 	heard := func(c <-chan sandbox.Incident, from, to string) {
 		t.Helper()
 		var got sandbox.Incident
-		eventually(t, "the incident", func() bool {
+		testneed.Await(t, "the incident", func() bool {
 			select {
 			case got = <-c:
 				return true

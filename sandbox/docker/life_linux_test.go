@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -63,7 +64,7 @@ func TestANewProgramFencesOutTheOneBefore(t *testing.T) {
 	}
 	defer next.Detach()
 	shell(t, next, "true")
-	eventually(t, "the end of the attachment before", func() bool {
+	testneed.Await(t, "the end of the attachment before", func() bool {
 		return v1.CodeOf(sb.Ping(t.Context())) == v1.CodeGuestLost
 	})
 	sb.Detach()

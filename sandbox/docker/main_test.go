@@ -163,16 +163,6 @@ func await(t *testing.T, what string, c <-chan struct{}) {
 	}
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 // leftovers names what the engine still has of sandboxes.
 func leftovers(t *testing.T, ids []string) []string {
 	t.Helper()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -296,7 +297,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
-	eventually(t, "nothing is left behind", func() bool {
+	testneed.Await(t, "nothing is left behind", func() bool {
 		all, err := b.List(t.Context())
 		return err == nil && len(all) == 0
 	})

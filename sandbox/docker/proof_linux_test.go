@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/api/types/events"
 
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -74,7 +75,7 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 		t.Errorf("the first look has made %q", got)
 	}
 	// Nobody waits for the record of a trial, so it may come a moment later.
-	eventually(t, "the record", func() bool { _, err := os.Stat(b.proofs.Path); return err == nil })
+	testneed.Await(t, "the record", func() bool { _, err := os.Stat(b.proofs.Path); return err == nil })
 
 	began = time.Now()
 	second := next(nil)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -112,7 +113,7 @@ func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
 	}
 	next.sweeper.Again = time.Nanosecond
 	next.sweeper.Once(t.Context())
-	eventually(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.sweeper.Err() == nil })
+	testneed.Await(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.sweeper.Err() == nil })
 }
 
 func TestSessionsAreReleasedAtOnce(t *testing.T) {

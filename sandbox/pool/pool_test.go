@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testbin"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
@@ -56,17 +57,6 @@ func get(t *testing.T, p *Pool, spec sandbox.Spec) *sandbox.Sandbox {
 		}
 	})
 	return sb
-}
-
-// await waits for a condition that must come true.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatalf("did not happen: %s", what)
 }
 
 func TestNobodyGetsAUsedSandbox(t *testing.T) {
@@ -158,16 +148,16 @@ func TestWhoeverHasWaitedLongEnoughGetsAColdOne(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	release()
-	await(t, "the pool is filled all the same", func() bool { return p.Stats().Ready == DefaultTarget })
+	testneed.Await(t, "the pool is filled all the same", func() bool { return p.Stats().Ready == DefaultTarget })
 }
 
 func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, backend(t), Options{Min: 1, Target: 3, Max: 4})
 	get(t, p, sandbox.Spec{})
-	await(t, "three are ready", func() bool { return p.Stats().Ready == 3 })
+	testneed.Await(t, "three are ready", func() bool { return p.Stats().Ready == 3 })
 	get(t, p, sandbox.Spec{Dir: "/"}) // another shelf
-	await(t, "nothing is being made", func() bool { return p.Stats().Making == 0 })
+	testneed.Await(t, "nothing is being made", func() bool { return p.Stats().Making == 0 })
 	if s := p.Stats(); s.Ready > 4 {
 		t.Errorf("%d are ready, more than the most", s.Ready)
 	}
@@ -180,7 +170,7 @@ func TestAShelfShrinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	get(t, p, sandbox.Spec{Dir: "/"})
-	await(t, "only the least of the warmed shelf is left", func() bool { s := p.Stats(); return s.Ready == 1 && s.Making == 0 })
+	testneed.Await(t, "only the least of the warmed shelf is left", func() bool { s := p.Stats(); return s.Ready == 1 && s.Making == 0 })
 }
 
 func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
@@ -191,7 +181,7 @@ func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
 		t.Fatal(err)
 	}
 	var left []sandbox.Info
-	await(t, "only the least is left", func() bool {
+	testneed.Await(t, "only the least is left", func() bool {
 		s := p.Stats()
 		var err error
 		left, err = b.List(t.Context())
@@ -200,7 +190,7 @@ func TestAShelfThatHasShrunkKeepsItsLeast(t *testing.T) {
 	if err := syscall.Kill(left[0].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "another stands in for the dead one", func() bool { s := p.Stats(); return s.Died == 1 && s.Ready == 1 && s.Making == 0 })
+	testneed.Await(t, "another stands in for the dead one", func() bool { s := p.Stats(); return s.Died == 1 && s.Ready == 1 && s.Making == 0 })
 }
 
 func TestWarmDoesNotWaitForRoomThatOthersHold(t *testing.T) {
@@ -267,7 +257,7 @@ func TestADeadSandboxIsNotGivenOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "their deaths are known", func() bool {
+	testneed.Await(t, "their deaths are known", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for _, s := range p.shelves {
@@ -366,7 +356,7 @@ func TestCloseWhileBusy(t *testing.T) {
 			}
 		})
 	}
-	await(t, "some are being made", func() bool { return p.Stats().Making > 0 })
+	testneed.Await(t, "some are being made", func() bool { return p.Stats().Making > 0 })
 	p.Close()
 	wg.Wait()
 	if _, err := p.Get(t.Context(), sandbox.Spec{}); err == nil {

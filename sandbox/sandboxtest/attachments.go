@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -18,7 +19,7 @@ var attachments = []feature{
 		}
 		op, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in $(seq 1 2000); do echo line $i; done; until [ -e go ]; do sleep 0.02; done; for i in $(seq 2001 4000); do echo line $i; done"})
 		noError(t, err)
-		eventually(t, "the first half", func() bool { return operation(t, sb, op).Stdout >= 18893 })
+		testneed.Await(t, "the first half", func() bool { return operation(t, sb, op).Stdout >= 18893 })
 		again := s.again(t, sb)
 		if s.caps.Python {
 			same(t, "state", okCell(t, again, "x['kept']").Result.Text(), "42")
@@ -49,7 +50,7 @@ var attachments = []feature{
 		noError(t, files(sb, h).WriteAll(t.Context(), "go", nil, sandbox.WriteOptions{}))
 		again := s.again(t, sb)
 		fails(t, "the call of before", await(t, "the end of the call", done).err, v1.CodeSandboxLost)
-		eventually(t, "the end of the flood", func() bool { return operation(t, again, "flood").Stdout == 8000006 })
+		testneed.Await(t, "the end of the flood", func() bool { return operation(t, again, "flood").Stdout == 8000006 })
 		same(t, "running", operation(t, again, "flood").Running, true)
 		noError(t, again.Cancel(t.Context(), "flood"))
 	}},
@@ -61,7 +62,7 @@ var attachments = []feature{
 		out.await(t, "ready")
 		again := s.again(t, sb)
 		await(t, "the end of the call", done)
-		eventually(t, "its end", func() bool { return !operation(t, again, "bound").Running })
+		testneed.Await(t, "its end", func() bool { return !operation(t, again, "bound").Running })
 		v, err := again.Follow(t.Context(), "bound", sandbox.FollowOptions{})
 		noError(t, err)
 		same(t, "ended", v.Ended, v1.EndedCancelled)
@@ -73,7 +74,7 @@ var attachments = []feature{
 		noError(t, err)
 		var out recorder
 		for i := range 5 {
-			eventually(t, "more output", func() bool { return operation(t, sb, op).Stdout > int64(len(out.String())) })
+			testneed.Await(t, "more output", func() bool { return operation(t, sb, op).Stdout > int64(len(out.String())) })
 			_, err := sb.Follow(t.Context(), op, sandbox.FollowOptions{StdoutOffset: int64(len(out.String())), Stdout: &out, NoWait: true})
 			noError(t, err)
 			same(t, "a command", shell(t, sb, fmt.Sprintf("echo %d", i)), fmt.Sprintln(i))

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -282,7 +283,7 @@ var commands = []feature{
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo first; until [ -e go ]; do sleep 0.02; done; echo second; echo wrong >&2; exit 5", RunOptions: sandbox.RunOptions{Metadata: map[string]string{"k": "v"}}})
 		noError(t, err)
 		var part recorder
-		eventually(t, "the first line", func() bool {
+		testneed.Await(t, "the first line", func() bool {
 			part = recorder{}
 			v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &part, NoWait: true})
 			noError(t, err)
@@ -472,12 +473,12 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 				t.Fatalf("%s: %+v", command, found)
 			}
 			noError(t, sb.Cancel(ctx, found[0].ID))
-			eventually(t, command+" has gone", func() bool { return len(left(command)) == 0 })
+			testneed.Await(t, command+" has gone", func() bool { return len(left(command)) == 0 })
 			// A process that is ending loses its command before its pid.
-			eventually(t, "there is nothing to cancel", func() bool { return v1.CodeOf(sb.Cancel(ctx, found[0].ID)) == v1.CodeNotFound })
+			testneed.Await(t, "there is nothing to cancel", func() bool { return v1.CodeOf(sb.Cancel(ctx, found[0].ID)) == v1.CodeNotFound })
 		}
 		same(t, "the interpreter lives", okCell(t, sb, "p.wait()").Result.Text(), "-15")
-		eventually(t, "nothing is left", func() bool { return len(left("")) == 0 })
+		testneed.Await(t, "nothing is left", func() bool { return len(left("")) == 0 })
 	}},
 }
 

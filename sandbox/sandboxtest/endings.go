@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -155,7 +156,7 @@ var endings = []feature{
 		}
 		same(t, "alive", len(living(t, sb, pids)), 1)
 		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
-		eventually(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
+		testneed.Await(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
 	}},
 	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
 		v := run(t, s.open(t), sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
@@ -198,7 +199,7 @@ var endings = []feature{
 		same(t, "ended", v.Ended, v1.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
 		pids := pidsIn(t, sb, "pids", 1)
-		eventually(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
+		testneed.Await(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
 		unharmed()
 	}},
 	{"a command may end the process group it is in", inGuest, func(t *testing.T, s *suite) {

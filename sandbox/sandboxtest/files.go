@@ -17,6 +17,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -103,7 +104,7 @@ var fileFeatures = []feature{
 		}), sandbox.WriteOptions{})
 		fails(t, "a cancelled write", err, v1.CodeCancelled)
 		same(t, "content", shell(t, sb, "cat file"), "old")
-		eventually(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
+		testneed.Await(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
 	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
 		_, f, ctx := s.openFiles(t)
@@ -135,7 +136,7 @@ var fileFeatures = []feature{
 		noError(t, f.WriteAll(ctx, "file", []byte("old\n"), sandbox.WriteOptions{}))
 		id, err := sb.Start(ctx, sandbox.Command{Shell: "exec 3<file; echo open; until [ -e go ]; do sleep 0.02; done; cat <&3 file"})
 		noError(t, err)
-		eventually(t, "the reader", func() bool { return operation(t, sb, id).Stdout > 0 })
+		testneed.Await(t, "the reader", func() bool { return operation(t, sb, id).Stdout > 0 })
 		noError(t, f.WriteAll(ctx, "file", []byte("new\n"), sandbox.WriteOptions{}))
 		noError(t, f.WriteAll(ctx, "go", nil, sandbox.WriteOptions{}))
 		var out recorder

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -62,7 +63,7 @@ var interpreters = []feature{
 			t.Run(name, func(t *testing.T) {
 				pid := numbers(t, okCell(t, sb, "import os\nx = 1\nos.getpid()").Result.Text())
 				die(pid[0])
-				eventually(t, "its death", func() bool { return len(living(t, sb, pid)) == 0 })
+				testneed.Await(t, "its death", func() bool { return len(living(t, sb, pid)) == 0 })
 				v := okCell(t, sb, "print('ran')\n'x' in globals()")
 				same(t, "stdout", v.Stdout.String(), "ran\n")
 				same(t, "result", v.Result.Text(), "False")
@@ -76,7 +77,7 @@ var interpreters = []feature{
 			// Only when it stands still can it no longer take anything.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
 			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
-			eventually(t, "the cell at the interpreter", func() bool {
+			testneed.Await(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
 				noError(t, err)
 				return ops[len(ops)-1].ID == "late" && ops[len(ops)-1].PID == pid
@@ -307,7 +308,7 @@ p.wait()`})
 		first := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "first")
 		second := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
-		eventually(t, "the second in the queue", func() bool {
+		testneed.Await(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
 			return len(ops) > 0 && ops[len(ops)-1].ID == "second"
@@ -316,7 +317,7 @@ p.wait()`})
 
 		ctx, cancel := context.WithCancel(t.Context())
 		third := beside(ctx, sb.Cell, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
-		eventually(t, "the third in the queue", func() bool {
+		testneed.Await(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
 			return ops[len(ops)-1].ID == "third"

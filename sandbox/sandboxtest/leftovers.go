@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -23,7 +24,7 @@ var leftBehind = []feature{
 		}
 		c := run(t, sb, sandbox.Command{Shell: "(" + waits("command") + ") > /dev/null 2>&1 &"})
 		x := okCell(t, sb, fmt.Sprintf("import subprocess\np = subprocess.Popen(['sh', '-c', %q], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)", waits("cell")))
-		eventually(t, "both are ready", func() bool { return run(t, sb, sandbox.Command{Shell: "test -e ready-command -a -e ready-cell"}).OK() })
+		testneed.Await(t, "both are ready", func() bool { return run(t, sb, sandbox.Command{Shell: "test -e ready-command -a -e ready-cell"}).OK() })
 		for range manyLater {
 			runCell(t, sb, sandbox.Cell{Code: "1", Context: "another"})
 		}
@@ -31,9 +32,9 @@ var leftBehind = []feature{
 			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
 				t.Fatalf("what the %s left behind: %v", name, err)
 			}
-			eventually(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
+			testneed.Await(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
 		}
-		eventually(t, "it is forgotten once nothing is left", func() bool {
+		testneed.Await(t, "it is forgotten once nothing is left", func() bool {
 			run(t, sb, sandbox.Command{Args: []string{"true"}})
 			_, err := sb.Follow(t.Context(), c.ID, sandbox.FollowOptions{NoWait: true})
 			return v1.CodeOf(err) == v1.CodeNotFound
@@ -66,7 +67,7 @@ var leftBehind = []feature{
 				pids := pidsIn(t, sb, "pids", 3)
 				same(t, "orphans alive", len(living(t, sb, pids)), 3)
 				shell(t, sb, "touch go")
-				eventually(t, "the end of all orphans, zombies included", func() bool { return len(present(t, sb, pids)) == 0 })
+				testneed.Await(t, "the end of all orphans, zombies included", func() bool { return len(present(t, sb, pids)) == 0 })
 			})
 		}
 	}},

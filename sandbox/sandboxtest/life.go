@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -175,7 +176,7 @@ var life = []feature{
 			return slices.ContainsFunc(list, func(i sandbox.Info) bool { return slices.Contains(ids, i.ID) })
 		}
 		if s.opts.Open != nil {
-			eventually(t, "none of them is listed", func() bool { return !listed() }) // a session ends at once, its sandbox behind it
+			testneed.Await(t, "none of them is listed", func() bool { return !listed() }) // a session ends at once, its sandbox behind it
 		} else if listed() {
 			t.Error("some are still listed")
 		}

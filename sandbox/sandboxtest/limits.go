@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -139,7 +140,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		sb := s.open(t)
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; echo on; wait"})
 		noError(t, err)
-		eventually(t, "the spin", func() bool { return operation(t, sb, id).Stdout > 0 })
+		testneed.Await(t, "the spin", func() bool { return operation(t, sb, id).Stdout > 0 })
 		fastest := patience // a busy machine may be slow now and then
 		for range 5 {
 			began := time.Now()

@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"testing"
 
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -16,7 +17,7 @@ var notebook = []feature{
 	{"tasks continue between cells", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		okCell(t, sb, "import asyncio\nsteps = []\nasync def g():\n  for i in range(3):\n    await asyncio.sleep(0.01)\n    steps.append(i)\n  return 'done'\nt = asyncio.create_task(g())")
-		eventually(t, "the task ends", func() bool { return okCell(t, sb, "len(steps)").Result.Text() == "3" })
+		testneed.Await(t, "the task ends", func() bool { return okCell(t, sb, "len(steps)").Result.Text() == "3" })
 		same(t, "result", okCell(t, sb, "await t").Result.Text(), "'done'")
 		same(t, "gather", okCell(t, sb, "ts = [asyncio.create_task(g()) for _ in range(2)]\nawait asyncio.gather(*ts)").Result.Text(), "['done', 'done']")
 		same(t, "asyncio.run", okCell(t, sb, "asyncio.run(g())").Result.Text(), "'done'")

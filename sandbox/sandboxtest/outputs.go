@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -158,7 +159,7 @@ var outputs = []feature{
 		})}})
 		first.await(t, "ready")
 		cancel()
-		eventually(t, "the end of what was cancelled", func() bool {
+		testneed.Await(t, "the end of what was cancelled", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
 			return !ops[len(ops)-1].Running
@@ -180,7 +181,7 @@ var outputs = []feature{
 			})},
 		})
 		first.await(t, "ready")
-		eventually(t, "the end of the cell", func() bool {
+		testneed.Await(t, "the end of the cell", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
 			return !ops[len(ops)-1].Running

@@ -302,17 +302,6 @@ func fails(t *testing.T, what string, err error, code v1.Code) {
 	}
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
 // recorder keeps what is written and lets a test wait for a part of it.
 type recorder struct {
 	mu      sync.Mutex
@@ -431,7 +420,7 @@ func numbers(t *testing.T, text string) []int {
 func pidsIn(t *testing.T, sb Machine, file string, want int) []int {
 	t.Helper()
 	var pids []int
-	eventually(t, fmt.Sprintf("%d pids in %s", want, file), func() bool {
+	testneed.Await(t, fmt.Sprintf("%d pids in %s", want, file), func() bool {
 		pids = numbers(t, shell(t, sb, "cat "+file+" 2>/dev/null; true"))
 		return len(pids) >= want
 	})

@@ -7,6 +7,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -62,17 +63,7 @@ print([(p, n) for p, n in ((p, _name(p)) for p in os.listdir('/proc') if p.isdig
 // allGone waits until nothing but the guest and the interpreter is left.
 func allGone(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
-	eventually(t, "the end of all of it", func() bool { return py(t, sb, strangers) == "[]\n" })
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	testneed.Await(t, "the end of all of it", func() bool { return py(t, sb, strangers) == "[]\n" })
 }
 
 // TestProcessBombWhileOthersWork leaves the bomb alive: commands of the host must then still be told why they cannot start,
@@ -97,7 +88,7 @@ while True:
 				if err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "the bomb", func() bool { _, err := sb.Files().Stat(t.Context(), "/tmp/on"); return err == nil }) // asked of the guest, who needs no process for it
+				testneed.Await(t, "the bomb", func() bool { _, err := sb.Files().Stat(t.Context(), "/tmp/on"); return err == nil }) // asked of the guest, who needs no process for it
 				v := run(t, sb, sandbox.Command{Args: []string{"true"}})
 				t.Log("a command meanwhile:", v)
 				if !v.OK() && (v.Ended != v1.EndedStart || v.StartError == "") {
