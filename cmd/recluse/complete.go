@@ -90,7 +90,10 @@ func completeEnums(c *cobra.Command) {
 
 // completeWords completes the value of a flag with some of a few words.
 func completeWords(c *cobra.Command, flag string, words ...string) {
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+	err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+	if err != nil {
+		panic(err) // there is no such flag
+	}
 }
 
 // completeEnum completes the value of a flag with the valid values of a field of T.

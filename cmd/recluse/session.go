@@ -83,7 +83,7 @@ and what it begins with.`,
 	f.StringVar(&onIdle, "on-idle", "", "what becomes of an idle session: hibernate, end or keep (default as configured; end where the backend cannot hibernate)")
 	f.Var(&o.Policy.Expires, "expires", "time from now to its end, however it is used; recluse session extend moves it (default no end)")
 	f.Var(&o.Policy.Expires, "ttl", "old name of --expires")
-	_ = f.MarkHidden("ttl")
+	f.Lookup("ttl").Hidden = true
 	f.Var((*byteFlag)(&o.Policy.Output), "output", "output that its cells and commands may produce in all, a `size` (default as configured, 10g)")
 	f.Var((*labelFlags)(&o.Labels), "label", "label of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
 )
@@ -57,4 +58,30 @@ func find(variable, name string) (bundle.Program, error) {
 		return bundle.Program{}, err
 	}
 	return bundle.Program{Path: path, Hash: hex.EncodeToString(h.Sum(nil)), Origin: "test"}, nil
+}
+
+// buildWait bounds the build of recluse on a busy machine.
+const buildWait = 4 * time.Minute
+
+// Installed makes a directory with recluse, the engine and the guest in it, for tests that start the program from programs of others: those
+// hand on little of their environment, so recluse has to find its parts beside itself. The caller removes the directory.
+func Installed() (dir string, err error) {
+	engine, guest, err := Programs()
+	if err != nil {
+		return "", err
+	}
+	if dir, err = os.MkdirTemp("", "recluse-installed-"); err != nil {
+		return "", err
+	}
+	for _, tool := range []string{engine.Path, guest.Path} {
+		if err := os.Symlink(tool, filepath.Join(dir, filepath.Base(tool))); err != nil {
+			return dir, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), buildWait)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", dir, module+"/cmd/recluse").CombinedOutput(); err != nil {
+		return dir, fmt.Errorf("build recluse: %w: %s", err, out)
+	}
+	return dir, nil
 }

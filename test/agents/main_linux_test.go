@@ -1,10 +1,7 @@
 package agents
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -33,27 +30,10 @@ var (
 	built    = sync.OnceValue(build)
 )
 
-// build makes recluse once for all tests, with its parts beside it: agents do not hand on the whole environment.
-func build() error {
-	engine, guest, err := testbin.Programs()
-	if err != nil {
-		return err
-	}
-	if programs, err = os.MkdirTemp("", "recluse-agents-"); err != nil {
-		return err
-	}
-	for _, tool := range []string{engine.Path, guest.Path} {
-		if err := os.Symlink(tool, filepath.Join(programs, filepath.Base(tool))); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", programs, "github.com/recluse-dev/recluse/cmd/recluse").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	return nil
+// build makes recluse once for all tests.
+func build() (err error) {
+	programs, err = testbin.Installed()
+	return err
 }
 
 // packages are the agents, and the Node.js that Claude Code wants.

@@ -3,7 +3,6 @@ package mcp
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,28 +32,10 @@ var (
 	built    = sync.OnceValue(build)
 )
 
-// build makes recluse once for all tests. Agents hand little of their environment on: where its things are, the program has to know from
-// its own place.
-func build() error {
-	engine, guest, err := testbin.Programs()
-	if err != nil {
-		return err
-	}
-	if programs, err = os.MkdirTemp("", "recluse-mcp-"); err != nil {
-		return err
-	}
-	for _, tool := range []string{engine.Path, guest.Path} {
-		if err := os.Symlink(tool, filepath.Join(programs, filepath.Base(tool))); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", programs, "github.com/recluse-dev/recluse/cmd/recluse").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	return nil
+// build makes recluse once for all tests.
+func build() (err error) {
+	programs, err = testbin.Installed()
+	return err
 }
 
 // The programs of others that speak to ours.

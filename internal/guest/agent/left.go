@@ -103,14 +103,14 @@ func (a *Agent) signalLeft(s *wire.Signal) (bad *wire.Error, known bool) {
 		return killed(targets, syscall.Signal(s.Signal)), true
 	}
 	bad = killed(targets, syscall.SIGTERM)
-	_ = killed(targets, syscall.SIGCONT) // a stopped process would not receive it
+	_ = killed(targets, syscall.SIGCONT) // a stopped process would not receive it; that it has ended is no error
 	time.AfterFunc(leftGrace, func() {
 		// One that ignores SIGTERM may have started more since; stopped, it starts no others while they are looked for.
-		_ = killed(targets, syscall.SIGSTOP)
+		_ = killed(targets, syscall.SIGSTOP) // those that have ended need nothing
 		if now, ok := proc.Get(pid); ok && now.Start == targets[0].Start {
 			targets = append(targets, withChildren(now, a.left())...)
 		}
-		_ = killed(targets, syscall.SIGKILL)
+		_ = killed(targets, syscall.SIGKILL) // ps shows what is left
 	})
 	return bad, true
 }
