@@ -67,8 +67,6 @@ func (d *door) overHTTP(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
 	return connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, legacy)
 }
 
-const legacy = "2025-11-25"
-
 // overStdio connects by pipes, as a process that an agent starts is.
 func (d *door) overStdio(t *testing.T, o StdioOptions, co *sdk.ClientOptions) *sdk.ClientSession {
 	t.Helper()

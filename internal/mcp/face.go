@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
+	"sync"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -39,7 +40,7 @@ type link struct {
 	client *client.Client
 	own    string                              // the session of the connection; empty: it has none
 	gone   context.Context                     // ends when nobody can hear the answer any more; nil: the call's own context tells
-	made   func(*sdk.ServerSession, belonging) // is called with what was made of the connection's own session
+	made   func(*sdk.ServerSession, belonging) // is called with what ends with the connection
 }
 
 // belonging is what ends with the connection that made it: a session, or a snapshot of one.
@@ -69,6 +70,7 @@ type face struct {
 	link   func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error)
 	tools  []entry // for search_tools
 	quota  quotas
+	owners sync.Map // connections that made their own session: *sdk.ServerSession → nothing
 
 	subscriptions subscriptions
 }
@@ -96,6 +98,7 @@ func newFace(o Options, reach func(*sdk.RequestExtra, *sdk.ServerSession) (*link
 		},
 	)
 	f.server.AddReceivingMiddleware(brief, f.listTools)
+	f.server.AddSendingMiddleware(addressed)
 	f.addRun()
 	f.addQuery()
 	f.addContext()
@@ -197,15 +200,20 @@ func (c *call) open(given string) (*client.Session, session.Opened, error) {
 		return nil, session.Opened{}, err
 	}
 	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: c.f.opts.Spec}})
-	if opened.New {
-		c.keep(name, belonging{session: name})
+	if opened.New && name == c.own && c.made != nil {
+		c.f.owners.Store(c.req.Session, nil)
+		c.made(c.req.Session, belonging{session: name})
 	}
 	return s, opened, err
 }
 
-// keep notes what was made of a session, if that is the connection's own.
+// keep notes a snapshot or a copy of a session. It ends with the connection if that session is the connection's own and was made by it:
+// what is made of a session that was there before stays, as that session does.
 func (c *call) keep(of string, made belonging) {
-	if of == c.own && c.made != nil {
+	if of != c.own || c.made == nil {
+		return
+	}
+	if _, owner := c.f.owners.Load(c.req.Session); owner {
 		c.made(c.req.Session, made)
 	}
 }

@@ -127,6 +127,7 @@ func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, belonging) 
 	return func(s *sdk.ServerSession, made belonging) {
 		h.endings.Go(func() {
 			_ = s.Wait() // however it ended
+			h.face.owners.Delete(s)
 			select {
 			case <-h.leaving: // the server goes, the session does not
 				return
@@ -135,7 +136,7 @@ func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, belonging) 
 			ctx, cancel := context.WithTimeout(context.Background(), endWait)
 			defer cancel()
 			if err := made.end(ctx, c); err != nil {
-				h.face.opts.Logger.Warn("could not end with its connection", "session", made.session, "snapshot", made.snapshot, "error", err)
+				h.face.opts.Logger.Warn("cannot end what an MCP connection made", "session", made.session, "snapshot", made.snapshot, "error", err)
 			}
 		})
 	}

@@ -508,6 +508,30 @@ func TestWhatAConnectionMadeEndsWithIt(t *testing.T) {
 	}
 }
 
+func TestWhatAConnectionFoundStays(t *testing.T) {
+	d := open(t, Options{})
+	if _, _, err := d.Trusted.Open(t.Context(), "before", session.OpenOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("connection", func(t *testing.T) {
+		s := d.overStdio(t, StdioOptions{Session: "before"}, nil)
+		if _, res := use[snapshotResult](t, s, "snapshot", args{"action": "create", "name": "one"}); res.IsError {
+			t.Fatal(text(res))
+		}
+		if f, res := use[snapshotResult](t, s, "snapshot", args{"action": "fork", "names": []string{"copy"}}); res.IsError || len(f.Copies) != 1 {
+			t.Fatal(text(res))
+		}
+	})
+	for _, name := range []string{"before", "copy"} {
+		if _, _, err := d.Trusted.Get(t.Context(), name); err != nil {
+			t.Error(err)
+		}
+	}
+	if kept, err := d.Trusted.Snapshots(t.Context(), "before"); err != nil || len(kept) != 1 {
+		t.Errorf("%+v, %v", kept, err)
+	}
+}
+
 func TestResourcesAreCompletedAndWatched(t *testing.T) {
 	d := open(t, Options{})
 	updated := make(chan string, 10)
@@ -546,19 +570,35 @@ func TestResourcesAreCompletedAndWatched(t *testing.T) {
 	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
 		t.Fatal(err)
 	}
-	for told := false; !told; { // the watch begins a little later than the subscription
-		use[outcome](t, s, "run_bash", args{"command": "echo more >> data/one.txt; echo more >> data/other.txt"})
+	change := func(why string) {
+		t.Helper()
+		for len(updated) > 0 {
+			<-updated
+		}
+		use[outcome](t, s, "run_bash", args{"command": "echo more >> data/other.txt; echo more >> data/one.txt"})
 		select {
 		case got := <-updated:
-			told = true
 			if got != uri {
-				t.Errorf("told about %s", got)
+				t.Errorf("%s: told about %s", why, got)
 			}
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(time.Minute):
+			t.Fatal("the client was not told:", why)
 		}
 	}
+	change("a subscription")
 	if err := s.Unsubscribe(t.Context(), &sdk.UnsubscribeParams{URI: uri}); err != nil {
 		t.Fatal(err)
+	}
+	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
+		t.Fatal(err)
+	}
+	change("a new subscription after the end of another")
+	if err := d.Trusted.Session("mine").Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	change("a session that slept")
+	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "recluse://sessions/mine/files/none/a"}); err == nil {
+		t.Error("a file in a directory that is not there can be subscribed to")
 	}
 	if _, err := s.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "rlm"}); err == nil || !strings.Contains(err.Error(), "question") {
 		t.Errorf("a prompt without its question: %v", err)
