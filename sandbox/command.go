@@ -22,6 +22,9 @@ const maxInline = 1 << 20
 // maxShell is the longest script that is an argument of a shell: Linux takes 128 KiB for one.
 const maxShell = 100 << 10
 
+// busyPause is the time between attempts to give the rest of some input to an operation that has not read what another caller gave it.
+const busyPause = 20 * time.Millisecond
+
 // maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
 
@@ -440,7 +443,8 @@ func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opt
 }
 
 // Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal. It returns when the operation has
-// taken it. While it waits for that, another call is CodeBusy.
+// taken it. While it waits for that, another call is CodeBusy. An error that is not retryable may mean that the operation gets the input
+// all the same, now or later.
 func (s *Sandbox) Input(ctx context.Context, id string, in Input) error {
 	pieces := slices.Collect(slices.Chunk([]byte(in.Data), wire.Chunk))
 	if len(pieces) == 0 {
@@ -451,12 +455,37 @@ func (s *Sandbox) Input(ctx context.Context, id string, in Input) error {
 		if in.Size != nil {
 			w.Rows, w.Cols = uint32(max(1, in.Size.Rows)), uint32(max(1, in.Size.Cols))
 		}
-		_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Feed{Feed: &wire.Feed{Id: id, Input: w}}})
-		if err != nil {
-			return s.explain("give input", err)
+		if err := s.feed(ctx, id, w, i > 0); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// feed gives one piece of input to an operation. A piece of input of which the operation has read the beginning waits while the operation
+// is busy, because the caller could repeat only the whole.
+func (s *Sandbox) feed(ctx context.Context, id string, in *wire.Input, begun bool) error {
+	for {
+		_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Feed{Feed: &wire.Feed{Id: id, Input: in}}})
+		if err == nil {
+			return nil
+		}
+		err = s.explain("give input", err)
+		if v1.CodeOf(err) != v1.CodeBusy {
+			if e, ok := errors.AsType[*v1.Error](err); ok {
+				e.Retry = false // the guest may have the input, or a part of it
+			}
+			return err
+		}
+		if !begun {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return s.explain("give input", ctx.Err())
+		case <-time.After(busyPause):
+		}
+	}
 }
 
 // Cancel ends an operation and everything it started, as a cancelled ctx does.

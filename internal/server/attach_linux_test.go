@@ -3,7 +3,10 @@ package server_test
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,6 +55,69 @@ func TestInputToARunningOperation(t *testing.T) {
 	ask(t, k, "", "POST", ses+"/commands", `{"id":"deaf","shell":"sleep 600","background":true}`)
 	if a := ask(t, k, "", "POST", ses+"/operations/deaf/input", `{"data":"x"}`); a.status != http.StatusBadRequest {
 		t.Errorf("a command without input: %d %s", a.status, a.body)
+	}
+}
+
+func TestInputThatIsReadLate(t *testing.T) {
+	k := servertest.New(t, server.Options{Limits: server.Limits{Time: 500 * time.Millisecond}})
+	s := open(t, k, "default", "work")
+	const size = 600_000 // several messages to the guest, and more than a pipe holds
+	const wait = "import os, sys, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.02)\nprint(len(sys.stdin.read()))"
+	data := `{"data":"` + strings.Repeat("x", size) + `"}`
+	run := map[string]func() (*sandbox.Verdict, error){
+		"command": func() (*sandbox.Verdict, error) {
+			return s.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", wait}, RunOptions: sandbox.RunOptions{ID: "command", KeepStdin: true}})
+		},
+		"cell": func() (*sandbox.Verdict, error) {
+			return s.Cell(t.Context(), sandbox.Cell{Code: wait, RunOptions: sandbox.RunOptions{ID: "cell", KeepStdin: true}})
+		},
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	for id, run := range run {
+		all.Go(func() {
+			if v, err := run(); err != nil || v.Stdout.String() != strconv.Itoa(2*size)+"\n" {
+				t.Errorf("%s: %+v %v", id, v, err)
+			}
+		})
+		testneed.Await(t, id+" takes input", func() bool {
+			o, err := s.Operation(t.Context(), id)
+			return err == nil && o.Input
+		})
+	}
+	input := func(id, body string) answer { return ask(t, k, "", "POST", "/v1/sessions/work/operations/"+id+"/input", body) }
+	var given sync.WaitGroup
+	refused := map[string]*atomic.Bool{}
+	for id := range run {
+		refused[id] = &atomic.Bool{}
+		for range 2 { // one of them waits for the other
+			given.Go(func() {
+				a := input(id, data)
+				for ; a.status == http.StatusConflict; a = input(id, data) {
+					refused[id].Store(true)
+					time.Sleep(10 * time.Millisecond)
+				}
+				if a.status != http.StatusNoContent {
+					t.Errorf("%s: %d %s", id, a.status, a.body)
+				}
+			})
+		}
+	}
+	for id := range run {
+		testneed.Await(t, "the other caller of "+id+" is refused", refused[id].Load)
+		if a := input(id, `{"end":true}`); a.status != http.StatusConflict {
+			t.Errorf("the end of the input of %s while some is unread: %d %s", id, a.status, a.body)
+		}
+	}
+	time.Sleep(time.Second) // longer than other requests may take
+	if v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"touch", "/tmp/go"}}); err != nil || !v.OK() {
+		t.Fatal(v, err)
+	}
+	given.Wait()
+	for id := range run {
+		if a := input(id, `{"end":true}`); a.status != http.StatusNoContent {
+			t.Errorf("%s: %d %s", id, a.status, a.body)
+		}
 	}
 }
 

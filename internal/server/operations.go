@@ -33,12 +33,21 @@ func signalOperation(c *call, ses *session.Session, in v1.SignalRequest) (none, 
 	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, sandbox.SignalOptions{Tree: in.Tree})
 }
 
-// inputOperation gives input to a running operation.
+// inputOperation gives input to a running operation. It takes as long as the operation takes to read it.
 func inputOperation(c *call, ses *session.Session, in v1.Input) (none, error) {
 	if in.Size != nil && !validSize(*in.Size) {
 		return none{}, invalid("a terminal of %d rows and %d columns", in.Size.Rows, in.Size.Cols)
 	}
-	return none{}, ses.Input(c.ctx(), c.r.PathValue("operation"), in)
+	ctx, cancel := c.untilDrain()
+	defer cancel()
+	err := ses.Input(ctx, c.r.PathValue("operation"), in)
+	if v1.CodeOf(err) == v1.CodeCancelled && c.s.draining() {
+		return none{}, &v1.Error{
+			Code: v1.CodeUnavailable, Op: "give input", Message: "the server is being stopped, and the operation has not read the input yet",
+			Remedy: "it may still read it: see what it does before you send it again",
+		}
+	}
+	return none{}, err
 }
 
 // awaitOperation waits for a verdict without its output. When the caller goes away the operation goes on.

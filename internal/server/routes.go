@@ -171,7 +171,7 @@ func (s *Server) table() []route {
 		raw[none, v1.Followed]("GET", op+"/output", "run", "Its output so far, or as events while it comes", scopeRead, rawUsing(theSession, followOperation)).
 			with(number("stdout", "offset to begin at"), number("stderr", "offset to begin at")).streaming(&operationStream).lasting(),
 		on("GET", op+"/verdict", "run", "Wait for its verdict", scopeRead, using(theSession, awaitOperation)).lasting(),
-		on("POST", op+"/input", "run", "Give it input, end its input, or change the size of its terminal", scopeExecute, using(theSession, inputOperation)),
+		on("POST", op+"/input", "run", "Give it input, end its input, or change the size of its terminal", scopeExecute, using(theSession, inputOperation)).lasting(),
 		on("POST", op+"/signal", "run", "Send it a signal", scopeExecute, using(theSession, signalOperation)),
 		on("POST", op+"/cancel", "run", "End it and everything it started", scopeExecute, using(theSession, doing((*session.Session).Cancel, "operation"))),
 		on("GET", ses+"/contexts", "run", "List live interpreters", scopeRead, using(theSession, listContexts)).with(qLimit, qAfter),

@@ -121,7 +121,7 @@ type running struct {
 	// quiet: output is not sent while it is produced, so that nothing but the disk can hold it up; see listen.
 	quiet bool
 
-	feeding sync.Mutex // held while input is written
+	feeding sync.Mutex // held while input is written or ended
 	stdin   *os.File   // nil without
 	tty     *os.File   // nil without
 	taps    []*tap
@@ -245,27 +245,31 @@ func (c *running) inputs(st *wire.Stream) {
 		}
 		switch {
 		case in.CloseStdin:
+			c.feeding.Lock()
 			c.endInput()
+			c.feeding.Unlock()
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
 		}
 	}
 }
 
-// accept takes input from a call of its own. One call at a time may wait for the command to read; others are told to come back.
+// accept takes input from a call of its own. One call at a time may wait for the command to read; other calls return busy.
 func (c *running) accept(in *wire.Input) *wire.Error {
 	if in.GetRows() > 0 && in.GetCols() > 0 {
 		if err := c.resize(in.Rows, in.Cols); err != nil {
 			return wire.Errorf("invalid_request", "operation %s: %v", c.op.ID, err)
 		}
 	}
+	if len(in.GetStdin()) == 0 && !in.GetCloseStdin() {
+		return nil
+	}
+	if !c.feeding.TryLock() {
+		return wire.Errorf("busy", "operation %s has not read its earlier input", c.op.ID)
+	}
+	defer c.feeding.Unlock()
 	if len(in.GetStdin()) > 0 {
-		if !c.feeding.TryLock() {
-			return wire.Errorf("busy", "operation %s has not read its earlier input", c.op.ID)
-		}
-		err := c.feed(in.Stdin)
-		c.feeding.Unlock()
-		if err != nil {
+		if err := c.feed(in.Stdin); err != nil {
 			return wire.Errorf("invalid_request", "operation %s reads no input any more", c.op.ID)
 		}
 	}
@@ -287,6 +291,8 @@ func (c *running) feed(p []byte) error {
 }
 
 // endInput ends the command's input.
+//
+// Preconditions: feeding is held.
 func (c *running) endInput() {
 	if c.tty != nil {
 		_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file

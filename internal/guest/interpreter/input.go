@@ -23,7 +23,7 @@ type fifo struct {
 	hold *os.File // opened for both, so that neither side waits for the other and closing unblocks a write
 	w    *os.File
 
-	feeding sync.Mutex // held while input is written
+	feeding sync.Mutex // held while input is written or ended
 }
 
 // openFIFO makes the cell's input and begins to carry what the host sends.
@@ -87,23 +87,24 @@ func (r *cellRun) carryInput(f *fifo) {
 			}
 		}
 		if in.GetCloseStdin() {
+			f.feeding.Lock()
 			r.endInput(f)
+			f.feeding.Unlock()
 		}
 	}
 }
 
-// accept takes input from a call of its own. One call at a time may wait for the cell to read; others are told to come back.
+// accept takes input from a call of its own. One call at a time may wait for the cell to read; other calls return busy.
 func (r *cellRun) accept(f *fifo, in *wire.Input) *wire.Error {
 	if in.GetRows() > 0 {
 		return wire.Errorf("invalid_request", "operation %s: not a terminal", r.op.ID)
 	}
+	if !f.feeding.TryLock() {
+		return wire.Errorf("busy", "operation %s has not read its earlier input", r.op.ID)
+	}
+	defer f.feeding.Unlock()
 	if len(in.GetStdin()) > 0 {
-		if !f.feeding.TryLock() {
-			return wire.Errorf("busy", "operation %s has not read its earlier input", r.op.ID)
-		}
-		_, err := f.w.Write(in.Stdin)
-		f.feeding.Unlock()
-		if err != nil {
+		if _, err := f.w.Write(in.Stdin); err != nil {
 			return wire.Errorf("invalid_request", "operation %s reads no input any more", r.op.ID)
 		}
 	}
@@ -114,6 +115,8 @@ func (r *cellRun) accept(f *fifo, in *wire.Input) *wire.Error {
 }
 
 // endInput ends the cell's input.
+//
+// Preconditions: feeding is held.
 func (r *cellRun) endInput(f *fifo) {
 	r.awaitReader(f.path)
 	_ = f.hold.Close()

@@ -896,7 +896,7 @@ def _execute(source, filename):
         if _use_ipython() is None:
             _use_magics()
             vars(builtins)["get_ipython"] = lambda: _shell_object
-    if not S.user_site and "import" in source:  # only then it matters, and it costs a system call
+    if not S.user_site:  # code that imports need not say so: functions and libraries do as well
         _see_installed()
     # Each line ends, as in a file: without its end the last one would be underlined in the wrong place.
     linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)

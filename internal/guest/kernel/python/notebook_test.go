@@ -137,13 +137,14 @@ func TestMagics(t *testing.T) {
 func TestPackagesInstalledLaterAreFound(t *testing.T) {
 	t.Setenv("PYTHONUSERBASE", t.TempDir()+"/made/later")
 	s := start(t)
-	if o := s.run("import fresh_package_of_a_test"); o.Error == nil {
+	s.run("def later():\n  import fresh_package_of_a_test as f\n  return f")
+	if o := s.run("later()"); o.Error == nil {
 		t.Fatal("it is there before it is installed")
 	}
 	s.text(`import os, site
 os.makedirs(site.getusersitepackages())
 with open(site.getusersitepackages() + "/fresh_package_of_a_test.py", "w") as f: f.write("x = 5");`)
-	if got := s.text("import fresh_package_of_a_test as f\nf.x"); got != "5" {
+	if got := s.text("later().x"); got != "5" {
 		t.Errorf("got %s", got)
 	}
 }
