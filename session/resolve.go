@@ -11,20 +11,20 @@ import (
 var idPattern = regexp.MustCompile(`^n[0-9a-f]{16}$`)
 
 // Resolve returns the key of a session that may be given by its id. A live session of that name comes first, because a name may look
-// like an id. The id of a session that has ended does not stand for a later one of its name.
-func (m *Manager) Resolve(ctx context.Context, key Key) (Key, error) {
+// like an id. The id of a session that has ended does not stand for a later one of its name. byID reports that an id was given.
+func (m *Manager) Resolve(ctx context.Context, key Key) (named Key, byID bool, err error) {
 	if !idPattern.MatchString(key.Name) || m.holds(key) {
-		return key, nil
+		return key, false, nil
 	}
 	rows, err := m.store.FindSessions(ctx, store.SessionQuery{ID: key.Name, Tenant: key.Tenant, Limit: 1})
 	if err != nil || len(rows) == 0 {
-		return key, err
+		return key, false, err
 	}
-	named := Key{Tenant: key.Tenant, Name: rows[0].Name}
+	named = Key{Tenant: key.Tenant, Name: rows[0].Name}
 	if !rows[0].Live && m.holds(named) {
-		return key, nil
+		return key, true, nil
 	}
-	return named, nil
+	return named, true, nil
 }
 
 // holds reports whether a live session has the key.

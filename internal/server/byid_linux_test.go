@@ -49,7 +49,9 @@ func TestASessionIsFoundByItsID(t *testing.T) {
 		t.Errorf("PUT by the id of a session that has ended: %d %s", a.status, a.body)
 	}
 	open(t, k, "a", "work")
-	if a := ask(t, k, key, "GET", "/v1/sessions/"+id, ""); a.status != http.StatusNotFound {
-		t.Errorf("the id of an earlier session of the name: %d %s", a.status, a.body)
+	for method, body := range map[string]string{"GET": "", "PUT": `{}`} {
+		if a := ask(t, k, key, method, "/v1/sessions/"+id, body); a.status != http.StatusNotFound {
+			t.Errorf("%s by the id of an earlier session of the name: %d %s", method, a.status, a.body)
+		}
 	}
 }

@@ -76,17 +76,16 @@ func (c *call) resolveSession() error {
 	name := given
 	if c.who.session != "" {
 		if given == c.who.sessionID {
-			name = c.who.session
+			name, c.byID = c.who.session, true
 		}
 	} else {
-		key, err := c.s.manager.Resolve(c.ctx(), c.key())
+		key, byID, err := c.s.manager.Resolve(c.ctx(), c.key())
 		if err != nil {
 			return err
 		}
-		name = key.Name
+		name, c.byID = key.Name, byID
 	}
 	if name != given {
-		c.byID = true
 		c.r.SetPathValue("session", name)
 	}
 	return nil

@@ -185,7 +185,7 @@ func (c *call) question(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	if in.Session == "" {
 		return ask, nil
 	}
-	key, err := c.s.manager.Resolve(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
+	key, _, err := c.s.manager.Resolve(c.ctx(), session.Key{Tenant: c.who.tenant, Name: in.Session})
 	if err == nil {
 		ask.Session, err = c.s.manager.Get(c.ctx(), key)
 	}
