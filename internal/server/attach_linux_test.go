@@ -85,7 +85,9 @@ func TestInputThatIsReadLate(t *testing.T) {
 			return err == nil && o.Input
 		})
 	}
-	input := func(id, body string) answer { return ask(t, k, "", "POST", "/v1/sessions/work/operations/"+id+"/input", body) }
+	input := func(id, body string) answer {
+		return ask(t, k, "", "POST", "/v1/sessions/work/operations/"+id+"/input", body)
+	}
 	var given sync.WaitGroup
 	refused := map[string]*atomic.Bool{}
 	for id := range run {
@@ -145,62 +147,53 @@ func types(t *testing.T, conn *websocket.Conn, line string) {
 	}
 }
 
+// discard reads until the connection ends.
+func discard(conn *websocket.Conn) {
+	for {
+		if _, _, err := conn.Read(context.Background()); err != nil {
+			return
+		}
+	}
+}
+
 // reattach attaches to an operation whose connection broke.
 func reattach(t *testing.T, k *servertest.Bench, id string) *websocket.Conn {
 	t.Helper()
-	conn, _, err := websocket.Dial(t.Context(), k.URL+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain}) //nolint:bodyclose // it is the connection's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.CloseNow() })
-	if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"attach":{"id":"`+id+`"}}`)); err != nil {
-		t.Fatal(err)
-	}
-	if m := hear(t, conn); m.Attached == nil || m.Attached.ID != id {
-		t.Fatalf("%+v", m)
-	}
-	return conn
+	return dial(t, plain, k.URL, `{"attach":{"id":"`+id+`"}}`)
 }
 
 func TestATerminalIsAttachedAgain(t *testing.T) {
-	k := servertest.New(t, server.Options{TerminalGrace: 5 * time.Second})
+	k := servertest.New(t, server.Options{TerminalGrace: time.Hour, Drain: 100 * time.Millisecond})
 	s := open(t, k, "default", "work")
 	const sh = `"args":["sh"],"pty":{"rows":24,"cols":80}`
-	ends := func(id string) {
-		t.Helper()
-		testneed.Await(t, id+" ends", func() bool {
-			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
-			return err == nil && v != nil && v.Ended == v1.EndedCancelled
-		})
-	}
 	conn := dial(t, plain, k.URL, `{"command":{"id":"t",`+sh+`},"stdin":true}`)
 	types(t, conn, "x=4; echo begun$x\n")
 	shown(t, conn, "begun4")
 	_ = conn.CloseNow()
 	conn = reattach(t, k, "t")
 	shown(t, conn, "begun4") // what came before
-	types(t, conn, "echo again$x; stty size\n")
+	types(t, conn, "echo again$x\n")
 	shown(t, conn, "again4")
 	if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"resize":{"rows":40,"cols":100}}`)); err != nil {
 		t.Fatal(err)
 	}
-	types(t, conn, "sleep 0.3; stty size\n")
-	shown(t, conn, "40 100")
-	_ = conn.CloseNow()
-	ends("t") // nobody came back in time
-
-	conn = dial(t, plain, k.URL, `{"command":{"id":"closed",`+sh+`},"stdin":true}`)
-	types(t, conn, "z=6; echo there$z\n")
-	shown(t, conn, "there6") // one that is closed before it began is no operation
-	begun := time.Now()
-	_ = conn.Close(websocket.StatusNormalClosure, "")
-	if ends("closed"); time.Since(begun) > 4*time.Second {
-		t.Error("one that was closed on purpose went on")
+	types(t, conn, `until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized$x`+"\n")
+	shown(t, conn, "resized4")
+	first := dial(t, plain, k.URL, `{"command":{"id":"closed",`+sh+`},"stdin":true}`)
+	types(t, first, "z=6; echo there$z\n")
+	shown(t, first, "there6") // one that is closed before it began is no operation
+	for id, conn := range map[string]*websocket.Conn{"t": conn, "closed": first} {
+		_ = conn.Close(websocket.StatusNormalClosure, "")
+		testneed.Await(t, "a terminal whose connection is closed on purpose ends: "+id, func() bool {
+			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
+			return err == nil && v != nil && v.Ended == v1.EndedCancelled
+		})
 	}
 
 	conn = dial(t, plain, k.URL, `{"command":{"id":"kept","on_disconnect":"keep",`+sh+`},"stdin":true}`)
 	types(t, conn, "y=5; echo up$y\n")
 	shown(t, conn, "up5")
+	go discard(conn) // the server waits for a caller who does not answer its goodbye
 	k.Stop() // what runs goes on, and its input stays open
 	k.Start()
 	conn = reattach(t, k, "kept")

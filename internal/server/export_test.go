@@ -23,10 +23,15 @@ func (s *Server) TestRoutes() []TestRoute {
 }
 
 // SetStall changes how long things may not move. Call it before a server is made.
-func SetStall(t testing.TB, d time.Duration) {
+func SetStall(t testing.TB, d time.Duration) { t.Helper(); set(t, &stallTimeout, d) }
+
+// SetInputPing changes how often a caller whose input nobody reads is looked for. Call it before a server is made.
+func SetInputPing(t testing.TB, d time.Duration) { t.Helper(); set(t, &inputPing, d) }
+
+func set(t testing.TB, v *time.Duration, d time.Duration) {
 	t.Helper()
 	testneed.Alone(t)
-	old := stallTimeout
-	stallTimeout = d
-	t.Cleanup(func() { stallTimeout = old })
+	old := *v
+	*v = d
+	t.Cleanup(func() { *v = old })
 }

@@ -22,9 +22,10 @@ import (
 const (
 	firstMessage = 30 * time.Second // for the caller to say what to run
 	closeWait    = 5 * time.Second  // for the last message to go out
-	inputPing    = 2 * time.Second  // between looks whether a caller whose input nobody reads is still there
-	pongWait     = time.Second      // less than inputPing; nobody reads what would answer
 )
+
+// inputPing is the time between looks whether a caller whose input nobody reads is still there. Tests shorten it.
+var inputPing = 2 * time.Second
 
 // socket is a cell or command that is run over a WebSocket. One goroutine reads what the caller sends; the output is written by
 // whoever has it.
@@ -43,7 +44,7 @@ type socket struct {
 	onPurpose atomic.Bool
 	// lasting says that the task's input outlives the connection.
 	lasting bool
-	leave   func() // of a terminal; called when the caller has gone, however often
+	leave   func() // removes the connection from its terminal; idempotent
 }
 
 // upgrader is the answer to a request for a WebSocket. It lets only the upgrade through: a refusal is answered as a problem.
@@ -270,7 +271,7 @@ func (s *socket) ping(ctx context.Context) {
 	if s.writing.Load() > 0 || s.stalled.Load() {
 		return
 	}
-	short, cancel := context.WithTimeout(ctx, pongWait)
+	short, cancel := context.WithTimeout(ctx, inputPing/2) // nobody reads what would answer
 	defer cancel()
 	if err := s.conn.Ping(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !s.stalled.Load() {
 		s.cancel()

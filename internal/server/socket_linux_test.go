@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"net"
@@ -33,7 +32,7 @@ func dial(t *testing.T, by *http.Client, url, first string) *websocket.Conn {
 	if err := conn.Write(t.Context(), websocket.MessageText, []byte(first)); err != nil {
 		t.Fatal(err)
 	}
-	if m := hear(t, conn); m.Started == nil {
+	if m := hear(t, conn); m.Started == nil && m.Attached == nil {
 		t.Fatalf("%+v", m)
 	}
 	return conn
@@ -57,6 +56,7 @@ func hear(t *testing.T, conn *websocket.Conn) (m v1.Control) {
 }
 
 func TestInputThatNobodyReads(t *testing.T) {
+	server.SetInputPing(t, 100*time.Millisecond)
 	k := servertest.New(t, server.Options{})
 	s := open(t, k, "default", "work")
 	piece := make([]byte, 32<<10) // the first byte says that it is input
@@ -132,9 +132,9 @@ func (n narrow) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-func TestDisplaysThatNobodyTakes(t *testing.T) {
-	server.SetStall(t, 5*time.Second) // for our own requests as well, on a machine with much else to do
-	k := servertest.New(t, server.Options{})
+func TestOutputThatNobodyTakes(t *testing.T) {
+	server.SetStall(t, 2*time.Second) // for our own requests as well, on a machine with much else to do
+	k := servertest.New(t, server.Options{TerminalGrace: time.Millisecond})
 	s := open(t, k, "default", "work")
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -150,35 +150,42 @@ func TestDisplaysThatNobodyTakes(t *testing.T) {
 		}
 	}()
 	url := "http://" + ln.Addr().String()
-	for _, way := range []struct {
-		name  string
-		begin func(t *testing.T, cell string)
-	}{
-		{"over a WebSocket", func(t *testing.T, cell string) { t.Helper(); dial(t, narrowly, url, `{"cell":`+cell+`}`) }},
-		{"as events", func(t *testing.T, cell string) {
-			t.Helper()
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/sessions/work/cells", strings.NewReader(cell))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Accept", v1.EventStream)
-			res, err := narrowly.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = res.Body.Close() })
-		}},
-	} {
-		t.Run(way.name, func(t *testing.T) {
-			id := rand.Text()
-			way.begin(t, `{"id":"`+id+`","on_disconnect":"keep","code":"for i in range(100):\n    display('x' * 60000)\nprint('done')"}`)
-			testneed.Await(t, "nobody waits behind the caller", func() bool {
-				_, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
-				return err == nil && s.Info().Running == 0 // it has begun
-			})
-			if v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || !v.OK() || v.Stdout.String() != "done\n" {
-				t.Errorf("the cell: %v %v", v, err)
-			}
+	cell := func(id string) string {
+		return `{"id":"` + id + `","context":"` + id + `","on_disconnect":"keep","code":"for i in range(100):\n    display('x' * 60000)\nprint('done')"}`
+	}
+	dial(t, narrowly, url, `{"cell":`+cell("socket")+`}`)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/sessions/work/cells", strings.NewReader(cell("events")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", v1.EventStream)
+	res, err := narrowly.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	first := dial(t, plain, k.URL, `{"command":{"id":"terminal","shell":"echo up; read x; yes","pty":{"rows":24,"cols":80}},"stdin":true}`)
+	shown(t, first, "up")
+	second := dial(t, narrowly, url, `{"attach":{"id":"terminal"}}`)
+	types(t, second, "\n")
+	_ = first.CloseNow()
+	left := dial(t, plain, k.URL, `{"command":{"id":"left","args":["cat"],"pty":{"rows":24,"cols":80}},"stdin":true}`)
+	types(t, left, "here\n")
+	shown(t, left, "here")
+	_ = left.CloseNow()
+	for _, id := range []string{"socket", "events"} {
+		testneed.Await(t, "nobody waits behind the caller", func() bool {
+			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
+			return err == nil && v != nil
+		})
+		if v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{}); err != nil || !v.OK() || v.Stdout.String() != "done\n" {
+			t.Errorf("%s: %v %v", id, v, err)
+		}
+	}
+	for _, id := range []string{"left", "terminal"} {
+		testneed.Await(t, "a terminal whose caller does not come back is ended: "+id, func() bool {
+			v, err := s.Follow(t.Context(), id, sandbox.FollowOptions{NoWait: true})
+			return err == nil && v != nil && v.Ended == v1.EndedCancelled
 		})
 	}
 }
