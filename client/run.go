@@ -121,6 +121,9 @@ func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
 // interrupted reports an error behind which the operation may go on.
 func interrupted(err error) bool { return v1.CodeOf(err) == v1.CodeUnavailable }
 
+// away reports an error of a server that cannot be reached, or is being stopped: its successor may know the operation.
+func away(err error) bool { return interrupted(err) || v1.CodeOf(err) == v1.CodeClosing }
+
 // again finds an operation whose connection was lost. If the server does not know it, it never began: the error is then the first one.
 func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 	p := r.s.c.patience()
@@ -131,7 +134,7 @@ func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 			return v, nil
 		case v1.CodeOf(err) == v1.CodeNotFound:
 			return nil, lost
-		case !interrupted(err):
+		case !away(err):
 			return nil, err
 		}
 	}

@@ -52,6 +52,9 @@ func (r *running) reattach(ctx context.Context, l *line, lost error) (*v1.Verdic
 	p := r.s.c.patience()
 	for p.wait(ctx) {
 		conn, err := r.dial(ctx)
+		if away(err) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -60,7 +63,7 @@ func (r *running) reattach(ctx context.Context, l *line, lost error) (*v1.Verdic
 		switch {
 		case v1.CodeOf(err) == v1.CodeNotFound:
 			return nil, lost
-		case !interrupted(err):
+		case !away(err):
 			return v, err
 		case r.at != before:
 			p = r.s.c.patience() // it moved
