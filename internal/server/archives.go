@@ -83,10 +83,10 @@ func uploadBatch(c *call) error {
 			break
 		}
 		if err != nil {
-			return uploadError(&v1.Error{Code: v1.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
+			return c.uploadFailed(&v1.Error{Code: v1.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
 		}
 		if len(out.Files) == maxBatch {
-			return &v1.Error{Code: v1.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"}
+			return c.uploadFailed(&v1.Error{Code: v1.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"})
 		}
 		up, err := c.uploadPart(f, dir, part, opts)
 		if err != nil {
@@ -114,18 +114,20 @@ func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part
 	fail := func(err error) (v1.Uploaded, error) {
 		p := problem.Of(err)
 		up.Problem = &p
-		_, err = io.Copy(io.Discard, body) // the next part is behind it
-		return up, uploadError(err)
+		if _, err := io.Copy(io.Discard, body); err != nil { // the next part is behind it
+			return up, c.uploadFailed(err)
+		}
+		return up, nil
 	}
 	if name == "" || string(up.Path) == dir {
 		return fail(invalid("a file of the upload has no name"))
 	}
 	info, err := f.Write(c.ctx(), string(up.Path), body, opts)
 	if err != nil {
-		c.changedFile("write", string(up.Path), uploadError(err))
 		if c.ctx().Err() != nil || badBody(err) {
-			return up, uploadError(err)
+			return up, c.unwritten(string(up.Path), err)
 		}
+		c.changedFile("write", string(up.Path), err)
 		return fail(err)
 	}
 	up = info.Uploaded(name)

@@ -74,14 +74,21 @@ func (c *call) upload() io.Reader {
 	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), stalled: &c.stalled}
 }
 
-// unwritten tells of an upload that failed, at once: otherwise package http would first wait for what the client has yet to send, which may be idle.
+// unwritten returns the error of a file that an upload did not write, and logs it.
 func (c *call) unwritten(name string, err error) error {
-	c.w.Header().Set("Connection", "close")
-	if err = uploadError(err); c.stalled.Load() {
-		err = bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
-	}
+	err = c.uploadFailed(err)
 	c.changedFile("write", name, err)
 	return err
+}
+
+// uploadFailed returns the error of an upload that is over before its body is. The answer goes out at once: otherwise package http would
+// first wait for what the client has yet to send, which may be idle.
+func (c *call) uploadFailed(err error) error {
+	c.w.Header().Set("Connection", "close")
+	if c.stalled.Load() {
+		return bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
+	}
+	return uploadError(err)
 }
 
 // uploadError tells a body that was too large or too slow from what else can fail.

@@ -316,15 +316,24 @@ func TestABodyThatDoesNotMove(t *testing.T) {
 	server.SetStall(t, 300*time.Millisecond)
 	k := newRunBench(t)
 	open(t, k.Bench, "default", "work")
-	for _, request := range []string{
-		"POST /v1/runs", "POST /v1/chat/completions", "POST /v1/sessions", "POST /v1/sessions/work/cells", "PUT /v1/sessions/work/files?path=x",
+	const batch = "POST /v1/sessions/work/files/batch"
+	part := "--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\ntext"
+	for _, tt := range []struct{ request, begins string }{
+		{"POST /v1/runs", `{"`},
+		{"POST /v1/chat/completions", `{"`},
+		{"POST /v1/sessions", `{"`},
+		{"POST /v1/sessions/work/cells", `{"`},
+		{"PUT /v1/sessions/work/files?path=x", `{"`},
+		{batch, part},
+		{batch, part + "\r\n--b\r\n"},
 	} {
+		request := tt.request
 		conn, err := net.Dial("tcp", strings.TrimPrefix(k.URL, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := io.WriteString(conn, request+" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{\""); err != nil {
+		if _, err := io.WriteString(conn, request+" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000\r\n\r\n"+tt.begins); err != nil {
 			t.Fatal(err)
 		}
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -332,7 +341,7 @@ func TestABodyThatDoesNotMove(t *testing.T) {
 			t.Fatalf("%s: %v", request, err)
 		}
 		b, _ := io.ReadAll(res.Body)
-		if res.Body.Close(); res.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(b), string(v1.CodeBodyTimeout)) {
+		if res.Body.Close(); res.StatusCode != http.StatusRequestTimeout || !res.Close || !strings.Contains(string(b), string(v1.CodeBodyTimeout)) {
 			t.Errorf("%s: %s %s", request, res.Status, b)
 		}
 	}
