@@ -34,7 +34,7 @@ func tlsError(op string, err error) error {
 		return failed("the server's certificate is invalid", "")
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok || strings.Contains(err.Error(), plainAnswer) {
-		return failed("the server does not speak TLS", "write http:// in its address, if the way to it is safe")
+		return failed("the server does not speak TLS", "write http:// in its address, if the network is trusted")
 	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // so package tls reports an alert
 		return failed("the server refuses the TLS connection", "")

@@ -55,8 +55,8 @@ func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) 
 	return path.Join(SharedDir, name), nil
 }
 
-// Frozen returns why nothing in the sandbox makes progress at the moment, although it has not ended: somebody else has paused it. Calls in
-// progress wait, and new ones are refused with this error.
+// Frozen returns why nothing in the sandbox makes progress at the moment, although it has not ended: somebody else has paused it. Calls wait
+// until it goes on, except new cells and commands, which are refused with this error.
 func (s *Sandbox) Frozen() error {
 	if f, ok := s.machine.(interface{ Frozen() error }); ok {
 		return f.Frozen()

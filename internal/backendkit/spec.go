@@ -71,11 +71,10 @@ func Below(path string, dirs ...string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") })
 }
 
-// scratchDirs are the directories of TmpfsLayout that code inside may write to.
-var scratchDirs = []string{v1.DefaultHome, "/tmp", "/var/tmp", "/dev/shm"}
-
-// InMemory reports whether a path is on one of the file systems in memory that every sandbox has.
-func InMemory(path string) bool { return Below(path, scratchDirs...) }
+// InMemory reports whether a path is on one of the file systems in memory that every sandbox has and code inside may write to.
+func InMemory(path string) bool {
+	return slices.ContainsFunc(TmpfsLayout(sandbox.Limits{}, "", ""), func(t Tmpfs) bool { return !t.Guest && Below(path, t.Path) })
+}
 
 // DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error
 // with sandbox.CodeInvalidSpec. Without options v stays as it is.

@@ -163,7 +163,9 @@ func (s Store) EndUnheld(ctx context.Context, id string, stop func(ctx context.C
 	}
 	err := Held(id, r.Owner.PID)
 	s.Unattached(id, func() {
-		if s.Load(id, &r) == nil && !r.Owner.Alive() {
+		if gone := s.Load(id, &r); gone != nil {
+			err = gone
+		} else if !r.Owner.Alive() {
 			err = stop(ctx, id)
 		}
 	})

@@ -194,7 +194,7 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	types(t, conn, "y=5; echo up$y\n")
 	shown(t, conn, "up5")
 	go discard(conn) // the server waits for a caller who does not answer its goodbye
-	k.Stop() // what runs goes on, and its input stays open
+	k.Stop()         // what runs goes on, and its input stays open
 	k.Start()
 	conn = reattach(t, k, "kept")
 	types(t, conn, "echo still$y; exit 7\n")
@@ -205,8 +205,20 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 }
 
 func TestCORS(t *testing.T) {
-	k := servertest.New(t, server.Options{Origins: []string{"https://app.example"}})
+	const local = "http://[::1]:3000"
+	k := servertest.New(t, server.Options{Origins: []string{"https://app.example", local}})
+	open(t, k, "default", "work")
 	key := k.Key("default", "execute")
+	for origin, want := range map[string]int{"https://app.example": 101, local: 101, "http://1:3000": 403, "https://evil.example": 403} {
+		h := http.Header{"Origin": {origin}, "Authorization": {"Bearer " + key}}
+		conn, res, err := websocket.Dial(t.Context(), k.URL+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: plain, HTTPHeader: h}) //nolint:bodyclose // it is the connection's
+		if res == nil || res.StatusCode != want {
+			t.Errorf("a WebSocket from %s: %v", origin, err)
+		}
+		if err == nil {
+			_ = conn.CloseNow()
+		}
+	}
 	const cells = "/v1/sessions/work/cells"
 	pre := ask(t, k, "", "OPTIONS", cells+"?x=1", "", "Origin", "https://app.example", "Access-Control-Request-Method", "POST")
 	if pre.status != http.StatusNoContent || pre.header.Get("Access-Control-Allow-Origin") != "https://app.example" ||

@@ -18,7 +18,7 @@ const (
 	corsMaxAge = "600" // seconds that a browser need not ask again
 	// corsRequest and corsExposed are the headers that pages may send and read.
 	corsRequest = "Authorization, Content-Type, Accept, Last-Event-ID, " + v1.HeaderIdempotency + ", " + v1.HeaderTenant + ", traceparent, tracestate"
-	corsExposed = v1.HeaderRequest + ", Location, Retry-After, Idempotency-Replayed, Recluse-Run, " + v1.TrailerFile + ", " + v1.TrailerTar
+	corsExposed = v1.HeaderRequest + ", Location, Retry-After, " + headerReplayed + ", " + headerRun + ", " + v1.TrailerFile + ", " + v1.TrailerTar
 )
 
 // cors is the origins whose pages may use the API.

@@ -24,6 +24,9 @@ const (
 	maxKept     = 1 << 20 // bytes of an answer
 )
 
+// headerReplayed marks an answer that was given before.
+const headerReplayed = "Idempotency-Replayed"
+
 // repeats gives the first answer again to whoever repeats a request under one Idempotency-Key.
 type repeats struct {
 	store store.Access
@@ -151,7 +154,7 @@ func replay(c *call, old store.Reply) error {
 			c.w.Header().Set(k, v)
 		}
 	}
-	c.w.Header().Set("Idempotency-Replayed", "true")
+	c.w.Header().Set(headerReplayed, "true")
 	c.w.WriteHeader(old.Status)
 	_, _ = c.w.Write(old.Body)
 	return nil

@@ -225,7 +225,7 @@ func (c *call) found(ses *session.Session, id string, background bool) error {
 func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) error {
 	if cmd.Stdin != nil {
 		return &v1.Error{
-			Code: v1.CodeInvalidRequest, Op: "start command", Message: "a command in the background has no stdin in its request",
+			Code: v1.CodeInvalidRequest, Op: "start command", Message: "stdin is not supported for background commands",
 			Remedy: "set keep_stdin, and send it to the input route of the operation",
 		}
 	}

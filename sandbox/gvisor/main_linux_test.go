@@ -20,6 +20,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -206,7 +207,7 @@ func (b *bench) prepare(id string, change func(*bundleSpec)) *box {
 	spec := &bundleSpec{
 		root: b.root.dir, binds: b.root.binds, hostname: "box", argv: standIn,
 		env: []string{"PATH=/usr/bin:/bin"}, capabilities: guestCapabilities,
-		mounts: []specs.Mount{memoryFS("/tmp", "size=64m", "mode=1777"), memoryFS(userHome, "size=16m", "mode=755", "uid=1000", "gid=1000")},
+		mounts: []specs.Mount{memoryFS("/tmp", "size=64m", "mode=1777"), memoryFS(v1.DefaultHome, "size=16m", "mode=755", "uid=1000", "gid=1000")},
 	}
 	if change != nil {
 		change(spec)

@@ -27,11 +27,8 @@ import (
 // hostRootVersion changes when this file builds something else from the same host.
 const hostRootVersion = "4"
 
-// The commands' user inside.
-const (
-	userName = "user"
-	userHome = "/home/user"
-)
+// userName is the name of the commands' user inside.
+const userName = "user"
 
 // hostRootName is the prefix of the built roots' directories.
 const hostRootName = "host-"
@@ -298,7 +295,7 @@ func openToAll(dir string) error {
 func ownEtc() map[string]string {
 	return map[string]string{
 		"passwd": "root:x:0:0:root:/root:/bin/sh\n" +
-			fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", userName, v1.DefaultUID, v1.DefaultUID, userHome) +
+			fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", userName, v1.DefaultUID, v1.DefaultUID, v1.DefaultHome) +
 			"nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 		"group":         fmt.Sprintf("root:x:0:\ntty:x:5:\n%s:x:%d:\nnogroup:x:65534:\n", userName, v1.DefaultUID),
 		"hosts":         "127.0.0.1 localhost recluse\n::1 localhost\n",

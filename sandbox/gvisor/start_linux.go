@@ -176,7 +176,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.Memory = r.Spec.Limits.Memory
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
-		if t.Path == userHome || t.Path == work {
+		if t.Path == v1.DefaultHome || t.Path == work {
 			t.UID, t.GID = user.UID, user.GID
 		}
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)

@@ -240,7 +240,6 @@ func lookShell(name, path string) string {
 	return ""
 }
 
-// prepareState makes the guest's directory. What runs in the sandbox may read spooled output, and nothing else.
 // makeWorkDir makes the directory where commands start, if it is missing and can be made. A command that starts where there is none reports it.
 func (a *Agent) makeWorkDir() {
 	var missing []string
@@ -260,6 +259,7 @@ func (a *Agent) makeWorkDir() {
 	}
 }
 
+// prepareState makes the guest's directory. What runs in the sandbox may read spooled output, and nothing else.
 func prepareState(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
