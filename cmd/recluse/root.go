@@ -81,8 +81,17 @@ var runsCode = map[string]bool{
 	"recluse runs replay": true,
 }
 
-// absent reports the error of a name that nothing has.
+// absent reports the error of a name that nothing has, or several such errors.
 func absent(err error) bool {
+	for _, e := range single(err) {
+		if !absentOne(e) {
+			return false
+		}
+	}
+	return true
+}
+
+func absentOne(err error) bool {
 	return gone(err) || slices.Contains([]v1.Code{
 		v1.CodeNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound, v1.CodeKeyUnknown, v1.CodeRunNotFound, v1.CodeApprovalUnknown, v1.CodeFileNotFound,
 	}, v1.CodeOf(err))

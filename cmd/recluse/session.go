@@ -209,7 +209,7 @@ func (a *app) printSession(i session.Info) error {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
 	if i.Previous != nil {
-		line("previous", "the one that had its name before %s", i.Previous)
+		line("previous", "previous session of this name %s", i.Previous)
 	}
 	for _, n := range i.Incidents {
 		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
@@ -286,7 +286,8 @@ session is the error session_not_found, after the others have been ended.`,
 
 // sessionEnd ends sessions; no names: all there are.
 func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) error {
-	if len(names) == 0 {
+	all := len(names) == 0
+	if all {
 		for i, err := range c.List(ctx, session.ListOptions{}) {
 			if err != nil {
 				return err
@@ -294,23 +295,19 @@ func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) 
 			names = append(names, i.Key.Name)
 		}
 	}
-	ended, failed := []string{}, error(nil)
+	ended, errs := []string{}, []error{}
 	for _, name := range names {
 		switch err := c.Session(name).End(ctx, "recluse session end"); {
 		case err == nil:
 			ended = append(ended, name)
-		case !gone(err):
-			return err
-		case failed != nil:
-			a.tell(err)
-		default:
-			failed = err
+		case !all || !gone(err): // one of the list may have expired meanwhile
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	if failed != nil {
-		return failed
-	}
-	return a.result(map[string][]string{"ended": ended}, "")
+	return a.ended(ended, errs, "")
 }
 
 func (a *app) sessionRestartInterpreterCommand() *cobra.Command {
