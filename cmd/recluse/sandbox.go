@@ -52,6 +52,7 @@ func (a *app) sandboxListCommand() *cobra.Command {
 	var strays bool
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, and whether they are in use", Args: cobra.NoArgs,
+		Long:    "List sandboxes, and whether they are in use. --json prints long paths of stores in full.",
 		Example: "  recluse sandbox list\n  recluse sandbox list --strays --json",
 		RunE: a.onSandboxes(func(_ context.Context, _ []sandbox.Backend, all []v1.HostSandbox, failed error) error {
 			if strays {

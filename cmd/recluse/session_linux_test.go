@@ -649,6 +649,7 @@ func TestCompletion(t *testing.T) {
 	w.must("snapshot", "save", "work", "warm")
 	for want, args := range map[string][]string{
 		"work\tready": {"session", "show", "w"}, "work@warm": {"snapshot", "restore", ""}, "work:": {"cp", "wo"}, "work\t": {"exec", "--session", ""},
+		"block": {"exec", "--gate", ""},
 	} {
 		if got := w.must(append([]string{"__complete"}, args...)...); !strings.Contains(got, want) {
 			t.Errorf("%v: %q, want %q", args, got, want)
