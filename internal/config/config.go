@@ -91,9 +91,9 @@ type Session struct {
 type Pool struct {
 	Enabled     bool        `key:"enabled" doc:"keep any at all"`
 	Min         int         `key:"min" min:"1" doc:"kept however long nobody asks"`
-	Target      int         `key:"target" min:"1" doc:"kept while there is demand"`
+	Target      int         `key:"target" min:"1" doc:"kept while there is demand, or as many as were missing in the last burst"`
 	Max         int         `key:"max" min:"1" doc:"of all kinds together"`
-	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept"`
+	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept, and after a burst in which the pool stays larger"`
 	Wait        v1.Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
 }
 
