@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -134,7 +135,7 @@ func TestRunsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	admit := func(run string, usd *float64) (*RunPlace, error) {
-		return m.AdmitRun(ctx, RunDemand{Tenant: "a", Run: run, USD: usd, Usual: v1.NoLimit})
+		return m.AdmitRun(ctx, RunDemand{Tenant: "a", Run: run, USD: usd})
 	}
 	_, err := admit("", new(11.0))
 	wantQuota(t, "more money than there is", err, "allows 10 of spend_usd, 10 is left and 11 is asked for")
@@ -163,11 +164,95 @@ func TestRunsAreBounded(t *testing.T) {
 	}
 	_, err = admit("", nil)
 	wantQuota(t, "hardly anything left", err, "spend_usd")
-	long := store.Spend{Run: "r2", Tenant: "a", Time: time.Now().Add(-31 * 24 * time.Hour), USD: 8.5}
+	long := store.Spend{Run: "r2", Tenant: "a", Key: "k", Time: time.Now().Add(-31 * 24 * time.Hour), USD: 8.5}
 	if err := m.store.SaveSpend(ctx, long); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := admit("", nil); err != nil || *p.MostUSD != 8.5 {
 		t.Errorf("a month later: %+v %v", p, err)
+	}
+}
+
+func TestTheCostOfARunCountsOnceAndForItsKey(t *testing.T) {
+	t.Parallel()
+	m, ctx := counting(t), t.Context()
+	quota := v1.Quota{Spend: new(10.0)}
+	err := errors.Join(
+		m.store.SaveTenant(ctx, store.Tenant{Name: "a", Quota: v1.Quota{Spend: new(50.0)}}),
+		m.store.AddKey(ctx, store.APIKey{ID: "k", Tenant: "a", Hash: []byte("1"), Quota: quota}),
+		m.store.AddKey(ctx, store.APIKey{ID: "l", Tenant: "a", Hash: []byte("2"), Quota: quota}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Each step admits a run with an amount, begins it, and ends it with a total cost.
+	for _, step := range []struct {
+		name, key, run string
+		demand         RunDemand
+		most           float64 // what it may cost
+		under          float64 // what the tenant has spent while the run is under way
+		cost           float64 // at its end; negative: without a result
+		k, l           float64 // what the keys have spent then
+	}{
+		{"a new run", "k", "r1", RunDemand{USD: new(4.0)}, 4, 4, 4, 4, 0},
+		{"resumed for nothing", "k", "r1", RunDemand{Run: "r1", USD: new(0.0)}, 0, 4, 4, 4, 0},
+		{"resumed with its own limit", "k", "r1", RunDemand{Run: "r1", Usual: new(4.5)}, 4.5, 4.5, 4.25, 4.25, 0},
+		{"resumed with more than is left", "k", "r1", RunDemand{Run: "r1", Usual: new(20.0)}, 10, 10, 5, 5, 0},
+		{"resumed by another key", "l", "r1", RunDemand{Run: "r1", Usual: new(20.0)}, 15, 15, 7, 5, 2},
+		{"and again without an amount", "l", "r1", RunDemand{Run: "r1", USD: new(-1.0), Usual: new(1.0)}, 15, 15, 7, 5, 2},
+		{"by the first one again, killed", "k", "r1", RunDemand{Run: "r1", USD: new(8.0)}, 8, 8, -1, 6, 2},
+		{"and resumed after that", "k", "r1", RunDemand{Run: "r1", Usual: new(8.0)}, 8, 8, 7.5, 5.5, 2},
+		{"a new run of the other key", "l", "r2", RunDemand{USD: new(8.0)}, 8, 15.5, 1, 5.5, 3},
+	} {
+		ctx := withKey(ctx, step.key)
+		step.demand.Tenant = "a"
+		p, err := m.AdmitRun(ctx, step.demand)
+		if err != nil || p.MostUSD == nil || *p.MostUSD != step.most {
+			t.Fatalf("%s: %+v, %v", step.name, p, err)
+		}
+		if err := p.Begin(ctx, step.run); err != nil {
+			t.Fatal(err)
+		}
+		if u, err := m.Usage(ctx, "a", false); err != nil || *u.Tenant.Used.Spend != step.under {
+			t.Errorf("%s: %v is in use, want %v; %v", step.name, *u.Tenant.Used.Spend, step.under, err)
+		}
+		if err := p.End(ctx, step.cost); err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[string]float64{"k": step.k, "l": step.l} {
+			if u, err := m.Usage(withKey(ctx, key), "a", false); err != nil || *u.Key.Used.Spend != want || u.Key.Name != key {
+				t.Errorf("%s: key %s has spent %v, want %v; %v", step.name, key, *u.Key.Used.Spend, want, err)
+			}
+		}
+	}
+	free, err := m.AdmitRun(withKey(ctx, "k"), RunDemand{Tenant: "a", Free: true})
+	if err != nil || free.MostUSD != nil {
+		t.Errorf("a free run: %+v, %v", free, err)
+	}
+}
+
+func TestRunsThatBeginTogetherDoNotSpendTheSameMoney(t *testing.T) {
+	t.Parallel()
+	m, ctx := counting(t), t.Context()
+	if err := m.store.SaveTenant(ctx, store.Tenant{Name: "a", Quota: v1.Quota{Spend: new(10.0)}}); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	var taken atomic.Int32
+	for i := range 64 {
+		wg.Go(func() {
+			p, err := m.AdmitRun(ctx, RunDemand{Tenant: "a", USD: new(1.0)})
+			if err != nil {
+				return
+			}
+			taken.Add(1)
+			if err := p.Begin(ctx, fmt.Sprint("r", i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if taken.Load() != 10 {
+		t.Errorf("%d runs of 1 dollar were admitted for 10", taken.Load())
 	}
 }

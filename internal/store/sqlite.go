@@ -149,7 +149,7 @@ func (s *SQLite) check(ctx context.Context) error {
 }
 
 // migrations bring a store from one version to the next, which is their index and one. They are only ever added to.
-var migrations = []string{schema1, schema2, schema3, schema4}
+var migrations = []string{schema1, schema2, schema3, schema4, schema5}
 
 // migrate brings the file to our version, all or nothing.
 func (s *SQLite) migrate(ctx context.Context) error {
