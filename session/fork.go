@@ -133,7 +133,9 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	if err != nil {
 		return nil, err
 	}
-	proto.Policy.Expires = bounds.atMost(proto.Policy.Expires)
+	if proto.Policy.Expires, err = bounds.atMost(proto.Policy.Expires); err != nil {
+		return nil, err
+	}
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	if s.m.closing {

@@ -106,22 +106,25 @@ func (b bounds) maxAge() v1.Duration {
 	return least
 }
 
+// shortestLife is what max_age must allow for a session that asks for no end.
+const shortestLife = time.Second
+
 // expires returns the time from the creation of a session to its end: what is asked for, or else as much as is allowed.
 func (b bounds) expires(asked v1.Duration) (v1.Duration, error) {
-	if asked == 0 {
-		return b.maxAge(), nil
-	}
 	nothing := func(func(owner) bool) v1.Quota { return v1.Quota{} }
+	if asked == 0 {
+		return b.maxAge(), b.check(nothing, v1.Quota{MaxAge: new(v1.Duration(shortestLife))})
+	}
 	return asked, b.check(nothing, v1.Quota{MaxAge: &asked})
 }
 
-// atMost returns d, or as much of it as is allowed.
-func (b bounds) atMost(d v1.Duration) v1.Duration {
-	most := b.maxAge()
-	if d == v1.NoLimit || most != v1.NoLimit && most < d {
-		return most
+// atMost returns d, or as much of it as is allowed. A d of zero is no end.
+func (b bounds) atMost(d v1.Duration) (v1.Duration, error) {
+	most, err := b.expires(0)
+	if d == v1.NoLimit || d == 0 || most != v1.NoLimit && most < d {
+		return most, err
 	}
-	return d
+	return d, err
 }
 
 // endOf returns when a session that is created now ends; zero: never.

@@ -90,18 +90,18 @@ func TestTheTightestBoundDecides(t *testing.T) {
 		}
 		return m.ledger.reserve(b, newHolding(id, o, memory))
 	}
-	wantQuota(t, "more than a key may", reserve("1", "a", "k", 2<<30), "the quota of key k allows 1g of memory, 1g is left and 2g is asked for")
+	wantQuota(t, "more than a key may", reserve("1", "a", "k", 2<<30), "quota of key k, memory: limit 1g, 1g left, 2g requested")
 	if err := reserve("2", "a", "l", 3<<30); err != nil {
 		t.Fatal(err)
 	}
 	if err := reserve("3", "a", "k", 1<<30); err != nil {
 		t.Fatal(err)
 	}
-	wantQuota(t, "more than the tenant may", reserve("4", "a", "l", 1<<20), "the quota of tenant a allows 4g of memory, 0 is left")
+	wantQuota(t, "more than the tenant may", reserve("4", "a", "l", 1<<20), "quota of tenant a, memory: limit 4g, 0 left")
 	if err := reserve("5", "b", "x", 3<<30); err != nil {
 		t.Fatal(err)
 	}
-	wantQuota(t, "more than the machine has, over the network", reserve("6", "b", "x", 2<<30), "the quota of the server allows 8g of memory, 1g is left")
+	wantQuota(t, "more than the machine has, over the network", reserve("6", "b", "x", 2<<30), "quota of the server, memory: limit 8g, 1g left")
 	if err := reserve("7", "b", "", 1<<40); err != nil {
 		t.Errorf("on the own socket: %v", err)
 	}
@@ -138,7 +138,7 @@ func TestRunsAreBounded(t *testing.T) {
 		return m.AdmitRun(ctx, RunDemand{Tenant: "a", Run: run, USD: usd})
 	}
 	_, err := admit("", new(11.0))
-	wantQuota(t, "more money than there is", err, "allows 10 of spend_usd, 10 is left and 11 is asked for")
+	wantQuota(t, "more money than there is", err, "spend_usd: limit 10, 10 left, 11 requested")
 	one, err := admit("", new(4.0))
 	if err != nil {
 		t.Fatal(err)
@@ -148,13 +148,13 @@ func TestRunsAreBounded(t *testing.T) {
 		t.Fatalf("%+v %v", two, err)
 	}
 	_, err = admit("", new(0.0))
-	wantQuota(t, "a third at once", err, "2 of runs")
+	wantQuota(t, "a third at once", err, "runs: limit 2")
 	if err := errors.Join(one.Begin(ctx, "r1"), two.Begin(ctx, "r2"), one.End(ctx, 1.5), two.End(ctx, -1)); err != nil {
 		t.Fatal(err)
 	}
 	// The second one left no result: it counts for what it was allowed.
 	_, err = admit("", new(3.0))
-	wantQuota(t, "what is left", err, "2.5 is left and 3 is asked for")
+	wantQuota(t, "what is left", err, "2.5 left, 3 requested")
 	again, err := admit("r2", nil)
 	if err != nil || *again.MostUSD != 8.5 {
 		t.Fatalf("resumed: %+v %v", again, err)
@@ -254,5 +254,32 @@ func TestRunsThatBeginTogetherDoNotSpendTheSameMoney(t *testing.T) {
 	wg.Wait()
 	if taken.Load() != 10 {
 		t.Errorf("%d runs of 1 dollar were admitted for 10", taken.Load())
+	}
+}
+
+func TestMaxAgeBoundsEverySession(t *testing.T) {
+	t.Parallel()
+	const none = v1.Duration(v1.NoLimit)
+	hour := v1.Duration(time.Hour)
+	for name, tt := range map[string]struct {
+		most, asked     *v1.Duration
+		open, copied    v1.Duration
+		refused, noCopy bool
+	}{
+		"no bound, no end":           {nil, new(v1.Duration(0)), none, none, false, false},
+		"no bound, an end":           {nil, &hour, hour, hour, false, false},
+		"a bound, no end":            {&hour, new(v1.Duration(0)), hour, hour, false, false},
+		"a bound, unlimited":         {&hour, new(none), none, hour, true, false},
+		"a bound, a later end":       {&hour, new(2 * hour), 2 * hour, hour, true, false},
+		"no session at all":          {new(v1.Duration(0)), new(v1.Duration(0)), 0, 0, true, true},
+		"no session, even for short": {new(v1.Duration(0)), &hour, hour, 0, true, true},
+	} {
+		b := bounds{{whose: "the server", quota: v1.Quota{MaxAge: tt.most}}}
+		if got, err := b.expires(*tt.asked); got != tt.open || (v1.CodeOf(err) == v1.CodeQuotaExceeded) != tt.refused {
+			t.Errorf("%s: it ends after %s, %v", name, got, err)
+		}
+		if got, err := b.atMost(*tt.asked); got != tt.copied || (v1.CodeOf(err) == v1.CodeQuotaExceeded) != tt.noCopy {
+			t.Errorf("%s: a copy ends after %s, %v", name, got, err)
+		}
 	}
 }
