@@ -20,9 +20,9 @@ const spendWindow = 30 * 24 * time.Hour
 
 // owner is whose quota something counts for.
 type owner struct {
-	Tenant string `json:"tenant"`
-	Key    string `json:"key,omitempty"`    // id of the API key; empty: none
-	Remote bool   `json:"remote,omitempty"` // asked for over the network
+	Tenant string
+	Key    string // id of the API key; empty: none
+	Remote bool   // asked for over the network
 }
 
 // ownerOf returns whose quota counts for what the caller makes in a tenant.
@@ -151,7 +151,7 @@ type holding struct {
 }
 
 func holdingOf(r *record) holding {
-	return holding{r.Owner, r.Spec.Limits, r.State == v1.StateHibernated}
+	return holding{r.owner(), r.Spec.Limits, r.State == v1.StateHibernated}
 }
 
 // amount returns what it counts for.
@@ -290,7 +290,7 @@ func (l *ledger) release(id string) {
 // hold reserves limits for the session if its quotas allow it.
 func (s *Session) hold(ctx context.Context, limits sandbox.Limits) error {
 	s.mu.Lock()
-	whose := s.rec.Owner
+	whose := s.rec.owner()
 	s.mu.Unlock()
 	b, err := s.m.bounds(ctx, whose)
 	if err != nil {

@@ -43,6 +43,12 @@ func TestQuotasOfSessions(t *testing.T) {
 		if n := k.images(); n != 1 {
 			t.Errorf("%d images", n)
 		}
+		copied, _, err := k.m.Open(t.Context(), Key{Name: "three"}, OpenOptions{Settings: Settings{From: "one@first"}})
+		if err != nil {
+			t.Errorf("from a snapshot of 512m, where the default is more than is left: %v", err)
+		} else if err := copied.End(t.Context(), ""); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	k.restart() // what is held is counted anew

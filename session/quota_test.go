@@ -35,7 +35,7 @@ func withKey(ctx context.Context, key string) context.Context {
 }
 
 func newHolding(id string, o owner, memory int64) *record {
-	return &record{ID: id, Owner: o, State: v1.StateCreating, Spec: sandbox.Spec{Limits: sandbox.Limits{Memory: memory, CPUs: 1, Processes: 256, Disk: 1 << 20}}}
+	return &record{ID: id, Key: Key{Tenant: o.Tenant}, APIKey: o.Key, Remote: o.Remote, State: v1.StateCreating, Spec: sandbox.Spec{Limits: sandbox.Limits{Memory: memory, CPUs: 1, Processes: 256, Disk: 1 << 20}}}
 }
 
 func wantQuota(t *testing.T, what string, err error, says string) {
