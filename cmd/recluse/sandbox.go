@@ -27,7 +27,7 @@ The column USE tells whether a sandbox is still in use:
   held     a running program made it or is attached to it
   kept     its server is stopped, and will use it again when it starts
   stray    its program has ended, and its store was removed or replaced
-  unknown  its program has ended, and its store cannot be read`,
+  unknown  its program has ended, and its store cannot be read or found`,
 		Example: "  recluse sandbox list\n  recluse sandbox end --strays",
 	}
 	c.AddCommand(a.sandboxListCommand(), a.sandboxEndCommand())
