@@ -283,3 +283,32 @@ func TestMaxAgeBoundsEverySession(t *testing.T) {
 		}
 	}
 }
+
+func TestEveryBoundIsEnforced(t *testing.T) {
+	t.Parallel()
+	m, ctx := counting(t), t.Context()
+	var q v1.Quota
+	for i, f := range q.Fields() {
+		q = v1.Quota{}
+		if err := q.Fields()[i].Set("0"); err != nil {
+			t.Fatalf("%s: %v", f.Name, err)
+		}
+		m.opts.Quota = q
+		b, err := m.bounds(ctx, owner{Tenant: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, age := b.expires(v1.Duration(time.Hour))
+		_, run := m.AdmitRun(ctx, RunDemand{Tenant: "a", USD: new(1.0)})
+		refused := 0
+		for _, err := range []error{m.ledger.reserve(b, newHolding(f.Name, owner{Tenant: "a"}, 1)), age, run, m.checkSnapshot(ctx, owner{Tenant: "a"}, 1, nil)} {
+			if err != nil {
+				wantQuota(t, f.Name, err, f.Name+": limit 0")
+				refused++
+			}
+		}
+		if refused != 1 {
+			t.Errorf("a bound of no %s refused %d requests, want 1", f.Name, refused)
+		}
+	}
+}
