@@ -49,6 +49,9 @@ docker() {
 	export RECLUSE_TEST_DOCKER_HOST RECLUSE_TEST_DOCKER_OWNED=true
 }
 
+# A program with the race detector sleeps for a second before it ends, unless told otherwise: a race that shows only then is not worth a minute.
+export GORACE="atexit_sleep_ms=50 ${GORACE:-}"
+
 trap finish EXIT
 case $tier in
 check)
@@ -56,21 +59,23 @@ check)
 	pass "unit tests, and the feature suite on local" -race -short -p=4 -parallel=4 ./sandbox/local ./cmd/recluse ./...
 	;;
 test)
-	# The race detector is for gVisor and the unit tests. The command line starts itself hundreds of times, which it would slow
-	# down most. Attacks fill the machine and watch how fast others answer meanwhile, and containers share one engine: those
-	# packages run one at a time.
+	# The race detector is for backends, sessions and the unit tests. It doubles the work of those that talk HTTP or start programs, which have it
+	# in make test-all. Attacks fill the machine and watch how fast others answer meanwhile, so they run alone.
 	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
+	callers='/(rlm|client|internal/server|internal/mcp)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
-	longest='./sandbox/gvisor ./session ./rlm ./client ./sandbox/local ./internal/server' # they begin, so that none is left at the end alone
-	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$alone")
-	mapfile -t rest < <(go list ./... | grep -E "$programs|$alone")
+	longest='./sandbox/gvisor ./session ./sandbox/local' # they begin, so that none is left at the end alone
+	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$callers|$alone")
+	mapfile -t rest < <(go list ./... | grep -E "$programs|$callers|$alone")
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
-	pass "unit tests of the rest" -race -short -parallel=4 "${rest[@]}"
-	pass "the command line, and programs of others" -timeout=20m -p=2 -parallel=4 ./cmd/recluse ./test/install ./test/mcp ./test/openapi ./test/agents
+	pass "unit tests of the rest" -race -short -p=4 -parallel=4 "${rest[@]}"
+	pass "HTTP, the command line, and programs of others" -timeout=20m -p=2 -parallel=4 \
+		./cmd/recluse ./rlm ./internal/server ./client ./test/mcp ./internal/mcp ./test/agents ./test/install ./test/openapi
 	docker
-	pass "containers and attacks" -timeout=20m -p=1 ./sandbox/docker ./test/attack
-	pass "sessions in containers, an ordinary user" -timeout=20m -p=1 -run="$again" ./session ./sandbox/gvisor
+	pass "containers" -timeout=20m -p=1 -parallel=4 ./sandbox/docker
+	pass "sessions in containers, an ordinary user" -timeout=20m -p=2 -run="$again" ./session ./sandbox/gvisor
+	pass "attacks" -timeout=20m -parallel=2 ./test/attack
 	;;
 all)
 	export RECLUSE_TEST_ALL=true

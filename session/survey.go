@@ -14,8 +14,8 @@ import (
 // A manager knows its sandboxes by the id of its store. When the store is lost, or the data directory gets another one, nobody looks for
 // them any more, and they would run for ever. So each sandbox also bears the directory of the store, and a survey compares both.
 
-// Survey lists the sandboxes of all servers and programs of this user, oldest first for each backend. It needs no manager. A store that was
-// moved is found if it is in dataDir now. Backends that could not be asked are in the error.
+// Survey lists the sandboxes of all servers and programs of this user, and on a container engine those of all users, oldest first for each
+// backend. It needs no manager. A store that was moved is found if it is in dataDir now. Backends that could not be asked are in the error.
 func Survey(ctx context.Context, backends []sandbox.Backend, dataDir string) ([]v1.HostSandbox, error) {
 	out := []v1.HostSandbox{}
 	var errs []error

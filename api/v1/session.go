@@ -212,14 +212,14 @@ const (
 	SandboxHeld    SandboxUse = "held"    // a running program made it or is attached to it
 	SandboxKept    SandboxUse = "kept"    // its server is stopped, and attaches to it at the next start
 	SandboxStray   SandboxUse = "stray"   // its program has ended, and the store that knew it was removed or replaced
-	SandboxUnknown SandboxUse = "unknown" // its program has ended, and its store cannot be read or found
+	SandboxUnknown SandboxUse = "unknown" // its program has ended, and no readable store tells whether it is needed
 )
 
 // HostSandbox is a sandbox on this machine. Any program may have made it, not only the server that is asked.
 type HostSandbox struct {
 	ID       string     `json:"id" doc:"id of the sandbox within its backend"`
 	Backend  string     `json:"backend" doc:"backend that runs it"`
-	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"held: a running program uses it; kept: its server is stopped and will use it again; stray: no program can use it again; unknown: its store cannot be read or found"`
+	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"held: a running program uses it; kept: its server is stopped and will use it again; stray: no program can use it again; unknown: no readable store tells whether it is needed"`
 	Running  bool       `json:"running" doc:"whether it runs"`
 	Session  string     `json:"session,omitempty" doc:"tenant and name of its session; empty for one without"`
 	Owner    int        `json:"owner" doc:"pid of the program that must end it"`

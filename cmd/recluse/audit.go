@@ -43,7 +43,7 @@ func (a *app) auditCommand() *cobra.Command {
 	f.StringVar(&o.Actor, "actor", "", "only what this `name` did: that of a key, or \"user NAME\"")
 	f.StringVar(&o.Action, "action", "", "only this `action`: open, cell, command, end, snapshot, …")
 	f.Var(&since, "since", "only entries since this `time`, such as 2h, 7d, 2030-01-31 or \"2030-01-31 15:04\"")
-	f.Int64Var(&o.After, "after", 0, "begin behind the entry of this `number`")
+	f.Int64Var(&o.After, "after", 0, "start after entry `number`, which --json prints as id")
 	f.IntVar(&o.Last, "limit", 0, "only the newest entries, at most this `number` (default all)")
 	a.completeSession(c, "session")
 	return c

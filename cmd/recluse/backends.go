@@ -115,10 +115,14 @@ func unkept(l sandbox.Limits, c sandbox.Capabilities) []string {
 // cause prefers the reason for which ctx ended over what that led to, except where a verb has told it.
 func cause(ctx context.Context, err error) error {
 	_, told := errors.AsType[exit](err)
-	if why := context.Cause(ctx); why != nil && !told {
-		return why
+	why := context.Cause(ctx)
+	if why == nil || told {
+		return err
 	}
-	return err
+	if _, printed := errors.AsType[besideResult](err); printed {
+		return besideResult{why}
+	}
+	return why
 }
 
 // close ends a sandbox and tells if that failed.

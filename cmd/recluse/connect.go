@@ -75,7 +75,7 @@ const longRateWait = 2 * time.Second
 // sayRateWait reports a wait that the server has asked for.
 func (a *app) sayRateWait(d time.Duration) {
 	if d >= longRateWait {
-		a.say("the server limits how often it may be asked; trying again in %s", d)
+		a.say("rate limited by the server; trying again in %s", d)
 	}
 }
 

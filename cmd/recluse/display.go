@@ -92,8 +92,9 @@ func (d *displays) name(ending string) string {
 
 // taken reports whether a file has the number already.
 func (d *displays) taken() bool {
-	found, err := filepath.Glob(d.name("*"))
-	return err == nil && len(found) > 0
+	files, err := os.ReadDir(d.dir)
+	begin := filepath.Base(d.name(""))
+	return err == nil && slices.ContainsFunc(files, func(f os.DirEntry) bool { return strings.HasPrefix(f.Name(), begin) })
 }
 
 func (d *displays) write(name string, content []byte) error {

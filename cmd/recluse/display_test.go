@@ -12,7 +12,7 @@ import (
 )
 
 func TestDisplaysAreSavedByOrderAndType(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "shown")
+	dir := filepath.Join(t.TempDir(), "shown[1]") // no pattern
 	shown := func(formats map[string]string) *sandbox.Bundle {
 		b := &sandbox.Bundle{Data: map[string]json.RawMessage{}}
 		for mime, text := range formats {

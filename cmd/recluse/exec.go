@@ -79,7 +79,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
 				return usage("nothing to run: give a command, --python or --python-file")
 			}
-			if err := o.check(c.Flags()); err != nil {
+			if err := o.check(c.Flags(), a.json); err != nil {
 				return err
 			}
 			return a.exec(c.Context(), &o, c.Flags().Changed("python"), args)
@@ -89,8 +89,8 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.SetInterspersed(false) // what follows the command's name is the command's
 	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from the input")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
-	f.Var((*byteFlag)(&o.inline), "inline-bytes", "with --json: output of each stream that the verdict keeps, a `size` of at most 1m (default 1m)")
-	f.Var((*byteFlag)(&o.spool), "spool-bytes", "with --session: output of each stream that recluse logs can show later, a `size` (default 10m)")
+	f.Var(valueOf(&o.inline), "inline-bytes", "with --json: output of each stream that the verdict keeps, a `size` of at most 1m (default 1m)")
+	f.Var(valueOf(&o.spool), "spool-bytes", "with --session: output of each stream that recluse logs can show later, a `size` (default 10m)")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
@@ -99,16 +99,17 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
-	f.StringVar(&o.gate, "gate", "", "what the gate's opinion weighs: off, warn or block (default as configured)")
+	f.StringVar(&o.gate, "gate", "", "gate mode: off, warn or block (default as configured)")
 	f.StringVar(&o.role, "role", "", "judge the code by the thesaurus of this `role`")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
 	a.completeSession(c, "session")
+	completeEnum[v1.GateRequest](c, "gate", "Rules")
 	return c
 }
 
 // check refuses flags that do not go together.
-func (o *execOptions) check(f *pflag.FlagSet) error {
+func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 	cell := f.Changed("python")
 	if o.gate != "" {
 		if _, err := gate.ParseMode(o.gate); err != nil {
@@ -118,8 +119,10 @@ func (o *execOptions) check(f *pflag.FlagSet) error {
 	switch {
 	case f.Changed("session") && o.session == "":
 		return usage("--session: the name is empty")
-	case o.session == "" && (o.context != "" || o.background || len(o.labels) > 0):
-		return usage("--context, --background and --label need --session")
+	case o.session == "" && (o.context != "" || o.background || len(o.labels) > 0 || o.spool > 0):
+		return usage("--context, --background, --label and --spool-bytes need --session")
+	case o.inline > 0 && !json:
+		return usage("--inline-bytes needs --json")
 	case o.context != "" && !cell:
 		return usage("--context needs --python")
 	case o.background && cell:

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -11,12 +12,44 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// report tells why there is no result. With --json that is the one value on stdout, and stderr stays silent.
-func (a *app) report(err error) {
-	if a.json && console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(err)}) == nil {
-		return
+// besideResult is what failed in a verb that has printed its result all the same.
+type besideResult struct{ error }
+
+// Unwrap returns what failed.
+func (b besideResult) Unwrap() error { return b.error }
+
+// beside returns how a verb ends that has printed its result, unless printing failed, and of which a part failed, unless that is nil.
+func beside(printing, failed error) error {
+	if printing != nil || failed == nil {
+		return printing
 	}
-	a.tell(err)
+	return besideResult{failed}
+}
+
+// single returns the errors that were joined, or the error itself.
+func single(err error) []error {
+	if b, ok := errors.AsType[besideResult](err); ok {
+		err = b.error
+	}
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // of a wrapped one the text is that of what wraps it
+	if !ok {
+		return []error{err}
+	}
+	var out []error
+	for _, e := range joined.Unwrap() {
+		out = append(out, single(e)...)
+	}
+	return out
+}
+
+// report tells why there is no result, or not all of one. With --json stdout has one value: the result, or else the first error.
+func (a *app) report(err error) {
+	_, printed := errors.AsType[besideResult](err)
+	for i, e := range single(err) {
+		if i > 0 || printed || !a.json || console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(e)}) != nil {
+			a.tell(e)
+		}
+	}
 }
 
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.

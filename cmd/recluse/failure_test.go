@@ -54,6 +54,38 @@ func TestAFailureIsOneJSONValue(t *testing.T) {
 	}
 }
 
+func TestAFailureBesideAResultLeavesOneJSONValue(t *testing.T) {
+	lost := &v1.Error{Code: v1.CodeNotFound, Message: "no sandbox"}
+	for _, tt := range []struct {
+		name           string
+		ended          []string
+		errs           []error
+		absent         bool
+		stdout, stderr string
+	}{
+		{"nothing failed", nil, []error{nil}, false, `{"ended":[]}`, ""},
+		{"some are ended", []string{"a"}, []error{lost, missing}, false, `{"ended":["a"]}`, "recluse: no sandbox\nrecluse: find engine"},
+		{"none is ended", nil, []error{nil, lost, lost}, true, `{"error":{"code":"not_found","message":"no sandbox"`, "recluse: no sandbox\n"},
+	} {
+		var out, errs bytes.Buffer
+		a := &app{stdout: &out, stderr: &errs, json: true}
+		err := a.ended(append([]string{}, tt.ended...), tt.errs, "")
+		if err != nil {
+			a.report(err)
+		}
+		var one bytes.Buffer
+		if err := json.Compact(&one, out.Bytes()); err != nil {
+			t.Errorf("%s: %v: %s", tt.name, err, out.String())
+		}
+		if !strings.HasPrefix(one.String(), tt.stdout) || !strings.HasPrefix(errs.String(), tt.stderr) || tt.stderr == "" && errs.Len() > 0 {
+			t.Errorf("%s: %s %q", tt.name, one.String(), errs.String())
+		}
+		if err != nil && absent(err) != tt.absent {
+			t.Errorf("%s: absent is %v", tt.name, absent(err))
+		}
+	}
+}
+
 func TestUnkeptLimits(t *testing.T) {
 	some := sandbox.Capabilities{ProcessLimit: true, DiskLimit: true, OpenFileLimit: true}
 	if got := unkept(sandbox.Limits{}, some); got != nil {

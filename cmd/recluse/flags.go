@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -19,30 +18,6 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
-
-// byteFlag is a size as a flag.
-type byteFlag int64
-
-// String implements pflag.Value. Nothing is shown for a default: the help text has it.
-func (b *byteFlag) String() string {
-	if *b == 0 {
-		return ""
-	}
-	return v1.FormatBytes(int64(*b))
-}
-
-// Set implements pflag.Value.
-func (b *byteFlag) Set(text string) error {
-	n, err := v1.ParseBytes(text)
-	if err == nil && n <= 0 {
-		err = errors.New("it must be positive")
-	}
-	*b = byteFlag(n)
-	return err
-}
-
-// Type implements pflag.Value.
-func (b *byteFlag) Type() string { return "size" }
 
 // backendFlags chooses a backend. What is left out is as configured.
 type backendFlags struct {
@@ -128,16 +103,23 @@ func (s *sandboxFlags) given(scopes ...string) string {
 	return ""
 }
 
-// spec returns the sandbox that flags and configuration describe. Its paths are absolute, because a server works elsewhere.
+// spec returns the sandbox that flags and configuration describe. Its paths are absolute, because a server works elsewhere. With client.url
+// they are paths of the server's machine, where a path that is relative to a directory of this one means nothing.
 func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	spec := s.sandbox
 	cfg, err := a.config()
 	if err != nil {
 		return spec, err
 	}
+	absolute := func(flag, path string) (string, error) {
+		if cfg.Client.URL != "" && !filepath.IsAbs(path) {
+			return "", usage("--%s %s: relative path; want an absolute one of the server's machine (client.url)", flag, path)
+		}
+		return filepath.Abs(path)
+	}
 	spec.Limits = spec.Limits.Over(cfg.SandboxLimits())
 	if spec.RootFS != "" {
-		if spec.RootFS, err = filepath.Abs(spec.RootFS); err != nil {
+		if spec.RootFS, err = absolute("rootfs", spec.RootFS); err != nil {
 			return spec, err
 		}
 	}
@@ -146,7 +128,7 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	}
 	spec.Mounts = slices.Clone(spec.Mounts)
 	for i, m := range spec.Mounts {
-		if spec.Mounts[i].Host, err = filepath.Abs(m.Host); err != nil {
+		if spec.Mounts[i].Host, err = absolute("mount", m.Host); err != nil {
 			return spec, err
 		}
 	}

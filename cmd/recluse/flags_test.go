@@ -59,6 +59,20 @@ func TestSandboxFlagsMakeASpec(t *testing.T) {
 	}
 }
 
+func TestRelativePathsAreNotThoseOfAnotherMachine(t *testing.T) {
+	cfg := config.Default()
+	cfg.Client.URL = "https://far.example"
+	for flag, taken := range map[string]bool{"--mount=.:/work": false, "--rootfs=root": false, "--mount=/a:/work": true, "--rootfs=/root": true} {
+		f, err := parse(t, flag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.spec(&app{cfg: cfg}); (err == nil) != taken {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+}
+
 func TestEachSandboxFlagHasItsScope(t *testing.T) {
 	values := map[string]string{"K=V": "a=b", "host:path[:rw]": "/a:/b", "name:path[:rw]": "a:/b", "level": "kernel", "when": "never", "bool": "true"}
 	for _, o := range new(sandboxFlags).options() {

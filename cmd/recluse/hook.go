@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -65,9 +66,28 @@ func (a *app) hookRefused(err error) error {
 }
 
 type hookRunOptions struct {
-	project, dir, file string
-	timeout            v1.Duration
+	project   once
+	dir, file string
+	timeout   v1.Duration
 }
+
+// once is a text that is given once.
+type once string
+
+// Set implements pflag.Value.
+func (o *once) Set(text string) error {
+	if *o != "" {
+		return errors.New("it is given twice")
+	}
+	*o = once(text)
+	return nil
+}
+
+// String implements pflag.Value.
+func (o *once) String() string { return string(*o) }
+
+// Type implements pflag.Value.
+func (*once) Type() string { return "text" }
 
 func (a *app) hookRunCommand() *cobra.Command {
 	var o hookRunOptions
@@ -79,7 +99,11 @@ and nothing else of this machine but its programs. Output, errors and exit statu
 		Example: `  recluse hook run --project "$PWD" -- 'make test | tail'`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if (len(args) == 1) == (o.file != "") {
+			switch {
+			// An agent that may run this verb for one project, whatever follows, must reach neither another project nor another server.
+			case c.Flags().Changed("config"):
+				return usage("--config: this verb uses the default configuration file")
+			case (len(args) == 1) == (o.file != ""):
 				return usage("give a command, or --file")
 			}
 			if o.file != "" {
@@ -89,7 +113,7 @@ and nothing else of this machine but its programs. Output, errors and exit statu
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.project, "project", "", "`directory` that the sandbox shows")
+	f.Var(&o.project, "project", "`directory` that the sandbox shows")
 	f.StringVar(&o.dir, "dir", "", "working `directory` (default the project's)")
 	f.StringVar(&o.file, "file", "", "`file` with the command; it is removed")
 	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
@@ -115,19 +139,20 @@ func (a *app) hookRunFile(ctx context.Context, o *hookRunOptions) error {
 }
 
 func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error {
-	if !filepath.IsAbs(o.project) {
+	project := string(o.project)
+	if !filepath.IsAbs(project) {
 		return usage("--project must be an absolute path")
 	}
-	spec, _, err := a.projectSpec(o.project)
+	spec, _, err := a.projectSpec(project)
 	if err != nil {
 		return err
 	}
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
-		name := agents.SessionName(o.project)
+		name := agents.SessionName(project)
 		t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
 		v, err := t.Run(ctx, sandbox.Command{
 			Shell: cmp.Or(code, ":"), // nothing is a command, too
-			Dir:   cmp.Or(o.dir, o.project),
+			Dir:   cmp.Or(o.dir, project),
 			RunOptions: sandbox.RunOptions{
 				Stdin:   a.input(),
 				Stdout:  a.output(a.stdout),
@@ -135,6 +160,7 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 				Timeout: timeout(o.timeout),
 			},
 		})
+		a.verbose = true // what the gate says is for the agent, which cannot ask for more
 		a.warned(v, "")
 		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})

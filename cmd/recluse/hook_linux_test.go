@@ -197,6 +197,15 @@ func TestAHookThatCannotWorkBlocks(t *testing.T) {
 	if got := run(t, "{}", "hook", "run", "--project", "/x", "--file", "/etc/passwd"); got.status != statusFailure || !strings.Contains(got.stderr, "--file") {
 		t.Errorf("%+v", got)
 	}
+	for flag, args := range map[string][]string{
+		"--config":  {"--config", "/x/other.yaml"},
+		"--project": {"--project", "/y"},
+	} {
+		args = append(append([]string{"hook", "run", "--project", "/x"}, args...), "--", "true")
+		if got := run(t, "", args...); got.status != statusFailure || !strings.Contains(got.stderr, flag) || strings.Contains(got.stderr, "directory") {
+			t.Errorf("%q: %+v", args, got)
+		}
+	}
 	if got := run(t, "", "hook", "run", "--project", "/x", "--fiel", "x"); got.status != statusFailure || !strings.Contains(got.stderr, "--fiel") {
 		t.Errorf("%+v", got)
 	}

@@ -50,6 +50,7 @@ func TestAWrongCallSaysWhatToDo(t *testing.T) {
 		{"too many words", []string{"snapshot", "list", "a", "b", "--json"}, "accepts at most 1", "see recluse snapshot list --help"},
 		{"a word where there is none", []string{"doctor", "nosuch", "--json"}, "nosuch", "see recluse doctor --help"},
 		{"what the verb itself finds", []string{"exec", "--json"}, "nothing to run", "see recluse exec --help"},
+		{"a flag of sessions without one", []string{"exec", "--json", "--spool-bytes", "1m", "--", "true"}, "--spool-bytes need --session", "see recluse exec --help"},
 		{"what it finds in its words", []string{"session", "end", "--json"}, "name the sessions to end", "see recluse session end --help"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -85,5 +86,11 @@ func TestVerbsWithoutJSON(t *testing.T) {
 		if status != 0 || got == "" || got != plain || stderr != "" {
 			t.Errorf("%q: status %d, stderr %q, %d bytes, want %d", args, status, stderr, len(got), len(plain))
 		}
+	}
+}
+
+func TestOutputOfTheVerdictIsBoundedOnlyWithJSON(t *testing.T) {
+	if status, _, stderr := called(t, "exec", "--inline-bytes", "1k", "--", "true"); status != statusFailure || !strings.Contains(stderr, "--inline-bytes needs --json") {
+		t.Errorf("status %d, stderr %q", status, stderr)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -38,6 +39,15 @@ func (a *app) result(v any, format string, args ...any) error {
 	}
 	_, err := fmt.Fprintf(a.stdout, format, args...)
 	return err
+}
+
+// ended prints the names of what a verb has ended, if it has ended any, or if nothing failed.
+func (a *app) ended(names []string, errs []error, format string, args ...any) error {
+	failed := errors.Join(errs...)
+	if failed != nil && len(names) == 0 {
+		return failed
+	}
+	return beside(a.result(map[string][]string{"ended": names}, format, args...), failed)
 }
 
 // resultTable is result for a list; the first row is a heading.

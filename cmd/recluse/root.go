@@ -32,7 +32,7 @@ type app struct {
 
 // Exit statuses that are ours. A command's own, 124, 126, 127 and those of signals come from its verdict.
 const (
-	statusMissing = 1   // what the caller names is not there; of verbs that run nothing
+	statusMissing = 1   // the named object does not exist; of verbs that run nothing
 	statusFailure = 125 // recluse failed, not what it ran
 	statusPipe    = 141 // nobody reads our output any more: what a program that is killed by SIGPIPE gives
 )
@@ -76,10 +76,22 @@ func (a *app) main(ctx context.Context, args []string) int {
 }
 
 // runsCode are the verbs whose exit status is that of what they run, 1 included.
-var runsCode = map[string]bool{"recluse exec": true, "recluse shell": true, "recluse ask": true, "recluse hook run": true}
+var runsCode = map[string]bool{
+	"recluse exec": true, "recluse shell": true, "recluse hook run": true, "recluse ask": true, "recluse runs resume": true, "recluse runs fork": true,
+	"recluse runs replay": true,
+}
 
-// absent reports the error of a name that nothing has.
+// absent reports the error of a name that nothing has, or several such errors.
 func absent(err error) bool {
+	for _, e := range single(err) {
+		if !absentOne(e) {
+			return false
+		}
+	}
+	return true
+}
+
+func absentOne(err error) bool {
 	return gone(err) || slices.Contains([]v1.Code{
 		v1.CodeNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound, v1.CodeKeyUnknown, v1.CodeRunNotFound, v1.CodeApprovalUnknown, v1.CodeFileNotFound,
 	}, v1.CodeOf(err))
@@ -94,7 +106,7 @@ network, limits, and nothing of this machine but its programs, read-only.
 
 Exit status: that of what ran; 124 when its time was up, 128 and the signal's number when a
 signal ended it, 130 after Ctrl-C, 126 and 127 when it could not be started, and 125 when
-recluse itself failed. Verbs that run nothing exit with 1 when what they name is not there.`,
+recluse itself failed. Verbs that run nothing exit with 1 when the named object does not exist.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec -- bash -c 'id; ls /'
   recluse exec --session work --python 'x = 41'

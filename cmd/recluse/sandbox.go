@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 
@@ -20,22 +19,23 @@ func (a *app) sandboxCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sandbox",
 		Short: "List the sandboxes on this machine, or end strays",
-		Long: `List the sandboxes of this user on this machine, and end those that no program
-can use again. This needs no server. To end a session, use recluse session end.
+		Long: `List the sandboxes of this user on this machine, and all those on its Docker engine, other
+users' included; end those that no program can use again. This needs no server. To end a
+session, use recluse session end.
 
 The column USE tells whether a sandbox is still in use:
   held     a running program made it or is attached to it
   kept     its server is stopped, and will use it again when it starts
   stray    its program has ended, and its store was removed or replaced
-  unknown  its program has ended, and its store cannot be read or found`,
+  unknown  its program has ended; no readable store tells whether it is needed`,
 		Example: "  recluse sandbox list\n  recluse sandbox end --strays",
 	}
 	c.AddCommand(a.sandboxListCommand(), a.sandboxEndCommand())
 	return c
 }
 
-// onSandboxes runs a verb on the sandboxes of the host.
-func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox) error) func(*cobra.Command, []string) error {
+// onSandboxes runs a verb on the sandboxes of the host. failed is the error of backends that could not be asked, or nil.
+func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, _ []string) error {
 		ctx := a.watch(c.Context())
 		data, err := xdg.Data()
@@ -44,7 +44,7 @@ func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend
 		}
 		backends := a.backends(ctx)
 		all, err := session.Survey(ctx, backends, data)
-		return cause(ctx, errors.Join(f(ctx, backends, all), err))
+		return cause(ctx, f(ctx, backends, all, err))
 	}
 }
 
@@ -52,12 +52,13 @@ func (a *app) sandboxListCommand() *cobra.Command {
 	var strays bool
 	c := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, and whether they are in use", Args: cobra.NoArgs,
+		Long:    "List sandboxes, and whether they are in use. --json prints long paths of stores in full.",
 		Example: "  recluse sandbox list\n  recluse sandbox list --strays --json",
-		RunE: a.onSandboxes(func(_ context.Context, _ []sandbox.Backend, all []v1.HostSandbox) error {
+		RunE: a.onSandboxes(func(_ context.Context, _ []sandbox.Backend, all []v1.HostSandbox, failed error) error {
 			if strays {
 				all = slices.DeleteFunc(all, func(s v1.HostSandbox) bool { return s.Use != v1.SandboxStray })
 			}
-			return a.resultTable(all, sandboxRows(all))
+			return beside(a.resultTable(all, sandboxRows(all)), failed)
 		}),
 	}
 	c.Flags().BoolVar(&strays, "strays", false, "strays only")
@@ -82,26 +83,26 @@ func (a *app) sandboxEndCommand() *cobra.Command {
 		Use:   "end [ID...]",
 		Short: "End sandboxes that no program holds",
 		Long: `End sandboxes by id, or all strays. A sandbox that a running program holds is
-never ended. One that is kept for a stopped server is ended only with --force,
-and its session is lost then.`,
+never ended. One that is kept for a stopped server, or whose use is unknown, is
+ended only with --force, and its session is lost then.`,
 		Example: "  recluse sandbox end --strays\n  recluse sandbox end s0123456789ab",
 		RunE: func(c *cobra.Command, args []string) error {
 			if strays == (len(args) > 0) {
 				return usage("name sandboxes, or give --strays")
 			}
-			return a.onSandboxes(func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox) error {
-				return a.endSandboxes(ctx, backends, all, args, force)
+			return a.onSandboxes(func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error {
+				return a.endSandboxes(ctx, backends, all, failed, args, force)
 			})(c, args)
 		},
 	}
 	c.Flags().BoolVar(&strays, "strays", false, "all strays")
-	c.Flags().BoolVar(&force, "force", false, "also those that are kept for a server")
+	c.Flags().BoolVar(&force, "force", false, "also those that are kept for a server, or whose use is unknown")
 	return c
 }
 
 // endSandboxes ends those that are named; without names, all strays.
-func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, names []string, force bool) error {
-	var errs []error
+func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error, names []string, force bool) error {
+	errs := []error{failed}
 	doomed := []v1.HostSandbox{}
 	for _, s := range all {
 		if len(names) == 0 && s.Use == v1.SandboxStray {
@@ -120,6 +121,10 @@ func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all 
 				Code: v1.CodeBusy, Op: "end sandbox", Message: name + " is kept for the server of " + all[i].Store,
 				Remedy: "end its session (recluse session end), or use --force",
 			})
+		case all[i].Use == v1.SandboxUnknown && !force:
+			errs = append(errs, &v1.Error{
+				Code: v1.CodeBusy, Op: "end sandbox", Message: "no readable store tells whether " + name + " is needed", Remedy: "use --force if it is not",
+			})
 		default:
 			doomed = append(doomed, all[i])
 		}
@@ -132,6 +137,5 @@ func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all 
 		}
 		ended = append(ended, s.ID)
 	}
-	err := a.result(map[string][]string{"ended": ended}, "ended %s\n", console.Plural(len(ended), "sandbox", "sandboxes"))
-	return errors.Join(append(errs, err)...)
+	return a.ended(ended, errs, "ended %s\n", console.Plural(len(ended), "sandbox", "sandboxes"))
 }

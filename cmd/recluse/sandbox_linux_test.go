@@ -1,12 +1,14 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
@@ -95,9 +97,23 @@ func TestSandboxesOfALostStoreAreStraysAndEnd(t *testing.T) {
 			if all := w.hostSandboxes(); len(all) != 0 {
 				t.Errorf("left: %+v", all)
 			}
-			if got := w.run("", "sandbox", "end", "s0123456789ab"); got.status != 1 {
-				t.Errorf("end of one that does not exist: %+v", got)
+			end := w.run("", "sandbox", "end", "--json", "s0123456789ab")
+			var failed struct{ Error console.Failure }
+			if decodeJSON(t, end.stdout, &failed); end.status != 1 || failed.Error.Code != v1.CodeNotFound {
+				t.Errorf("end of one that does not exist: %+v", end)
 			}
 		})
+	}
+}
+
+func TestOnlyForceEndsASandboxThatMayBeNeeded(t *testing.T) {
+	for use, want := range map[v1.SandboxUse]v1.Code{v1.SandboxKept: v1.CodeBusy, v1.SandboxUnknown: v1.CodeBusy, v1.SandboxStray: v1.CodeNoBackend} {
+		a, all := &app{stdout: io.Discard}, []v1.HostSandbox{{ID: "a", Backend: "none", Use: use}}
+		if got := v1.CodeOf(a.endSandboxes(t.Context(), nil, all, nil, []string{"a"}, false)); got != want {
+			t.Errorf("%s: %s", use, got)
+		}
+		if got := v1.CodeOf(a.endSandboxes(t.Context(), nil, all, nil, []string{"a"}, true)); got != v1.CodeNoBackend { // it is tried
+			t.Errorf("%s with --force: %s", use, got)
+		}
 	}
 }

@@ -84,12 +84,12 @@ and what it begins with.`,
 	f.Var(&o.Policy.Expires, "expires", "time from now to its end, however it is used; recluse session extend moves it (default no end)")
 	f.Var(&o.Policy.Expires, "ttl", "old name of --expires")
 	f.Lookup("ttl").Hidden = true
-	f.Var((*byteFlag)(&o.Policy.Output), "output", "output that its cells and commands may produce in all, a `size` (default as configured, 10g)")
+	f.Var(valueOf(&o.Policy.Output), "output", "output that its cells and commands may produce in all, a `size` (default as configured, 10g)")
 	f.Var((*labelFlags)(&o.Labels), "label", "label of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
 	f.Var(valueOf(&o.Vars), "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
 	f.BoolVar(&o.New, "new", false, "fail if there is one")
-	f.StringVar(&o.Gate, "gate", "", "what the gate's opinion weighs in it: off, warn or block (default as configured)")
+	f.StringVar(&o.Gate, "gate", "", "gate mode: off, warn or block (default as configured)")
 	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
 	sandbox.register(f)
 	completeEnum[v1.Policy](c, "on-idle", "OnIdle")
@@ -209,7 +209,7 @@ func (a *app) printSession(i session.Info) error {
 		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
 	if i.Previous != nil {
-		line("previous", "the one that had its name before %s", i.Previous)
+		line("previous", "previous session of this name %s", i.Previous)
 	}
 	for _, n := range i.Incidents {
 		line("incident", "%s (%s, %s)", n.Message, n.Code, n.Time.Local().Format(time.DateTime))
@@ -260,7 +260,7 @@ end stays without one.`,
 			return a.result(i, "%s expires in %s\n", args[0], console.Ahead(i.Expires))
 		}),
 	}
-	c.Flags().Var(&by, "for", "time from now, or from its present end, to its new end (default 30m)")
+	c.Flags().Var(&by, "for", "time from now, or from its present end, to its new end (default "+v1.Duration(session.DefaultExtension).String()+")")
 	return c
 }
 
@@ -286,7 +286,8 @@ session is the error session_not_found, after the others have been ended.`,
 
 // sessionEnd ends sessions; no names: all there are.
 func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) error {
-	if len(names) == 0 {
+	all := len(names) == 0
+	if all {
 		for i, err := range c.List(ctx, session.ListOptions{}) {
 			if err != nil {
 				return err
@@ -294,23 +295,19 @@ func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) 
 			names = append(names, i.Key.Name)
 		}
 	}
-	ended, failed := []string{}, error(nil)
+	ended, errs := []string{}, []error{}
 	for _, name := range names {
 		switch err := c.Session(name).End(ctx, "recluse session end"); {
 		case err == nil:
 			ended = append(ended, name)
-		case !gone(err):
-			return err
-		case failed != nil:
-			a.tell(err)
-		default:
-			failed = err
+		case !all || !gone(err): // one of the list may have expired meanwhile
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	if failed != nil {
-		return failed
-	}
-	return a.result(map[string][]string{"ended": ended}, "")
+	return a.ended(ended, errs, "")
 }
 
 func (a *app) sessionRestartInterpreterCommand() *cobra.Command {
@@ -458,7 +455,7 @@ func (a *app) eventsCommand() *cobra.Command {
 		}),
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as they happen")
-	c.Flags().Int64Var(&after, "after", 0, "begin behind this `number`")
+	c.Flags().Int64Var(&after, "after", 0, "start after event `number`")
 	return c
 }
 

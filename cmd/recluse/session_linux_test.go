@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,6 +43,7 @@ func newWorld(t *testing.T, env ...string) *world {
 	w := &world{t: t, data: filepath.Join(home, "data")}
 	w.env = append([]string{
 		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
+		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"), // sandboxes on the machine's own engine are none of ours
 	}, env...)
 	t.Cleanup(func() {
 		w.self = ""
@@ -225,8 +227,19 @@ func TestSessionAcrossInvocations(t *testing.T) {
 			t.Errorf("%s: %+v", args, got)
 		}
 	}
-	if got := w.run("", "session", "end", "nosuch", "live"); got.status != statusMissing || !strings.Contains(got.stderr, "nosuch") {
-		t.Errorf("one of two: %+v", got)
+	for verb, want := range map[string]int{"show": statusMissing, "resume": statusFailure} { // the status 1 of resume is that of the run
+		if got := w.run("", "runs", verb, "nosuch"); got.status != want || !strings.Contains(got.stderr, "nosuch") {
+			t.Errorf("%s of a run that does not exist: %+v", verb, got)
+		}
+	}
+	if got := w.run("", "session", "end", "nosuch", "live", "nosuch2"); got.status != statusMissing || !strings.Contains(got.stderr, `"nosuch"`) || !strings.Contains(got.stderr, `"nosuch2"`) {
+		t.Errorf("one of three: %+v", got)
+	}
+	w.must("session", "open", "live")
+	var ended struct{ Ended []string }
+	got := w.run("", "session", "end", "--json", "nosuch", "live")
+	if decodeJSON(t, got.stdout, &ended); got.status != statusMissing || !slices.Equal(ended.Ended, []string{"live"}) || !strings.Contains(got.stderr, "nosuch") {
+		t.Errorf("one of two as JSON: %+v", got)
 	}
 	for _, name := range []string{"live", "work"} {
 		if got := w.run("", "session", "show", name); got.status != statusMissing || !strings.Contains(got.stderr, name) {
@@ -636,6 +649,7 @@ func TestCompletion(t *testing.T) {
 	w.must("snapshot", "save", "work", "warm")
 	for want, args := range map[string][]string{
 		"work\tready": {"session", "show", "w"}, "work@warm": {"snapshot", "restore", ""}, "work:": {"cp", "wo"}, "work\t": {"exec", "--session", ""},
+		"block": {"exec", "--gate", ""},
 	} {
 		if got := w.must(append([]string{"__complete"}, args...)...); !strings.Contains(got, want) {
 			t.Errorf("%v: %q, want %q", args, got, want)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -41,17 +42,24 @@ func (a *app) tenantListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.tenantTable(all, all)
+			rows := [][]string{{"NAME", "KEYS", "SESSIONS", "BOUNDS"}}
+			for _, t := range all {
+				rows = append(rows, []string{t.Name, strconv.Itoa(t.Keys), strconv.Itoa(t.Sessions), boundsText(t.Quota)})
+			}
+			return a.resultTable(all, rows)
 		}),
 	}
 }
 
-func (a *app) tenantTable(v any, all []v1.Tenant) error {
-	rows := [][]string{{"NAME", "KEYS", "SESSIONS", "BOUNDS"}}
-	for _, t := range all {
-		rows = append(rows, []string{t.Name, count(t.Keys), count(t.Sessions), boundsText(t.Quota)})
+// printTenant prints a tenant with all its bounds.
+func (a *app) printTenant(t v1.Tenant) error {
+	rows := [][]string{{"tenant", t.Name}, {"keys", strconv.Itoa(t.Keys)}, {"sessions", strconv.Itoa(t.Sessions)}}
+	for _, f := range t.Quota.Fields() {
+		if f.IsSet() {
+			rows = append(rows, []string{f.Flag, f.String()})
+		}
 	}
-	return a.resultTable(v, rows)
+	return a.resultTable(t, rows)
 }
 
 // boundsText returns the bounds of a quota in one line.
@@ -76,7 +84,7 @@ func (a *app) tenantShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.tenantTable(t, []v1.Tenant{t})
+			return a.printTenant(t)
 		}),
 	}
 }
@@ -104,7 +112,7 @@ What is in use already stays, also above a new bound; no more is given until it 
 			if err != nil {
 				return err
 			}
-			return a.tenantTable(t, []v1.Tenant{t})
+			return a.printTenant(t)
 		}),
 	}
 	quotaFlags(c, &q)

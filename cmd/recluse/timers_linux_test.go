@@ -11,21 +11,32 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// A session in constant use keeps its state, however short its idle time is. One that has expired is announced by its successor.
+// Each use renews the idle time of a session. One that has expired is announced by its successor.
 func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 	w := newWorld(t)
-	w.must("session", "open", "busy", "--idle", "3s", "--on-idle", "end", "--label", "team=web")
-	begun := time.Now()
-	for n := 1; n <= 5 || time.Since(begun) < 5*time.Second; n++ {
+	w.must("session", "open", "quiet", "--idle", "1s", "--on-idle", "end")
+	w.must("session", "open", "brief", "--expires", "1s")
+	w.must("session", "open", "busy", "--idle", "1h", "--on-idle", "end", "--label", "team=web")
+	idleAt := func() time.Time {
+		var i session.Info
+		decodeJSON(t, w.must("session", "show", "busy", "--json"), &i)
+		return *i.IdleAt
+	}
+	before := idleAt()
+	for n := 1; n <= 3; n++ {
 		code := "n = globals().get('n', 0) + 1; n"
 		if r := w.run("", "exec", "--session", "busy", "--python", code); r.stdout != strconv.Itoa(n)+"\n" || strings.Contains(r.stderr, "new") {
 			t.Fatalf("call %d prints %q %q", n, r.stdout, r.stderr)
 		}
+		now := idleAt()
+		if !now.After(before) || idleAt() != now { // looking at it is not use
+			t.Errorf("call %d moved the idle end from %s to %s", n, before, now)
+		}
+		before = now
 	}
 	if out := w.must("session", "list", "--label", "team=web"); !strings.Contains(out, "busy") {
 		t.Errorf("by its label: %s", out)
 	}
-	w.must("session", "open", "brief", "--expires", "1s")
 	gone := func(name string) {
 		w.await(name+" is over", func() bool { return w.run("", "session", "show", name).status != 0 })
 	}
@@ -37,11 +48,11 @@ func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 	if said := v.Metadata[session.MetaPrevious]; !strings.Contains(said, "expired at") || !strings.Contains(said, "its lifetime ended at") {
 		t.Errorf("the verdict says %q", said)
 	}
-	gone("busy")
-	if r := w.run("", "exec", "--session", "busy", "--python", "'n' in globals()"); r.stdout != "False\n" || !strings.Contains(r.stderr, "this session is new; the previous one of its name expired at") {
+	gone("quiet")
+	if r := w.run("", "exec", "--session", "quiet", "--python", "1"); r.stdout != "1\n" || !strings.Contains(r.stderr, "this session is new; the previous one of its name expired at") {
 		t.Errorf("%q %q", r.stdout, r.stderr)
 	}
-	if r := w.run("", "exec", "--session", "busy", "--python", "1"); r.stderr != "" {
+	if r := w.run("", "exec", "--session", "quiet", "--python", "1"); r.stderr != "" {
 		t.Errorf("it is said again: %q", r.stderr)
 	}
 }

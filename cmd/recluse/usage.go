@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 )
-
-func count(n int) string { return strconv.Itoa(n) }
 
 func (a *app) usageCommand() *cobra.Command {
 	return &cobra.Command{

@@ -16,7 +16,7 @@ type condition struct {
 	Without  []string           `yaml:"without"` // none of them is given
 	Args     patterns           `yaml:"args"`    // an operand
 	Paths    patterns           `yaml:"paths"`   // an operand, as a path
-	Unless   patterns           `yaml:"unless"`  // no operand, or not the file
+	Unless   patterns           `yaml:"unless"`  // operands or files that prevent a match
 	From     patterns           `yaml:"from"`    // programs whose output is the input
 	Import   patterns           `yaml:"import"`
 	Call     patterns           `yaml:"call"`

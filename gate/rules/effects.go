@@ -22,7 +22,7 @@ func (sh *shell) effects(name string, args []string, in stream, p place) {
 		}
 	case "rsync": // --delete empties the target first
 		deletes := slices.ContainsFunc(words.flags, func(f string) bool { return strings.HasPrefix(f, "--del") })
-		if deletes && last > 0 && !strings.Contains(words.operands[last], ":") {
+		if deletes && words.flag([]string{"-n", "--dry-run"}) != yes && last > 0 && !strings.Contains(words.operands[last], ":") {
 			sh.run([]string{"rm", "-r", words.operands[last]}, in, p)
 		}
 	case "mv":
@@ -43,7 +43,8 @@ func (sh *shell) started(program string, commands []string, p place) {
 }
 
 var (
-	awkText = regexp.MustCompile(`"(?:\\.|[^"\\])*"`)
+	// awkLiteral matches a text, a regular expression or a comment that begins here.
+	awkLiteral = regexp.MustCompile(`^(?:"(?:\\.|[^"\\])*"|/(?:\\.|\[[^]\n]+\]|[^/\\\n])*/|#[^\n]*)`)
 	// awkStarts matches what starts a command in awk, where texts are replaced by their numbers: system("COMMAND"),
 	// "COMMAND" | getline, and print | "COMMAND". A match without a number starts a command that awk puts together.
 	awkStarts = regexp.MustCompile(`\bsystem\s*\(\s*(?:"(\d+)"\s*\))?|"(\d+)"\s*\|&?\s*getline|` +
@@ -52,11 +53,7 @@ var (
 
 // awkCommands returns the shell commands that an awk program starts; "" is one that cannot be known.
 func awkCommands(program string) (commands []string) {
-	var texts []string
-	program = awkText.ReplaceAllStringFunc(program, func(text string) string {
-		texts = append(texts, strings.ReplaceAll(text[1:len(text)-1], `\"`, `"`))
-		return `"` + strconv.Itoa(len(texts)-1) + `"`
-	})
+	program, texts := awkTexts(program)
 	for _, m := range awkStarts.FindAllStringSubmatch(program, maxAlternatives) {
 		command := ""
 		if n, err := strconv.Atoi(m[1] + m[2] + m[3]); err == nil {
@@ -65,6 +62,44 @@ func awkCommands(program string) (commands []string) {
 		commands = append(commands, command)
 	}
 	return commands
+}
+
+// awkTexts replaces the texts of an awk program by their numbers, and leaves out regular expressions and comments.
+func awkTexts(program string) (string, []string) {
+	var (
+		out   strings.Builder
+		texts []string
+	)
+	for program != "" {
+		i := strings.IndexAny(program, `"/#`)
+		if i < 0 {
+			out.WriteString(program)
+			break
+		}
+		out.WriteString(program[:i])
+		literal := awkLiteral.FindString(program[i:])
+		switch {
+		case literal == "" || literal[0] == '/' && awkDivides(out.String()):
+			literal = program[i : i+1]
+			out.WriteString(literal)
+		case literal[0] == '"':
+			out.WriteString(`"` + strconv.Itoa(len(texts)) + `"`)
+			texts = append(texts, strings.ReplaceAll(literal[1:len(literal)-1], `\"`, `"`))
+		}
+		program = program[i+len(literal):]
+	}
+	return out.String(), texts
+}
+
+// awkDivides reports whether a slash is a division: it is, if a value stands before it.
+func awkDivides(before string) bool {
+	before = strings.TrimRight(before, " \t")
+	if before == "" {
+		return false
+	}
+	last := before[len(before)-1]
+	return last == '_' || last == ')' || last == ']' || last == '"' || '0' <= last && last <= '9' || 'a' <= last|0x20 && last|0x20 <= 'z' ||
+		strings.HasSuffix(before, "++") || strings.HasSuffix(before, "--")
 }
 
 // sedScripts returns the scripts among the arguments of sed.
@@ -112,11 +147,14 @@ func sedCommands(script string) (commands []string) {
 			script = script[len(line):]
 		case 's', 'y':
 			script = afterDelimited(script[1:])
-			flags := sedFlags.FindString(script)
+			flags, _, writes := strings.Cut(sedFlags.FindString(script), "w")
 			if command == 's' && strings.Contains(flags, "e") {
 				commands = append(commands, "")
 			}
-			script = script[len(flags):]
+			if script = script[len(flags):]; writes { // the rest of the line is the file's name
+				line, _, _ = strings.Cut(script, "\n")
+				script = script[len(line):]
+			}
 		case 'a', 'i', 'c', 'r', 'R', 'w', 'W', '#':
 			script = script[len(line):]
 		case ':', 'b', 't', 'T':

@@ -220,6 +220,9 @@ func (h *Hook) line(c *call) (string, error) {
 	b.WriteString(h.prefix())
 	b.WriteString("--project " + Quote(h.Project))
 	if c.dir != h.Project {
+		if h.Agent == Codex && strings.Contains(c.dir, "'") {
+			return "", fmt.Errorf("the working directory %s holds a single quote, which Codex's rules cannot match; work in another directory", c.dir)
+		}
 		b.WriteString(" --dir " + Quote(c.dir))
 	}
 	switch {

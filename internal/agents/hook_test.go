@@ -313,4 +313,8 @@ func TestCodexCommandsAreWordsOfItsRules(t *testing.T) {
 			t.Errorf("%s: %s, %v", command, line, err)
 		}
 	}
+	in := strings.Replace(string(callWith(t, "ls")), `"/work/pro ject"`, `"/work/p/it's"`, 1)
+	if r := h.Answer([]byte(in)); r.Status != statusBlock || !strings.Contains(r.Stderr, "/work/p/it's") {
+		t.Errorf("a directory with a quote: %+v", r)
+	}
 }

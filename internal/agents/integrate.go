@@ -316,7 +316,7 @@ func (i *Integration) Warnings() []string {
 		return nil
 	}
 	return []string{
-		"Codex skips a hook that is not trusted, without a word, and runs its commands on this machine: start codex in " + i.Project +
+		"Codex silently skips untrusted hooks and runs their commands on this machine: start codex in " + i.Project +
 			", trust the project, and trust the hook by /hooks; again after each change of the hook",
 		"commands that go through the hook run outside of Codex's own sandbox and without its approval (" + filepath.Join(i.Project, ".codex", "rules", "recluse.rules") +
 			"): in recluse's sandbox, which may write to the project even where Codex is read-only",

@@ -60,7 +60,7 @@ type Server struct {
 	TerminalGrace v1.Duration `key:"terminal_grace" none:"yes" doc:"how long a terminal whose connection broke goes on, so that it can be attached again; none: it ends at once"`
 
 	MaxBody   Size        `key:"max_body" doc:"bytes of a request that is JSON"`
-	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive; over the own socket there is no limit"`
+	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive; unlimited over the UNIX socket"`
 	Timeout   v1.Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
 	Rate      float64     `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
 	Burst     int         `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"context"
 	"strconv"
 	"syscall"
 	"testing"
@@ -31,16 +32,18 @@ func features(t *testing.T, b *Backend, scope sandboxtest.Scope) {
 	if !dockertest.Owned() {
 		without["the machine's memory is the limit"] = "an engine that is not the tests' own may have gVisor's own runsc, which shows what the engine allows"
 	}
+	t.Cleanup(func() { // the suite's features go on after Run has returned
+		all, err := b.List(context.Background())
+		if err != nil || len(all) > 0 {
+			t.Errorf("left behind: %+v, %v", all, err)
+		}
+	})
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { killGuest(t, b, sb.ID()) },
 		Leftovers: leftovers,
 		Without:   without,
 		Scope:     scope,
 	})
-	all, err := b.List(t.Context())
-	if err != nil || len(all) > 0 {
-		t.Errorf("left behind: %+v, %v", all, err)
-	}
 }
 
 func TestFeatures(t *testing.T) { features(t, newBackend(t, nil), sandboxtest.BackendFeatures) }

@@ -47,6 +47,15 @@ func TestMain(m *testing.M) {
 func TestFeatures(t *testing.T) {
 	dir := t.TempDir()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
+	t.Cleanup(func() { // the suite's features go on after Run has returned
+		entries, err := os.ReadDir(filepath.Join(dir, local.Name))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, e := range entries {
+			t.Errorf("left behind: %s", e.Name())
+		}
+	})
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) {
 			if err := syscall.Kill(pidOf(t, b, sb.ID()), syscall.SIGKILL); err != nil {
@@ -55,13 +64,6 @@ func TestFeatures(t *testing.T) {
 		},
 		Leftovers: func(t *testing.T, ids []string) []string { return leftovers(t, dir, ids) },
 	})
-	entries, err := os.ReadDir(filepath.Join(dir, local.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		t.Errorf("left behind: %s", e.Name())
-	}
 }
 
 // makerEnv turns this test's own program into another one that makes a sandbox, in the directory it names.

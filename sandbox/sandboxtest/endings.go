@@ -31,11 +31,15 @@ var escapes = []escape{
 	{"all of it together", `trap '' TERM; sh -c 'setsid sh -c "trap \"\" TERM; echo \$\$ >> pids; kill -STOP \$\$; sleep 1000" & exit 0'; echo $$ >> pids; while :; do sleep 0.05; done`, 2},
 }
 
-// eachEscape tests all escapes at once.
+// eachEscape tests escapes at once: all of them on the local backend and in make test-all, otherwise the one that combines them.
 func (s *suite) eachEscape(t *testing.T, test func(t *testing.T, e escape)) {
 	t.Helper()
+	tried := escapes
+	if !testneed.AllTests() && (s.caps.Isolation != sandbox.IsolationNone || s.opts.Scope == HTTPFeatures) {
+		tried = escapes[len(escapes)-1:]
+	}
 	cases := map[string]func(t *testing.T){}
-	for _, e := range escapes {
+	for _, e := range tried {
 		cases[e.name] = func(t *testing.T) { test(t, e) }
 	}
 	s.atOnce(t, cases)
@@ -159,9 +163,13 @@ var endings = []feature{
 		testneed.Await(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
 	}},
 	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
-		v := run(t, s.open(t), sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
-		succeeded(t, v)
-		same(t, "stdout", v.Stdout.String(), "early\nlate\n")
+		sb := s.open(t)
+		// A machine that is busy may wake the sleeper too late, but not each time.
+		testneed.Await(t, "a verdict that has the late output", func() bool {
+			v := run(t, sb, sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
+			succeeded(t, v)
+			return v.Stdout.String() == "early\nlate\n"
+		})
 	}},
 	{"survivors are killed on request", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)

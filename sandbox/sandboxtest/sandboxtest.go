@@ -42,7 +42,7 @@ type Options struct {
 	Restart func(t *testing.T)
 	// Without names features that are otherwise here, with the reason; they are left out, loudly.
 	Without map[string]string
-	// Many is how many sandboxes are made at once; 0: 50, or 16 in the fast tier and for MachineFeatures.
+	// Many is how many sandboxes are made at once; 0: 50 in make test-all, else 16.
 	Many int
 	// Scope selects features by what they depend on.
 	Scope Scope
@@ -110,11 +110,12 @@ type feature struct {
 	test func(t *testing.T, s *suite)
 }
 
-// Run runs the whole suite. newBackend is called for every test; it may give the same one each time.
+// Run runs the whole suite. newBackend is called for every test; it may give the same one each time. Most features are parallel tests, which end after
+// Run has returned: what has to happen after them belongs in a Cleanup.
 func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
 	if opts.Many == 0 {
 		opts.Many = 50
-		if testing.Short() || opts.Scope == MachineFeatures && !testneed.AllTests() {
+		if !testneed.AllTests() {
 			opts.Many = 16
 		}
 	}
@@ -129,6 +130,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		features []feature
 		serial   bool // it measures, or needs the machine for itself
 	}{
+		{"life", life, true},
 		{"commands", slices.Concat(commands, commandTraces, users), false},
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
@@ -137,18 +139,21 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},
-		{"life", life, true},
 	} {
 		if len(opts.Only) > 0 && !slices.Contains(opts.Only, g.name) {
 			continue
 		}
+		parallel := !g.serial && !opts.Serial
 		t.Run(g.name, func(t *testing.T) {
+			if parallel { // with the other groups, so that a slow feature holds up none of them
+				t.Parallel()
+			}
 			for _, f := range g.features {
 				if !opts.Scope.has(f, g.name) {
 					continue
 				}
 				t.Run(f.name, func(t *testing.T) {
-					if !g.serial && !opts.Serial {
+					if parallel {
 						t.Parallel()
 					}
 					if why := opts.Without[f.name]; why != "" {

@@ -178,7 +178,7 @@ const bypassTrust = "--dangerously-bypass-hook-trust"
 func TestCodex(t *testing.T) {
 	testneed.Parallel(t)
 	p, m := newPlace(t), play(t, look)
-	if out := p.integrate("codex", "--bash"); !strings.Contains(out, "warning: Codex skips a hook that is not trusted") {
+	if out := p.integrate("codex", "--bash"); !strings.Contains(out, "warning: Codex silently skips untrusted hooks") {
 		t.Errorf("no warning: %s", out)
 	}
 	p.ranInside(m, p.codex(m, "workspace-write", bypassTrust))

@@ -17,6 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -206,6 +207,7 @@ func TestSetuidPrograms(t *testing.T) {
 
 // TestKillAll signals everything that the user may signal. The command dies of it, and what belongs to the user; the guest does not.
 func TestKillAll(t *testing.T) {
+	testneed.Parallel(t)
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGTERM, syscall.SIGHUP} {
 		name := strings.TrimPrefix(unix.SignalName(sig), "SIG")
 		t.Run(name, func(t *testing.T) {
@@ -244,6 +246,7 @@ func TestKillAll(t *testing.T) {
 
 // TestHostFilesAreInvisible plants a secret where hosts keep theirs and looks for it inside.
 func TestHostFilesAreInvisible(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	name := fmt.Sprintf("recluse-attack-%d.txt", os.Getpid())
 	for _, dir := range []string{"/root", "/home", "/etc", "/var/tmp", "/tmp", "/var/lib", "/opt", "/srv", "/mnt", "/run", "/dev/shm"} {
@@ -319,6 +322,7 @@ func TestRuntimeSockets(t *testing.T) {
 
 // TestUserNamespace is its own test: whoever gets one has every capability inside it, and with that mounts without limits.
 func TestUserNamespaceGivesNothing(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	siege(t, sb, func() {
 		out := sh(t, sb, `unshare -Urm sh -c 'id -u; mount -t tmpfs -o size=8G none /mnt && echo MOUNTED; mount -t proc proc /proc && echo MOUNTED; mount --bind /tmp /usr && echo MOUNTED; chroot / id; cat /proc/1/environ && echo READ' ; unshare -Urn true && echo NETNS`)
@@ -424,6 +428,7 @@ for path in ('/dev/pts/' + n for n in os.listdir('/dev/pts') if n.isdigit()):
 
 // TestTerminalInjection pushes characters into a terminal that is not the command's own. Into its own it may.
 func TestTerminalInjection(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	typed, keyboard := io.Pipe()
 	victim := make(chan *sandbox.Verdict, 1)

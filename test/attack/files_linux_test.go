@@ -13,6 +13,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -124,6 +125,7 @@ func TestNames(t *testing.T) {
 
 // TestSymlinkSwap swaps a directory for a link to another one, over and over, while the host writes and reads below it.
 func TestSymlinkSwap(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	sh(t, sb, "mkdir -p ~/jail/dir ~/outside && echo precious > ~/outside/file")
 	siege(t, sb, func() {
@@ -285,6 +287,7 @@ func TestHostileTars(t *testing.T) {
 
 // TestDownloadOfAGrowingFile must end, with what the file was when it began.
 func TestDownloadOfAGrowingFile(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	siege(t, sb, func() {
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "cd ~; while :; do head -c 100000 /dev/zero >> grows; [ $(stat -c %s grows) -gt 20000000 ] && : > grows; done"})

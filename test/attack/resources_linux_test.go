@@ -22,6 +22,7 @@ type bomb struct {
 	crowd   bool          // so many processes that the host's kernel, where it keeps the limit, is busy for long with fetching back what it has thrown out
 	refused bool          // the host's kernel lets nobody get that far
 	common  bool          // make test tries it in containers, too, for the way in which their limit is kept; the others there in make test-all
+	slow    bool          // make test-all alone tries it: the others prove that the limit is kept, and this one takes ten seconds
 	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
 }
 
@@ -35,6 +36,9 @@ func (b bomb) command() sandbox.Command {
 	}
 	return c
 }
+
+// left says that this bomb is left to make test-all.
+func (b bomb) left() bool { return !testneed.AllTests() && (b.slow || dockertest.Chosen() && !b.common) }
 
 // here is the bomb as it goes off where it is tried.
 func (b bomb) here(t *testing.T) bomb {
@@ -113,7 +117,7 @@ import mmap
 m = mmap.mmap(-1, 6 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 for i in range(0, len(m), 4096): m[i] = 1`},
 	{name: "a pipe into tail", common: true, kills: true, script: `head -c 10G /dev/zero | tail`},
-	{name: "a hundred small processes", kills: true, crowd: true, script: `for i in $(seq 100); do python3 -c "
+	{name: "a hundred small processes", slow: true, kills: true, crowd: true, script: `for i in $(seq 100); do python3 -c "
 import time
 b = bytearray(b'x') * (20 << 20)
 time.sleep(0.5)" & done; wait`},
@@ -188,7 +192,7 @@ try:
             while True: a.send(b'x' * 65536)
         except BlockingIOError: pass
 except OSError as e: print(e, len(keep))`},
-	{name: "descriptors in flight", kills: true, refused: true, timeout: 30 * time.Second, python: `
+	{name: "descriptors in flight", slow: true, kills: true, refused: true, timeout: 30 * time.Second, python: `
 import os, socket
 f = os.open('/usr/bin/env', os.O_RDONLY)
 n = 0
@@ -207,7 +211,7 @@ print(n, 'descriptors in flight')`},
 func TestMemoryBombs(t *testing.T) {
 	need(t)
 	for _, b := range memoryBombs {
-		if dockertest.Chosen() && !b.common && !testneed.AllTests() {
+		if b.left() {
 			continue
 		}
 		memoryPart(t, b.name, func(t *testing.T) {
@@ -242,7 +246,7 @@ func TestBystandersOfAMemoryBomb(t *testing.T) {
 		await(t, sb, "test -s /tmp/ticking && test -s /tmp/alone && test -s /tmp/tick && grep -q 'State:.T' /proc/$(cat /tmp/halted)/status")
 		siege(t, sb, func() {
 			for _, b := range memoryBombs {
-				if b.name == "forked hogs" || b.name == "a hundred small processes" {
+				if b.name == "forked hogs" || b.name == "a hundred small processes" && testneed.AllTests() {
 					b := b.here(t)
 					b.kills = b.kills && !onHostKernel(t) // which does not tell whose the dead were of several who ran
 					b.run(t, sb)
@@ -308,11 +312,11 @@ func TestFilesInMemory(t *testing.T) {
 		contains(t, strings.ToLower(v.Stderr.String()), "no space left")
 	}
 	for _, b := range []bomb{
-		{name: "fill home", script: fill("/home/user"), check: full},
+		{name: "fill home", common: true, script: fill("/home/user"), check: full},
 		{name: "fill tmp", script: fill("/tmp"), check: full},
 		{name: "fill var tmp", script: fill("/var/tmp"), check: full},
 		{name: "fill shared memory", script: fill("/dev/shm"), check: full},
-		{name: "fill everything at once, then allocate", script: fill("/home/user") + ";" + fill("/tmp") + ";" + fill("/var/tmp") + ";" + fill("/dev/shm") + `; python3 -c "
+		{name: "fill everything at once, then allocate", common: true, script: fill("/home/user") + ";" + fill("/tmp") + ";" + fill("/var/tmp") + ";" + fill("/dev/shm") + `; python3 -c "
 b = bytearray()
 while True: b += b'x' * (4 << 20)"; echo hog ended with $?`, check: func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict) {
 			contains(t, v.Stdout.String(), "hog ended with 137")
@@ -340,7 +344,7 @@ finally: print(n, 'files')`, check: func(t *testing.T, sb *sandbox.Sandbox, v *s
 			}
 			t.Logf("listed %d in %s", n, time.Since(began))
 		}},
-		{name: "hard links and directories without number", python: `
+		{name: "hard links and directories without number", common: true, python: `
 import os
 os.chdir('/tmp')
 open('a','w').close()
@@ -376,6 +380,9 @@ try:
     for i in range(100000): os.setxattr('/tmp/x', 'user.a%d' % i, b'x' * 60000)
 except OSError as e: print(e, i)`},
 	} {
+		if b.left() {
+			continue
+		}
 		memoryPart(t, b.name, func(t *testing.T) {
 			sb := fresh(t, small())
 			siege(t, sb, func() {

@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
@@ -80,6 +81,7 @@ func tokenOf(t *testing.T, sb *sandbox.Sandbox) string {
 
 // TestSpecEnvironmentIsPrivate: what one sandbox was given is in no other of the same template, nor in the template.
 func TestSpecEnvironmentIsPrivate(t *testing.T) {
+	testneed.Parallel(t)
 	spec := small()
 	spec.Env = map[string]string{"API_KEY": "spec-secret-42"}
 	a := fresh(t, spec)
@@ -91,6 +93,7 @@ func TestSpecEnvironmentIsPrivate(t *testing.T) {
 
 // TestResidue: what comes after a sandbox that was used and has ended, from the same template or the same pool, has nothing of it.
 func TestResidue(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	p := pool.New(backend, pool.Options{Min: 1, Target: 2, Max: 2})
 	t.Cleanup(p.Close)
@@ -173,6 +176,7 @@ func family(t *testing.T, sb *sandbox.Sandbox) []*sandbox.Sandbox {
 }
 
 func TestForks(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	py(t, sb, `
 import random, uuid, secrets, os, time, socket, ssl, tempfile
@@ -231,6 +235,7 @@ def draw():
 
 // TestForksInheritNoTies: a copy has its owner's variables, as everything else that its parent had, but none of the ways to somebody else.
 func TestForksInheritNoTies(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
 	sb.OnHostCall(func(context.Context, sandbox.HostCall) ([]byte, error) { return []byte("the parent's key"), nil })
 	// Somebody answers on a socket, to whom the interpreter is connected when the copies are made.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -34,6 +35,7 @@ print(sum(_line(p).endswith(b'\0`+mark+`\0') for p in os.listdir('/proc') if p.i
 }
 
 func TestTimeouts(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	for _, a := range []struct{ name, script string }{
 		{"trapped SIGTERM", `trap '' TERM INT HUP QUIT; while :; do sleep 0.1; done`},
@@ -75,6 +77,7 @@ while True:
 }
 
 func TestCellTimeouts(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	for _, a := range []struct {
 		name, code string
@@ -112,6 +115,7 @@ func TestCellTimeouts(t *testing.T) {
 
 // TestInterpreterTurnsHostile breaks the interpreter's own side of its talk with the guest.
 func TestInterpreterTurnsHostile(t *testing.T) {
+	testneed.Parallel(t)
 	for _, a := range []struct{ name, code string }{
 		{"closes every descriptor", "import os\nos.closerange(0, 4096)"},
 		{"writes noise to every descriptor", "import os\nfor fd in range(3, 64):\n    try: os.set_blocking(fd, False); os.write(fd, b'\\xff' * 100000)\n    except OSError: pass"},
@@ -184,6 +188,7 @@ func TestTimeoutRacesExit(t *testing.T) {
 // TestSignalToWhatHasEnded is about the reuse of pids, and of nannies, which is as bad and comes at once: what is meant for a command that has ended
 // must not hit whoever has its place now.
 func TestSignalToWhatHasEnded(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	reused := 0
 	siege(t, sb, func() {

@@ -55,8 +55,9 @@ class Calls:
         return known if known is not None else [Result(name)]
 
     def own(self, values):
-        """Reports whether the code itself has made what it loads."""
-        return all(v.path in self.dumped - self.foreign if isinstance(v, File) else isinstance(v, Ref) and v.name in DUMPS for v in values)
+        """Reports whether the code itself has made what it loads. Two unknown paths may be different files."""
+        mine = {path for path in self.dumped - self.foreign if HOLE not in path}
+        return all(v.path in mine if isinstance(v, File) else isinstance(v, Ref) and v.name in DUMPS for v in values)
 
     def emit(self, name, positional, keywords, e, doubt=False):
         combos = [[]]

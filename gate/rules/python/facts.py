@@ -33,7 +33,8 @@ class Reader(Calls):
             # Removing each entry of a directory is removing the directory.
             directory = walked(args[0])
             if directory is not None:
-                self.fact("call", node, "shutil.rmtree", [directory], doubt=self.narrowed > 0)
+                tidies = name in REMOVES_EMPTY and not directory.startswith("/")  # often done, and little is lost
+                self.fact("call", node, "shutil.rmtree", [directory], doubt=tidies or self.loops > 0 and self.narrowed > 0)
 
     def spend(self):
         self.steps += 1
@@ -169,7 +170,9 @@ class Reader(Calls):
                 if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                     if any(isinstance(f, Ref) and f.name == "os.fork" for f in self.eval(node.value.func)):
                         self.fact("shape", s, "fork-bomb")
+        outer = self.narrowed
         self.branch(s.body)
+        self.narrowed = outer
         self.branch(s.orelse)
 
     def stmt_For(self, s):
@@ -457,7 +460,9 @@ class Reader(Calls):
         keys = self.eval(e.slice)
         for b in bases:
             for k in keys:
-                if isinstance(b, (list, str)) and small(k) and not partial(b) and -len(b) <= k < len(b):
+                if isinstance(b, list) and len(b) == 1 and partial(b[0]):
+                    out.append(plain(b[0]))  # one entry of a directory, not each
+                elif isinstance(b, (list, str)) and small(k) and not partial(b) and -len(b) <= k < len(b):
                     out.extend(spread(b[k]))
                 elif isinstance(b, Ref) and isinstance(k, str):
                     if b.name in ("globals", "locals", "vars"):
@@ -504,11 +509,12 @@ class Reader(Calls):
         if len(source) == 1 and isinstance(source[0], list) and len(source[0]) <= 256 and isinstance(e.generators[0].target, ast.Name):
             out = []
             outer = self.env
-            for item in source[0]:
-                self.env = Env(outer)
-                self.env.set(e.generators[0].target.id, spread(item))
-                values = self.eval(e.elt)
-                out.append(values[0] if len(values) == 1 else Alt(values))
+            with self.loop():
+                for item in source[0]:
+                    self.env = Env(outer)
+                    self.env.set(e.generators[0].target.id, spread(item))
+                    values = self.eval(e.elt)
+                    out.append(values[0] if len(values) == 1 else Alt(values))
             self.env = outer
             return [out]
         self.comprehension(e, e.elt)

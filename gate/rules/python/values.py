@@ -82,7 +82,8 @@ STARS = {
 }
 CONSTANTS = {"os.sep": "/", "os.path.sep": "/", "posixpath.sep": "/", "os.curdir": ".", "os.pardir": "..", "os.path.curdir": "."}
 # Calls that remove a file or directory, and calls that make objects of bytes, with what makes such bytes.
-REMOVES = {"os.remove", "os.unlink", "os.rmdir", "os.removedirs", "pathlib.Path.unlink", "pathlib.Path.rmdir"}
+REMOVES_EMPTY = {"os.rmdir", "os.removedirs", "pathlib.Path.rmdir"}  # directories with nothing in them
+REMOVES = {"os.remove", "os.unlink", "pathlib.Path.unlink"} | REMOVES_EMPTY
 LOADS = {"pickle.load", "pickle.loads", "cPickle.load", "cPickle.loads", "dill.load", "dill.loads", "marshal.load", "marshal.loads", "shelve.open", "jsonpickle.decode"}
 DUMPS = {"pickle.dumps", "cPickle.dumps", "dill.dumps", "marshal.dumps", "jsonpickle.encode"}
 DUMPS_TO = {"pickle.dump", "cPickle.dump", "dill.dump", "marshal.dump"}
