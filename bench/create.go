@@ -66,7 +66,7 @@ func pooled(ctx context.Context, b *bench) {
 		Note: fmt.Sprintf("p90 %.1f ms, worst %.1f ms, the pool refilling itself meanwhile", ours.at(90), ours.at(100)),
 	}})
 	const many = 50
-	all := burst(ctx, b, pool.Options{Min: many, Target: many, Max: many}, many)
+	all := burst(ctx, b, pool.Options{Min: many, Target: many, Max: many}, many)[0]
 	b.report([]row{{
 		Name: "burst", What: "burst of 50 on a pool of 50, p99", Measured: all.at(99), Unit: "ms", Target: "≤ 1 s", Reached: reached(all.at(99) <= 1000),
 		Note: fmt.Sprintf("p50 %.1f ms", all.median()),
@@ -74,10 +74,13 @@ func pooled(ctx context.Context, b *bench) {
 	if b.quick {
 		return
 	}
-	all = burst(ctx, b, pool.Options{}, many)
+	bursts := burst(ctx, b, pool.Options{}, many, many)
 	b.report([]row{{
-		Name: "burst_default", What: "burst of 50 on a pool of default size, p99", Measured: all.at(99), Unit: "ms",
-		Note: fmt.Sprintf("p50 %.1f ms; all but 4 are made cold, on %d processors", all.median(), processors()),
+		Name: "burst_first", What: "first burst of 50 on a pool of default size, p99", Measured: bursts[0].at(99), Unit: "ms",
+		Note: fmt.Sprintf("p50 %.1f ms; all but 4 are made cold, on %d processors", bursts[0].median(), processors()),
+	}, {
+		Name: "burst_default", What: "burst of 50 on a pool that has grown by the one before, p99", Measured: bursts[1].at(99), Unit: "ms", Target: "≤ 2.5 s", Reached: reached(bursts[1].at(99) <= 2500),
+		Note: fmt.Sprintf("p50 %.1f ms", bursts[1].median()),
 	}})
 }
 
@@ -102,18 +105,23 @@ func full(ctx context.Context, p *pool.Pool, want int) {
 	}
 }
 
-// burst asks a full pool for many sandboxes at once.
-func burst(ctx context.Context, b *bench, opts pool.Options, many int) samples {
+// burst asks a pool for many sandboxes at once, again and again, each time when it is full.
+func burst(ctx context.Context, b *bench, opts pool.Options, sizes ...int) (all []samples) {
 	p := pool.New(b.backend, opts)
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
-	full(ctx, p, cmp.Or(opts.Target, pool.DefaultTarget))
-	boxes, took := make([]*sandbox.Sandbox, many), make(samples, many)
-	defer closing(func() error { return closeAll(boxes) })
-	each(many, many, func(i int) {
-		boxes[i], took[i] = firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })
-	})
-	return took
+	ready := cmp.Or(opts.Target, pool.DefaultTarget)
+	for _, many := range sizes {
+		full(ctx, p, ready)
+		boxes, took := make([]*sandbox.Sandbox, many), make(samples, many)
+		each(many, many, func(i int) {
+			boxes[i], took[i] = firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })
+		})
+		check(closeAll(boxes))
+		all = append(all, took)
+		ready = min(many, cmp.Or(opts.Max, pool.DefaultMax))
+	}
+	return all
 }
 
 // closeAll ends sandboxes, some at a time.

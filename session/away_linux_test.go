@@ -302,21 +302,40 @@ func TestASessionEndsOnceItsBackendAnswers(t *testing.T) {
 	s := k.open("work")
 	id := s.Info().Sandbox
 	py(t, s, "x = 41")
+	s.mu.Lock()
+	s.setState(v1.StatePaused, "by hand")
+	s.mu.Unlock()
 	d.say(&v1.Error{Code: v1.CodeBackendMissing, Message: "the engine does not answer", Retry: true}, false)
 	for range 2 {
-		wantCode(t, "end", s.End(t.Context(), "enough"), v1.CodeBackendMissing)
+		wantCode(t, "end", s.End(WithActor(t.Context(), Actor{Name: "ann"}), "enough"), v1.CodeBackendMissing)
 		want(t, "state", string(s.Info().State), string(v1.StateEnding))
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, v1.CodeSessionEnded)
 	_, _, err = k.m.Open(t.Context(), s.key, OpenOptions{})
 	wantCode(t, "another of its name", err, v1.CodeSessionEnded)
+	wantCode(t, "a restore", s.reserve(), v1.CodeSessionEnded)
+	_, err = s.Extend(t.Context(), time.Hour)
+	wantCode(t, "an extension", err, v1.CodeSessionEnded)
 	k.restart()
 	s = k.get("work")
 	want(t, "state after a restart", string(s.Info().State), string(v1.StateEnding))
+	want(t, "state before", string(s.rec.EndingFrom), string(v1.StatePaused))
 	d.say(nil, false)
 	k.awaitState(s, v1.StateEnded)
 	want(t, "reason", s.Info().Reason, "enough")
+	await(t, "the audit log tells who has ended it", func() bool {
+		var said []string
+		for e, err := range k.m.Audit(t.Context(), AuditOptions{Session: "work"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Detail == "enough" {
+				said = append(said, e.Action+" "+e.Actor)
+			}
+		}
+		return slices.Equal(said, []string{"ending ann", "ending ann", "ended "})
+	})
 	await(t, "its sandbox has gone", func() bool {
 		left, err := k.b.List(t.Context())
 		return err == nil && !slices.ContainsFunc(left, func(i sandbox.Info) bool { return i.ID == id })

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -78,9 +77,7 @@ func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
 	p := m.pools[b.Name()]
 	if p == nil {
 		o := m.opts.Pool
-		o.Persist, o.Labels = true, map[string]string{}
-		maps.Copy(o.Labels, m.opts.Pool.Labels)
-		o.Labels[labelInstance], o.Labels[labelMaker], o.Labels[labelStore] = m.instance, m.maker, m.store.Dir()
+		o.Persist, o.Labels = true, m.ownLabels(o.Labels)
 		p = pool.New(b, o)
 		m.pools[b.Name()] = p
 	}

@@ -16,7 +16,7 @@ import (
 func newRecord(ctx context.Context, key Key, c creation, whose owner) record {
 	now := time.Now().UTC()
 	return record{
-		Owner: whose, Labels: c.Labels, Expires: endOf(now, c.Policy.Expires),
+		APIKey: whose.Key, Remote: whose.Remote, IdleAsked: c.ownIdle, Labels: c.Labels, Expires: endOf(now, c.Policy.Expires),
 		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
 		Created: now, Used: now, Request: request(ctx),
 	}
@@ -84,7 +84,7 @@ func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	if err != nil {
 		return err
 	}
-	if err := s.register(ctx, b, c.Vars, c.ownIdle); err != nil {
+	if err := s.register(ctx, b, c.Vars); err != nil {
 		return err
 	}
 	sb, err := s.newSandbox(ctx, b)
@@ -108,7 +108,7 @@ func (m *Manager) withMakeWait(ctx context.Context) (context.Context, context.Ca
 
 // createFromSnapshot creates it from a snapshot.
 func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
-	row, v, err := s.findRef(ctx, c.From)
+	row, v, err := s.m.findRef(ctx, s.key, c.From)
 	if err != nil {
 		return err
 	}
@@ -125,16 +125,16 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	if err := s.hold(ctx, v.Spec.Limits); err != nil {
 		return err
 	}
-	return s.createFromImage(ctx, v.Image, c.Vars, c.ownIdle)
+	return s.createFromImage(ctx, v.Image, c.Vars)
 }
 
 // createFromImage creates it from a pinned image.
-func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string, ownIdle v1.IdleAction) error {
+func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	b, err := s.m.backend(ctx, image.Backend)
 	if err != nil {
 		return err
 	}
-	if err := s.register(ctx, b, vars, ownIdle); err != nil {
+	if err := s.register(ctx, b, vars); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -150,16 +150,20 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 }
 
 // register writes a session that is being created to the store, so that its sandbox is not taken for a stray.
-func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[string]string, ownIdle v1.IdleAction) error {
+func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[string]string) error {
 	if err := s.countSnapshots(ctx); err != nil {
 		return err
 	}
-	if ownIdle == v1.IdleHibernate && !canHibernate(ctx, b) {
-		return backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "choose end or keep for on_idle, or leave it out, which means end here")
+	s.mu.Lock()
+	rec := s.rec
+	s.mu.Unlock()
+	setIdle, err := rec.idleOn(ctx, b, "choose end or keep for on_idle, or leave it out, which means end here")
+	if err != nil {
+		return err
 	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
-	s.rec.Policy.OnIdle = idleAction(ctx, b, s.rec.Policy.OnIdle)
+	setIdle(&s.rec)
 	s.mu.Unlock()
 	failpoint("create.begun")
 	if err := s.m.writeDeferred(ctx, s.key); err != nil {

@@ -24,7 +24,7 @@ func (s *Session) End(ctx context.Context, reason string) error {
 	}
 	if err := s.backendAway(); err != nil && s.postponeEnd(ctx, reason, err) {
 		return &v1.Error{
-			Code: v1.CodeBackendMissing, Op: "end session", Message: "its backend does not answer; the session is ending, and ends as soon as it does",
+			Code: v1.CodeBackendMissing, Op: "end session", Message: "its backend does not answer; the session ends when the backend answers",
 			Remedy: "start the backend's service again", Retry: true, Err: err,
 		}
 	}
@@ -58,13 +58,18 @@ func (s *Session) backendAway() error {
 // postponeEnd marks the session as ending until its backend answers. It reports false if the session has ended meanwhile.
 func (s *Session) postponeEnd(ctx context.Context, reason string, away error) bool {
 	s.mu.Lock()
+	before := s.rec.State
 	if !s.setState(v1.StateEnding, fmt.Sprintf("%s, as soon as its backend answers: %v", reason, away)) {
 		s.mu.Unlock()
 		return false
 	}
 	s.rec.Ending, s.endRetryAt = reason, time.Now().Add(backendPollInterval)
+	if before != v1.StateEnding {
+		s.rec.EndingFrom = before
+	}
 	s.mu.Unlock()
 	_ = s.save(context.WithoutCancel(ctx)) // it is logged, and tried again
+	s.audit(ctx, Entry{Action: string(v1.StateEnding), Detail: reason})
 	return true
 }
 
@@ -91,6 +96,9 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 		return false, nil
 	}
 	before := s.rec.State
+	if before == v1.StateEnding {
+		before = s.rec.EndingFrom
+	}
 	if !s.setState(last, reason) {
 		s.mu.Unlock()
 		return false, nil

@@ -27,7 +27,7 @@ func (s *Session) extend(ctx context.Context, by time.Duration) error {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + longestExtension.String() + " at once"}
 	}
 	s.mu.Lock()
-	whose := s.rec.Owner
+	whose := s.rec.owner()
 	s.mu.Unlock()
 	b, err := s.m.bounds(ctx, whose)
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Session) moveEnd(b bounds, by time.Duration) (before, after time.Time, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before = s.rec.Expires
-	if !s.rec.State.Live() {
+	if !s.rec.State.Live() || s.rec.State == v1.StateEnding {
 		return before, before, s.refusal(time.Now())
 	}
 	if before.IsZero() {

@@ -106,7 +106,7 @@ func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot,
 func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	return s.createFromImage(ctx, image, vars, "")
+	return s.createFromImage(ctx, image, vars)
 }
 
 // abandon undoes the creation of copies.
@@ -133,7 +133,9 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	if err != nil {
 		return nil, err
 	}
-	proto.Policy.Expires = bounds.atMost(proto.Policy.Expires)
+	if proto.Policy.Expires, err = bounds.atMost(proto.Policy.Expires); err != nil {
+		return nil, err
+	}
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	if s.m.closing {
@@ -164,7 +166,7 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	recs := make([]*record, n)
 	for i, key := range keys {
 		recs[i] = &record{
-			Owner: whose, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
+			APIKey: whose.Key, Remote: whose.Remote, IdleAsked: proto.IdleAsked, IdleFallback: proto.IdleFallback, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
 			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
 		}
 	}

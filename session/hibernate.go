@@ -87,12 +87,21 @@ func canHibernate(ctx context.Context, b sandbox.Backend) bool {
 	return b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
 }
 
-// idleAction returns what happens to an idle session on a backend, where hibernate means: where that is possible.
-func idleAction(ctx context.Context, b sandbox.Backend, wanted v1.IdleAction) v1.IdleAction {
-	if wanted == v1.IdleHibernate && !canHibernate(ctx, b) {
-		return v1.IdleEnd
+// idleOn returns what changes the record to what happens on a backend when the session is idle. A backend that cannot hibernate ends it,
+// unless its caller has asked for hibernation: that is an error. It asks the backend, so s.mu must not be held.
+func (r *record) idleOn(ctx context.Context, b sandbox.Backend, remedy string) (func(*record), error) {
+	wanted := r.Policy.OnIdle
+	if r.IdleFallback {
+		wanted = v1.IdleHibernate
 	}
-	return wanted
+	fallback := wanted == v1.IdleHibernate && !canHibernate(ctx, b)
+	if fallback && r.IdleAsked {
+		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", remedy)
+	}
+	if fallback {
+		wanted = v1.IdleEnd
+	}
+	return func(r *record) { r.Policy.OnIdle, r.IdleFallback = wanted, fallback }, nil
 }
 
 // reserveToHibernate reserves the sandbox and returns it, or nil if the session is hibernated already.

@@ -72,7 +72,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	}
 	ended := make(chan string, 1)
 	go func() { // a cell in progress, which waits
-		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "import time\nopen('ran', 'a').write('once')\nfor _ in range(40): time.sleep(0.05)\nopen('ran').read()"})
+		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "import os, time\nopen('ran', 'a').write('once')\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\nopen('ran').read()"})
 		if err != nil {
 			ended <- err.Error()
 			return
@@ -91,6 +91,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 		s.checkHealth()
 	}
 	engine("unpause")
+	await(t, "the cell is let go on", func() bool { return s.Files().WriteAll(t.Context(), "/tmp/go", nil, sandbox.WriteOptions{}) == nil })
 	want(t, "the cell in progress", <-ended, "'once'")
 	want(t, "x + 1 afterwards", py(t, s, "x + 1"), "42")
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -10,15 +11,18 @@ import (
 // maxName is the longest name of a session, a tenant or a snapshot.
 const maxName = 128
 
-// checkKey sets the default tenant and rejects an invalid key.
-func checkKey(k Key) (Key, error) {
-	if k.Tenant == "" {
-		k.Tenant = DefaultTenant
-	}
+// withTenant sets the default tenant of a key that has none.
+func withTenant(k Key) Key {
+	k.Tenant = cmp.Or(k.Tenant, DefaultTenant)
+	return k
+}
+
+// checkKey rejects an invalid key. A live session is found without it, whatever its name.
+func checkKey(k Key) error {
 	if err := checkName("session", k.Name); err != nil {
-		return k, err
+		return err
 	}
-	return k, checkName("tenant", k.Tenant)
+	return checkName("tenant", k.Tenant)
 }
 
 // checkName rejects an invalid name of a session, a tenant or a snapshot. The characters @ and : are not part of one: session@name is a
@@ -30,7 +34,7 @@ func checkName(what, name string) error {
 	// A path of "." or ".." is taken for another place before a server gets to see it.
 	if name == "" || name == "." || name == ".." || len(name) > maxName || bad >= 0 {
 		return &v1.Error{
-			Code: v1.CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("%.140q is no name of a %s", name, what),
+			Code: v1.CodeInvalidKey, Op: "check name", Message: fmt.Sprintf("invalid %s name %.140q", what, name),
 			Remedy: fmt.Sprintf("use 1 to %d letters, digits, and - _ ., not only dots", maxName),
 		}
 	}

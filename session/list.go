@@ -15,10 +15,7 @@ import (
 
 // Get returns a live session. It is not use.
 func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
-	key, err := checkKey(key)
-	if err != nil {
-		return nil, err
-	}
+	key = withTenant(key)
 	m.mu.Lock()
 	s, closing := m.live[key], m.closing
 	m.mu.Unlock()
@@ -30,6 +27,9 @@ func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
 			return nil, err
 		}
 		return s, nil
+	}
+	if err := checkKey(key); err != nil {
+		return nil, err
 	}
 	return nil, m.missing(ctx, key)
 }

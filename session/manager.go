@@ -84,6 +84,7 @@ type Manager struct {
 	counts     counts
 	ledger     ledger
 	snapshotMu sync.Mutex // held while a snapshot is counted and named; taken after the mutexes of a session
+	spendMu    sync.Mutex // held while the money of a run moves between ledger and store, or is counted; taken before the ledger's mu
 
 	ctx    context.Context // ends with the manager
 	cancel context.CancelFunc

@@ -15,10 +15,7 @@ import (
 // one for the same request, has created it. Concurrent calls create one sandbox. Once begun, a session is created even if
 // the caller gives up.
 func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, Opened, error) {
-	key, err := checkKey(key)
-	if err != nil {
-		return nil, Opened{}, err
-	}
+	key = withTenant(key)
 	r, err := m.openRequest(o)
 	if err != nil {
 		return nil, Opened{}, err
@@ -39,7 +36,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
 			return s, Opened{Session: info, New: true}, nil
 		}
-		if over, _ := s.expire(ctx); over { // an error is logged
+		if over, _ := s.expire(m.ctx); over { // the manager ends it, not the caller; an error is logged
 			continue // its time is over, and its key is free
 		}
 		if o.New {
@@ -71,15 +68,14 @@ type creation struct {
 	Settings
 	specHash string
 	ownSpec  bool // the caller asked for this spec
-	// ownIdle is the idle action that the caller asked for; empty: the configured one, or what the backend can do.
-	ownIdle v1.IdleAction
+	ownIdle  bool // the caller asked for this idle action
 }
 
 // openRequest checks what a caller asks for. The settings of a new session are checked even if the session exists.
 func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	r := openRequest{OpenOptions: o, create: creation{Settings: orSettings(o.Settings, o.IfNew)}}
 	c := &r.create
-	c.ownIdle = c.Policy.OnIdle
+	c.ownIdle = c.Policy.OnIdle != ""
 	c.Policy = orPolicy(c.Policy, m.policy)
 	if err := checkPolicy(c.Policy); err != nil {
 		return r, err
@@ -120,6 +116,9 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if s, err := m.find(key); s != nil || err != nil {
 		return s, false, err
 	}
+	if err := checkKey(key); err != nil {
+		return nil, false, err
+	}
 	if r.Existing {
 		return nil, false, m.missing(ctx, key)
 	}
@@ -131,6 +130,14 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
 	}
+	rec := newRecord(ctx, key, r.create, whose)
+	if r.create.From != "" {
+		_, v, err := m.findRef(ctx, key, r.create.From)
+		if err != nil {
+			return nil, false, err
+		}
+		rec.Spec, rec.SpecHash = v.Spec, v.SpecHash // so that its limits are reserved
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
@@ -139,7 +146,6 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if s := m.live[key]; s != nil { // another call was faster
 		return s, false, nil
 	}
-	rec := newRecord(ctx, key, r.create, whose)
 	if err := m.ledger.reserve(bounds, &rec); err != nil {
 		return nil, false, err
 	}

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -19,9 +20,9 @@ const spendWindow = 30 * 24 * time.Hour
 
 // owner is whose quota something counts for.
 type owner struct {
-	Tenant string `json:"tenant"`
-	Key    string `json:"key,omitempty"`    // id of the API key; empty: none
-	Remote bool   `json:"remote,omitempty"` // asked for over the network
+	Tenant string
+	Key    string // id of the API key; empty: none
+	Remote bool   // asked for over the network
 }
 
 // ownerOf returns whose quota counts for what the caller makes in a tenant.
@@ -33,8 +34,11 @@ func ownerOf(ctx context.Context, tenant string) owner {
 // bound is a quota, whose it is, and what counts for it.
 type bound struct {
 	whose  string
+	name   string // of the tenant, or id of the key
 	quota  v1.Quota
 	counts func(owner) bool
+	spend  store.SpendQuery                   // chooses the spending that counts
+	report func(*v1.QuotaReport, v1.QuotaUse) // sets its field of a report
 }
 
 // bounds are all that apply to an owner. The tightest decides.
@@ -47,11 +51,25 @@ func (m *Manager) bounds(ctx context.Context, o owner) (bounds, error) {
 		return nil, err
 	}
 	out := bounds{
-		{"the server", m.serverQuota(o.Remote), func(owner) bool { return true }},
-		{"tenant " + o.Tenant, tenant, func(x owner) bool { return x.Tenant == o.Tenant }},
+		{
+			whose: "the server", quota: m.serverQuota(o.Remote),
+			counts: func(owner) bool { return true },
+			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Server = u },
+		},
+		{
+			whose: "tenant " + o.Tenant, name: o.Tenant, quota: tenant,
+			counts: func(x owner) bool { return x.Tenant == o.Tenant },
+			spend:  store.SpendQuery{Tenant: o.Tenant},
+			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Tenant = u },
+		},
 	}
 	if o.Key != "" {
-		out = append(out, bound{"key " + o.Key, key, func(x owner) bool { return x.Key == o.Key }})
+		out = append(out, bound{
+			whose: "key " + o.Key, name: o.Key, quota: key,
+			counts: func(x owner) bool { return x.Key == o.Key },
+			spend:  store.SpendQuery{Key: o.Key},
+			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Key = &u },
+		})
 	}
 	return out, nil
 }
@@ -88,22 +106,25 @@ func (b bounds) maxAge() v1.Duration {
 	return least
 }
 
+// shortestLife is what max_age must allow for a session that asks for no end.
+const shortestLife = time.Second
+
 // expires returns the time from the creation of a session to its end: what is asked for, or else as much as is allowed.
 func (b bounds) expires(asked v1.Duration) (v1.Duration, error) {
-	if asked == 0 {
-		return b.maxAge(), nil
-	}
 	nothing := func(func(owner) bool) v1.Quota { return v1.Quota{} }
+	if asked == 0 {
+		return b.maxAge(), b.check(nothing, v1.Quota{MaxAge: new(v1.Duration(shortestLife))})
+	}
 	return asked, b.check(nothing, v1.Quota{MaxAge: &asked})
 }
 
-// atMost returns d, or as much of it as is allowed.
-func (b bounds) atMost(d v1.Duration) v1.Duration {
-	most := b.maxAge()
-	if d == v1.NoLimit || most != v1.NoLimit && most < d {
-		return most
+// atMost returns d, or as much of it as is allowed. A d of zero is no end.
+func (b bounds) atMost(d v1.Duration) (v1.Duration, error) {
+	most, err := b.expires(0)
+	if d == v1.NoLimit || d == 0 || most != v1.NoLimit && most < d {
+		return most, err
 	}
-	return d
+	return d, err
 }
 
 // endOf returns when a session that is created now ends; zero: never.
@@ -130,7 +151,7 @@ type holding struct {
 }
 
 func holdingOf(r *record) holding {
-	return holding{r.Owner, r.Spec.Limits, r.State == v1.StateHibernated}
+	return holding{r.owner(), r.Spec.Limits, r.State == v1.StateHibernated}
 }
 
 // amount returns what it counts for.
@@ -210,7 +231,7 @@ func (l *ledger) set(r *record) {
 	l.sessions[r.ID] = holdingOf(r)
 }
 
-// change lets a session that is counted hold these limits, awake, if the bounds allow what it has not held so far.
+// change reserves limits for a session that is counted, awake, if the bounds allow what it has not held so far.
 func (l *ledger) change(b bounds, id string, limits sandbox.Limits) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,10 +287,10 @@ func (l *ledger) release(id string) {
 	delete(l.sessions, id)
 }
 
-// hold lets the session hold limits if its quotas allow it.
+// hold reserves limits for the session if its quotas allow it.
 func (s *Session) hold(ctx context.Context, limits sandbox.Limits) error {
 	s.mu.Lock()
-	whose := s.rec.Owner
+	whose := s.rec.owner()
 	s.mu.Unlock()
 	b, err := s.m.bounds(ctx, whose)
 	if err != nil {
@@ -278,7 +299,7 @@ func (s *Session) hold(ctx context.Context, limits sandbox.Limits) error {
 	return s.m.ledger.change(b, s.id, limits)
 }
 
-// holdAwake lets a hibernated session hold again what it needs to run.
+// holdAwake reserves what a hibernated session needs to run.
 func (s *Session) holdAwake(ctx context.Context) error {
 	s.mu.Lock()
 	limits := s.rec.Spec.Limits
@@ -291,17 +312,21 @@ type RunPlace struct {
 	owner
 	m        *Manager
 	id       string  // of the run, once it is known
-	reserved float64 // US dollars that it may cost and that the store does not count yet; the ledger's mu guards it
-	// MostUSD is what the run may cost, where money is bounded; nil: it is not.
+	own      float64 // US dollars that its key has spent on the run before
+	others   float64 // US dollars that other keys have spent on the run before
+	reserved float64 // US dollars that its key may spend and that the store does not count yet; the ledger's mu guards it
+	// MostUSD is what the run may cost in all, where money is bounded; nil: it is not.
 	MostUSD *float64
 }
 
-// RunDemand is what a run needs of its quotas.
+// RunDemand is what a run needs of its quotas. An amount is what the run may cost in all, in US dollars; negative: any amount, which
+// becomes what is left.
 type RunDemand struct {
 	Tenant string
 	Run    string   // id of a run that is resumed; empty: a new one
-	USD    *float64 // what its caller lets it cost; nil or negative: any amount, which becomes what is left
-	Usual  float64  // what it may cost if its caller does not say; negative: any amount
+	USD    *float64 // the caller's amount: more than is left is refused; nil: the caller names none
+	Usual  *float64 // the amount where the caller names none, reduced to what is left; nil: any amount
+	Free   bool     // the run costs the server nothing
 }
 
 // smallestSpend is what must be left for a run whose caller names no amount, in US dollars.
@@ -314,28 +339,34 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 	if err != nil {
 		return nil, err
 	}
+	m.spendMu.Lock()
+	defer m.spendMu.Unlock()
+	if err := p.readSpent(ctx); err != nil {
+		return nil, err
+	}
 	spent := make([]float64, len(b))
 	for i, x := range b {
 		if x.limitsSpend() {
-			if spent[i], err = m.spent(ctx, i, p.owner, d.Run); err != nil {
+			if spent[i], err = m.spent(ctx, x, store.Spending{Run: d.Run, Key: p.Key}); err != nil {
 				return nil, err
 			}
 		}
 	}
-	asked, most := d.USD != nil && *d.USD >= 0, d.Usual
-	if asked {
-		most = *d.USD
+	most := float64(v1.NoLimit)
+	if amount := cmp.Or(d.USD, d.Usual); amount != nil {
+		most = *amount
 	}
+	asked := d.USD != nil && most >= 0
 	m.ledger.mu.Lock()
 	defer m.ledger.mu.Unlock()
 	for i, x := range b {
 		used, more := m.ledger.used(x.counts), v1.Quota{Runs: new(1)}
-		if x.limitsSpend() {
+		if x.limitsSpend() && !d.Free {
 			*used.Spend += spent[i]
-			left := max(0, *x.quota.Spend-*used.Spend)
+			left := max(0, *x.quota.Spend-*used.Spend) + p.others
 			more.Spend = new(smallestSpend)
 			if asked {
-				more.Spend = d.USD
+				more.Spend = new(p.share(most))
 			} else if most < 0 || left < most {
 				most = left
 			}
@@ -346,7 +377,7 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 		}
 	}
 	if p.MostUSD != nil {
-		p.reserved = most
+		p.reserved = p.share(most)
 	}
 	if m.ledger.runs == nil {
 		m.ledger.runs = map[*RunPlace]bool{}
@@ -357,17 +388,31 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 
 func (b bound) limitsSpend() bool { return b.quota.Spend != nil && *b.quota.Spend >= 0 }
 
-// spent returns what runs have cost within the window, by the place of a bound among those of an owner, one run excepted.
-func (m *Manager) spent(ctx context.Context, which int, o owner, except string) (float64, error) {
-	q := store.SpendQuery{Since: time.Now().Add(-spendWindow), Except: except}
-	switch which {
-	case 1:
-		q.Tenant = o.Tenant
-	case 2:
-		q.Key = o.Key
-	}
+// spent returns what was spent within the window and counts for a bound.
+func (m *Manager) spent(ctx context.Context, x bound, except store.Spending) (float64, error) {
+	q := x.spend
+	q.Since, q.Except = time.Now().Add(-spendWindow), except
 	return m.store.Spent(ctx, q)
 }
+
+// readSpent reads what has been spent on a run that is resumed.
+func (p *RunPlace) readSpent(ctx context.Context) error {
+	if p.id == "" {
+		return nil
+	}
+	by, err := p.m.store.SpentOn(ctx, p.Tenant, p.id)
+	for key, usd := range by {
+		if key == p.Key {
+			p.own = usd
+		} else {
+			p.others += usd
+		}
+	}
+	return err
+}
+
+// share returns what counts for the key of this place if the run costs so much in all.
+func (p *RunPlace) share(total float64) float64 { return max(0, total-p.others) }
 
 // Begin notes the id of the run. What it may cost counts as spent from now on, so that a server that is killed forgets nothing.
 func (p *RunPlace) Begin(ctx context.Context, id string) error {
@@ -375,7 +420,9 @@ func (p *RunPlace) Begin(ctx context.Context, id string) error {
 	if p.MostUSD == nil {
 		return nil // its cost is noted at its end
 	}
-	if err := p.note(ctx, *p.MostUSD); err != nil {
+	p.m.spendMu.Lock() // AdmitRun finds the amount either in the store or reserved
+	defer p.m.spendMu.Unlock()
+	if err := p.note(ctx, max(p.own, p.share(*p.MostUSD))); err != nil {
 		return err
 	}
 	p.m.ledger.mu.Lock()
@@ -384,11 +431,11 @@ func (p *RunPlace) Begin(ctx context.Context, id string) error {
 	return nil
 }
 
-// End gives the place back. Cost is what the run has cost in all, in US dollars; negative: it did not begin.
+// End gives the place back. Cost is what the run has cost in all, in US dollars; negative: what is noted stays.
 func (p *RunPlace) End(ctx context.Context, cost float64) error {
 	var err error
 	if cost >= 0 {
-		err = p.note(ctx, cost)
+		err = p.note(ctx, p.share(cost))
 	}
 	p.m.ledger.mu.Lock()
 	defer p.m.ledger.mu.Unlock()
@@ -396,6 +443,7 @@ func (p *RunPlace) End(ctx context.Context, cost float64) error {
 	return err
 }
 
+// note replaces what the key of this place has spent on the run.
 func (p *RunPlace) note(ctx context.Context, usd float64) error {
 	return p.m.store.SaveSpend(ctx, store.Spend{Run: p.id, Tenant: p.Tenant, Key: p.Key, Time: time.Now(), USD: usd})
 }
@@ -403,43 +451,30 @@ func (p *RunPlace) note(ctx context.Context, usd float64) error {
 // Usage returns what bounds the caller in a tenant, and how much of it is in use. The use of the whole server is left out unless all is set.
 func (m *Manager) Usage(ctx context.Context, tenant string, all bool) (v1.QuotaReport, error) {
 	var out v1.QuotaReport
-	whose := ownerOf(ctx, tenant)
-	b, err := m.bounds(ctx, whose)
+	b, err := m.bounds(ctx, ownerOf(ctx, tenant))
 	if err != nil {
 		return out, err
 	}
-	for i, x := range b {
-		use := v1.QuotaUse{Bounds: x.quota}
-		if i > 0 || all {
-			used, err := m.use(ctx, i, whose, x)
+	for _, x := range b {
+		use := v1.QuotaUse{Name: x.name, Bounds: x.quota}
+		if x.name != "" || all {
+			used, err := m.use(ctx, x)
 			if err != nil {
 				return out, err
 			}
 			use.Used = &used
 		}
-		switch i {
-		case 0:
-			out.Server = use
-		case 1:
-			use.Name = whose.Tenant
-			out.Tenant = use
-		default:
-			use.Name, out.Key = whose.Key, &use
-		}
+		x.report(&out, use)
 	}
 	return out, nil
 }
 
 // use returns all that is in use of one bound.
-func (m *Manager) use(ctx context.Context, which int, whose owner, x bound) (v1.Quota, error) {
-	m.ledger.mu.Lock()
-	used := m.ledger.used(x.counts)
-	m.ledger.mu.Unlock()
-	spent, err := m.spent(ctx, which, whose, "")
+func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
+	used, err := m.usedAndSpent(ctx, x)
 	if err != nil {
 		return used, err
 	}
-	*used.Spend += spent
 	snaps, err := m.snapshotsUsed(ctx)
 	if err != nil {
 		return used, err
@@ -447,6 +482,18 @@ func (m *Manager) use(ctx context.Context, which int, whose owner, x bound) (v1.
 	s := snaps(x.counts)
 	used.Snapshots, used.SnapshotBytes = s.Snapshots, s.SnapshotBytes
 	return used, nil
+}
+
+// usedAndSpent returns what sessions and runs hold, and what runs have cost.
+func (m *Manager) usedAndSpent(ctx context.Context, x bound) (v1.Quota, error) {
+	m.spendMu.Lock() // an amount is either reserved or in the store
+	defer m.spendMu.Unlock()
+	m.ledger.mu.Lock()
+	used := m.ledger.used(x.counts)
+	m.ledger.mu.Unlock()
+	spent, err := m.spent(ctx, x, store.Spending{})
+	*used.Spend += spent
+	return used, err
 }
 
 // snapshotsUsed counts the named snapshots of the store.
@@ -502,7 +549,7 @@ func (m *Manager) checkSnapshot(ctx context.Context, whose owner, size int64, ad
 	return add()
 }
 
-// extendable refuses to let a session that was granted some time since its creation live longer by more.
+// extendable checks an extension against max_age. A session was granted some time since its creation, and gets more.
 func (b bounds) extendable(granted, more time.Duration) error {
 	used := v1.Quota{MaxAge: new(v1.Duration(granted))}
 	err := b.check(func(func(owner) bool) v1.Quota { return used }, v1.Quota{MaxAge: new(v1.Duration(more))})

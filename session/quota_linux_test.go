@@ -25,7 +25,7 @@ func TestQuotasOfSessions(t *testing.T) {
 		t.Fatalf("%+v %v", opened, err)
 	}
 	_, _, err = k.m.Open(ctx, Key{Name: "two"}, o)
-	wantQuota(t, "a second session of the key", err, "key k allows 1 of sessions, 0 is left")
+	wantQuota(t, "a second session of the key", err, "key k, sessions: limit 1, 0 left")
 	_, err = k.m.Get(ctx, Key{Name: "two"})
 	wantCode(t, "what is left of it", err, v1.CodeSessionNotFound)
 	if _, _, err := k.m.Open(ctx, Key{Name: "one"}, OpenOptions{}); err != nil {
@@ -33,15 +33,21 @@ func TestQuotasOfSessions(t *testing.T) {
 	}
 	o.Spec.Limits.Memory = 768 << 20
 	_, _, err = k.m.Open(t.Context(), Key{Name: "two"}, o)
-	wantQuota(t, "more memory than the tenant has", err, "allows 1g of memory, 512m is left and 768m is asked for")
+	wantQuota(t, "more memory than the tenant has", err, "memory: limit 1g, 512m left, 768m requested")
 	if sleeps(k.b) {
 		_, err = s.Fork(t.Context(), 2, nil)
-		wantQuota(t, "copies", err, "512m is left and 1g is asked for")
+		wantQuota(t, "copies", err, "512m left, 1g requested")
 		save(t, s, "first")
 		_, err = s.Save(ctx, "second")
-		wantQuota(t, "a snapshot", err, "1 of snapshots")
+		wantQuota(t, "a snapshot", err, "snapshots: limit 1")
 		if n := k.images(); n != 1 {
 			t.Errorf("%d images", n)
+		}
+		copied, _, err := k.m.Open(t.Context(), Key{Name: "three"}, OpenOptions{Settings: Settings{From: "one@first"}})
+		if err != nil {
+			t.Errorf("from a snapshot of 512m, where the default is more than is left: %v", err)
+		} else if err := copied.End(t.Context(), ""); err != nil {
+			t.Fatal(err)
 		}
 	}
 

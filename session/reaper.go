@@ -115,7 +115,7 @@ func (r *record) overReason() string {
 	if t, _ := r.expires(); r.keptLimited() && !t.Equal(r.Expires) {
 		return fmt.Sprintf("it was hibernated for %s", r.Policy.Hibernation)
 	}
-	return "it was to end at " + r.Expires.UTC().Format(time.RFC3339)
+	return "its lifetime ended at " + r.Expires.UTC().Format(time.RFC3339)
 }
 
 // idle reports whether the session was not used for as long as its policy allows.

@@ -242,7 +242,7 @@ func TestTheEndIsMovedByExtendAlone(t *testing.T) {
 	}
 	_, err = s.Extend(t.Context(), 12*time.Hour)
 	wantCode(t, "beyond max_age", err, v1.CodeQuotaExceeded)
-	if err == nil || !strings.Contains(err.Error(), "1d of max_age, 11h30m is left and 12h is asked for") {
+	if err == nil || !strings.Contains(err.Error(), "max_age: limit 1d, 11h30m left, 12h requested") {
 		t.Errorf("told %v", err)
 	}
 	k.restart()

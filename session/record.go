@@ -44,13 +44,21 @@ type record struct {
 	Policy   Policy            `json:"policy"`
 	Gate     string            `json:"gate,omitempty"`
 	Role     string            `json:"role,omitempty"`
-	From     string            `json:"from,omitempty"` // the snapshot it was created from, as requested
-	Owner    owner             `json:"owner,omitzero"`
-	Labels   map[string]string `json:"labels,omitempty"` // never changed
+	From     string            `json:"from,omitempty"`    // the snapshot it was created from, as requested
+	APIKey   string            `json:"api_key,omitempty"` // id of the key whose quota it counts for; empty: none
+	Remote   bool              `json:"remote,omitempty"`  // asked for over the network
+	Labels   map[string]string `json:"labels,omitempty"`  // never changed
 	Created  time.Time         `json:"created"`
 	Used     time.Time         `json:"used"`
 	Ended    time.Time         `json:"ended,omitzero"`
-	Ending   string            `json:"ending,omitempty"` // why its owner ends it, while the backend does not answer
+
+	// Ending is why its owner ends it, while the backend does not answer, and EndingFrom the state before that.
+	Ending     string `json:"ending,omitempty"`
+	EndingFrom State  `json:"ending_from,omitempty"`
+
+	// IdleAsked: its caller asked for this Policy.OnIdle. IdleFallback: Policy.OnIdle is end because the backend cannot hibernate.
+	IdleAsked    bool `json:"idle_asked,omitempty"`
+	IdleFallback bool `json:"idle_fallback,omitempty"`
 
 	// Expires is when the session ends, however it is used; zero: never. Woken is when it last left hibernation.
 	Expires time.Time `json:"expires,omitzero"`
@@ -82,6 +90,9 @@ type record struct {
 	// Incidents are those of the current sandbox, the last of each kind. The slice is replaced, never changed.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
+
+// owner returns whose quota the session counts for.
+func (r *record) owner() owner { return owner{Tenant: r.Key.Tenant, Key: r.APIKey, Remote: r.Remote} }
 
 // row returns the record as a row of the store.
 func (r *record) row() (store.Session, error) {
@@ -115,7 +126,7 @@ func (r *record) expires() (t time.Time, ok bool) {
 	return t, !t.IsZero()
 }
 
-// keptLimited reports whether the session hibernates, and not for as long as it likes.
+// keptLimited reports whether the session hibernates, with a time limit.
 func (r *record) keptLimited() bool {
 	return r.State == v1.StateHibernated && r.Policy.Hibernation != v1.NoLimit
 }
@@ -134,10 +145,16 @@ func (r *record) idleAt() (t time.Time, ok bool) {
 
 // labels returns the labels of a session's sandbox.
 func (m *Manager) labels(r *record) map[string]string {
+	l := m.ownLabels(r.Labels)
+	l[labelSession], l[labelSessionID], l[labelSpec] = r.Key.String(), r.ID, r.SpecHash
+	return l
+}
+
+// ownLabels returns labels with those by which a manager finds its sandboxes.
+func (m *Manager) ownLabels(more map[string]string) map[string]string {
 	l := map[string]string{}
-	maps.Copy(l, r.Labels)
-	l[labelStore] = m.store.Dir()
-	l[labelInstance], l[labelMaker], l[labelSession], l[labelSessionID], l[labelSpec] = m.instance, m.maker, r.Key.String(), r.ID, r.SpecHash
+	maps.Copy(l, more)
+	l[labelInstance], l[labelMaker], l[labelStore] = m.instance, m.maker, m.store.Dir()
 	return l
 }
 

@@ -13,6 +13,7 @@ var idPattern = regexp.MustCompile(`^n[0-9a-f]{16}$`)
 // Resolve returns the key of a session that may be given by its id. A live session of that name comes first, because a name may look
 // like an id. The id of a session that has ended does not stand for a later one of its name. byID reports that an id was given.
 func (m *Manager) Resolve(ctx context.Context, key Key) (named Key, byID bool, err error) {
+	key = withTenant(key)
 	if !idPattern.MatchString(key.Name) || m.holds(key) {
 		return key, false, nil
 	}

@@ -21,7 +21,7 @@ func (s *Session) restore(ctx context.Context, ref string) error {
 	if err := s.awaitCreated(ctx); err != nil {
 		return err
 	}
-	row, v, err := s.findRef(ctx, ref)
+	row, v, err := s.m.findRef(ctx, s.key, ref)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (s *Session) restore(ctx context.Context, ref string) error {
 func (s *Session) reserve() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.rec.State.Live() {
+	if !s.rec.State.Live() || s.rec.State == v1.StateEnding {
 		return s.refusal(time.Now())
 	}
 	if s.calls > 0 {
@@ -68,11 +68,15 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	s.mu.Lock()
 	next := s.rec
 	s.mu.Unlock()
-	if err := s.hold(ctx, v.Spec.Limits); err != nil {
+	before := next
+	setIdle, err := next.idleOn(ctx, b, "the session is to hibernate when it is idle; open another one from the snapshot")
+	if err == nil {
+		err = s.hold(ctx, v.Spec.Limits)
+	}
+	if err != nil {
 		s.release()
 		return err
 	}
-	before, idle := next, idleAction(ctx, b, next.Policy.OnIdle)
 	next.Spec, next.SpecHash = v.Spec, v.SpecHash
 	sb, err := sandbox.Restore(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
 	if err != nil {
@@ -97,7 +101,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		}
 		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
 		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
-		r.Policy.OnIdle = idle
+		setIdle(r)
 		r.Used = time.Now().UTC()
 		s.background = nil
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)

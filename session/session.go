@@ -80,7 +80,7 @@ func (s *Session) Info() Info {
 // info returns what the record alone says.
 func (r *record) info() Info {
 	i := Info{
-		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Labels: r.Labels, Gate: r.Gate, Role: r.Role, APIKey: r.Owner.Key,
+		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Labels: r.Labels, Gate: r.Gate, Role: r.Role, APIKey: r.APIKey,
 		Created: r.Created, Used: r.Used, Restored: r.Restored, StateFrom: r.StateFrom, Previous: r.Previous, Output: r.Output, Incidents: r.Incidents,
 	}
 	if !r.State.Live() {
@@ -145,7 +145,7 @@ func (s *Session) refusal(now time.Time) error {
 	}
 	// The time is over, and only what still runs keeps the session alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
-		return expired(s.key, s.rec.overReason()+", and it ends with what still runs in it")
+		return expired(s.key, s.rec.overReason()+"; it closes when its running operations end")
 	}
 	return nil
 }

@@ -151,8 +151,27 @@ func TestKeys(t *testing.T) {
 		_, err = k.m.Get(t.Context(), Key{Name: name})
 		wantCode(t, "name "+name, err, v1.CodeInvalidKey)
 	}
-	k.open(strings.Repeat("a", 120) + "-_.Z0")
-	_, _, err := k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
+	s := k.open(strings.Repeat("a", 120) + "-_.Z0")
+	k.m.mu.Lock()
+	k.m.live[Key{Tenant: DefaultTenant, Name: "a:b"}] = s // of a version with other rules
+	k.m.mu.Unlock()
+	if _, err := k.m.Get(t.Context(), Key{Name: "a:b"}); err != nil {
+		t.Errorf("a live session with such a name: %v", err)
+	}
+	k.m.mu.Lock()
+	delete(k.m.live, Key{Tenant: DefaultTenant, Name: "a:b"})
+	k.m.mu.Unlock()
+	if named, byID, err := k.m.Resolve(t.Context(), Key{Name: s.ID()}); err != nil || !byID || named != s.Key() {
+		t.Errorf("its id stands for %v, %v", named, err)
+	}
+	other, _, err := k.m.Open(t.Context(), Key{Tenant: "other", Name: "x"}, OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if named, byID, err := k.m.Resolve(t.Context(), Key{Name: other.ID()}); err != nil || byID || named.Name == "x" {
+		t.Errorf("the id of another tenant's session stands for %v, %v", named, err)
+	}
+	_, _, err = k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
 	wantCode(t, "tenant", err, v1.CodeInvalidKey)
 }
 

@@ -43,11 +43,9 @@ func describe(row store.Snapshot) (Snapshot, error) {
 
 // Snapshots lists the snapshots of a session, even of one that has ended; name "": of the whole tenant.
 func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
-	if key.Tenant == "" {
-		key.Tenant = DefaultTenant
-	}
-	if key.Name != "" {
-		if _, err := checkKey(key); err != nil {
+	key = withTenant(key)
+	if key.Name != "" && !m.holds(key) {
+		if err := checkKey(key); err != nil {
 			return nil, err
 		}
 	}
@@ -78,11 +76,11 @@ func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string
 	return rows[0], nil
 }
 
-// findRef returns the snapshot that a reference names: one of this session, or of another one of the tenant.
-func (s *Session) findRef(ctx context.Context, ref string) (row store.Snapshot, v snapshotRecord, err error) {
-	of, name, err := parseRef(ref, s.key.Name)
+// findRef returns the snapshot that a reference names: one of the session of a key, or of another one of the tenant.
+func (m *Manager) findRef(ctx context.Context, key Key, ref string) (row store.Snapshot, v snapshotRecord, err error) {
+	of, name, err := parseRef(ref, key.Name)
 	if err == nil {
-		row, err = s.m.findSnapshot(ctx, s.key.Tenant, of, name)
+		row, err = m.findSnapshot(ctx, key.Tenant, of, name)
 	}
 	if err == nil {
 		v, err = decodeSnapshot(row)
@@ -92,10 +90,11 @@ func (s *Session) findRef(ctx context.Context, ref string) (row store.Snapshot, 
 
 // DeleteSnapshot removes a snapshot, and its image once nothing needs it; "*" removes all of the session.
 func (m *Manager) DeleteSnapshot(ctx context.Context, key Key, name string) error {
-	key, err := checkKey(key)
-	if err != nil {
+	key = withTenant(key)
+	if err := checkKey(key); err != nil && !m.holds(key) {
 		return err
 	}
+	var err error
 	var rows []store.Snapshot
 	if name == "*" {
 		rows, err = m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: key.Tenant, Session: key.Name})
@@ -213,7 +212,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("encode snapshot: %w", err)
 	}
 	if b := s.m.known(image.Backend); b != nil {
-		row.Memory = b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
+		row.Memory = canHibernate(ctx, b)
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := s.m.checkSnapshot(ctx, whose, row.Size, func() error { return s.nameImage(ctx, row) }); err != nil {

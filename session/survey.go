@@ -3,7 +3,7 @@ package session
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"path/filepath"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
@@ -96,10 +96,11 @@ func (s *stores) use(ctx context.Context, f backend.Surveyed) v1.SandboxUse {
 			return v1.SandboxKept
 		}
 	}
-	if p := s.peek(ctx, dir); p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
-		return v1.SandboxUnknown
+	// Only a directory that is there and no longer has the store proves that the store is lost.
+	if p := s.peek(ctx, dir); filepath.IsAbs(dir) && (p.err == nil || errors.Is(p.err, store.ErrRemoved)) {
+		return v1.SandboxStray
 	}
-	return v1.SandboxStray
+	return v1.SandboxUnknown
 }
 
 // collectForeign ends sandboxes of other managers whose store is lost.

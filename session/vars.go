@@ -17,7 +17,7 @@ const (
 // checkVar rejects an invalid variable.
 func checkVar(name, value string) error {
 	if err := checkName("variable", name); err != nil {
-		return invalid("set variable", "%.140q is no name of a variable", name)
+		return invalid("set variable", "invalid variable name %.140q", name)
 	}
 	if len(value) > MaxVarLength {
 		return &v1.Error{Code: v1.CodeTooLarge, Op: "set variable", Message: fmt.Sprintf("%d bytes, the most is %d", len(value), MaxVarLength), Remedy: "write it to a file in the session"}

@@ -94,15 +94,18 @@ func (q Quota) Check(whose string, used, more Quota) error {
 		if !bound.IsSet() || bound.number() < 0 || !want[i].IsSet() {
 			continue
 		}
-		left := bound.number()
+		asked, left := want[i].number(), bound.number()
+		if asked == 0 {
+			continue // granted even where more is in use than the bound allows
+		}
 		if have[i].IsSet() {
 			left -= have[i].number()
 		}
-		if asked := want[i].number(); asked > left || asked == NoLimit {
+		if asked > left || asked == NoLimit {
 			return &Error{
 				Code:    CodeQuotaExceeded,
 				Op:      "check quota",
-				Message: fmt.Sprintf("the quota of %s allows %s of %s, %s is left and %s is asked for", whose, bound, bound.Name, bound.amount(max(0, left)), want[i]),
+				Message: fmt.Sprintf("quota of %s, %s: limit %s, %s left, %s requested", whose, bound.Name, bound, bound.amount(max(0, left)), want[i]),
 				Remedy:  "ask for less, end what is not needed, or have the quota raised",
 			}
 		}

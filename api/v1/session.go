@@ -211,7 +211,7 @@ type SandboxUse string
 const (
 	SandboxHeld    SandboxUse = "held"    // a running program made it or is attached to it
 	SandboxKept    SandboxUse = "kept"    // its server is stopped, and attaches to it at the next start
-	SandboxStray   SandboxUse = "stray"   // its program has ended, and the store that knew it is gone
+	SandboxStray   SandboxUse = "stray"   // its program has ended, and the store that knew it was removed or replaced
 	SandboxUnknown SandboxUse = "unknown" // its program has ended, and no readable store tells whether it is needed
 )
 

@@ -60,7 +60,7 @@ type Limits struct {
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
 	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept there. The other directories that
 	// can be written have their own, smaller room: see Scratch.
-	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory)"`
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory, or less below 96 MiB)"`
 	// OpenFiles is for each process.
 	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
 }

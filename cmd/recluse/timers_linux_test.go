@@ -45,7 +45,7 @@ func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 	if err := json.Unmarshal([]byte(w.must("exec", "--json", "--session", "brief", "--python", "1")), &v); err != nil {
 		t.Fatal(err)
 	}
-	if said := v.Metadata[session.MetaPrevious]; !strings.Contains(said, "expired at") || !strings.Contains(said, "it was to end at") {
+	if said := v.Metadata[session.MetaPrevious]; !strings.Contains(said, "expired at") || !strings.Contains(said, "its lifetime ended at") {
 		t.Errorf("the verdict says %q", said)
 	}
 	gone("quiet")

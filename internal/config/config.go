@@ -28,7 +28,7 @@ type Config struct {
 	Session Session   `key:"session" doc:"what a new session gets when its opener does not say"`
 	Pool    Pool      `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
 	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
-	Docker  Docker    `key:"docker" doc:"the docker backend; docs/backends/docker.md tells about it"`
+	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
 	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server together may use; session.max_age is one of these bounds. What is left out is not bounded for the user's own socket; over the network memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
@@ -91,9 +91,9 @@ type Session struct {
 type Pool struct {
 	Enabled     bool        `key:"enabled" doc:"keep any at all"`
 	Min         int         `key:"min" min:"1" doc:"kept however long nobody asks"`
-	Target      int         `key:"target" min:"1" doc:"kept while there is demand"`
+	Target      int         `key:"target" min:"1" doc:"kept while there is demand, or as many as were missing in the last burst"`
 	Max         int         `key:"max" min:"1" doc:"of all kinds together"`
-	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept"`
+	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept, and after a burst in which the pool stays larger"`
 	Wait        v1.Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
 }
 

@@ -125,6 +125,7 @@ func TestMistakes(t *testing.T) {
 		{"a list", "- a\n", "", []string{"the file must be a mapping"}},
 		{"section that is no mapping", "log: debug\n", "", []string{":1: log must be a mapping"}},
 		{"twice", "log:\n  level: info\n  level: debug\n", "", []string{":3: level is there twice"}},
+		{"twice, once by its old name", "session:\n  max_age: 1h\n  ttl: 6h\n", "", []string{":3: session.max_age and session.ttl are the same key"}},
 		{"two documents", "log: {level: info}\n---\nlog: {level: debug}\n", "", []string{"more than one document"}},
 		{"no value", "log:\n  level:\n", "", []string{"log.level has no value"}},
 		{"mapping as a value", "log:\n  level: {a: b}\n", "", []string{"log.level must be a single value"}},

@@ -138,7 +138,7 @@ func (c *Config) readFile(path string, b []byte) []error {
 			r.fail(value.Line, "%s is not a section%s", name, suggest(name, "", sections()))
 			return
 		}
-		keys := fields(s.key)
+		keys, said := fields(s.key), map[string]string{} // said is the name that a key was given by
 		r.each(value, s.key, func(name string, at, value *yaml.Node) {
 			full := s.key + "." + name
 			f, ok := r.config.current(keys, full, full)
@@ -150,6 +150,11 @@ func (c *Config) readFile(path string, b []byte) []error {
 				r.fail(at.Line, "%s is not a key%s", full, suggest(full, s.key+".", all()))
 				return
 			}
+			if before := said[f.key]; before != "" {
+				r.fail(at.Line, "%s and %s are the same key", before, full)
+				return
+			}
+			said[f.key] = full
 			r.value(f, value)
 		})
 	})

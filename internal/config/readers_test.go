@@ -121,7 +121,7 @@ func TestEveryKeyHasAReader(t *testing.T) {
 			continue
 		}
 		if s.Type == reflect.TypeFor[v1.Quota]() {
-			keys += len(fields(s.Tag.Get("key"))) // ServerQuota returns all of them, and TestFileAndEnvironment reads them there
+			keys += len(fields(s.Tag.Get("key"))) // ServerQuota returns all of them; that each is enforced is TestEveryBoundIsEnforced of package session
 			continue
 		}
 		for f := range s.Type.Fields() {

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/recluse-dev/recluse/rlm"
@@ -11,16 +12,16 @@ import (
 type place struct {
 	k    *Keeper
 	p    *session.RunPlace // nil: nothing bounds runs
-	free bool              // it asks no model
+	free bool              // the run costs the server nothing
 }
 
 // takePlace takes the place of a run, or refuses it.
 func (k *Keeper) takePlace(ctx context.Context, d session.RunDemand) (*place, error) {
-	out := &place{k: k, free: d.USD != nil && *d.USD == 0}
+	out := &place{k: k, free: d.Free}
 	if k.o.Admit == nil {
 		return out, nil
 	}
-	d.Usual = *k.o.Limits.Cost
+	d.Usual = cmp.Or(d.Usual, k.o.Limits.Cost)
 	var err error
 	out.p, err = k.o.Admit(ctx, d)
 	return out, err
@@ -42,16 +43,13 @@ func (p *place) begun(ctx context.Context, id string) error {
 	return p.p.Begin(context.WithoutCancel(ctx), id)
 }
 
-// over gives the place back. A run without a result did not begin, or counts for what it was allowed to cost.
+// over gives the place back. A run without a result did not begin, or counts for what it was allowed to cost. A free one leaves no entry.
 func (p *place) over(res *rlm.Result) {
 	if p.p == nil {
 		return
 	}
 	cost := -1.0
-	switch {
-	case res != nil && p.free:
-		cost = 0
-	case res != nil:
+	if res != nil && !p.free {
 		cost = res.Usage.Cost
 	}
 	if err := p.p.End(context.Background(), cost); err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"testing"
 
@@ -280,6 +281,59 @@ func TestToolsAreForCallersOverTheNetworkOnlyIfTheOwnerSaysSo(t *testing.T) {
 			var saved map[string]json.RawMessage
 			if err != nil || json.Unmarshal(b, &saved) != nil || saved["tools"] != nil {
 				t.Errorf("%s %v", b, err)
+			}
+		})
+	}
+}
+
+func TestAKeptRunAsksForItsOwnLimit(t *testing.T) {
+	data, tenant := t.TempDir(), "acme"
+	id := leave(t, data, tenant, Ask{Question: rlm.Question{Limits: v1.RunLimits{Cost: new(0.1)}}})
+	asked := make(chan session.RunDemand, 1)
+	refused := &v1.Error{Code: v1.CodeQuotaExceeded}
+	k, _ := keeperIn(t, Options{DataDir: data, Resume: true, Admit: func(_ context.Context, d session.RunDemand) (*session.RunPlace, error) {
+		asked <- d
+		return nil, refused
+	}})
+	own, more, unlimited := 0.1, 3.0, *rlm.DefaultLimits().Cost
+	for name, tt := range map[string]struct {
+		begin func() error
+		want  session.RunDemand
+	}{
+		"resumed": {func() error {
+			_, err := k.Resume(t.Context(), tenant, id, Again{})
+			return err
+		}, session.RunDemand{Run: id, Usual: &own}},
+		"resumed with another limit": {func() error {
+			_, err := k.Resume(t.Context(), tenant, id, Again{Limits: v1.RunLimits{Cost: &more}})
+			return err
+		}, session.RunDemand{Run: id, USD: &more, Usual: &own}},
+		"after a restart": {func() error {
+			if k.goOn(t.Context(), tenant, id) {
+				t.Error("it is tried again")
+			}
+			return refused
+		}, session.RunDemand{Run: id, Usual: &own}},
+		"forked": {func() error {
+			_, err := k.Fork(t.Context(), tenant, id, 0, Again{})
+			return err
+		}, session.RunDemand{Usual: &own}},
+		"replayed": {func() error {
+			_, err := k.Replay(t.Context(), tenant, id, nil)
+			return err
+		}, session.RunDemand{Free: true, Usual: &unlimited}},
+		"new": {func() error {
+			_, err := k.Start(t.Context(), tenant, Ask{Question: rlm.Question{Query: "Is it?", Limits: v1.RunLimits{Cost: new(0.0)}}})
+			return err
+		}, session.RunDemand{USD: new(0.0), Usual: &unlimited}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := tt.begin(); v1.CodeOf(err) != v1.CodeQuotaExceeded {
+				t.Fatal(err)
+			}
+			tt.want.Tenant = tenant
+			if got := <-asked; !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("%+v, want %+v", got, tt.want)
 			}
 		})
 	}

@@ -48,31 +48,38 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	if err != nil {
 		return nil, err
 	}
-	begin := func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		q.Limits = capped(q.Limits, most)
-		return e.Start(ctx, q)
-	}
 	d := session.RunDemand{Tenant: tenant, USD: q.Limits.Cost}
-	switch {
-	case a.Session != nil:
-		return k.startIn(ctx, tenant, e, q, a.Session)
-	case lasts:
+	if a.Session != nil {
+		return k.startIn(ctx, d, e, q, a.Session, done)
+	}
+	begin := starterOf(e, q)
+	if lasts {
 		return k.beginAs(ctx, d, who, begin, done)
 	}
 	return k.begin(ctx, d, begin, func(*rlm.Result) { done() })
 }
 
-// startIn begins a run in a session. Its variables are those of the questions before.
-func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rlm.Question, s *session.Session) (*rlm.Run, error) {
+// starterOf returns what begins a question with an engine.
+func starterOf(e *rlm.Engine, q rlm.Question) starter {
+	return func(ctx context.Context, most *float64) (*rlm.Run, error) {
+		q.Limits = capped(q.Limits, most)
+		return e.Start(ctx, q)
+	}
+}
+
+// startIn begins a run in a session. Its variables are those of the questions before. done is called when the run has ended, or did not begin.
+func (k *Keeper) startIn(ctx context.Context, d session.RunDemand, e *rlm.Engine, q rlm.Question, s *session.Session, done func()) (*rlm.Run, error) {
 	id := s.ID()
 	use, err := k.take(ctx, s)
 	if err != nil {
+		done()
 		return nil, err
 	}
 	k.mu.Lock()
 	q.History = k.said[id]
 	k.mu.Unlock()
 	free := func() {
+		done()
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		delete(k.taken, id)
@@ -97,11 +104,7 @@ func (k *Keeper) startIn(ctx context.Context, tenant string, e *rlm.Engine, q rl
 	case len(q.Inputs) == 0 && len(q.History) > 0:
 		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
 	}
-	begin := func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		q.Limits = capped(q.Limits, most)
-		return e.Start(ctx, q)
-	}
-	r, err := k.begin(ctx, session.RunDemand{Tenant: tenant, USD: q.Limits.Cost}, begin, func(res *rlm.Result) {
+	r, err := k.begin(ctx, d, starterOf(e, q), func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != v1.ReasonAnswered {
@@ -185,7 +188,7 @@ type Again struct {
 
 // Resume goes on with a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.Run, error) {
-	d := session.RunDemand{Tenant: tenant, Run: id, USD: a.Limits.Cost}
+	d := session.RunDemand{Tenant: tenant, Run: id}
 	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
 		return e.Resume(ctx, id, l)
 	})
@@ -193,7 +196,7 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.R
 
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
-	d := session.RunDemand{Tenant: tenant, USD: a.Limits.Cost}
+	d := session.RunDemand{Tenant: tenant}
 	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
 		return e.Fork(ctx, id, at, l)
 	})
@@ -206,6 +209,7 @@ func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Ag
 	if err != nil {
 		return nil, err
 	}
+	d.USD, d.Usual = a.Limits.Cost, info.Limits.Cost
 	who := asked{Away: a.Away, Key: session.ActorOf(ctx).Key, Model: a.Model, Sub: a.Sub, Host: a.Host}
 	// What the owner of the machine has allowed is not for others who go on with his run.
 	if before, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil && !a.Away {
@@ -239,7 +243,7 @@ func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (
 	if err != nil {
 		return nil, err
 	}
-	d := session.RunDemand{Tenant: tenant, USD: new(0.0)} // no model is asked
+	d := session.RunDemand{Tenant: tenant, Free: true} // no model is asked
 	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
 }
 

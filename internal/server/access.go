@@ -207,7 +207,7 @@ func (s *Server) authenticate(r *http.Request) (principal, error) {
 		return principal{}, &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "only an operator's key may name a tenant"}
 	}
 	if !validName(tenant) {
-		return principal{}, invalid("%q is no name of a tenant", tenant)
+		return principal{}, invalid("invalid tenant name %q", tenant)
 	}
 	who.tenant = tenant
 	return who, nil

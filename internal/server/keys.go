@@ -27,7 +27,7 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 		return v1.APIKey{}, &v1.Error{Code: v1.CodeForbidden, Op: "create key", Message: "only an operator may make keys for another tenant"}
 	}
 	if tenant != allTenants && !validName(tenant) {
-		return v1.APIKey{}, invalid("%q is no name of a tenant", tenant)
+		return v1.APIKey{}, invalid("invalid tenant name %q", tenant)
 	}
 	if err := in.Quota.Validate(); err != nil {
 		return v1.APIKey{}, invalid("quota: %v", err)

@@ -21,7 +21,7 @@ func TestQuotasOverHTTP(t *testing.T) {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
 	a := ask(t, k, key, "POST", "/v1/sessions", `{"spec":{"limits":{"memory":1125899906842624,"cpus":64,"processes":1000000}},"policy":{"on_idle":"keep"}}`)
-	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, string(v1.CodeQuotaExceeded)) || !strings.Contains(a.body, "8g is left") {
+	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, string(v1.CodeQuotaExceeded)) || !strings.Contains(a.body, "8g left") {
 		t.Errorf("the whole machine: %d %s", a.status, a.body)
 	}
 	if a := ask(t, k, key, "PUT", "/v1/sessions/one", `{"labels":{"team":"web"}}`); a.status != http.StatusCreated {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"database/sql"
 	_ "embed"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,5 +124,22 @@ func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+func TestSpendingOfAnEarlierVersionIsKept(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := append(slices.Clone(migrations[:4]), "INSERT INTO spend VALUES ('t', 'r1', 'k1', 5, 2.5)", "PRAGMA user_version = 4")
+	writeFile(t, dir, "WAL", old...)
+	s, ctx := open(t, dir), t.Context()
+	must(t, s.SaveSpend(ctx, Spend{Tenant: "t", Run: "r1", Key: "k2", USD: 1}))
+	by, err := s.SpentOn(ctx, "t", "r1")
+	must(t, err)
+	if want := map[string]float64{"k1": 2.5, "k2": 1}; !maps.Equal(by, want) {
+		t.Errorf("spent %v, want %v", by, want)
+	}
+	if got, err := s.Spent(ctx, SpendQuery{Tenant: "t", Except: Spending{Run: "r1", Key: "k2"}}); err != nil || got != 2.5 {
+		t.Errorf("spent %v but for one key: %v", got, err)
 	}
 }

@@ -30,26 +30,45 @@ CREATE TABLE spend (
 CREATE INDEX spend_time ON spend (time);
 `
 
+// schema5 keeps the cost of a run by the key that caused it: another key may resume the run.
+const schema5 = `
+ALTER TABLE spend RENAME TO spend4;
+CREATE TABLE spend (
+	tenant  TEXT NOT NULL,
+	run     TEXT NOT NULL,
+	api_key TEXT NOT NULL,
+	time    INTEGER NOT NULL,
+	usd     REAL NOT NULL,
+	PRIMARY KEY (tenant, run, api_key)
+) STRICT;
+INSERT INTO spend SELECT tenant, run, api_key, time, usd FROM spend4;
+DROP TABLE spend4;
+CREATE INDEX spend_time ON spend (time);
+`
+
 // Tenant is what is kept about a tenant.
 type Tenant struct {
 	Name  string
 	Quota v1.Quota
 }
 
-// Spend is what a run has cost, or may cost while it is under way.
+// Spend is what a key has spent on a run, or may spend while the run is under way.
 type Spend struct {
 	Run, Tenant string
-	Key         string // id of the API key that asked for it; empty: none
+	Key         string // id of the API key; empty: none
 	Time        time.Time
 	USD         float64
 }
 
-// SpendQuery chooses runs. Empty fields choose all.
+// SpendQuery chooses spending. Empty fields choose all.
 type SpendQuery struct {
 	Tenant, Key string
 	Since       time.Time
-	Except      string // a run that does not count
+	Except      Spending
 }
+
+// Spending identifies what a key has spent on a run.
+type Spending struct{ Run, Key string }
 
 // Quotas keeps what tenants and keys may use, and what they have spent.
 type Quotas interface {
@@ -61,13 +80,15 @@ type Quotas interface {
 	DropTenant(ctx context.Context, name string) (bool, error)
 	// Quotas returns the quotas of a tenant and of a key. One that is not kept has no bounds.
 	Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKey v1.Quota, err error)
-	// SaveSpend notes what a run has cost, in place of what was noted of it before. What no window counts any more is removed.
+	// SaveSpend replaces what a key has spent on a run. Spending that is older than any window is removed.
 	SaveSpend(ctx context.Context, s Spend) error
-	// Spent sums what runs have cost.
+	// SpentOn returns what has been spent on a run, by key.
+	SpentOn(ctx context.Context, tenant, run string) (map[string]float64, error)
+	// Spent returns the sum of what was spent.
 	Spent(ctx context.Context, q SpendQuery) (float64, error)
 }
 
-// spendKept is how long it is kept what a run has cost.
+// spendKept is how long the cost of a run is kept.
 const spendKept = 90 * 24 * time.Hour
 
 func quotaText(q v1.Quota) string {
@@ -121,7 +142,7 @@ func (s *SQLite) Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKe
 // SaveSpend implements Quotas.
 func (s *SQLite) SaveSpend(ctx context.Context, x Spend) error {
 	return s.change(ctx, "note spending", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO spend (tenant, run, api_key, time, usd) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET api_key = excluded.api_key, time = excluded.time, usd = excluded.usd",
+		_, err := tx.ExecContext(ctx, "INSERT INTO spend (tenant, run, api_key, time, usd) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = excluded.time, usd = excluded.usd",
 			x.Tenant, x.Run, x.Key, stamp(x.Time), x.USD)
 		if err == nil {
 			_, err = tx.ExecContext(ctx, "DELETE FROM spend WHERE time < ?", stamp(x.Time.Add(-spendKept)))
@@ -130,12 +151,17 @@ func (s *SQLite) SaveSpend(ctx context.Context, x Spend) error {
 	})
 }
 
+// SpentOn implements Quotas.
+func (s *SQLite) SpentOn(ctx context.Context, tenant, run string) (map[string]float64, error) {
+	return mapOf[float64](ctx, s, "read spending", "SELECT api_key, usd FROM spend WHERE tenant = ? AND run = ?", tenant, run)
+}
+
 // Spent implements Quotas.
 func (s *SQLite) Spent(ctx context.Context, q SpendQuery) (float64, error) {
 	var w where
 	w.and(q.Tenant != "", "tenant = ?", q.Tenant)
 	w.and(q.Key != "", "api_key = ?", q.Key)
-	w.and(q.Except != "", "run <> ?", q.Except)
+	w.and(q.Except.Run != "", "NOT (run = ? AND api_key = ?)", q.Except.Run, q.Except.Key)
 	w.and(!q.Since.IsZero(), "time >= ?", stamp(q.Since))
 	var sum float64
 	err := s.read.QueryRowContext(ctx, "SELECT coalesce(sum(usd), 0.0) FROM spend"+w.text, w.args...).Scan(&sum)

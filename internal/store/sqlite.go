@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -46,6 +47,9 @@ func OpenSQLite(ctx context.Context, dir string) (*SQLite, error) {
 }
 
 func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite, err error) {
+	if dir, err = filepath.Abs(dir); err != nil { // sandboxes bear it, and programs elsewhere look it up
+		return nil, fileError("open store", err)
+	}
 	s := &SQLite{path: filepath.Join(dir, File)}
 	if err := xdg.Private(dir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
@@ -94,11 +98,17 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 	return s, nil
 }
 
-// Peek returns the id of the store in a data directory without opening it for use, and whether a program uses it. Without a store the error
-// is fs.ErrNotExist.
+// ErrRemoved is the error of Peek for a data directory whose store was removed.
+var ErrRemoved = errors.New("the store was removed from its directory")
+
+// Peek returns the id of the store in a data directory without opening it for use, and whether a program uses it. A directory without a
+// store is ErrRemoved if it had one; if it is absent or empty, its disk may not be mounted, and the error is fs.ErrNotExist.
 func Peek(ctx context.Context, dir string) (instance string, used bool, err error) {
 	path := filepath.Join(dir, File)
 	if _, err := os.Stat(path); err != nil {
+		if _, lockErr := os.Stat(filepath.Join(dir, lockFile)); errors.Is(err, fs.ErrNotExist) && lockErr == nil {
+			err = ErrRemoved
+		}
 		return "", false, err
 	}
 	l, err := filelock.TryShared(filepath.Join(dir, lockFile))
@@ -149,7 +159,7 @@ func (s *SQLite) check(ctx context.Context) error {
 }
 
 // migrations bring a store from one version to the next, which is their index and one. They are only ever added to.
-var migrations = []string{schema1, schema2, schema3, schema4}
+var migrations = []string{schema1, schema2, schema3, schema4, schema5}
 
 // migrate brings the file to our version, all or nothing.
 func (s *SQLite) migrate(ctx context.Context) error {

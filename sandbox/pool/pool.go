@@ -25,7 +25,7 @@ import (
 const (
 	DefaultMin         = 2
 	DefaultTarget      = 4
-	DefaultMax         = 10
+	DefaultMax         = 50
 	DefaultShrinkAfter = 300 * time.Second
 	DefaultWait        = 500 * time.Millisecond
 )
@@ -40,15 +40,19 @@ const (
 	refillAfter = 25 * time.Millisecond
 	// makers is how many sandboxes are made at once; more only make each slower.
 	makers = 2
+	// promises is how many callers wait for sandboxes that are being made. Whoever comes after them would wait longer than making one takes.
+	promises = 2 * makers
+	// burstTime is the time in which callers who find a shelf empty are one burst.
+	burstTime = 10 * time.Second
 )
 
 // Options sizes a pool. Zero fields take their defaults.
 type Options struct {
 	Min    int // kept however long nobody asks
-	Target int // kept while there is demand
+	Target int // kept while there is demand, or as many as callers found missing in the last burst
 	Max    int // of all shelves together, being made included
 	// ShrinkAfter is how long after the last demand a shelf goes back to Min, and one that was
-	// never asked for by Warm to nothing.
+	// never asked for by Warm to nothing. It is also how long after a burst a shelf is ready for the next one.
 	ShrinkAfter time.Duration
 	// Wait is how long Get waits for a sandbox that is being made before it makes one itself.
 	Wait time.Duration
@@ -83,6 +87,7 @@ type Pool struct {
 	stats   Stats               // guarded by mu
 	closed  bool                // guarded by mu
 	unended []*sandbox.Sandbox  // guarded by mu; their backend could not end them yet
+	cold    int                 // guarded by mu; being made on demand
 }
 
 // shelf is the sandboxes of one spec. Its fields are guarded by the pool's mu.
@@ -94,6 +99,8 @@ type shelf struct {
 	resting time.Time // no making before this
 	kept    bool      // Warm asked for it: Min stays
 	waiters []chan *sandbox.Sandbox
+	burst   time.Time // beginning of the last burst: of callers who found nothing ready
+	missing int       // callers of that burst
 }
 
 // New makes an empty pool. Close it.
@@ -151,7 +158,7 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 		p.mu.Lock()
 		s := p.shelf(spec)
 		s.wanted = time.Now()
-		p.fill(s, p.opts.Target)
+		p.fill(s, p.want(s))
 		done, resting, closed := len(s.ready) >= least, time.Until(s.resting), p.closed
 		full := len(s.ready)+s.making < least && p.total >= p.opts.Max
 		if done {
@@ -202,13 +209,17 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 	s.wanted = time.Now()
 	if sb := p.take(s); sb != nil {
 		p.stats.Hits++
-		p.fill(s, p.opts.Target)
+		p.fill(s, p.want(s))
 		p.mu.Unlock()
 		return sb, nil
 	}
-	p.fill(s, p.opts.Target)
+	if s.wanted.Sub(s.burst) > burstTime {
+		s.burst, s.missing = s.wanted, 0
+	}
+	s.missing++
+	p.fill(s, p.want(s))
 	// Only as many wait as are being made; the rest would wait for nothing.
-	promised := len(s.waiters) < s.making
+	promised := len(s.waiters) < min(s.making, promises)
 	if promised {
 		s.waiters = append(s.waiters, wait)
 	}
@@ -234,8 +245,24 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 	}
 	p.mu.Lock()
 	p.stats.Misses++
+	p.cold++
 	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.cold--
+		p.mu.Unlock()
+	}()
 	return sandbox.Open(ctx, p.backend, p.marked(spec))
+}
+
+// want is how many sandboxes of a shelf are to be ready while there is demand. A burst leaves room for another shelf.
+//
+// Preconditions: mu is held.
+func (p *Pool) want(s *shelf) int {
+	if time.Since(s.burst) > p.opts.ShrinkAfter {
+		return p.opts.Target
+	}
+	return max(p.opts.Target, min(s.missing, p.opts.Max-p.opts.Target))
 }
 
 // marked gives a spec with the pool's own labels beside the caller's, which win.
@@ -357,19 +384,20 @@ func (p *Pool) fill(s *shelf, want int) {
 	}
 }
 
-// rest leaves the processors to whoever has just taken a sandbox, unless somebody waits for the next one.
+// rest leaves the processors to whoever has just taken a sandbox, and to those that are being made on demand, unless somebody waits for the next one.
 func (p *Pool) rest(s *shelf) {
-	p.mu.Lock()
-	pause := len(s.ready) > 0 && len(s.waiters) == 0
-	p.mu.Unlock()
-	if !pause {
-		return
-	}
-	t := time.NewTimer(refillAfter)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-p.ctx.Done():
+	for first := true; ; first = false {
+		p.mu.Lock()
+		pause := len(s.waiters) == 0 && (p.cold > 0 || first && len(s.ready) > 0)
+		p.mu.Unlock()
+		if !pause {
+			return
+		}
+		select {
+		case <-time.After(refillAfter):
+		case <-p.ctx.Done():
+			return
+		}
 	}
 }
 
@@ -416,7 +444,7 @@ func (p *Pool) make(s *shelf) {
 		s.waiters = s.waiters[1:]
 		p.total--
 		p.stats.Hits++
-		p.fill(s, p.opts.Target)
+		p.fill(s, p.want(s))
 		return
 	}
 	s.ready = append(s.ready, sb)
@@ -452,7 +480,7 @@ func (p *Pool) look() {
 			p.unended = append(p.unended, sb)
 		}
 		s.ready = live
-		keep := p.opts.Target
+		keep := p.want(s)
 		if time.Since(s.wanted) > p.opts.ShrinkAfter {
 			keep = 0
 			if s.kept {

@@ -97,8 +97,8 @@ func TestNobodyGetsAUsedSandbox(t *testing.T) {
 func TestSizesByDefault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ given, want Options }{
-		"nothing said":        {Options{}, Options{Min: 2, Target: 4, Max: 10, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
-		"a large least":       {Options{Min: 20}, Options{Min: 20, Target: 20, Max: 20, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
+		"nothing said":        {Options{}, Options{Min: 2, Target: 4, Max: 50, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
+		"a large least":       {Options{Min: 20}, Options{Min: 20, Target: 20, Max: 50, ShrinkAfter: 300 * time.Second, Wait: 500 * time.Millisecond}},
 		"everything but wait": {Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: time.Hour}, Options{Min: 1, Target: 2, Max: 3, ShrinkAfter: time.Hour, Wait: 500 * time.Millisecond}},
 	} {
 		if got := newPool(t, backend(t), c.given).opts; !reflect.DeepEqual(got, c.want) {
@@ -161,6 +161,19 @@ func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
 	if s := p.Stats(); s.Ready > 4 {
 		t.Errorf("%d are ready, more than the most", s.Ready)
 	}
+}
+
+func TestAShelfGrowsWithABurstAndShrinksAgain(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, backend(t), Options{Min: 1, Target: 2, Max: 9, Wait: time.Millisecond, ShrinkAfter: 5 * time.Second})
+	var wg sync.WaitGroup
+	for range 12 {
+		wg.Go(func() { get(t, p, sandbox.Spec{}) })
+	}
+	wg.Wait()
+	testneed.Await(t, "the shelf has grown, and leaves room for another one", func() bool { s := p.Stats(); return s.Ready == 7 && s.Making == 0 })
+	get(t, p, sandbox.Spec{}) // also the last burst is forgotten, and not only the last caller
+	testneed.Await(t, "nobody asks any more", func() bool { s := p.Stats(); return s.Ready == 0 && s.Making == 0 })
 }
 
 func TestAShelfShrinks(t *testing.T) {
