@@ -156,16 +156,24 @@ func holdingOf(r *record) holding {
 
 // amount returns what it counts for.
 func (h holding) amount() v1.Quota {
-	q := v1.Quota{Sessions: new(1), Disk: new(h.limits.Disk), Memory: new(int64(0)), CPUs: new(0.0), Processes: new(0)}
-	if !h.asleep {
-		*q.Memory, *q.CPUs, *q.Processes = h.limits.Memory, h.limits.CPUs, h.limits.Processes
+	q := machine(h.limits)
+	q.Sessions = new(1)
+	if h.asleep {
+		*q.Memory, *q.CPUs, *q.Processes = 0, 0, 0
 	}
 	return q
 }
 
-// add adds what one session holds to a sum.
+// machine returns what a sandbox counts for.
+func machine(l sandbox.Limits) v1.Quota {
+	return v1.Quota{Disk: new(l.Disk), Memory: new(l.Memory), CPUs: new(l.CPUs), Processes: new(l.Processes)}
+}
+
+// add adds what one session or run holds to a sum.
 func add(sum *v1.Quota, one v1.Quota) {
-	*sum.Sessions += *one.Sessions
+	if one.Sessions != nil {
+		*sum.Sessions += *one.Sessions
+	}
 	*sum.Disk += *one.Disk
 	*sum.Memory += *one.Memory
 	*sum.CPUs += *one.CPUs
@@ -189,8 +197,11 @@ func (l *ledger) used(counts func(owner) bool) v1.Quota {
 	}
 	for p := range l.runs {
 		if counts(p.owner) {
-			*sum.Runs++
+			if !p.call {
+				*sum.Runs++
+			}
 			*sum.Spend += p.reserved
+			add(&sum, machine(p.limits))
 		}
 	}
 	return sum
@@ -311,7 +322,9 @@ func (s *Session) holdAwake(ctx context.Context) error {
 type RunPlace struct {
 	owner
 	m        *Manager
-	id       string  // of the run, once it is known
+	limits   sandbox.Limits // of its own sandbox
+	call     bool           // it is one model call, and no run
+	id       string         // of the run, once it is known
 	own      float64 // US dollars that its key has spent on the run before
 	others   float64 // US dollars that other keys have spent on the run before
 	reserved float64 // US dollars that its key may spend and that the store does not count yet; the ledger's mu guards it
@@ -327,6 +340,9 @@ type RunDemand struct {
 	USD    *float64 // the caller's amount: more than is left is refused; nil: the caller names none
 	Usual  *float64 // the amount where the caller names none, reduced to what is left; nil: any amount
 	Free   bool     // the run costs the server nothing
+	Call   bool     // one model call, which is no run but costs money as well
+	// Limits are those of the run's own sandbox, zero if it works in a session. Sandboxes of its children do not count.
+	Limits sandbox.Limits
 }
 
 // smallestSpend is what must be left for a run whose caller names no amount, in US dollars.
@@ -334,7 +350,7 @@ const smallestSpend = 0.01
 
 // AdmitRun takes the place of a run. The caller calls Begin once it has begun, and End when it is over.
 func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) {
-	p := &RunPlace{owner: ownerOf(ctx, d.Tenant), m: m, id: d.Run}
+	p := &RunPlace{owner: ownerOf(ctx, d.Tenant), m: m, id: d.Run, limits: d.Limits, call: d.Call}
 	b, err := m.bounds(ctx, p.owner)
 	if err != nil {
 		return nil, err
@@ -360,7 +376,10 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 	m.ledger.mu.Lock()
 	defer m.ledger.mu.Unlock()
 	for i, x := range b {
-		used, more := m.ledger.used(x.counts), v1.Quota{Runs: new(1)}
+		used, more := m.ledger.used(x.counts), machine(d.Limits)
+		if !d.Call {
+			more.Runs = new(1)
+		}
 		if x.limitsSpend() && !d.Free {
 			*used.Spend += spent[i]
 			left := max(0, *x.quota.Spend-*used.Spend) + p.others

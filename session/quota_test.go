@@ -231,6 +231,40 @@ func TestTheCostOfARunCountsOnceAndForItsKey(t *testing.T) {
 	}
 }
 
+func TestTheSandboxOfARunCountsAndACallIsNoRun(t *testing.T) {
+	t.Parallel()
+	m, ctx := counting(t), t.Context()
+	if err := m.store.SaveTenant(ctx, store.Tenant{Name: "a", Quota: v1.Quota{Memory: new(int64(3 << 30)), Runs: new(2), Spend: new(10.0)}}); err != nil {
+		t.Fatal(err)
+	}
+	limits := sandbox.Limits{Memory: 2 << 30, CPUs: 1, Processes: 10}
+	run, err := m.AdmitRun(ctx, RunDemand{Tenant: "a", USD: new(1.0), Limits: limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.AdmitRun(ctx, RunDemand{Tenant: "a", USD: new(1.0), Limits: limits})
+	wantQuota(t, "the memory of a second run", err, "memory: limit 3g, 1g left, 2g requested")
+	for _, id := range []string{"c1", "c2", "c3"} {
+		call, err := m.AdmitRun(ctx, RunDemand{Tenant: "a", Call: true, Usual: new(0.5)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(call.Begin(ctx, id), call.End(ctx, 0.25)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	u, err := m.Usage(ctx, "a", false)
+	if err != nil || *u.Tenant.Used.Runs != 1 || *u.Tenant.Used.Memory != 2<<30 || *u.Tenant.Used.Sessions != 0 || *u.Tenant.Used.Spend != 1.75 {
+		t.Errorf("in use %+v, %v", u.Tenant.Used, err)
+	}
+	if err := run.End(ctx, -1); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := m.Usage(ctx, "a", false); err != nil || *u.Tenant.Used.Runs != 0 || *u.Tenant.Used.Memory != 0 {
+		t.Errorf("after the run: %+v, %v", u.Tenant.Used, err)
+	}
+}
+
 func TestRunsThatBeginTogetherDoNotSpendTheSameMoney(t *testing.T) {
 	t.Parallel()
 	m, ctx := counting(t), t.Context()

@@ -13,16 +13,16 @@ import (
 //
 // To add a bound, add a field here, count its use where it arises, and pass both to Check.
 type Quota struct {
-	Memory        *int64    `json:"memory,omitempty" flag:"max-memory" unit:"bytes" minimum:"-1" doc:"memory of all live sessions together, in bytes; hibernated ones do not count"`
-	CPUs          *float64  `json:"cpus,omitempty" flag:"max-cpus" minimum:"-1" doc:"processor time of all live sessions together, in cores; hibernated ones do not count"`
-	Processes     *int      `json:"processes,omitempty" flag:"max-processes" minimum:"-1" doc:"processes and threads of all live sessions together; hibernated ones do not count"`
-	Disk          *int64    `json:"disk,omitempty" flag:"max-disk" unit:"bytes" minimum:"-1" doc:"files of all live sessions together, in bytes"`
+	Memory        *int64    `json:"memory,omitempty" flag:"max-memory" unit:"bytes" minimum:"-1" doc:"memory of all live sessions and runs together, in bytes; hibernated ones do not count"`
+	CPUs          *float64  `json:"cpus,omitempty" flag:"max-cpus" minimum:"-1" doc:"processor time of all live sessions and runs together, in cores; hibernated ones do not count"`
+	Processes     *int      `json:"processes,omitempty" flag:"max-processes" minimum:"-1" doc:"processes and threads of all live sessions and runs together; hibernated ones do not count"`
+	Disk          *int64    `json:"disk,omitempty" flag:"max-disk" unit:"bytes" minimum:"-1" doc:"files of all live sessions and runs together, in bytes"`
 	MaxAge        *Duration `json:"max_age,omitempty" flag:"max-age" doc:"time from the creation of a session to its end; none: unlimited"`
 	Sessions      *int      `json:"sessions,omitempty" flag:"max-sessions" minimum:"-1" doc:"live sessions, hibernated ones included"`
 	Snapshots     *int      `json:"snapshots,omitempty" flag:"max-snapshots" minimum:"-1" doc:"named snapshots of all sessions together"`
 	SnapshotBytes *int64    `json:"snapshot_bytes,omitempty" flag:"max-snapshot-bytes" unit:"bytes" minimum:"-1" doc:"size of all named snapshots together, in bytes"`
 	Runs          *int      `json:"runs,omitempty" flag:"max-runs" minimum:"-1" doc:"runs at a time"`
-	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs may cost within 30 days"`
+	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs and chat calls may cost within 30 days"`
 }
 
 // QuotaReport is what bounds a caller, and how much of it is in use.

@@ -36,6 +36,9 @@ func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 	return s
 }
 
+// machine returns the limits of a run's own sandbox.
+func (k *Keeper) machine(h *v1.RunHost) sandbox.Limits { return k.spec(h).WithDefaults().Limits }
+
 // tools returns the tools of MCP servers for a run. The caller must call done when it has ended.
 func (k *Keeper) tools(ctx context.Context, who asked) (tools []rlm.Tool, done func(), err error) {
 	set, done := k.o.MCP, func() {}

@@ -20,6 +20,6 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	if err != nil {
 		return nil, err
 	}
-	d := session.RunDemand{Tenant: tenant, Free: true} // the lender of the model pays for it
+	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.machine(nil)} // the lender of the model pays for it
 	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
 }

@@ -331,7 +331,7 @@ func TestAKeptRunAsksForItsOwnLimit(t *testing.T) {
 			if err := tt.begin(); v1.CodeOf(err) != v1.CodeQuotaExceeded {
 				t.Fatal(err)
 			}
-			tt.want.Tenant = tenant
+			tt.want.Tenant, tt.want.Limits = tenant, k.machine(nil)
 			if got := <-asked; !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}

@@ -52,6 +52,7 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	if a.Session != nil {
 		return k.startIn(ctx, d, e, q, a.Session, done)
 	}
+	d.Limits = k.machine(a.Host)
 	begin := starterOf(e, q)
 	if lasts {
 		return k.beginAs(ctx, d, who, begin, done)
@@ -228,6 +229,7 @@ func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Ag
 	if err != nil {
 		return nil, err
 	}
+	d.Limits = k.machine(who.Host)
 	return k.beginAs(ctx, d, who, func(ctx context.Context, most *float64) (*rlm.Run, error) {
 		return start(ctx, e, capped(a.Limits, most))
 	}, done)
@@ -243,7 +245,7 @@ func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (
 	if err != nil {
 		return nil, err
 	}
-	d := session.RunDemand{Tenant: tenant, Free: true} // no model is asked
+	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.machine(h)} // no model is asked
 	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
 }
 

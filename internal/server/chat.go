@@ -232,7 +232,7 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 		defer out.st.close()
 		req.Delta = func(text string) bool { return out.piece(text) == nil }
 	}
-	reply, err := m.Complete(c.ctx(), req)
+	reply, err := k.Complete(c.ctx(), c.who.tenant, out.id, m, req)
 	if err != nil {
 		return out.fail(err)
 	}

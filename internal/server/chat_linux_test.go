@@ -49,6 +49,18 @@ func TestOpenAIsClient(t *testing.T) {
 			t.Error(got)
 		}
 	})
+	t.Run("whoever has no money left gets no answer", func(t *testing.T) {
+		if a := ask(t, k.Bench, k.Key("*", "admin"), "PUT", "/v1/tenants/poor", `{"spend_usd":0}`); a.status != http.StatusOK {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		poor := openai.NewClient(options(k.Key("poor", "execute"))...)
+		for _, messages := range [][]openai.ChatCompletionMessageParamUnion{{openai.UserMessage("hello")}, long.Messages} {
+			_, err := poor.Chat.Completions.New(ctx, openai.ChatCompletionNewParams{Model: "recluse", Messages: messages})
+			if e, ok := errors.AsType[*openai.Error](err); !ok || e.StatusCode != http.StatusTooManyRequests || e.Code != string(v1.CodeQuotaExceeded) {
+				t.Errorf("%v", err)
+			}
+		}
+	})
 	t.Run("a huge message is answered by a run", func(t *testing.T) {
 		var res *http.Response
 		got, err := c.Chat.Completions.New(ctx, long, option.WithResponseInto(&res))

@@ -85,6 +85,9 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 	keeper := runs.New(runs.Options{
 		Models: set, Route: llm.Route{Sub: []string{"scripted/sub"}}, DataDir: t.TempDir(), Limits: l,
 		Backend: func(context.Context) (sandbox.Backend, error) { return k.Backend, nil },
+		Admit: func(ctx context.Context, d session.RunDemand) (*session.RunPlace, error) {
+			return k.Manager.AdmitRun(ctx, d)
+		},
 	})
 	k.Bench = servertest.New(t, server.Options{Runs: keeper, Limits: requests})
 	t.Cleanup(keeper.Close) // before the server's own end
