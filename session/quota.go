@@ -325,9 +325,9 @@ type RunPlace struct {
 	limits   sandbox.Limits // of its own sandbox
 	call     bool           // it is one model call, and no run
 	id       string         // of the run, once it is known
-	own      float64 // US dollars that its key has spent on the run before
-	others   float64 // US dollars that other keys have spent on the run before
-	reserved float64 // US dollars that its key may spend and that the store does not count yet; the ledger's mu guards it
+	own      float64        // US dollars that its key has spent on the run before
+	others   float64        // US dollars that other keys have spent on the run before
+	reserved float64        // US dollars that its key may spend and that the store does not count yet; the ledger's mu guards it
 	// MostUSD is what the run may cost in all, where money is bounded; nil: it is not.
 	MostUSD *float64
 }

@@ -31,7 +31,7 @@ func single(err error) []error {
 	if b, ok := errors.AsType[besideResult](err); ok {
 		err = b.error
 	}
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // of a wrapped one the text is that of what wraps it
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
 	}

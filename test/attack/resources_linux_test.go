@@ -38,7 +38,9 @@ func (b bomb) command() sandbox.Command {
 }
 
 // left says that this bomb is left to make test-all.
-func (b bomb) left() bool { return !testneed.AllTests() && (b.slow || dockertest.Chosen() && !b.common) }
+func (b bomb) left() bool {
+	return !testneed.AllTests() && (b.slow || dockertest.Chosen() && !b.common)
+}
 
 // here is the bomb as it goes off where it is tried.
 func (b bomb) here(t *testing.T) bomb {
