@@ -29,7 +29,7 @@ func TestATerminalIsAttachedBehindARestart(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		defer conn.CloseNow() //nolint:errcheck // it is broken, or closed already
+		defer conn.CloseNow()
 		_, first, err := conn.Read(r.Context())
 		if err != nil {
 			t.Error(err)
