@@ -165,14 +165,20 @@ func TestThePoolFillsUpAgainAndStaysBelowItsMax(t *testing.T) {
 
 func TestAShelfGrowsWithABurstAndShrinksAgain(t *testing.T) {
 	t.Parallel()
-	p := newPool(t, backend(t), Options{Min: 1, Target: 2, Max: 9, Wait: time.Millisecond, ShrinkAfter: 2 * time.Second})
+	p := newPool(t, backend(t), Options{Min: 1, Target: 2, Max: 9, Wait: time.Millisecond})
 	var wg sync.WaitGroup
 	for range 12 {
 		wg.Go(func() { get(t, p, sandbox.Spec{}) })
 	}
 	wg.Wait()
 	testneed.Await(t, "the shelf has grown, and leaves room for another one", func() bool { s := p.Stats(); return s.Ready == 7 && s.Making == 0 })
-	testneed.Await(t, "nobody asks any more", func() bool { s := p.Stats(); return s.Ready == 0 && s.Making == 0 })
+	p.mu.Lock()
+	p.shelf(sandbox.Spec{}.WithDefaults()).burst = time.Now().Add(-2 * p.opts.ShrinkAfter)
+	p.mu.Unlock()
+	p.Sweep()
+	if s := p.Stats(); s.Ready != 2 {
+		t.Errorf("%d are ready long after the burst", s.Ready)
+	}
 }
 
 func TestAShelfShrinks(t *testing.T) {
