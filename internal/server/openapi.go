@@ -37,6 +37,7 @@ func (s *Server) document() object {
 				"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
 				"A text that is not valid UTF-8 is an object with its base64. " +
 				"The schema of an answer of type " + v1.EventStream + " is that of one event, with its data decoded.",
+			"license": object{"name": "see the repository", "url": "https://github.com/recluse-dev/recluse"},
 		},
 		"servers": []object{{"url": "/", "description": "the server that this document comes from"}},
 		"paths":   paths,
