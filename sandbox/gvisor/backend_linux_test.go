@@ -109,12 +109,13 @@ func wantError(t *testing.T, err error, code v1.Code, message, remedy string) {
 
 func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
-	scope := sandboxtest.Everything
-	if os.Getenv(asUserEnv) != "" {
-		scope = sandboxtest.MachineFeatures
+	scope, groups := sandboxtest.Everything, []string(nil)
+	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"} // limits on memory and processors need root
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,
+		Only:      groups,
 		KillGuest: killGuest, EndUntold: endUntold(t),
 		Leftovers: func(_ *testing.T, ids []string) []string { return leftovers(b, ids) },
 	})

@@ -22,7 +22,7 @@ type bomb struct {
 	crowd   bool          // so many processes that the host's kernel, where it keeps the limit, is busy for long with fetching back what it has thrown out
 	refused bool          // the host's kernel lets nobody get that far
 	common  bool          // make test tries it in containers, too, for the way in which their limit is kept; the others there in make test-all
-	slow    bool          // make test-all alone tries it: the others prove that the limit is kept, and this one takes ten seconds
+	slow    bool          // make test-all alone tries it: the others prove that the limit is kept, and this one takes long
 	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
 }
 
@@ -118,7 +118,7 @@ libc.syscall(getrandom, ctypes.c_void_p(p), ctypes.c_size_t(2**64 - 1), 0)`},
 import mmap
 m = mmap.mmap(-1, 6 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 for i in range(0, len(m), 4096): m[i] = 1`},
-	{name: "a pipe into tail", common: true, kills: true, script: `head -c 10G /dev/zero | tail`},
+	{name: "a pipe into tail", kills: true, script: `head -c 10G /dev/zero | tail`},
 	{name: "a hundred small processes", slow: true, kills: true, crowd: true, script: `for i in $(seq 100); do python3 -c "
 import time
 b = bytearray(b'x') * (20 << 20)
@@ -161,7 +161,7 @@ for i in range(64):
     libc.shmdt(ctypes.c_void_p(p))
 print('segments', i)`},
 	// A process has too few descriptors to fill the machine alone.
-	{name: "full pipes", kills: true, refused: true, python: `
+	{name: "full pipes", slow: true, kills: true, refused: true, python: `
 import fcntl, os, time
 def fill():
     keep = []
@@ -182,7 +182,7 @@ for i in range(4):
 print([os.waitstatus_to_exitcode(os.wait()[1]) for i in range(4)])`, check: func(t *testing.T, _ *sandbox.Sandbox, v *sandbox.Verdict) {
 		contains(t, v.Stdout.String(), "-9") // and the one that fills nothing lives to tell it
 	}},
-	{name: "full sockets", common: true, kills: true, python: `
+	{name: "full sockets", kills: true, python: `
 import socket
 keep = []
 try:
@@ -346,7 +346,7 @@ finally: print(n, 'files')`, check: func(t *testing.T, sb *sandbox.Sandbox, v *s
 			}
 			t.Logf("listed %d in %s", n, time.Since(began))
 		}},
-		{name: "hard links and directories without number", common: true, python: `
+		{name: "hard links and directories without number", slow: true, python: `
 import os
 os.chdir('/tmp')
 open('a','w').close()
