@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,7 +89,7 @@ func fromPool(ctx context.Context, b *bench) (took samples) {
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
 	for range b.times(15, 6) {
-		full(ctx, p, pool.DefaultTarget)
+		full(ctx, p)
 		sb, first := firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })
 		took = append(took, first)
 		check(sb.Close())
@@ -99,8 +98,8 @@ func fromPool(ctx context.Context, b *bench) (took samples) {
 }
 
 // full waits until a pool has what it wants.
-func full(ctx context.Context, p *pool.Pool, want int) {
-	for p.Stats().Ready < want {
+func full(ctx context.Context, p *pool.Pool) {
+	for s := p.Stats(); s.Making > 0 || s.Ready < pool.DefaultTarget; s = p.Stats() {
 		pause(ctx, 10*time.Millisecond)
 	}
 }
@@ -110,16 +109,14 @@ func burst(ctx context.Context, b *bench, opts pool.Options, sizes ...int) (all 
 	p := pool.New(b.backend, opts)
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
-	ready := cmp.Or(opts.Target, pool.DefaultTarget)
 	for _, many := range sizes {
-		full(ctx, p, ready)
+		full(ctx, p)
 		boxes, took := make([]*sandbox.Sandbox, many), make(samples, many)
 		each(many, many, func(i int) {
 			boxes[i], took[i] = firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })
 		})
 		check(closeAll(boxes))
 		all = append(all, took)
-		ready = min(many, cmp.Or(opts.Max, pool.DefaultMax))
 	}
 	return all
 }
