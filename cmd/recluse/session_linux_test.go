@@ -43,7 +43,7 @@ func newWorld(t *testing.T, env ...string) *world {
 	w := &world{t: t, data: filepath.Join(home, "data")}
 	w.env = append([]string{
 		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
-		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"), // sandboxes on the machine's own engine are none of ours
+		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"), // so that no test touches the machine's own Docker engine
 	}, env...)
 	t.Cleanup(func() {
 		w.self = ""

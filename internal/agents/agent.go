@@ -58,7 +58,7 @@ func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 // plainWord is what a shell takes as it is.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./+@%-]+$`)
 
-// word returns a text as one word of a POSIX shell, without quotes if it needs none: Codex's rules know no program whose name is quoted.
+// word quotes a text for a POSIX shell, but only if it must: Codex's rules do not match a quoted program name.
 func word(s string) string {
 	if plainWord.MatchString(s) {
 		return s

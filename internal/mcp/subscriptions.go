@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// updateGap is the least time between two notifications about one resource: one that changes all the time is told about no more often.
+	// updateGap is the least time between two notifications about one resource, however often it changes.
 	updateGap = 500 * time.Millisecond
 	// awakePoll is the time between two looks at a session that is not awake.
 	awakePoll = 2 * time.Second

@@ -30,7 +30,7 @@ func (s *socket) attach(ses *session.Session, in v1.Attach) (func() (*sandbox.Ve
 	if o.Input {
 		s.input, s.lasting = newInbox(), true
 	}
-	s.leave = s.cancel                                  // a caller who takes no output can attach again
+	s.leave = s.cancel                                  // it ends a connection that takes no output; the caller can attach again
 	s.kill = func() { _ = ses.Cancel(s.c.ctx(), o.ID) } // the verdict tells, or there is none
 	return func() (*sandbox.Verdict, error) {
 		ctx, cancel := s.c.untilDrain()

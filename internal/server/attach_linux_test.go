@@ -94,12 +94,15 @@ func TestInputThatIsReadLate(t *testing.T) {
 		refused[id] = &atomic.Bool{}
 		for range 2 { // one of them waits for the other
 			given.Go(func() {
-				a := input(id, data)
-				for ; a.status == http.StatusConflict; a = input(id, data) {
-					refused[id].Store(true)
-					time.Sleep(10 * time.Millisecond)
-				}
-				if a.status != http.StatusNoContent {
+				var a answer
+				taken := testneed.Eventually(func() bool {
+					if a = input(id, data); a.status == http.StatusConflict {
+						refused[id].Store(true)
+						return false
+					}
+					return true
+				})
+				if !taken || a.status != http.StatusNoContent {
 					t.Errorf("%s: %d %s", id, a.status, a.body)
 				}
 			})
@@ -111,8 +114,8 @@ func TestInputThatIsReadLate(t *testing.T) {
 			t.Errorf("the end of the input of %s while some is unread: %d %s", id, a.status, a.body)
 		}
 	}
-	time.Sleep(time.Second) // longer than other requests may take
-	if v, err := s.Run(t.Context(), sandbox.Command{Args: []string{"touch", "/tmp/go"}}); err != nil || !v.OK() {
+	// Both wait for longer than other requests may take.
+	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 1; touch /tmp/go"}); err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}
 	given.Wait()
