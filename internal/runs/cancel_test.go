@@ -113,3 +113,28 @@ func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
 		t.Errorf("the sandbox %s is ended", id)
 	}
 }
+
+// A run that is resumed in the moment after its end is live: what the keeper still does about the first part must not concern the second.
+func TestARunIsResumedJustAfterItsEnd(t *testing.T) {
+	k, _ := newKeeper(t, 1)
+	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		r.Cancel()
+		if _, err := r.Wait(); err == nil {
+			t.Fatal("a cancelled run has an answer")
+		}
+		if r, err = k.Resume(t.Context(), "acme", r.ID(), Again{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond) // what is left to do about the first part is done by now
+		k.mu.Lock()
+		l := k.live[key{"acme", r.ID()}]
+		k.mu.Unlock()
+		if l == nil || l.Run != r {
+			t.Fatalf("the resumed run is not live: %+v", l)
+		}
+	}
+}

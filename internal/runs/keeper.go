@@ -73,7 +73,7 @@ type Keeper struct {
 
 	mu     sync.Mutex
 	closed bool                     // guarded by mu
-	live   map[key]*rlm.Run         // guarded by mu
+	live   map[key]*liveRun         // guarded by mu
 	late   map[key]*late            // guarded by mu; runs of earlier servers that are still to go on
 	count  map[string]int           // guarded by mu; runs that are under way, by tenant
 	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
@@ -82,6 +82,12 @@ type Keeper struct {
 }
 
 type key struct{ tenant, id string }
+
+// liveRun is a run of this keeper. Run.Done is closed when the run has ended, over when the keeper no longer counts it.
+type liveRun struct {
+	*rlm.Run
+	over chan struct{}
+}
 
 // replies names the cache of a tenant that keeps so many bytes.
 type replies struct {
@@ -101,7 +107,7 @@ func New(o Options) *Keeper {
 		o.Logger = slog.Default()
 	}
 	o.Limits = o.Limits.Over(rlm.DefaultLimits())
-	k := &Keeper{o: o, pause: firstPause, live: map[key]*rlm.Run{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[replies]*rlm.Cache{}}
+	k := &Keeper{o: o, pause: firstPause, live: map[key]*liveRun{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[replies]*rlm.Cache{}}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
 	k.brief, k.end = context.WithCancel(context.Background())
 	return k
@@ -286,7 +292,7 @@ func (k *Keeper) Cancel(ctx context.Context, tenant, id string) (*rlm.Info, erro
 		k.mu.Unlock()
 		if r != nil {
 			r.Cancel()
-			if err := await(ctx, r.Done()); err != nil {
+			if err := await(ctx, r.over); err != nil {
 				return nil, err
 			}
 			return k.Show(tenant, id)

@@ -180,7 +180,7 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 
 // Again is how a kept run goes on. What is not set is as it was when it was asked for last.
 type Again struct {
-	Model  string   // for a run that named none
+	Model  string   // of the root
 	Sub    []string // models of the calls it makes
 	Limits v1.RunLimits
 	Host   *v1.RunHost
@@ -189,22 +189,31 @@ type Again struct {
 
 // Resume goes on with a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.Run, error) {
+	// The keeper's record of a run that has just ended must be gone before the run is live again.
+	k.mu.Lock()
+	l := k.live[key{tenant, id}]
+	k.mu.Unlock()
+	if l != nil && endsSoon(ctx, l.Run) {
+		if err := await(ctx, l.over); err != nil {
+			return nil, err
+		}
+	}
 	d := session.RunDemand{Tenant: tenant, Run: id}
-	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
-		return e.Resume(ctx, id, l)
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.Again) (*rlm.Run, error) {
+		return e.Resume(ctx, id, again)
 	})
 }
 
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
 	d := session.RunDemand{Tenant: tenant}
-	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, l v1.RunLimits) (*rlm.Run, error) {
-		return e.Fork(ctx, id, at, l)
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.Again) (*rlm.Run, error) {
+		return e.Fork(ctx, id, at, again)
 	})
 }
 
 // again begins with an engine like that of a kept run.
-func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, v1.RunLimits) (*rlm.Run, error)) (*rlm.Run, error) {
+func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, rlm.Again) (*rlm.Run, error)) (*rlm.Run, error) {
 	tenant := d.Tenant
 	info, err := k.Show(tenant, id)
 	if err != nil {
@@ -231,7 +240,7 @@ func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Ag
 	}
 	d.Limits = k.machine(who.Host)
 	return k.beginAs(ctx, d, who, func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		return start(ctx, e, capped(a.Limits, most))
+		return start(ctx, e, rlm.Again{Model: a.Model, Limits: capped(a.Limits, most)})
 	}, done)
 }
 
@@ -312,22 +321,24 @@ func (k *Keeper) beginIn(ctx, base context.Context, d session.RunDemand, start s
 		return nil, err
 	}
 	at := key{tenant, r.ID()}
+	l := &liveRun{Run: r, over: make(chan struct{})}
 	k.mu.Lock()
-	k.live[at] = r
+	k.live[at] = l
 	k.mu.Unlock()
 	go func() {
-		defer k.leave(tenant)
+		defer close(l.over)
 		res, err := r.Wait()
 		end(r, err)
 		place.over(res)
 		k.forget(r.Dir())
-		k.mu.Lock()
-		delete(k.live, at)
-		k.mu.Unlock()
 		after(res)
 		if err != nil {
 			k.o.Logger.Info("a run ended without an answer", "run", at.id, "tenant", tenant, "error", err)
 		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.live, at)
+		k.leaveLocked(tenant)
 	}()
 	return r, nil
 }
@@ -352,6 +363,13 @@ func (k *Keeper) admit(tenant string) error {
 func (k *Keeper) leave(tenant string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.leaveLocked(tenant)
+}
+
+// leaveLocked is leave.
+//
+// Preconditions: k.mu is held.
+func (k *Keeper) leaveLocked(tenant string) {
 	if k.count[tenant]--; k.count[tenant] == 0 {
 		delete(k.count, tenant)
 	}
