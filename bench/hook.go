@@ -41,7 +41,7 @@ func hooks(ctx context.Context, b *bench) {
 	}
 	b.report([]row{{
 		Name: "hook", What: "a hook's own time on a warm session, p50", Measured: own.median(), Unit: "ms", Baseline: bare.median(), Against: "the command by a client",
-		Target: "≤ 30 ms", Reached: reached(own.median() <= 30), Note: fmt.Sprintf("two programs are started for it; p99 %.1f ms", own.at(99)),
+		Target: "≤ 20 ms", Reached: reached(own.median() <= 20), Note: fmt.Sprintf("two programs are started for it; p99 %.1f ms", own.at(99)),
 	}})
 }
 

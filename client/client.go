@@ -151,14 +151,40 @@ func (c *Client) call(ctx context.Context, r request, out any) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)); res.Body.Close() }() // so that the connection is used again
+	defer res.Body.Close()
 	if out == nil {
+		_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection is used again
 		return nil
 	}
-	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+	body, err := readBody(res)
+	if err == nil {
+		err = decode(body, out)
+	}
+	if err != nil {
 		return unreachable(ctx, r.op, err)
 	}
 	return nil
+}
+
+// smallBody is up to which length an answer is read into a buffer of its size, and not into one that grows.
+const smallBody = 64 << 10
+
+// readBody reads the body of an answer.
+func readBody(res *http.Response) ([]byte, error) {
+	if n := res.ContentLength; n >= 0 && n <= smallBody {
+		body := make([]byte, n)
+		_, err := io.ReadFull(res.Body, body)
+		return body, err
+	}
+	return io.ReadAll(res.Body)
+}
+
+// decode decodes JSON into out. A type that decodes itself is called directly: package json would scan the text twice before it does so.
+func decode(body []byte, out any) error {
+	if u, ok := out.(json.Unmarshaler); ok {
+		return u.UnmarshalJSON(body)
+	}
+	return json.Unmarshal(body, out)
 }
 
 // list iterates over a list that the server gives page by page. It ends after limit entries; 0: all.
@@ -279,9 +305,16 @@ func (c *Client) attempt(ctx context.Context, r request, body []byte) (*http.Res
 	for k, v := range r.header {
 		req.Header.Set(k, v)
 	}
+	from, uploads := r.raw.(*giver)
+	if uploads {
+		from.answered.Store(false) // by an earlier attempt that was refused before it began
+	}
 	res, err := c.http.Do(req)
 	if err != nil {
 		return nil, nil, unreachable(ctx, r.op, err)
+	}
+	if uploads {
+		from.answered.Store(true)
 	}
 	if res.StatusCode < 300 {
 		return res, nil, nil

@@ -139,12 +139,13 @@ const lastRead = time.Second
 
 // upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
 func upload[T any](ctx context.Context, c *Client, q request, r io.Reader) (*T, error) {
-	from := &giver{r: r, turn: make(chan struct{}, 1)}
+	from := &giver{r: r, turn: make(chan struct{}, 1), ended: make(chan struct{})}
 	q.method, q.raw = http.MethodPut, from
 	out, err := ask[*T](ctx, c, q)
 	unread := from.failure.Load()
 	from.end(ctx)
-	if err != nil && unread != nil && ctx.Err() == nil {
+	// If the server answered, its answer is the cause: the HTTP client reads on while the answer arrives.
+	if interrupted(err) && unread != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
 	}
 	return out, err
@@ -153,19 +154,27 @@ func upload[T any](ctx context.Context, c *Client, q request, r io.Reader) (*T, 
 // giver lends a reader to an HTTP client, which may go on to read after it has given the server's answer, and remembers whose fault it was. It also
 // hides what r is, so that nothing is read before it is asked for.
 type giver struct {
-	r       io.Reader
-	turn    chan struct{} // full: r is being read
-	begun   atomic.Bool   // something was read
-	over    atomic.Bool
-	failure atomic.Pointer[error]
+	r     io.Reader
+	turn  chan struct{} // full: r is being read
+	begun atomic.Bool   // something was read
+	// answered: the server has answered. A Read then waits for the end: if it failed, the HTTP client would close the connection before the
+	// answer is read.
+	answered atomic.Bool
+	ended    chan struct{} // closed by end
+	failure  atomic.Pointer[error]
 }
 
 // Read implements io.Reader.
 func (g *giver) Read(b []byte) (int, error) {
 	g.turn <- struct{}{}
 	defer func() { <-g.turn }()
-	if g.over.Load() {
+	if g.answered.Load() {
+		<-g.ended
+	}
+	select {
+	case <-g.ended:
 		return 0, io.ErrClosedPipe
+	default:
 	}
 	g.begun.Store(true)
 	n, err := g.r.Read(b)
@@ -177,7 +186,7 @@ func (g *giver) Read(b []byte) (int, error) {
 
 // end takes the reader back, once the Read that runs has returned.
 func (g *giver) end(ctx context.Context) {
-	g.over.Store(true)
+	close(g.ended)
 	select {
 	case g.turn <- struct{}{}:
 		<-g.turn

@@ -23,6 +23,7 @@ type running struct {
 	resize  <-chan v1.Size
 	pty     bool
 
+	unknown  bool       // the connection broke and the server does not know the operation, so it never began
 	at       v1.Offsets // what has been handed on
 	writeErr error
 	onSkip   func(stream int, bytes int64) // hears of output that is no longer kept
@@ -71,12 +72,13 @@ func (r *running) run(ctx context.Context) (*v1.Verdict, error) {
 	defer leave()
 	stop := context.AfterFunc(ctx, func() { r.giveUp(way, leave) })
 	defer stop()
-	var v *v1.Verdict
-	var err error
+	send := r.plain
 	if r.Stdin != nil || r.pty || r.Stdout != nil || r.Stderr != nil || r.display != nil {
-		v, err = r.socket(way)
-	} else {
-		v, err = r.plain(way)
+		send = r.socket
+	}
+	v, err := send(way)
+	if r.unknown && r.Stdin == nil && !r.pty {
+		v, err = send(way)
 	}
 	if err != nil && ctx.Err() != nil && way.Err() != nil {
 		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "given up, and the server did not tell how it ended", Err: ctx.Err()}
@@ -111,11 +113,14 @@ func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
 	if r.body.Command != nil {
 		q = post(r.op, r.s.path+"/commands", r.body.Command)
 	}
-	v, err := ask[*v1.Verdict](ctx, r.s.c, q)
-	if interrupted(err) {
+	v, err := ask[v1.Verdict](ctx, r.s.c, q)
+	if r.interrupted(err) {
 		return r.again(ctx, err)
 	}
-	return v, err
+	if err != nil {
+		return nil, err
+	}
+	return &v, nil
 }
 
 // interrupted reports an error behind which the operation may go on.
@@ -124,7 +129,17 @@ func interrupted(err error) bool { return v1.CodeOf(err) == v1.CodeUnavailable }
 // away reports an error of a server that cannot be reached, or is being stopped: its successor may know the operation.
 func away(err error) bool { return interrupted(err) || v1.CodeOf(err) == v1.CodeClosing }
 
-// again finds an operation whose connection was lost. If the server does not know it, it never began: the error is then the first one.
+// interrupted reports an error after which the operation may still run. If it was sent a second time, the first
+// request may have arrived late: the operation then exists.
+func (r *running) interrupted(err error) bool {
+	return interrupted(err) || r.unknown && v1.CodeOf(err) == v1.CodeOperationExists
+}
+
+// again finds an operation whose connection was lost. If the server does not know the operation, again sets r.unknown
+// and returns the first error.
+//
+// A common cause is a server that was restarted: a request that is sent over an idle connection to the old server
+// fails, unless the client has noticed that the connection is closed.
 func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 	p := r.s.c.patience()
 	for p.wait(ctx) {
@@ -133,6 +148,7 @@ func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 		case err == nil:
 			return v, nil
 		case v1.CodeOf(err) == v1.CodeNotFound:
+			r.unknown = true
 			return nil, lost
 		case !away(err):
 			return nil, err

@@ -37,7 +37,7 @@ func (r *running) socket(ctx context.Context) (*v1.Verdict, error) {
 		go forward(over, l, r.resize)
 	}
 	v, err := r.converse(ctx, l, conn, first)
-	if !interrupted(err) {
+	if !r.interrupted(err) {
 		return v, err
 	}
 	if r.pty {

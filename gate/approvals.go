@@ -167,8 +167,15 @@ func (a *Approvals) find(id string) (*question, error) {
 	}
 }
 
-// Resolve answers a question, once; by is who answers, note their remark.
-func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, error) {
+// Answer is a person's answer to a question.
+type Answer struct {
+	Grant bool   // let exactly that code run once
+	By    string // who answers; empty: a person
+	Note  string
+}
+
+// Resolve answers a question, once.
+func (a *Approvals) Resolve(id string, answer Answer) (Approval, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q, err := a.find(id)
@@ -183,12 +190,9 @@ func (a *Approvals) Resolve(id string, grant bool, by, note string) (Approval, e
 		}
 	}
 	answered := q.StoredApproval
-	answered.State, answered.By, answered.Note = v1.ApprovalRefused, by, note
-	if grant {
+	answered.State, answered.By, answered.Note = v1.ApprovalRefused, cmp.Or(answer.By, "a person"), answer.Note
+	if answer.Grant {
 		answered.State = v1.ApprovalGranted
-	}
-	if by == "" {
-		answered.By = "a person"
 	}
 	answered.Expires = a.now().Add(a.ttl)
 	if err := a.save(answered); err != nil {

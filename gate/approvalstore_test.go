@@ -68,7 +68,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 		ids[n] = judge(t, c, code(n)).Approval
 	}
 	for n, grant := range map[string]bool{"granted": true, "used": true, "refused": false} {
-		if _, err := a.Resolve(ids[n], grant, "ann", "because"); err != nil {
+		if _, err := a.Resolve(ids[n], Answer{Grant: grant, By: "ann", Note: "because"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 		}
 		waiting <- got
 	}()
-	if _, err := a.Resolve(ids["pending"], true, "bob", ""); err != nil {
+	if _, err := a.Resolve(ids["pending"], Answer{Grant: true, By: "bob"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-waiting; got.State != v1.ApprovalGranted || got.By != "bob" {
@@ -120,7 +120,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 	id := judge(t, c, req).Approval
 	full := errors.New("no room")
 	d.full = full
-	if _, err := a.Resolve(id, true, "ann", ""); !errors.Is(err, full) {
+	if _, err := a.Resolve(id, Answer{Grant: true, By: "ann"}); !errors.Is(err, full) {
 		t.Errorf("got %v", err)
 	}
 	if got, err := a.Get(id); err != nil || got.State != v1.ApprovalPending {
@@ -132,7 +132,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	d.full = nil
-	if _, err := a.Resolve(id, true, "ann", ""); err != nil {
+	if _, err := a.Resolve(id, Answer{Grant: true, By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	d.full = full
@@ -167,7 +167,7 @@ func TestAGrantIsGoodForTheVeryBytes(t *testing.T) {
 	a := NewApprovals(0)
 	c := defaultChecker(t, Options{Approvals: a, EscalateAfter: 1})
 	asked := Request{Language: Bash, Code: removal + " # \xff", Session: "s"}
-	if _, err := a.Resolve(judge(t, c, asked).Approval, true, "ann", ""); err != nil {
+	if _, err := a.Resolve(judge(t, c, asked).Approval, Answer{Grant: true, By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	for name, other := range map[string]Request{

@@ -150,7 +150,7 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	if again := judge(t, c, req); again.Approval != d.Approval {
 		t.Errorf("the same question was asked twice: %s and %s", d.Approval, again.Approval)
 	}
-	if _, err := approvals.Resolve(d.Approval, true, "ann", "go on"); err != nil {
+	if _, err := approvals.Resolve(d.Approval, Answer{Grant: true, By: "ann", Note: "go on"}); err != nil {
 		t.Fatal(err)
 	}
 	// The grant is for this code only, and once.
@@ -245,10 +245,10 @@ func TestARefusalIsFinal(t *testing.T) {
 	if d.Action != v1.GateAsk || d.Approval == "" {
 		t.Fatalf("got %+v", d)
 	}
-	if _, err := approvals.Resolve(d.Approval, false, "bob", "use a branch"); err != nil {
+	if _, err := approvals.Resolve(d.Approval, Answer{By: "bob", Note: "use a branch"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := approvals.Resolve(d.Approval, true, "eve", ""); !errors.Is(err, ErrApprovalResolved) {
+	if _, err := approvals.Resolve(d.Approval, Answer{Grant: true, By: "eve"}); !errors.Is(err, ErrApprovalResolved) {
 		t.Errorf("a second answer gave %v", err)
 	}
 	d = judge(t, c, req)
@@ -288,7 +288,7 @@ func TestWhoWaitsHearsTheAnswer(t *testing.T) {
 	}
 	for _, a := range approvals.List("") {
 		waiting.Go(func() {
-			if _, err := approvals.Resolve(a.ID, true, "ann", ""); err != nil {
+			if _, err := approvals.Resolve(a.ID, Answer{Grant: true, By: "ann"}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -315,7 +315,7 @@ func TestAQuestionExpires(t *testing.T) {
 	if a, err := approvals.Get(d.Approval); err != nil || a.State != v1.ApprovalExpired {
 		t.Errorf("got %+v, %v", a, err)
 	}
-	if _, err := approvals.Resolve(d.Approval, true, "ann", ""); !errors.Is(err, ErrApprovalResolved) {
+	if _, err := approvals.Resolve(d.Approval, Answer{Grant: true, By: "ann"}); !errors.Is(err, ErrApprovalResolved) {
 		t.Errorf("an expired question was answered: %v", err)
 	}
 	now = now.Add(2 * time.Minute)

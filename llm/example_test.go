@@ -2,6 +2,7 @@ package llm_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -85,4 +86,54 @@ func ExampleCassette() {
 	// Output:
 	// Three. <nil>
 	// true
+}
+
+// The second model answers when the first one fails.
+func ExampleFallback() {
+	first := llm.NewScripted("first", llm.Rule{Error: errors.New("the provider is overloaded")})
+	second := llm.NewScripted("second", llm.Rule{Reply: "Here."})
+	m := llm.Fallback(first, second)
+	question := []llm.Message{{Role: llm.User, Content: "Is a model there?"}}
+	r, err := m.Complete(context.Background(), llm.Request{Messages: question})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(r.Model, r.Text)
+	fmt.Println(llm.Names(m))
+	// Output:
+	// scripted/second Here.
+	// [scripted/first scripted/second]
+}
+
+// A large model works at the root of a run, a small one answers its calls.
+func ExampleSet_Route() {
+	set, err := llm.Open(llm.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer set.Close()
+	set.Add(llm.NewScripted("large", llm.Rule{Reply: "…"}))
+	set.Add(llm.NewScripted("small", llm.Rule{Reply: "…"}))
+
+	route, err := set.Route(context.Background(), llm.Route{Root: "scripted/large", Sub: []string{"scripted/small"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for depth := range 3 {
+		fmt.Println(depth, route.At(depth).Info().Name)
+	}
+	// Output:
+	// 0 scripted/large
+	// 1 scripted/small
+	// 2 scripted/small
+}
+
+// A price is in US dollars for a million tokens.
+func ExamplePrice_Cost() {
+	price := llm.Price{Input: 3, CachedInput: 0.3, Output: 15}
+	fmt.Printf("%.4f\n", price.Cost(llm.Usage{Input: 10_000, CachedInput: 8_000, Output: 500}))
+	// Output: 0.0159
 }

@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // failure is what went wrong with one attempt, before it is known to whom it is told. Its text is the provider's and may
@@ -89,10 +89,10 @@ func nothing(header http.Header) *failure {
 }
 
 var (
-	saysTooLong = regexp.MustCompile(`(?i)context[ _]?(length|window|size)|maximum context|prompt is too long|input is too long|too many (input )?tokens|exceeds? (the )?(model's )?(available |maximum )?(context|number of tokens)|reduce the length`)
-	saysNoModel = regexp.MustCompile(`(?i)model.{0,80}(not found|does not exist|not exist|unknown|not supported|not a valid|invalid)|(unknown|invalid|no such) model|not a valid model`)
-	saysFilter  = regexp.MustCompile(`(?i)content[ _]?(filter|policy|management)|moderation|flagged|safety`)
-	saysNoMoney = regexp.MustCompile(`(?i)insufficient[ _](quota|credit|balance|funds)|credit balance|exceeded your current quota|billing`)
+	saysTooLong = lazyregexp.New(`(?i)context[ _]?(length|window|size)|maximum context|prompt is too long|input is too long|too many (input )?tokens|exceeds? (the )?(model's )?(available |maximum )?(context|number of tokens)|reduce the length`)
+	saysNoModel = lazyregexp.New(`(?i)model.{0,80}(not found|does not exist|not exist|unknown|not supported|not a valid|invalid)|(unknown|invalid|no such) model|not a valid model`)
+	saysFilter  = lazyregexp.New(`(?i)content[ _]?(filter|policy|management)|moderation|flagged|safety`)
+	saysNoMoney = lazyregexp.New(`(?i)insufficient[ _](quota|credit|balance|funds)|credit balance|exceeded your current quota|billing`)
 )
 
 // refusal is the failure of a response with an error status, or of an error within a stream (then status is 0).
@@ -107,19 +107,19 @@ func refusal(status int, header http.Header, body string) *failure {
 	}
 	all := kind + " " + text
 	switch {
-	case saysNoMoney.MatchString(all):
+	case saysNoMoney().MatchString(all):
 		f.code, f.remedy = v1.CodeModelQuota, "add credit to the account at {provider}, or use another model"
 	case status == http.StatusUnauthorized || kind == "authentication_error" || kind == "invalid_api_key":
 		f.code, f.remedy = v1.CodeModelKeyRefused, "check the key of {provider} in {key}"
 	case status == http.StatusPaymentRequired || kind == "billing_error":
 		f.code, f.remedy = v1.CodeModelQuota, "add credit to the account at {provider}, or use another model"
-	case status == http.StatusForbidden && !saysFilter.MatchString(all):
+	case status == http.StatusForbidden && !saysFilter().MatchString(all):
 		f.code, f.remedy = v1.CodeModelKeyRefused, "the key in {key} may not use {model}; check its rights at {provider}"
 	case status == http.StatusNotFound || kind == "not_found_error" || kind == "model_not_found":
 		f.code, f.remedy = v1.CodeModelUnknown, "check the name {model}, and the provider's base_url"
 	case status == http.StatusTooManyRequests || kind == "rate_limit_error" || kind == "rate_limit_exceeded":
 		f.code, f.retry, f.remedy = v1.CodeModelRateLimited, true, "wait, or lower the provider's concurrency or requests_per_minute"
-	case status == http.StatusRequestEntityTooLarge || saysTooLong.MatchString(all):
+	case status == http.StatusRequestEntityTooLarge || saysTooLong().MatchString(all):
 		f.code, f.remedy = v1.CodeModelContextExceeded, "ask about a smaller piece, or use a model with a larger window"
 	case status >= 300 && status < 400:
 		f.code, f.remedy = v1.CodeModelUnreachable, "the server sends us elsewhere; set base_url to where it really is"
@@ -129,9 +129,9 @@ func refusal(status int, header http.Header, body string) *failure {
 		f.code, f.remedy = v1.CodeModelUnknown, "this server does not speak the provider's protocol; check base_url and type"
 	case status >= 500, status == http.StatusConflict, status == http.StatusTooEarly, kind == "overloaded_error", kind == "api_error", kind == "server_error", kind == "timeout_error":
 		f.code, f.retry, f.remedy = v1.CodeModelOverloaded, true, "try again later, or use another model"
-	case saysNoModel.MatchString(all):
+	case saysNoModel().MatchString(all):
 		f.code, f.remedy = v1.CodeModelUnknown, "check the name {model}"
-	case status == 0 && kind == "" && !saysFilter.MatchString(all):
+	case status == 0 && kind == "" && !saysFilter().MatchString(all):
 		// An error in the middle of a stream without a name: mostly the server's own trouble.
 		f.code, f.retry = v1.CodeModelOverloaded, true
 	default:

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
@@ -40,7 +40,7 @@ type quirks struct {
 }
 
 // stopless are the models of OpenAI's that take no stop words.
-var stopless = regexp.MustCompile(`^(o\d|gpt-[5-9])`)
+var stopless = lazyregexp.New(`^(o\d|gpt-[5-9])`)
 
 // maxStops is how many stop words OpenAI takes.
 const maxStops = 4
@@ -63,7 +63,7 @@ func newOpenAI(cfg Provider, client *http.Client) *openAI {
 
 // startQuirks is what is known of a model before it was asked. Every server but OpenAI's own knows the older name of the limit.
 func (o *openAI) startQuirks(model string) quirks {
-	return quirks{noStop: o.own && stopless.MatchString(model), maxTokens: !o.own}
+	return quirks{noStop: o.own && stopless().MatchString(model), maxTokens: !o.own}
 }
 
 // ask implements dialect.

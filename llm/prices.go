@@ -1,8 +1,9 @@
 package llm
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // What is assumed of a model that is not in the table. The window is careful: a prompt too small for the model costs a turn, one
@@ -77,7 +78,7 @@ var preferred = map[string]string{
 }
 
 // dated is the end of a name that pins a version.
-var dated = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$`)
+var dated = lazyregexp.New(`-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$`)
 
 // describe gives what is known of a model. OpenRouter's names are those of the makers, under a name of its own.
 func describe(provider, model string) Info {
@@ -91,7 +92,7 @@ func describe(provider, model string) Info {
 	}
 	k, ok := models[name]
 	if !ok {
-		k, ok = models[dated.ReplaceAllString(name, "")]
+		k, ok = models[dated().ReplaceAllString(name, "")]
 	}
 	if !ok {
 		return info

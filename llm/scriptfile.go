@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // script is the file form of a scripted model, in YAML or JSON:
@@ -143,15 +143,15 @@ func decodeStrict(data []byte, v any) error {
 }
 
 // mark is a place in a reply that is filled in.
-var mark = regexp.MustCompile(`\{\{([A-Za-z0-9_]+|tag:[^{}|]+)(\|json)?\}\}`)
+var mark = lazyregexp.New(`\{\{([A-Za-z0-9_]+|tag:[^{}|]+)(\|json)?\}\}`)
 
 // expand fills in a reply's marks. What is no mark of ours stays: replies are often code, full of braces.
 func expand(reply string, fill func(string) (string, bool)) string {
 	if !strings.Contains(reply, "{{") {
 		return reply
 	}
-	return mark.ReplaceAllStringFunc(reply, func(m string) string {
-		parts := mark.FindStringSubmatch(m)
+	return mark().ReplaceAllStringFunc(reply, func(m string) string {
+		parts := mark().FindStringSubmatch(m)
 		v, ok := fill(parts[1])
 		if !ok {
 			return m

@@ -90,7 +90,7 @@ func (n *node) ask(ctx context.Context, c modelCall) (*llm.Reply, error) {
 }
 
 // heard gives what a sub-call was told before a run was resumed.
-func (n *node) heard(c *modelCall, rec *v1.CallEnded, place string) (*llm.Reply, error) {
+func (n *node) heard(c *modelCall, rec *heard, place string) (*llm.Reply, error) {
 	reply, err := n.played(c, rec, 0)
 	if err == nil && reply.Finish != llm.FinishLength {
 		n.run.cache.learn(place, reply)
@@ -223,17 +223,17 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 }
 
 // played gives what an earlier program was told.
-func (n *node) played(c *modelCall, rec *v1.CallEnded, chars int64) (*llm.Reply, error) {
+func (n *node) played(c *modelCall, rec *heard, chars int64) (*llm.Reply, error) {
 	r := n.run
 	if r.tape.fresh && rec.Cached {
-		end := *rec
+		end := *rec.CallEnded
 		end.ID = n.callID()
 		r.cached.Add(1)
 		r.emit(n, c.turn, v1.KindCallEnded, end)
 	} else if r.tape.fresh {
 		id := n.callID()
-		r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{ID: id, Call: c.call, Model: c.model.Info().Name, Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
-		end := *rec
+		r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{ID: id, Call: c.call, Model: or(rec.asked, c.model.Info().Name), Key: rec.Key, Chars: chars, Tokens: c.input, Preview: preview(c.messages)})
+		end := *rec.CallEnded
 		end.ID = id
 		r.emit(n, c.turn, v1.KindCallEnded, end)
 		r.budget.credit(rec.Model, c.depth, rec.Usage)

@@ -244,7 +244,7 @@ func (n *node) lost(ctx context.Context, err error) error {
 func refusedCode(err error) *v1.CellEnded {
 	switch v1.CodeOf(err) {
 	case v1.CodeTooLarge, v1.CodeInvalidRequest, v1.CodeNoShell, v1.CodeGateRefused:
-		return notRun(err.Error())
+		return notRun(v1.ForModel(err).Error())
 	}
 	return nil
 }

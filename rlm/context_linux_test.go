@@ -326,8 +326,8 @@ func TestAnswersMeetTheirSchema(t *testing.T) {
 		same(t, "value", string(res.Value), `{"n": 7}`)
 		same(t, "turns", res.Turns, 4)
 		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is no JSON")
-		contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "got string, want integer")
-		contains(t, "turn 3", d.root.asked[3].Messages[7].Content, "missing property 'n'")
+		contains(t, "turn 2", d.root.asked[2].Messages[5].Content, `has type "string", want "integer"`)
+		contains(t, "turn 3", d.root.asked[3].Messages[7].Content, `unexpected additional properties ["m"]`)
 		contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, schema)
 	})
 	t.Run("in a plain call", func(t *testing.T) {

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
-
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/ids"
@@ -265,7 +263,11 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 
 // modelFor chooses the model for a depth.
 func (r *Run) modelFor(depth int, name string) (llm.Model, error) {
-	m, err := r.models(depth, name)
+	return chooseModel(r.models, depth, name)
+}
+
+func chooseModel(models func(int, string) (llm.Model, error), depth int, name string) (llm.Model, error) {
+	m, err := models(depth, name)
 	if err == nil && m == nil {
 		err = NoModel()
 	}
@@ -276,31 +278,4 @@ func (r *Run) modelFor(depth int, name string) (llm.Model, error) {
 		return nil, err
 	}
 	return nil, &v1.Error{Code: v1.CodeModelMissing, Op: "choose model", Message: name, Err: err}
-}
-
-func compileSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
-	bad := func(err error) error {
-		return &v1.Error{Code: v1.CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or older", Err: err}
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytesReader(raw))
-	if err != nil {
-		return nil, bad(err)
-	}
-	c := jsonschema.NewCompiler()
-	c.UseLoader(noLoader{})
-	if err := c.AddResource("answer.json", doc); err != nil {
-		return nil, bad(err)
-	}
-	s, err := c.Compile("answer.json")
-	if err != nil {
-		return nil, bad(err)
-	}
-	return s, nil
-}
-
-// noLoader refuses schemas that refer to files or addresses.
-type noLoader struct{}
-
-func (noLoader) Load(url string) (any, error) {
-	return nil, fmt.Errorf("a schema may not refer to %s", url)
 }

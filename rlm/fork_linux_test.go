@@ -18,7 +18,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.root.answer = func(context.Context, int, llm.Request) (string, error) { return "", errors.New("503 overloaded") }
-	r, err := e.Fork(t.Context(), first.Run, 1, v1.RunLimits{})
+	r, err := e.Fork(t.Context(), first.Run, 1, Again{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	same(t, "tokens of the fork", info.Usage.Tokens(), 0)
 	same(t, "turns that had begun", info.Turns, 2)
 	d.root.answer = script(block("FINAL(a + '!')"))
-	if r, err = e.Resume(t.Context(), r.ID(), v1.RunLimits{}); err != nil {
+	if r, err = e.Resume(t.Context(), r.ID(), Again{}); err != nil {
 		t.Fatal(err)
 	}
 	res, err := r.Wait()
@@ -47,7 +47,7 @@ func TestAForkIsReplayedWithTheModelsOfTheSharedTurns(t *testing.T) {
 	d := newDesk(t, block("a = llm_query('first')"), block("FINAL(a)"))
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := e.Fork(t.Context(), first.Run, 1, v1.RunLimits{})
+	r, err := e.Fork(t.Context(), first.Run, 1, Again{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestAForkOfAPlainCallAsksAgain(t *testing.T) {
 	d := newDesk(t, "one", "two")
 	d.opts.PlainBelow = 0
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := d.engine().Fork(t.Context(), first.Run, 0, v1.RunLimits{})
+	r, err := d.engine().Fork(t.Context(), first.Run, 0, Again{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestAForkThatCannotBeginLeavesNothing(t *testing.T) {
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.opts.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
 	e := d.engine()
-	_, err := e.Fork(t.Context(), first.Run, 0, v1.RunLimits{})
+	_, err := e.Fork(t.Context(), first.Run, 0, Again{})
 	same(t, "code", v1.CodeOf(err), v1.CodeModelMissing)
 	left, err := os.ReadDir(e.dir)
 	if err != nil {
@@ -142,11 +142,11 @@ func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := d.engine()
-	_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
+	_, err = e.Resume(t.Context(), first.Run, Again{})
 	same(t, "code while another works on it", v1.CodeOf(err), v1.CodeBusy)
 	unlock()
 	for range 2 { // a refusal gives the lock back
-		_, err = e.Resume(t.Context(), first.Run, v1.RunLimits{})
+		_, err = e.Resume(t.Context(), first.Run, Again{})
 		same(t, "code", v1.CodeOf(err), v1.CodeRunEnded)
 	}
 }

@@ -154,8 +154,8 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 	d.opts.Spec.Env = map[string]string{"LUCK": "good"}
 	e := d.engine()
 	for name, begin := range map[string]func() (*Run, error){
-		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, more) },
-		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, more) },
+		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, Again{Limits: more}) },
+		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, Again{Limits: more}) },
 	} {
 		g.judged = nil
 		r, err := begin()
@@ -186,4 +186,11 @@ func TestWithoutAJudgementNothingRuns(t *testing.T) {
 	}
 	contains(t, "the error", err.Error(), "the doorman is asleep")
 	same(t, "cells", res.Cells, 0)
+}
+
+func TestAModelOfARunIsNotToldHowToGrant(t *testing.T) {
+	end := refusedCode(&v1.Error{Code: v1.CodeGateRefused, Message: "it deletes files", Remedy: v1.GrantCommand + "a1"})
+	if said := end.Error; strings.Contains(said, v1.GrantCommand) || !strings.Contains(said, "it deletes files") {
+		t.Errorf("%q", said)
+	}
 }

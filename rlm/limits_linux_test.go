@@ -125,7 +125,7 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	same(t, "value", string(res.Value), `{"n": 7}`)
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, more)
+	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}

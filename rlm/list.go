@@ -39,13 +39,13 @@ func (e *Engine) Show(id string) (*Info, error) {
 		return nil, err
 	}
 	info := &Info{
-		ID: id, Query: p.saved.Query, Model: p.started.Model, Labels: p.saved.Labels, Limits: p.saved.Limits, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
+		ID: id, Query: p.saved.Query, Model: p.model, Labels: p.saved.Labels, Limits: p.saved.Limits, Started: p.begun, Turns: len(p.turns), Wall: p.worked, Result: p.ended,
 	}
 	for _, s := range p.spent {
 		info.Usage = info.Usage.Add(s.Usage)
 	}
 	if r := info.Result; r != nil {
-		info.Limits, info.Turns, info.Usage, info.Wall = r.Limits, r.Turns, r.Usage, r.Wall
+		info.Model, info.Limits, info.Turns, info.Usage, info.Wall = or(r.Model, p.started.Model), r.Limits, r.Turns, r.Usage, r.Wall
 		return info, nil
 	}
 	info.Running = running(p.dir)
@@ -67,7 +67,7 @@ func (e *Engine) glance(id string) (*Info, error) {
 		res := &Result{}
 		if first.Decode(&s) == nil && last.Decode(res) == nil {
 			return &Info{
-				ID: id, Query: s.Query, Model: s.Model, Labels: s.Labels, Limits: res.Limits, Started: first.Time, Turns: res.Turns, Usage: res.Usage, Wall: res.Wall, Result: res,
+				ID: id, Query: s.Query, Model: or(res.Model, s.Model), Labels: s.Labels, Limits: res.Limits, Started: first.Time, Turns: res.Turns, Usage: res.Usage, Wall: res.Wall, Result: res,
 			}, nil
 		}
 	}

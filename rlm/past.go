@@ -34,6 +34,7 @@ type past struct {
 	answer   *v1.RunAnswer
 	ended    *Result
 	spent    []Spent
+	model    string         // the root's, by the name it was asked for last
 	models   map[int]string // who answered at which depth
 	resumed  bool
 	tape     *tape
@@ -99,7 +100,9 @@ func (p *past) take(e *v1.RunEvent) error {
 		p.spent = append(p.spent, Spent{Model: c.Model, Depth: depth, Usage: c.Usage})
 		p.models[depth] = c.Model
 	case v1.KindRunStarted:
-		return e.Decode(&p.started)
+		err := e.Decode(&p.started)
+		p.model = p.started.Model
+		return err
 	default: // the other events do not matter here
 	}
 	if !root {
@@ -146,6 +149,9 @@ func (p *past) take(e *v1.RunEvent) error {
 			return err
 		}
 		p.saved.Limits = again.Limits.Over(p.saved.Limits)
+		if again.Model != "" {
+			p.saved.Model, p.model = again.Model, again.Model
+		}
 		if again.Tools != nil {
 			p.saved.Tools = again.Tools
 		}

@@ -13,7 +13,7 @@ import (
 // resumed goes on with a run.
 func (d *desk) resumed(id string, limits v1.RunLimits) (*Result, error) {
 	d.t.Helper()
-	r, err := d.engine().Resume(d.t.Context(), id, limits)
+	r, err := d.engine().Resume(d.t.Context(), id, Again{Limits: limits})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 			if info, err := e.Show(r.ID()); err != nil || info.Running || info.Result != nil {
 				t.Errorf("%+v %v", info, err)
 			}
-			again, err := e.Resume(t.Context(), r.ID(), v1.RunLimits{})
+			again, err := e.Resume(t.Context(), r.ID(), Again{})
 			if err != nil {
 				t.Fatal(err)
 			}

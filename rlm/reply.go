@@ -2,8 +2,9 @@ package rlm
 
 import (
 	"encoding/json"
-	"regexp"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // actionKind is what a piece of a reply asks for.
@@ -271,10 +272,10 @@ func closeOutsideStrings(text string, at int, f fence) (int, bool) {
 
 // --- answers in the text ---
 
-var finalLine = regexp.MustCompile(`(?m)^[ \t]*(?:\*\*)?(FINAL_VAR|FINAL)\(`)
+var finalLine = lazyregexp.New(`(?m)^[ \t]*(?:\*\*)?(FINAL_VAR|FINAL)\(`)
 
 func readFinal(prose string) *finalForm {
-	m := finalLine.FindStringSubmatchIndex(prose)
+	m := finalLine().FindStringSubmatchIndex(prose)
 	if m == nil {
 		return nil
 	}
@@ -282,7 +283,7 @@ func readFinal(prose string) *finalForm {
 	if prose[m[2]:m[3]] == "FINAL_VAR" {
 		name := strings.Trim(strings.TrimSpace(inner), "\"'` ")
 		f := &finalForm{variable: true, text: name}
-		if !identifier.MatchString(name) {
+		if !identifier().MatchString(name) {
 			f.bad = "FINAL_VAR takes the name of a variable"
 		}
 		return f
@@ -290,7 +291,7 @@ func readFinal(prose string) *finalForm {
 	return &finalForm{text: unquote(strings.TrimSpace(inner))}
 }
 
-var identifier = regexp.MustCompile(`^[\pL_][\pL\pN_]*$`)
+var identifier = lazyregexp.New(`^[\pL_][\pL\pN_]*$`)
 
 // argument gives what stands before the bracket that closes a call.
 func argument(s string) string {
@@ -370,14 +371,14 @@ func unquote(s string) string {
 
 // --- command words ---
 
-var commandLine = regexp.MustCompile(`(?m)^[ \t]*(RUN|CODE|QUERY_LLM_BATCHED|QUERY_LLM|SNAPSHOT|ROLLBACK)\(`)
+var commandLine = lazyregexp.New(`(?m)^[ \t]*(RUN|CODE|QUERY_LLM_BATCHED|QUERY_LLM|SNAPSHOT|ROLLBACK)\(`)
 
 // readCommands reads the dialect of command words at the beginning of lines.
 func readCommands(prose string) []action {
 	var out []action
 	at := 0
 	for {
-		m := commandLine.FindStringSubmatchIndex(prose[at:])
+		m := commandLine().FindStringSubmatchIndex(prose[at:])
 		if m == nil {
 			return out
 		}

@@ -24,10 +24,16 @@ const (
 	HowRebuilt  = "rebuilt"  // anew, by running all cells again
 )
 
+// Again is how a kept run goes on. What is not set is as it was.
+type Again struct {
+	Model  string       // asked for by name; turns and replies that are on record stay
+	Limits v1.RunLimits // fields that are set replace the run's own
+}
+
 // Resume goes on with a run whose program has died, or which ended without an answer. Its machine is taken over if it still runs and no code was interrupted in it; else the last
 // snapshot is restored, or a new machine is made, and the cells behind it are run again with the replies that models
-// gave then. Only calls that were under way are paid again. Fields of limits that are set replace the run's own.
-func (e *Engine) Resume(ctx context.Context, id string, limits v1.RunLimits) (*Run, error) {
+// gave then. Only calls that were under way are paid again.
+func (e *Engine) Resume(ctx context.Context, id string, again Again) (*Run, error) {
 	dir, err := e.runDir(id)
 	if err != nil {
 		return nil, err
@@ -48,7 +54,7 @@ func (e *Engine) Resume(ctx context.Context, id string, limits v1.RunLimits) (*R
 	if p.ended != nil && p.ended.Reason == v1.ReasonAnswered {
 		return fail(&v1.Error{Code: v1.CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"})
 	}
-	r, err := e.continueRun(ctx, p, limits, unlock)
+	r, err := e.continueRun(ctx, p, again, unlock)
 	if err != nil {
 		return fail(err)
 	}
@@ -56,14 +62,20 @@ func (e *Engine) Resume(ctx context.Context, id string, limits v1.RunLimits) (*R
 }
 
 // continueRun goes on in the directory of a past run, which the caller has locked. The run unlocks it at its end; if it does not begin, the caller does.
-func (e *Engine) continueRun(ctx context.Context, p *past, limits v1.RunLimits, unlock func()) (*Run, error) {
-	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: p.saved.Labels, History: p.saved.History, Limits: limits.Over(p.saved.Limits)}
+func (e *Engine) continueRun(ctx context.Context, p *past, again Again, unlock func()) (*Run, error) {
+	q := Question{
+		Query: p.saved.Query, Schema: p.saved.Schema, Model: or(again.Model, p.saved.Model), Labels: p.saved.Labels, History: p.saved.History,
+		Limits: again.Limits.Over(p.saved.Limits),
+	}
 	r, err := e.prepare(q, p.id)
 	if err != nil {
 		return nil, err
 	}
 	if r.model, err = r.modelFor(0, q.Model); err != nil {
 		return nil, err
+	}
+	if name := r.model.Info().Name; name != p.started.Model {
+		r.otherModel = name
 	}
 	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
 	r.tools = toolsOf(p.saved.Tools, r.tools, v1.CodeToolMissing, "give the run its tools again, and resume it")
@@ -90,13 +102,13 @@ func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
 	}
 	if p.answer != nil {
 		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.emit(n, n.turn, v1.KindResumed, v1.Resumed{How: HowAttached, Turn: n.turn, Limits: r.limits, Tools: r.otherTools(p)})
+		r.resumed(n, p, v1.Resumed{How: HowAttached, Turn: n.turn})
 		r.dropMachine(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
 	if p.lastTurn == 0 && p.box.ID == "" {
 		// Nothing had happened, or the model was asked directly.
-		r.emit(n, 0, v1.KindResumed, v1.Resumed{How: HowRebuilt, Limits: r.limits, Tools: r.otherTools(p)})
+		r.resumed(n, p, v1.Resumed{How: HowRebuilt})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
@@ -125,7 +137,7 @@ func (n *node) returnTo(ctx context.Context, p *past) error {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.emit(n, whole, v1.KindResumed, v1.Resumed{How: how, Turn: whole, Rerun: whole - from, Limits: n.run.limits, Tools: n.run.otherTools(p)})
+	n.run.resumed(n, p, v1.Resumed{How: how, Turn: whole, Rerun: whole - from})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}
@@ -199,6 +211,15 @@ func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, e
 	return HowRebuilt, 0, n.open(ctx)
 }
 
+// resumed notes that the run goes on, and what differs from before.
+func (r *Run) resumed(n *node, p *past, e v1.Resumed) {
+	e.Limits, e.Tools = r.limits, r.otherTools(p)
+	if r.q.Model != p.saved.Model {
+		e.Model = r.q.Model
+	}
+	r.emit(n, e.Turn, v1.KindResumed, e)
+}
+
 // otherTools are the tools of a run that goes on, if they are not those that it had; else nil.
 func (r *Run) otherTools(p *past) []ToolNote {
 	if tools := bridgeTools(r.tools); !reflect.DeepEqual(tools, p.saved.Tools) {
@@ -216,9 +237,8 @@ func (n *node) retool(ctx context.Context) error {
 	return n.own(ctx, "__kept = dict(__import__('recluse_rlm').answer)\n"+code+"\ndict.update(__import__('recluse_rlm').answer, __kept)\ndel __kept")
 }
 
-// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there. Fields of limits that are set
-// replace its own.
-func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimits) (*Run, error) {
+// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there.
+func (e *Engine) Fork(ctx context.Context, id string, at int, again Again) (*Run, error) {
 	p, err := e.readPast(id, at, false)
 	if err != nil {
 		return nil, err
@@ -226,6 +246,14 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimit
 	p.saved.Labels, p.started.Labels = copied(p.saved.Labels), copied(p.started.Labels)
 	if at < 0 || at > len(p.turns) {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
+	}
+	p.started.Model = p.model
+	if again.Model != "" {
+		m, err := chooseModel(e.o.Models, 0, again.Model)
+		if err != nil {
+			return nil, err
+		}
+		p.saved.Model, p.started.Model = again.Model, m.Info().Name
 	}
 	fork := newRunID()
 	dir := filepath.Join(e.dir, fork)
@@ -249,7 +277,7 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, limits v1.RunLimit
 	if err != nil {
 		return fail(err)
 	}
-	r, err := e.continueRun(ctx, f, limits, unlock)
+	r, err := e.continueRun(ctx, f, again, unlock)
 	if err != nil {
 		return fail(err)
 	}
@@ -336,6 +364,9 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	r.tape = p.tape
 	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, p.models[depth])}, nil }
 	r.model = paper{p.started.Model}
+	if p.ended != nil {
+		r.otherModel = p.ended.Model
+	}
 	if p.saved.Tools != nil {
 		r.tools = toolsOf(p.saved.Tools, nil, v1.CodeNotRecorded, "") // as they were then
 	}

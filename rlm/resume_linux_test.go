@@ -216,7 +216,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			if err != nil || info.Running || info.Result != nil {
 				t.Fatalf("the interrupted run: %+v %v", info, err)
 			}
-			r, err := e.Resume(t.Context(), id, v1.RunLimits{})
+			r, err := e.Resume(t.Context(), id, Again{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +245,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			}
 			same(t, "how", how.How, c.how)
 			same(t, "turns that were run again", how.Rerun, c.rerun)
-			if _, err := e.Resume(t.Context(), id, v1.RunLimits{}); v1.CodeOf(err) != v1.CodeRunEnded {
+			if _, err := e.Resume(t.Context(), id, Again{}); v1.CodeOf(err) != v1.CodeRunEnded {
 				t.Errorf("resumed a second time: %v", err)
 			}
 			sweepBoxes(t)
@@ -382,7 +382,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return block("FINAL('other: ' + b + str(" + req.Tags["turn"] + "))"), nil
 	}
-	r, err := e.Fork(t.Context(), first.Run, 2, v1.RunLimits{})
+	r, err := e.Fork(t.Context(), first.Run, 2, Again{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,7 +398,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	if err != nil || again.Result.Answer != "read: first!" {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 9, v1.RunLimits{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
+	if _, err := e.Fork(t.Context(), first.Run, 9, Again{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
 		t.Errorf("a turn that was not: %v", err)
 	}
 }
@@ -416,7 +416,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	m.(*sandbox.Sandbox).Detach()
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, more)
+	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,7 +463,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 			id := work("2", func(ctx context.Context, e *Engine) (*Run, error) {
 				return e.Start(ctx, Question{Inputs: []Input{Text("x")}})
 			}).ID()
-			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, v1.RunLimits{}) }
+			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, Again{}) }
 			d.opts.Tools = []Tool{{Name: "shop", Call: func(context.Context, ToolCall) (any, error) { return "bought", nil }}}
 			work("3", resume)
 			d.opts.Tools = nil

@@ -1,12 +1,10 @@
 package rlm
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"os"
 	"path/filepath"
@@ -14,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/google/jsonschema-go/jsonschema"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/trajectory"
@@ -33,7 +31,7 @@ type Run struct {
 	dir    string
 	q      Question
 	limits v1.RunLimits // every field is set
-	schema *jsonschema.Schema
+	schema *jsonschema.Resolved
 	model  llm.Model
 	budget *budget
 	cache  *Cache
@@ -41,6 +39,8 @@ type Run struct {
 	log    *trajectory.Log
 	tools  []Tool
 	tape   *tape // replies of an earlier program; nil: none
+
+	otherModel string // the name of model, if the run began with another
 
 	slots chan struct{} // model calls at once, in the whole tree
 
@@ -171,7 +171,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
-		Run: r.id, Reason: v1.ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir,
+		Run: r.id, Reason: v1.ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir, Model: r.otherModel,
 		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
@@ -212,8 +212,6 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }
-
 // node is the run or one of its children: a conversation with a model, and a machine.
 type node struct {
 	run      *Run
@@ -222,7 +220,7 @@ type node struct {
 	depth    int
 	query    string
 	model    llm.Model
-	schema   *jsonschema.Schema // of the root only
+	schema   *jsonschema.Resolved // of the root only
 	staged   *staged
 	machine  Machine
 	inside   string // where the context lies in it
@@ -326,8 +324,8 @@ func (n *node) check(a *v1.RunAnswer) string {
 	if raw == nil {
 		raw = json.RawMessage(stripFence(a.Content))
 	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
-	if err != nil {
+	var doc any
+	if err := json.Unmarshal(raw, &doc); err != nil {
 		return fmt.Sprintf("the answer must be JSON that meets the schema, and this is no JSON: %v", err)
 	}
 	if err := n.schema.Validate(doc); err != nil {

@@ -17,6 +17,7 @@ type tape struct {
 
 	mu       sync.Mutex
 	calls    map[string][]*heard       // guarded by mu
+	asked    map[string]string         // guarded by mu; the models of calls, by their ids
 	turns    map[string]int            // guarded by mu; the last turn of each node that had begun
 	children map[string]*v1.ChildEnded // guarded by mu
 	tools    map[string][]*v1.ToolUsed // guarded by mu
@@ -25,7 +26,8 @@ type tape struct {
 // heard is one reply.
 type heard struct {
 	*v1.CallEnded
-	turn int // of the root
+	asked string // the model that was asked, which may have handed the call on
+	turn  int    // of the root
 	// dropped says that the run was resumed behind this failure: it went on as if nobody had asked.
 	dropped bool
 }
@@ -52,6 +54,7 @@ func newTape(only bool) *tape {
 	return &tape{
 		only:     only,
 		calls:    map[string][]*heard{},
+		asked:    map[string]string{},
 		turns:    map[string]int{},
 		children: map[string]*v1.ChildEnded{},
 		tools:    map[string][]*v1.ToolUsed{},
@@ -63,6 +66,12 @@ func (t *tape) add(e *v1.RunEvent) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch e.Kind {
+	case v1.KindCallStarted:
+		c := &v1.CallStarted{}
+		if err := e.Decode(c); err != nil {
+			return err
+		}
+		t.asked[c.ID] = c.Model // a later program counts from the beginning, so an id means the latest call
 	case v1.KindCallEnded:
 		c := &v1.CallEnded{}
 		if err := e.Decode(c); err != nil {
@@ -70,7 +79,7 @@ func (t *tape) add(e *v1.RunEvent) error {
 		}
 		if c.Error == nil || t.only { // what failed then may go well now
 			k := tapeKey(e.Node, e.Turn, c.Call, c.Key)
-			t.calls[k] = append(t.calls[k], &heard{CallEnded: c, turn: rootTurn(e.Node, e.Turn)})
+			t.calls[k] = append(t.calls[k], &heard{CallEnded: c, asked: t.asked[c.ID], turn: rootTurn(e.Node, e.Turn)})
 		}
 	case v1.KindTurnStarted:
 		t.turns[e.Node] = max(t.turns[e.Node], e.Turn)
@@ -115,7 +124,7 @@ func pop[T any](queues map[string][]*T, key string) *T {
 }
 
 // take returns a recorded reply, each once.
-func (t *tape) take(node string, turn int, call, key string) *v1.CallEnded {
+func (t *tape) take(node string, turn int, call, key string) *heard {
 	if t == nil {
 		return nil
 	}
@@ -125,10 +134,7 @@ func (t *tape) take(node string, turn int, call, key string) *v1.CallEnded {
 	for len(t.calls[k]) > 1 && t.calls[k][0].dropped {
 		pop(t.calls, k)
 	}
-	if h := pop(t.calls, k); h != nil {
-		return h.CallEnded
-	}
-	return nil
+	return pop(t.calls, k)
 }
 
 // beyond reports whether a replayed run had gone on behind a turn: then it does so again, whatever had stopped it there for a time.

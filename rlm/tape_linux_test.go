@@ -7,7 +7,6 @@ import (
 	"errors"
 	"testing"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
 )
 
@@ -53,7 +52,7 @@ func TestWhatCameFromACacheIsNotPaidWhenTheRunGoesOn(t *testing.T) {
 	// Another program has a cache of its own.
 	d.opts.Cache = nil
 	d.root.answer = script(block("FINAL(a)"))
-	r, err := d.engine().Resume(t.Context(), res.Run, v1.RunLimits{})
+	r, err := d.engine().Resume(t.Context(), res.Run, Again{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // Tool is a function that code of a run can call by its name: a Go function on the host, or Python source that defines it.
@@ -68,19 +68,19 @@ var pythonWords = func() map[string]bool {
 }()
 
 // numbered is a name of a context.
-var numbered = regexp.MustCompile(`^context_\d+$`)
+var numbered = lazyregexp.New(`^context_\d+$`)
 
 // NameTaken reports whether code of a run finds something else by this name, so that no tool can have it.
-func NameTaken(name string) bool { return ourNames[name] || numbered.MatchString(name) }
+func NameTaken(name string) bool { return ourNames[name] || numbered().MatchString(name) }
 
 var (
-	notInName  = regexp.MustCompile(`[^A-Za-z0-9_]+`)
-	underlines = regexp.MustCompile(`^_+`)
+	notInName  = lazyregexp.New(`[^A-Za-z0-9_]+`)
+	underlines = lazyregexp.New(`^_+`)
 )
 
 // PythonName makes a name of any text.
 func PythonName(text string) string {
-	name := underlines.ReplaceAllString(notInName.ReplaceAllString(text, "_"), "")
+	name := underlines().ReplaceAllString(notInName().ReplaceAllString(text, "_"), "")
 	switch {
 	case name == "" || name[0] >= '0' && name[0] <= '9':
 		return "_" + name
@@ -118,7 +118,7 @@ func checkTools(tools []Tool) error {
 	return nil
 }
 
-func goodName(name string) bool { return identifier.MatchString(name) && !pythonWords[name] }
+func goodName(name string) bool { return identifier().MatchString(name) && !pythonWords[name] }
 
 func bridgeTools(tools []Tool) []ToolNote {
 	var out []ToolNote

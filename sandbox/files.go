@@ -79,7 +79,8 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, opts WriteO
 		return nil, err // and the last Read may still be under way
 	}
 	info := fileInfo(end.GetFile())
-	if info != nil && !opts.Append {
+	info.Name = name
+	if !opts.Append {
 		info.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	}
 	return info, nil

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,9 +18,27 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
+	"github.com/recluse-dev/recluse/internal/testbin"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+// testMain names the guest and a data directory, for the examples.
+func testMain(m *testing.M) int {
+	guest, err := testbin.Guest()
+	dir, mkdirErr := os.MkdirTemp("", "recluse-sandbox-")
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err = errors.Join(err, mkdirErr, os.Setenv("RECLUSE_GUEST", guest.Path), os.Setenv("XDG_DATA_HOME", dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
 
 // toy is a backend whose only sandbox is a guest that answers as serve says.
 type toy struct {

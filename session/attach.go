@@ -64,6 +64,17 @@ func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
 	}
 }
 
+// frozen returns the error of a call that begins while somebody else has paused the sandbox.
+func (s *Session) frozen() error {
+	s.mu.Lock()
+	sb := s.attachment.usable()
+	s.mu.Unlock()
+	if sb == nil {
+		return nil
+	}
+	return sb.Frozen()
+}
+
 // alive reports whether a sandbox is not known to have ended.
 func alive(sb *sandbox.Sandbox) bool {
 	select {

@@ -24,8 +24,10 @@ var notOnContainers = left(map[string][]string{
 		"TestBackgroundCommandsSleepAndWakeWithTheSession", "TestCallsRaceTheReaper", "TestIdleSessionsHibernate",
 		"TestASleeperFindsWhatItDidNotNote", "TestLookingDoesNotWakeASleeper",
 	},
-	"a snapshot of a container holds no memory, so its session cannot be forked": {"TestForksAreLiveCopies", "TestForksAreMadeAtOnce"},
-	"it is about the local backend":                                              {"TestABackendWithoutSnapshots"},
+	"a snapshot of a container holds no memory, so its session cannot be forked": {
+		"TestForksAreLiveCopies", "TestForksAreMadeAtOnce", "TestACopyTellsOfThePreviousSessionOfItsName",
+	},
+	"it is about the local backend": {"TestABackendWithoutSnapshots"},
 	"it needs neither sandbox nor manager": {
 		"TestASleeperKeepsLittle", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs",
 		"TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode", "TestEveryChangeOfAnAttachmentIsInTheTable",

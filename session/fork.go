@@ -106,6 +106,9 @@ func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot,
 func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
+	if err := s.notePrevious(ctx); err != nil {
+		return err
+	}
 	return s.createFromImage(ctx, image, vars)
 }
 

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"strings"
@@ -60,14 +61,16 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 
 func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	o := quick()
-	o.healthEvery, o.pingWait = 20*time.Millisecond, 50*time.Millisecond
+	o.healthEvery = 20 * time.Millisecond
 	k := dockerBench(t, o)
 	s := k.open("work")
 	py(t, s, "x = 41")
 	engine := func(verb string) {
 		t.Helper()
-		if out, err := exec.CommandContext(t.Context(), "docker", "-H", os.Getenv(dockertest.Variable), verb, "recluse-"+s.Info().Sandbox).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if out, err := exec.CommandContext(ctx, "docker", "-H", os.Getenv(dockertest.Variable), verb, "recluse-"+s.Info().Sandbox).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", verb, err, out)
 		}
 	}
 	ended := make(chan string, 1)
@@ -92,6 +95,11 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	}
 	engine("unpause")
 	await(t, "the cell is let go on", func() bool { return s.Files().WriteAll(t.Context(), "/tmp/go", nil, sandbox.WriteOptions{}) == nil })
-	want(t, "the cell in progress", <-ended, "'once'")
+	select {
+	case got := <-ended:
+		want(t, "the cell in progress", got, "'once'")
+	case <-time.After(time.Minute):
+		t.Fatalf("the cell in progress does not end: %+v", s.Info())
+	}
 	want(t, "x + 1 afterwards", py(t, s, "x + 1"), "42")
 }

@@ -467,16 +467,22 @@ func (p *RunPlace) note(ctx context.Context, usd float64) error {
 	return p.m.store.SaveSpend(ctx, store.Spend{Run: p.id, Tenant: p.Tenant, Key: p.Key, Time: time.Now(), USD: usd})
 }
 
-// Usage returns what bounds the caller in a tenant, and how much of it is in use. The use of the whole server is left out unless all is set.
-func (m *Manager) Usage(ctx context.Context, tenant string, all bool) (v1.QuotaReport, error) {
+// UsageQuery chooses what Usage reports.
+type UsageQuery struct {
+	Tenant string
+	Server bool // also how much the whole server uses, which tenants do not see of each other
+}
+
+// Usage returns what bounds the caller in a tenant, and how much of it is in use.
+func (m *Manager) Usage(ctx context.Context, q UsageQuery) (v1.QuotaReport, error) {
 	var out v1.QuotaReport
-	b, err := m.bounds(ctx, ownerOf(ctx, tenant))
+	b, err := m.bounds(ctx, ownerOf(ctx, q.Tenant))
 	if err != nil {
 		return out, err
 	}
 	for _, x := range b {
 		use := v1.QuotaUse{Name: x.name, Bounds: x.quota}
-		if x.name != "" || all {
+		if x.name != "" || q.Server {
 			used, err := m.use(ctx, x)
 			if err != nil {
 				return out, err

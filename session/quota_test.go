@@ -122,7 +122,7 @@ func TestTheTightestBoundDecides(t *testing.T) {
 		t.Error(err)
 	}
 
-	u, err := m.Usage(withKey(ctx, "k"), "a", false)
+	u, err := m.Usage(withKey(ctx, "k"), UsageQuery{Tenant: "a"})
 	if err != nil || *u.Tenant.Used.Memory != 4<<30 || *u.Key.Used.Sessions != 1 || *u.Key.Bounds.Memory != 1<<30 || u.Server.Used != nil || *u.Server.Bounds.Memory != 8<<30 {
 		t.Errorf("usage %+v, %v", u, err)
 	}
@@ -213,14 +213,14 @@ func TestTheCostOfARunCountsOnceAndForItsKey(t *testing.T) {
 		if err := p.Begin(ctx, step.run); err != nil {
 			t.Fatal(err)
 		}
-		if u, err := m.Usage(ctx, "a", false); err != nil || *u.Tenant.Used.Spend != step.under {
+		if u, err := m.Usage(ctx, UsageQuery{Tenant: "a"}); err != nil || *u.Tenant.Used.Spend != step.under {
 			t.Errorf("%s: %v is in use, want %v; %v", step.name, *u.Tenant.Used.Spend, step.under, err)
 		}
 		if err := p.End(ctx, step.cost); err != nil {
 			t.Fatal(err)
 		}
 		for key, want := range map[string]float64{"k": step.k, "l": step.l} {
-			if u, err := m.Usage(withKey(ctx, key), "a", false); err != nil || *u.Key.Used.Spend != want || u.Key.Name != key {
+			if u, err := m.Usage(withKey(ctx, key), UsageQuery{Tenant: "a"}); err != nil || *u.Key.Used.Spend != want || u.Key.Name != key {
 				t.Errorf("%s: key %s has spent %v, want %v; %v", step.name, key, *u.Key.Used.Spend, want, err)
 			}
 		}
@@ -253,14 +253,14 @@ func TestTheSandboxOfARunCountsAndACallIsNoRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	u, err := m.Usage(ctx, "a", false)
+	u, err := m.Usage(ctx, UsageQuery{Tenant: "a"})
 	if err != nil || *u.Tenant.Used.Runs != 1 || *u.Tenant.Used.Memory != 2<<30 || *u.Tenant.Used.Sessions != 0 || *u.Tenant.Used.Spend != 1.75 {
 		t.Errorf("in use %+v, %v", u.Tenant.Used, err)
 	}
 	if err := run.End(ctx, -1); err != nil {
 		t.Fatal(err)
 	}
-	if u, err := m.Usage(ctx, "a", false); err != nil || *u.Tenant.Used.Runs != 0 || *u.Tenant.Used.Memory != 0 {
+	if u, err := m.Usage(ctx, UsageQuery{Tenant: "a"}); err != nil || *u.Tenant.Used.Runs != 0 || *u.Tenant.Used.Memory != 0 {
 		t.Errorf("after the run: %+v, %v", u.Tenant.Used, err)
 	}
 }

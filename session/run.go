@@ -36,6 +36,9 @@ func (s *Session) cell(ctx context.Context, c sandbox.Cell) (v *sandbox.Verdict,
 	if name == "" {
 		name = defaultContext
 	}
+	if err := s.frozen(); err != nil { // or it would wait behind a cell that makes no progress
+		return nil, err
+	}
 	leave, err := s.enterQueue(ctx, name)
 	if err != nil {
 		return nil, err

@@ -396,3 +396,35 @@ func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
 		t.Errorf("it is told again: %q", got)
 	}
 }
+
+func TestACopyTellsOfThePreviousSessionOfItsName(t *testing.T) {
+	k := newBench(t, quick())
+	s := k.open("work")
+	first, err := s.Fork(t.Context(), 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := first[0].Info().Previous; p != nil {
+		t.Errorf("the first session of a name tells of another: %+v", p)
+	}
+	if err := first[0].End(t.Context(), "no longer needed"); err != nil {
+		t.Fatal(err)
+	}
+	copies, err := s.Fork(t.Context(), 2, []string{"work-1", "other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := copies[0].Info().Previous; p == nil || p.ID != first[0].ID() || p.State != v1.StateEnded {
+		t.Errorf("previous is %+v", p)
+	}
+	if p := copies[1].Info().Previous; p != nil {
+		t.Errorf("the copy of a new name tells of another session: %+v", p)
+	}
+	v, err := copies[0].Cell(t.Context(), sandbox.Cell{Code: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Metadata[MetaPrevious]; !strings.Contains(got, "no longer needed") {
+		t.Errorf("the first verdict tells %q", got)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 	"testing"
 )
 
@@ -65,6 +66,24 @@ func TestCodeOf(t *testing.T) {
 	} {
 		if got := CodeOf(c.err); got != c.want {
 			t.Errorf("%v: %q, want %q", c.err, got, c.want)
+		}
+	}
+}
+
+func TestAModelIsNotToldHowToGrant(t *testing.T) {
+	refused := &Error{Code: CodeGateRefused, Op: "judge code", Message: "no", Remedy: GrantCommand + "a1, or refuse"}
+	for _, err := range []error{refused, fmt.Errorf("run: %w", refused), &Error{Code: CodeInternal, Err: refused}} {
+		got := ForModel(err)
+		if strings.Contains(got.Error(), GrantCommand) || !strings.Contains(got.Error(), "ask the user") || !errors.Is(got, refused) {
+			t.Errorf("%v becomes %v", err, got)
+		}
+	}
+	if !strings.Contains(refused.Remedy, GrantCommand) {
+		t.Error("the error itself was changed")
+	}
+	for _, err := range []error{nil, fs.ErrNotExist, &Error{Code: CodeGateRefused, Remedy: "change the code"}} {
+		if got := ForModel(err); got != err { //nolint:errorlint // the very same one
+			t.Errorf("%v becomes %v", err, got)
 		}
 	}
 }

@@ -99,6 +99,7 @@ type FileInfo struct {
 	GID     int         `json:"gid" doc:"group that owns the file"`
 	Link    string      `json:"link,omitempty" doc:"target of a symbolic link"`
 	Kind    string      `json:"kind" enum:"file,dir,symlink,fifo,socket,device" doc:"kind of file"`
+	Name    string      `json:"name,omitempty" doc:"path as it was sent; only in the answer to a write"`
 	SHA256  string      `json:"sha256,omitempty" doc:"SHA-256 of the contents, in hexadecimal; only in the answer to a write, unless it was an append"`
 }
 
@@ -114,7 +115,8 @@ func (i FileInfo) MarshalJSON() ([]byte, error) {
 		plain
 		Path Text `json:"path"`
 		Link Text `json:"link,omitempty"`
-	}{plain(i), Text(i.Path), Text(i.Link)})
+		Name Text `json:"name,omitempty"`
+	}{plain(i), Text(i.Path), Text(i.Link), Text(i.Name)})
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -124,9 +126,10 @@ func (i *FileInfo) UnmarshalJSON(b []byte) error {
 		*plain
 		Path Text `json:"path"`
 		Link Text `json:"link"`
+		Name Text `json:"name"`
 	}{plain: (*plain)(i)}
 	err := json.Unmarshal(b, &in)
-	i.Path, i.Link = string(in.Path), string(in.Link)
+	i.Path, i.Link, i.Name = string(in.Path), string(in.Link), string(in.Name)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,6 +90,21 @@ func (r *GateRequest) Text() string {
 
 // GrantCommand followed by the id of an approval is what a person types to let refused code run once. Models are not told.
 const GrantCommand = "recluse gate grant "
+
+// ForModel returns err as a model may read it: a remedy that names GrantCommand is replaced, because a model that runs
+// commands on the host could grant its own code. Other errors are returned unchanged.
+func ForModel(err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || !strings.Contains(err.Error(), GrantCommand) {
+		return err
+	}
+	shown := *e
+	if strings.Contains(e.Remedy, GrantCommand) {
+		shown.Remedy = "do it another way, or ask the user: only they can let this code run"
+	}
+	shown.Err = ForModel(e.Err)
+	return &shown
+}
 
 // GateDecision is what a gate decides.
 type GateDecision struct {

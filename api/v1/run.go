@@ -30,6 +30,7 @@ type RunResult struct {
 	Message   string          `json:"message,omitempty" doc:"details of the reason"`
 	Partial   bool            `json:"partial,omitempty" doc:"no answer was handed in; this is the best there was when the run ended"`
 	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, without an interpreter"`
+	Model     string          `json:"model,omitempty" doc:"provider/model of the root at the end, if the run began with another"`
 	Turns     int             `json:"turns" doc:"turns of the root"`
 	Children  int64           `json:"children,omitempty" doc:"child runs"`
 	Cached    int64           `json:"cached,omitempty" doc:"sub-calls answered from the cache"`
@@ -179,7 +180,7 @@ type RunPage struct {
 
 // RunAgain is how a kept run goes on: what is left out is as it was.
 type RunAgain struct {
-	Model     string    `json:"model,omitempty" doc:"provider/model, for a run that named none"`
+	Model     string    `json:"model,omitempty" doc:"provider/model of the root from now on"`
 	SubModels []string  `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
 	Limits    RunLimits `json:"limits,omitzero" doc:"fields that are set replace the run's own"`
 	Host      *RunHost  `json:"host,omitempty" doc:"about the server's machine; only for its own user, on its socket"`

@@ -190,6 +190,7 @@ type Resumed struct {
 	Turn   int        `json:"turn" doc:"turn that it continues from"`
 	Rerun  int        `json:"rerun" doc:"turns whose cells were run again"`
 	Limits RunLimits  `json:"limits,omitzero" doc:"limits from now on"`
+	Model  string     `json:"model,omitempty" doc:"model of the root from now on, as it was asked for, if it differs from before"`
 	Tools  []ToolNote `json:"tools,omitempty" doc:"tools from now on, if they differ from before"`
 }
 

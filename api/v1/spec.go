@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -84,8 +83,6 @@ type Volume struct {
 
 // String returns the volume for people.
 func (v Volume) String() string { return v.Name + " on " + v.Path }
-
-var goodVolume = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
 // Over returns l with the fields of base where l has zero.
 func (l Limits) Over(base Limits) Limits {
@@ -193,7 +190,7 @@ func (s Spec) Check() error {
 		paths = append(paths, m.Path)
 	}
 	for _, v := range s.Volumes {
-		if !goodVolume.MatchString(v.Name) {
+		if !isName(v.Name, lower+upper+digits, lower+upper+digits+"_.-", 255) {
 			return bad("volume %q is not a name; directories of the host are mounts", v.Name)
 		}
 		paths = append(paths, v.Path)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -133,5 +134,23 @@ func TestSpecWithDefaultsSharesNothing(t *testing.T) {
 	d.Options["y"] = nil
 	if s.Env["A"] != "1" || s.Labels["l"] != "1" || s.Mounts[0].Path != "/a" || len(s.Options) != 1 || string(s.Options["x"]) != "1" {
 		t.Error("the original has changed")
+	}
+}
+
+func TestNamesOfUsersAndVolumes(t *testing.T) {
+	user, volume := regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`), regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+	names := []string{"", "a", "_", "-", ".", "7", "A", "a-b_c9", "a.b", "A.b-c_9", "a b", "a\n", "a/b", "é", "aé", "a\xff", "a:b"}
+	for _, n := range []int{31, 32, 33, 254, 255, 256} {
+		names = append(names, strings.Repeat("a", n))
+	}
+	for _, name := range names {
+		u, err := ParseUser(name)
+		if got, want := err == nil && u.Name != "", user.MatchString(name); got != want {
+			t.Errorf("%.40q is the name of a user: %v, want %v", name, got, want)
+		}
+		err = Spec{Volumes: []Volume{{Name: name, Path: "/data"}}}.WithDefaults().Check()
+		if got, want := err == nil, volume.MatchString(name); got != want {
+			t.Errorf("%.40q is the name of a volume: %v, want %v", name, got, want)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package v1
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -19,14 +18,12 @@ var DefaultUser = User{UID: DefaultUID, GID: DefaultUID}
 // maxUID is the largest number of a user or group; the kernel reserves the next one.
 const maxUID = 1<<31 - 2
 
-var goodUser = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
-
 // ParseUser reads Spec.User: the number of a user, whose group has the same number; user:group, both numbers; or a name.
 func ParseUser(text string) (User, error) {
 	if text == "" {
 		return DefaultUser, nil
 	}
-	if goodUser.MatchString(text) {
+	if isName(text, lower+"_", lower+digits+"_-", 32) {
 		return User{Name: text}, nil
 	}
 	user, group, both := strings.Cut(text, ":")
@@ -50,4 +47,17 @@ func parseID(text string) (int, error) {
 		return 0, strconv.ErrRange
 	}
 	return n, nil
+}
+
+// The characters of names.
+const (
+	lower  = "abcdefghijklmnopqrstuvwxyz"
+	upper  = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	digits = "0123456789"
+)
+
+// isName reports whether text is a name of at most longest bytes: one of the characters of first, then any number of those of rest. It is not a
+// regular expression because those are compiled whenever a program starts, and this package must cost every program little.
+func isName(text, first, rest string, longest int) bool {
+	return text != "" && len(text) <= longest && strings.IndexByte(first, text[0]) >= 0 && strings.Trim(text[1:], rest) == ""
 }

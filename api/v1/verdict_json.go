@@ -56,9 +56,15 @@ type plainOutput Output
 // JSONType is the type whose fields the JSON of an output has.
 func (Output) JSONType() reflect.Type { return reflect.TypeFor[outputJSON]() }
 
+// noOutput is the JSON of an empty output. Most verdicts have one or two, and reflection takes 1.5 µs to read each.
+const noOutput = `{"text":"","kept":0,"cut":0,"produced":0}`
+
 // MarshalJSON writes what was kept as text, invalid UTF-8 replaced, beside the true counts. Where something had to be
 // replaced, the bytes follow in base64.
 func (o Output) MarshalJSON() ([]byte, error) {
+	if o.Produced == 0 && o.Kept() == 0 && o.File == "" && o.InFile == 0 {
+		return []byte(noOutput), nil
+	}
 	out := outputJSON{Text: o.String(), Kept: o.Kept(), Cut: o.Cut(), TailBytes: len(o.Tail), plainOutput: plainOutput(o)}
 	if !utf8.Valid(o.Head) || !utf8.Valid(o.Tail) {
 		out.Head, out.Tail = o.Head, o.Tail
@@ -68,6 +74,10 @@ func (o Output) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (o *Output) UnmarshalJSON(b []byte) error {
+	if string(b) == noOutput {
+		*o = Output{}
+		return nil
+	}
 	var in outputJSON
 	if err := json.Unmarshal(b, &in); err != nil {
 		return err

@@ -51,3 +51,13 @@ func TestOutputThatContradictsItselfIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestNoOutputIsWrittenAsItsTypeSays(t *testing.T) {
+	want, err := json.Marshal(outputJSON{})
+	if err != nil || string(want) != noOutput {
+		t.Errorf("got %s, want %s, %v", noOutput, want, err)
+	}
+	if got, err := json.Marshal(Output{}); err != nil || string(got) != noOutput {
+		t.Errorf("got %s, want %s, %v", got, noOutput, err)
+	}
+}

@@ -82,12 +82,21 @@ func (a *app) view(quiet bool) view {
 		return events{a}
 	case quiet:
 		return runview.NewLines(io.Discard)
-	case ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb":
+	case ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" && !a.modelReads():
 		live := runview.NewLive(f)
 		a.signals.onLeave(func(context.Context) { live.Abandon() })
 		return live
 	}
-	return runview.NewLines(a.stderr)
+	return a.lines(a.stderr)
+}
+
+// lines prints a run as lines.
+func (a *app) lines(w io.Writer) *runview.Lines {
+	l := runview.NewLines(w)
+	if a.modelReads() {
+		l.ForModel()
+	}
+	return l
 }
 
 // events prints a run as JSON Lines.

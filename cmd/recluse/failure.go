@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
@@ -46,15 +48,27 @@ func single(err error) []error {
 func (a *app) report(err error) {
 	_, printed := errors.AsType[besideResult](err)
 	for i, e := range single(err) {
+		e = a.readable(e)
 		if i > 0 || printed || !a.json || console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(e)}) != nil {
 			a.tell(e)
 		}
 	}
 }
 
+// readable returns an error as its reader may see it. A person learns how to let refused code run; a model does not.
+func (a *app) readable(err error) error {
+	if a.modelReads() {
+		return v1.ForModel(err)
+	}
+	return err
+}
+
+// modelReads reports whether a model reads what we print.
+func (a *app) modelReads() bool { return a.forModel || agents.Inside(os.Getenv) }
+
 // tell says on stderr what went wrong: what, why, and on a line of its own what to do.
 func (a *app) tell(err error) {
-	remedy, err := v1.SplitRemedy(err)
+	remedy, err := v1.SplitRemedy(a.readable(err))
 	what, causes := err.Error(), []string(nil)
 	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // a wrapped one is told by what wraps it
 		what = cmp.Or((&console.Failure{Op: e.Op, Message: e.Message}).String(), string(e.Code))

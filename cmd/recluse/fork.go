@@ -34,12 +34,13 @@ SESSION-1, SESSION-2, … unless --name says otherwise.`,
 			infos, lines := []session.Info{}, ""
 			for _, f := range made {
 				lines += f.Name() + "\n"
-				if a.json {
-					i, err := f.Info(ctx)
-					if err != nil {
-						return err
-					}
-					infos = append(infos, i)
+				i, err := f.Info(ctx)
+				if err != nil && a.json {
+					return err
+				}
+				infos = append(infos, i)
+				if i.Previous != nil && !a.json {
+					a.say("session %s is new; the previous one of its name %s", f.Name(), i.Previous)
 				}
 			}
 			return a.result(infos, "%s", lines)

@@ -606,3 +606,34 @@ func TestAGateThatOnlyWarnsSaysSo(t *testing.T) {
 		}
 	}
 }
+
+// The remedy of a refusal names the command that grants it only where a person reads it. A model could run the command.
+func TestOnlyAPersonIsToldHowToGrant(t *testing.T) {
+	w := newWorld(t, untried, "RECLUSE_GATE_RULES=block")
+	dir := project(t)
+	const shred = "shred -u n.txt"
+	exec := []string{"exec", "--session", "work", "--", "sh", "-c", shred}
+	hook := []string{"hook", "run", "--project", dir, "--", shred}
+	for _, tt := range []struct {
+		name  string
+		env   string
+		args  []string
+		model bool
+	}{
+		{"exec", "", exec, false},
+		{"exec in an agent", "CLAUDECODE=1", exec, true},
+		{"hook run", "", hook, true},
+		{"hook run --json", "", append([]string{"--json"}, hook...), true},
+	} {
+		cmd := w.command(tt.args...)
+		cmd.Env = append(cmd.Env, tt.env)
+		out, err := cmd.CombinedOutput()
+		if status(t, err) != statusFailure || !strings.Contains(string(out), "shred") {
+			t.Fatalf("%s: %v: %s", tt.name, err, out)
+		}
+		granted, asked := strings.Contains(string(out), v1.GrantCommand), strings.Contains(string(out), "ask the user")
+		if granted == tt.model || asked != tt.model {
+			t.Errorf("%s: %s", tt.name, out)
+		}
+	}
+}

@@ -139,6 +139,7 @@ func (a *app) hookRunFile(ctx context.Context, o *hookRunOptions) error {
 }
 
 func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error {
+	a.forModel = true
 	project := string(o.project)
 	if !filepath.IsAbs(project) {
 		return usage("--project must be an absolute path")

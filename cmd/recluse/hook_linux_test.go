@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/recluse-dev/recluse/internal/agents"
 	"github.com/recluse-dev/recluse/internal/doctor"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -235,5 +237,38 @@ func TestAHookThatNobodyReadsBlocksToo(t *testing.T) {
 	cmd.Stdin, cmd.Stdout = strings.NewReader(`{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": "/x", "tool_input": {"command": "true"}}`), w
 	if got := status(t, cmd.Run()); got != 2 {
 		t.Errorf("status %d", got)
+	}
+}
+
+// The verb hook is made without the others when it is called.
+func TestHookAloneIsTheSameVerb(t *testing.T) {
+	for _, args := range [][]string{{"hook"}, {"hook", "run"}} {
+		all, _, err := (&app{stdin: os.Stdin}).root().Find(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		alone, _, err := (&app{stdin: os.Stdin}).root(args...).Find(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*cobra.Command{all, alone} {
+			c.InitDefaultHelpFlag()
+		}
+		if got, want := helpText(alone)+alone.UsageString(), helpText(all)+all.UsageString(); got != want || !strings.Contains(want, "--project") {
+			t.Errorf("%v: got\n%s\nwant\n%s", args, got, want)
+		}
+	}
+	// The flags of all verbs may come first, and then all verbs are there.
+	for _, tt := range [][]string{
+		{"hook", "run", "--project", "x", "--", "true"},
+		{"hook", "run", "--project", "/x", "--fiel", "x"},
+		{"hook", "run", "--project", "/x"},
+		{"hook", "--agent", "vi", "--project", "/x"},
+		{"hook", "run", "--help"},
+	} {
+		got, want := run(t, "{}", tt...), run(t, "{}", append([]string{"--verbose"}, tt...)...)
+		if got != want {
+			t.Errorf("%q: got %+v, want %+v", tt, got, want)
+		}
 	}
 }

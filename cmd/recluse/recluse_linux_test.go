@@ -36,7 +36,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asRecluse) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		if shared, err := sharedDir(); err == nil {
+			_ = os.RemoveAll(shared) // the system removes what stays in its temporary directory
+		}
+		os.Exit(status)
+	}))
 }
 
 // ready skips a test that needs sandboxes where there are none, and fails it in CI.
@@ -59,7 +64,8 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=")
+	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=",
+		"CLAUDECODE=", "OPENCODE=", "CODEX_SANDBOX=", "CODEX_THREAD_ID=", "CURSOR_AGENT=") // an agent may run the tests, but not recluse
 	// One that hangs tells where.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 5 * time.Second

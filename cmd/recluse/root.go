@@ -21,6 +21,7 @@ type app struct {
 	stdout, stderr io.Writer
 	json           bool // --json
 	verbose        bool // --verbose
+	forModel       bool // a model reads what we say
 	begun          bool // the call was in order, and its verb runs
 	configFile     string
 	cfg            *config.Config // nil until somebody needs it
@@ -45,7 +46,7 @@ func (e exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 // main runs one invocation and gives its exit status.
 func (a *app) main(ctx context.Context, args []string) int {
 	ignorePipe()
-	root := a.root()
+	root := a.root(args...)
 	root.SetArgs(args)
 	verb, err := root.ExecuteContextC(ctx)
 	err = cmp.Or(err, a.helpFailed)
@@ -97,7 +98,9 @@ func absentOne(err error) bool {
 	}, v1.CodeOf(err))
 }
 
-func (a *app) root() *cobra.Command {
+// root returns the command line. Given arguments that name the verb hook, it has no other verb: an agent waits for hook run at each of its commands,
+// and the flags of all verbs take a millisecond to declare.
+func (a *app) root(args ...string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "recluse",
 		Short: "Run model-written Python and bash in a machine of their own",
@@ -130,14 +133,11 @@ recluse itself failed. Verbs that run nothing exit with 1 when the named object 
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
 	root.AddGroup(run, sessions, serve)
-	for group, commands := range map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
-		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
-		serve: {
-			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(), a.doctorCommand(),
-			a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
-		},
-	} {
+	verbs := map[*cobra.Group][]*cobra.Command{serve: {a.hookCommand()}}
+	if len(args) == 0 || args[0] != "hook" {
+		verbs = a.verbs(run, sessions, serve)
+	}
+	for group, commands := range verbs {
 		for _, c := range commands {
 			c.GroupID = group.ID
 			root.AddCommand(c)
@@ -147,4 +147,16 @@ recluse itself failed. Verbs that run nothing exit with 1 when the named object 
 	completeEnums(root)
 	a.noteRuns(root)
 	return root
+}
+
+// verbs returns all verbs by their group.
+func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra.Command {
+	return map[*cobra.Group][]*cobra.Command{
+		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
+		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
+		serve: {
+			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(), a.doctorCommand(),
+			a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
+		},
+	}
 }

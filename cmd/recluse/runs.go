@@ -16,7 +16,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/console"
-	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -170,7 +169,7 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 	if a.json {
 		return console.WriteJSON(a.stdout, info)
 	}
-	lines := runview.NewLines(a.stdout)
+	lines := a.lines(a.stdout)
 	for ev, err := range c.PastRunEvents(ctx, info.ID) {
 		if err != nil {
 			return err
@@ -221,8 +220,8 @@ func (a *app) runsResumeCommand() *cobra.Command {
 	var o runFlags
 	c := &cobra.Command{
 		Use: "resume RUN", Short: "Go on with a run that was killed, or ended without an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included.",
-		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000",
+		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included. A model that is given is that of the next turns.",
+		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000 --model openai/gpt-6-sol",
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.goOn(c.Context(), &o, args[0], (*client.Client).ResumeRun)
 		},

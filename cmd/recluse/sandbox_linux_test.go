@@ -91,6 +91,7 @@ func TestSandboxesOfALostStoreAreStraysAndEnd(t *testing.T) {
 			}
 
 			w.loseStore()
+			use("its store is gone", "two", v1.SandboxStray)
 			if got := w.must("sandbox", "end", "--strays"); got != "ended 1 sandbox\n" {
 				t.Errorf("end: %q", got)
 			}

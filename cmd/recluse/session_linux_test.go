@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -41,6 +43,7 @@ func newWorld(t *testing.T, env ...string) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, data: filepath.Join(home, "data")}
+	w.shareTemplates()
 	w.env = append([]string{
 		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
 		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"), // so that no test touches the machine's own Docker engine
@@ -61,6 +64,26 @@ func newWorld(t *testing.T, env ...string) *world {
 		_ = os.RemoveAll(home)
 	})
 	return w
+}
+
+// sharedDir holds the root file systems and the templates of all worlds: making a template takes longer than most tests. TestMain removes it.
+var sharedDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "recluse-cli-shared-") })
+
+// shareTemplates makes the world use the roots and templates of the other worlds.
+func (w *world) shareTemplates() {
+	w.t.Helper()
+	shared, err := sharedDir()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	own := filepath.Join(w.data, "recluse", "gvisor")
+	err = os.MkdirAll(own, 0o700)
+	for _, dir := range []string{"roots", "templates"} {
+		err = errors.Join(err, os.MkdirAll(filepath.Join(shared, dir), 0o700), os.Symlink(filepath.Join(shared, dir), filepath.Join(own, dir)))
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // sandboxes lists what the backend has.
@@ -670,7 +693,16 @@ func TestShellInASession(t *testing.T) {
 		screen.await(t, "size 33 99 kept 42")
 		screen.await(t, "at 2> ")
 		say(t, master, "\x03")
-		screen.await(t, "at 3> ")
+		screen.await(t, "^C")
+		// A bash that is interrupted while it prints its prompt prints none until a key is pressed.
+		pressed := time.Now()
+		w.await("a prompt after an interrupt", func() bool {
+			if time.Since(pressed) > time.Second {
+				say(t, master, "\r")
+				pressed = time.Now()
+			}
+			return strings.Contains(screen.String(), "at 3> ")
+		})
 		say(t, master, "echo more > g; exit 9\r")
 	})
 	w.expect("more\n", "exec", "--session", "work", "--", "cat", "g")

@@ -82,6 +82,7 @@ func (a *app) snapshotRestore(ctx context.Context, c *client.Client, ref, into s
 		var opened session.Opened
 		_, opened, err = c.Open(ctx, cmp.Or(into, name), session.OpenOptions{Settings: session.Settings{From: ref}, New: true})
 		i = opened.Session
+		a.sayOpened(opened)
 	}
 	if err != nil {
 		return err

@@ -56,3 +56,32 @@ func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 		t.Errorf("it is said again: %q", r.stderr)
 	}
 }
+
+// Copies and restored snapshots that take the name of an earlier session say so.
+func TestCopiesOfAReusedNameAreAnnounced(t *testing.T) {
+	w := newWorld(t)
+	w.must("session", "open", "work")
+	w.must("snapshot", "save", "work", "warm")
+	const said = "the previous one of its name ended at"
+	copies := func() result { return w.run("", "fork", "work", "--name", "left") }
+	restored := func() result { return w.run("", "snapshot", "restore", "work@warm", "--as", "again") }
+	for _, create := range []func() result{copies, restored} {
+		if r := create(); r.status != 0 || r.stderr != "" {
+			t.Fatalf("%+v", r)
+		}
+	}
+	w.must("session", "end", "left", "again")
+	if r := copies(); r.stdout != "left\n" || !strings.Contains(r.stderr, "session left is new; "+said) {
+		t.Errorf("fork: %+v", r)
+	}
+	if r := restored(); r.status != 0 || !strings.Contains(r.stderr, "this session is new; "+said) {
+		t.Errorf("snapshot restore: %+v", r)
+	}
+	w.must("session", "end", "left")
+	var infos []session.Info
+	decodeJSON(t, w.must("fork", "work", "--name", "left", "--json"), &infos)
+	if len(infos) != 1 || infos[0].Previous == nil {
+		t.Errorf("fork --json: %+v", infos)
+	}
+	w.must("snapshot", "delete", "work@warm")
+}

@@ -50,7 +50,10 @@ func run(ctx context.Context) error {
 	fmt.Println("value:  ", v.Result.Text())
 
 	// A command that does not end by itself is ended, with everything it started.
-	v, err = s.Run(ctx, sandbox.Command{Shell: "echo so far > result.txt; sleep 1000", RunOptions: sandbox.RunOptions{Timeout: time.Second}})
+	v, err = s.Run(ctx, sandbox.Command{
+		Shell:      "echo so far > result.txt; sleep 1000",
+		RunOptions: sandbox.RunOptions{Timeout: time.Second},
+	})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // condition is one entry under a rule's when: everything in it must hold.
@@ -177,7 +179,7 @@ func bestOf(list []string, like func(string) answer) (best answer, text string) 
 }
 
 // hostsIn finds hosts in text: those of URLs, and IPv4 addresses.
-var hostsIn = regexp.MustCompile(`(?i)(?:\b[a-z][a-z0-9+.-]{1,15}://(?:[^/\s@'"]*@)?)([^/\s:'"?#\])]+)|` +
+var hostsIn = lazyregexp.New(`(?i)(?:\b[a-z][a-z0-9+.-]{1,15}://(?:[^/\s@'"]*@)?)([^/\s:'"?#\])]+)|` +
 	`\b(\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})\b`)
 
 func (c *condition) matchText(s string) (answer, string) {
@@ -192,7 +194,7 @@ func (c *condition) matchText(s string) (answer, string) {
 	if len(s) < 256 && c.Host.match(strings.ToLower(s)) == yes { // nothing but a host
 		return yes, s
 	}
-	for _, m := range hostsIn.FindAllStringSubmatch(s, 100) {
+	for _, m := range hostsIn().FindAllStringSubmatch(s, 100) {
 		host := strings.ToLower(m[1] + m[2])
 		if c.Host.match(host) == yes {
 			return yes, host

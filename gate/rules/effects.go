@@ -1,10 +1,11 @@
 package rules
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // effects walks what well-known programs do beside their work: commands that they start, and files that they remove.
@@ -44,17 +45,17 @@ func (sh *shell) started(program string, commands []string, p place) {
 
 var (
 	// awkLiteral matches a text, a regular expression or a comment that begins here.
-	awkLiteral = regexp.MustCompile(`^(?:"(?:\\.|[^"\\])*"|/(?:\\.|\[[^]\n]+\]|[^/\\\n])*/|#[^\n]*)`)
+	awkLiteral = lazyregexp.New(`^(?:"(?:\\.|[^"\\])*"|/(?:\\.|\[[^]\n]+\]|[^/\\\n])*/|#[^\n]*)`)
 	// awkStarts matches what starts a command in awk, where texts are replaced by their numbers: system("COMMAND"),
 	// "COMMAND" | getline, and print | "COMMAND". A match without a number starts a command that awk puts together.
-	awkStarts = regexp.MustCompile(`\bsystem\s*\(\s*(?:"(\d+)"\s*\))?|"(\d+)"\s*\|&?\s*getline|` +
+	awkStarts = lazyregexp.New(`\bsystem\s*\(\s*(?:"(\d+)"\s*\))?|"(\d+)"\s*\|&?\s*getline|` +
 		`\bprintf?\b[^|{};\n]*\|&?\s*(?:"(\d+)"|[A-Za-z_])|[\w)]\s*\|&?\s*getline`)
 )
 
 // awkCommands returns the shell commands that an awk program starts; "" is one that cannot be known.
 func awkCommands(program string) (commands []string) {
 	program, texts := awkTexts(program)
-	for _, m := range awkStarts.FindAllStringSubmatch(program, maxAlternatives) {
+	for _, m := range awkStarts().FindAllStringSubmatch(program, maxAlternatives) {
 		command := ""
 		if n, err := strconv.Atoi(m[1] + m[2] + m[3]); err == nil {
 			command = texts[n]
@@ -77,7 +78,7 @@ func awkTexts(program string) (string, []string) {
 			break
 		}
 		out.WriteString(program[:i])
-		literal := awkLiteral.FindString(program[i:])
+		literal := awkLiteral().FindString(program[i:])
 		switch {
 		case literal == "" || literal[0] == '/' && awkDivides(out.String()):
 			literal = program[i : i+1]
@@ -123,15 +124,15 @@ func sedScripts(args []string) (scripts []string) {
 }
 
 var (
-	sedAddress = regexp.MustCompile(`^[\s;{}]*(?:(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\])*/[IM]*)\s*(?:,\s*[+~]?(?:\d+|\$|/(?:\\.|[^/\\])*/[IM]*))?)?[\s!]*`)
-	sedFlags   = regexp.MustCompile(`^[a-zA-Z0-9]*`)
+	sedAddress = lazyregexp.New(`^[\s;{}]*(?:(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\])*/[IM]*)\s*(?:,\s*[+~]?(?:\d+|\$|/(?:\\.|[^/\\])*/[IM]*))?)?[\s!]*`)
+	sedFlags   = lazyregexp.New(`^[a-zA-Z0-9]*`)
 )
 
 // sedCommands returns the shell commands that a script of sed starts: those of its command e, and "" where it runs lines
 // of its input.
 func sedCommands(script string) (commands []string) {
 	for script != "" {
-		script = script[len(sedAddress.FindString(script)):]
+		script = script[len(sedAddress().FindString(script)):]
 		if script == "" {
 			break
 		}
@@ -147,7 +148,7 @@ func sedCommands(script string) (commands []string) {
 			script = script[len(line):]
 		case 's', 'y':
 			script = afterDelimited(script[1:])
-			flags, _, writes := strings.Cut(sedFlags.FindString(script), "w")
+			flags, _, writes := strings.Cut(sedFlags().FindString(script), "w")
 			if command == 's' && strings.Contains(flags, "e") {
 				commands = append(commands, "")
 			}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/source"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // CodeInvalid is the code of errors in a file of rules, ErrInvalid the sentinel for errors.Is.
@@ -97,12 +97,12 @@ func parse(file string, data []byte) (*Set, error) {
 	return &Set{rules: content.Rules}, nil
 }
 
-var yamlLine = regexp.MustCompile(`line (\d+): (.*)`)
+var yamlLine = lazyregexp.New(`line (\d+): (.*)`)
 
 // syntaxError adds the position to an error of the YAML package, which reports only a line, and one too few if the error
 // comes from its parser and not from its scanner.
 func syntaxError(file string, data []byte, err error) error {
-	m := yamlLine.FindStringSubmatch(err.Error())
+	m := yamlLine().FindStringSubmatch(err.Error())
 	if m == nil {
 		return &source.Error{File: file, Line: 1, Column: 1, Message: err.Error()}
 	}

@@ -1,9 +1,10 @@
 package rules
 
 import (
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // maxScanned is how many tokens of code that is not parsed are looked at.
@@ -11,14 +12,14 @@ const maxScanned = 5000
 
 // pythonToken matches a comment, a string (its content is group 1, 2, 3 or 4), an import (its modules are group 5) or
 // the beginning of a call (its name is group 6).
-var pythonToken = regexp.MustCompile(`(?m)#.*` +
+var pythonToken = lazyregexp.New(`(?m)#.*` +
 	`|"""((?s:\\.|.)*?)(?:"""|\z)|'''((?s:\\.|.)*?)(?:'''|\z)|"((?:(?s:\\.)|[^"\\\n])*)"?|'((?:(?s:\\.)|[^'\\\n])*)'?` +
 	`|^[ \t]*(?:import|from)[ \t]+([\w., \t]+)` +
 	`|([A-Za-z_][\w.]*)[ \t]*\(`)
 
 // scan looks over Python code without parsing it. All its facts are unsure.
 func (a *analysis) scan(code string, fixed *place) {
-	tokens := pythonToken.FindAllStringSubmatchIndex(code, maxScanned)
+	tokens := pythonToken().FindAllStringSubmatchIndex(code, maxScanned)
 	group := func(token []int, groups ...int) (string, bool) {
 		for _, g := range groups {
 			if token[2*g] >= 0 {

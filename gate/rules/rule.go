@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // Set is a list of rules, as loaded from a file. It is immutable and safe for concurrent use.
@@ -43,11 +43,11 @@ type rule struct {
 
 type ruleName string
 
-var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+var validName = lazyregexp.New(`^[a-z0-9][a-z0-9-]{0,63}$`)
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (n *ruleName) UnmarshalText(text []byte) error {
-	if !validName.Match(text) {
+	if !validName().Match(text) {
 		return fmt.Errorf("%q is no name: use lower-case letters, digits and hyphens", text)
 	}
 	*n = ruleName(text)

@@ -5,7 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -37,6 +37,14 @@ func Parse(name string) (Agent, error) {
 	return "", &v1.Error{Code: CodeUnknown, Op: "integrate", Message: fmt.Sprintf("%.40q is no agent that is known", name), Remedy: "say one of " + strings.Join(names, ", ")}
 }
 
+// marks are the variables that agents set for the commands they run on the host, one or more for each agent.
+var marks = []string{"CLAUDECODE", "OPENCODE", "CODEX_SANDBOX", "CODEX_THREAD_ID", "CURSOR_AGENT"}
+
+// Inside reports whether an agent that we know runs this program, by its environment.
+func Inside(getenv func(string) string) bool {
+	return slices.ContainsFunc(marks, func(name string) bool { return getenv(name) != "" })
+}
+
 // SessionName is the session of a project: the same for every agent that works on it.
 func SessionName(project string) string {
 	sum := sha256.Sum256([]byte(project))
@@ -55,12 +63,12 @@ func SessionName(project string) string {
 // Quote makes one word of a POSIX shell from any text without NUL.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// plainWord is what a shell takes as it is.
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./+@%-]+$`)
+// plainCharacters are the characters that a shell takes as they are.
+const plainCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+@%-"
 
 // word quotes a text for a POSIX shell, but only if it must: Codex's rules do not match a quoted program name.
 func word(s string) string {
-	if plainWord.MatchString(s) {
+	if s != "" && strings.Trim(s, plainCharacters) == "" {
 		return s
 	}
 	return Quote(s)

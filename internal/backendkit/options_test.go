@@ -14,13 +14,15 @@ func TestOptionsAreDecodedStrictly(t *testing.T) {
 		A int `json:"a"`
 	}
 	for text, bad := range map[string]string{
-		`{"a": 7}`:   "",
-		`{}`:         "",
-		`{"b": 7}`:   `unknown field "b"`,
-		`{"a": "7"}`: "options of the x backend",
-		`{} {}`:      "more than one value",
-		`{} x`:       "more than one value",
-		`[`:          "options of the x backend",
+		`{"a": 7}`:         "",
+		`{}`:               "",
+		`{"b": 7}`:         `unknown field "b"`,
+		`{"A": 7}`:         `unknown field "A"`,
+		`{"a": 7, "a": 8}`: `duplicate field "a"`,
+		`{"a": "7"}`:       "options of the x backend",
+		`{} {}`:            "after top-level value",
+		`{} x`:             "after top-level value",
+		`[`:                "options of the x backend",
 	} {
 		var got options
 		err := DecodeOptions(sandbox.Spec{Options: map[string]json.RawMessage{"x": []byte(text)}}, "x", &got)

@@ -6,19 +6,19 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
-var validName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
+var validName = lazyregexp.New(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 
 // ValidName reports whether an instance may be called so.
-func ValidName(name string) bool { return validName.MatchString(name) }
+func ValidName(name string) bool { return validName().MatchString(name) }
 
 // Instance tells the sandboxes of one server or user from those of others that use the same engine or
 // service. None touches those of another.

@@ -1,14 +1,15 @@
 package backendkit
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
 	"math"
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
@@ -86,19 +87,24 @@ func DecodeOptions(spec sandbox.Spec, backend string, v any) error {
 	return DecodeStrict(text, "the options of the "+backend+" backend", v)
 }
 
-// DecodeStrict decodes one JSON value into v. Unknown fields, and anything behind the value, are an
-// error with sandbox.CodeInvalidSpec that says what was decoded.
+// DecodeStrict decodes one JSON value into v. Unknown fields, duplicate fields, fields in another case and anything
+// behind the value are an error with sandbox.CodeInvalidSpec that says what was decoded.
 func DecodeStrict(text []byte, what string, v any) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil && !errors.Is(d.Decode(new(json.RawMessage)), io.EOF) {
-		err = errors.New("more than one value")
-	}
-	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: err}
+	if err := json.Unmarshal(text, v, json.RejectUnknownMembers(true)); err != nil {
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: fieldError(err)}
 	}
 	return nil
+}
+
+// fieldError calls fields what requests call them too; other errors are returned unchanged.
+func fieldError(err error) error {
+	if e, ok := errors.AsType[*json.SemanticError](err); ok && errors.Is(e.Err, json.ErrUnknownName) {
+		return fmt.Errorf("unknown field %q", e.JSONPointer.LastToken())
+	}
+	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
+		return fmt.Errorf("duplicate field %q", e.JSONPointer.LastToken())
+	}
+	return err
 }
 
 // RefuseInProduction returns an error with sandbox.CodeConsentMissing if RECLUSE_ENV says production, which

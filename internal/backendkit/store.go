@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -31,10 +31,10 @@ const (
 // starting at that moment has a copy of the descriptor, between its fork and its exec.
 const attachWait = 300 * time.Millisecond
 
-var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+var validID = lazyregexp.New(`^[a-z0-9][a-z0-9-]{0,63}$`)
 
 // ValidID reports whether id may be the name of one of our directories: it keeps paths out.
-func ValidID(id string) bool { return validID.MatchString(id) }
+func ValidID(id string) bool { return validID().MatchString(id) }
 
 // Store keeps sandboxes of a backend on this machine: a directory for each, with its record and the lock
 // of whoever is attached.
@@ -117,11 +117,16 @@ func (s Store) Attach(id string) (*filelock.Lock, error) {
 	case !errors.Is(err, filelock.ErrHeld):
 		return nil, err
 	}
-	holder, _ := os.ReadFile(path) // a message without it is still one
+	holder := "another process"
+	if pid, err := os.ReadFile(path); err == nil && len(pid) > 0 {
+		holder = "process " + strings.TrimSpace(string(pid))
+	}
 	return nil, &v1.Error{
-		Code: v1.CodeBusy, Op: "attach", Retry: true,
-		Message: fmt.Sprintf("process %s is attached to the sandbox", strings.TrimSpace(string(holder))),
+		Code:    v1.CodeBusy,
+		Op:      "attach",
+		Message: holder + " is attached to the sandbox",
 		Remedy:  "end that process, or let it do the work",
+		Retry:   true,
 	}
 }
 

@@ -102,7 +102,7 @@ type Backend struct {
 	Order            []string `key:"order" doc:"backends to try, in this order; empty: the strongest isolation first"`
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse anything weaker"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"consent to a backend that isolates nothing"`
-	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a place above them, e.g. /root/project; keys below them stay refused"`
+	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a place above them, e.g. /root/project; one with a key folder or key file in it, such as .ssh, .netrc or id_rsa, stays refused"`
 	AllowContainer   bool     `key:"allow_container" doc:"consent to containers that share the host's kernel, such as Docker's with runc; to name docker in the order is consent too"`
 }
 

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/editdistance"
@@ -43,8 +44,8 @@ func (f field) variable() string {
 	return prefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
-// sections gives the sections, in the order of the struct.
-func sections() []field {
+// sections returns the sections, in the order of the struct. The caller must not change them.
+var sections = sync.OnceValue(func() []field {
 	var out []field
 	for f := range reflect.TypeFor[Config]().Fields() {
 		if key := f.Tag.Get("key"); key != "" {
@@ -52,7 +53,7 @@ func sections() []field {
 		}
 	}
 	return out
-}
+})
 
 // quotaElsewhere is the bound of a quota that is a key of the section session: session.max_age.
 const quotaElsewhere = "max_age"
@@ -87,14 +88,14 @@ func fields(section string) []field {
 	return out
 }
 
-// all gives every key.
-func all() []field {
+// all returns every key. The caller must not change them.
+var all = sync.OnceValue(func() []field {
 	var out []field
 	for _, s := range sections() {
 		out = append(out, fields(s.key)...)
 	}
 	return out
-}
+})
 
 func find(list []field, key string) (field, bool) {
 	i := slices.IndexFunc(list, func(f field) bool { return f.key == key })

@@ -19,6 +19,10 @@ import (
 const (
 	// idleTick is how often a server looks whether anything is left to look after, unless its patience is shorter.
 	idleTick = time.Second
+	// idleWait is how long a server waits until it is idle before it tells a caller that it is not, and idlePoll how
+	// often it looks.
+	idleWait = 500 * time.Millisecond
+	idlePoll = 10 * time.Millisecond
 	// takeOver is how long a server waits for the one before it to give up the data directory.
 	takeOver = 45 * time.Second
 )
@@ -229,10 +233,9 @@ func (h *Host) answer(c net.Conn) {
 		h.mu.Lock()
 		s := h.status
 		s.Callers = len(h.conns)
-		busy := h.busy
 		h.mu.Unlock()
 		if r.Do == "idle" {
-			s.Idle = s.Callers == 1 && busy != nil && !busy()
+			s.Idle = h.idle()
 		}
 		if r.Do == "stop" {
 			s.Phase = Leaving
@@ -242,6 +245,29 @@ func (h *Host) answer(c net.Conn) {
 		}
 		if r.Do == "stop" {
 			h.leave()
+		}
+	}
+}
+
+// idle reports whether the server has nothing to look after and no caller but the one that asks. It waits up to idleWait
+// for that: a command that has just exited may still count as a caller, and a run that has just ended as under way. The
+// next command would then be served with the previous command's configuration.
+func (h *Host) idle() bool {
+	end := time.Now().Add(idleWait)
+	for {
+		h.mu.Lock()
+		callers, busy := len(h.conns), h.busy
+		h.mu.Unlock()
+		if callers == 1 && busy != nil && !busy() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+		select {
+		case <-h.leaving.Done():
+			return false
+		case <-time.After(idlePoll):
 		}
 	}
 }

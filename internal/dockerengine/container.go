@@ -16,7 +16,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
 	"github.com/recluse-dev/recluse/internal/backendkit"
@@ -110,11 +109,6 @@ const (
 	LabelOwner   = "dev.recluse.owner"   // the program that has made it
 )
 
-const (
-	holdWait  = 2 * time.Minute        // for another program that fills a volume; after it that one counts as dead
-	holdPause = 100 * time.Millisecond // between two looks whether it has
-)
-
 // CarrierName returns a name for a carrier that no other has.
 func CarrierName() string { return "recluse-carrier-" + ids.Hex(6) }
 
@@ -167,106 +161,6 @@ func (e *Engine) removeMarked(ctx context.Context, mark string) error {
 		}
 	}
 	return err
-}
-
-// Volume is a named volume that is to hold files.
-type Volume struct {
-	Name   string
-	Labels map[string]string
-	Target string // where carriers mount it
-	Last   string // name of the file that the archive has last: where it is, those before it are whole
-	// Archive returns the files.
-	Archive func() (io.Reader, error)
-}
-
-// Fill makes the volume, and puts the files into it unless they are there. Any image serves the carriers.
-func (e *Engine) Fill(ctx context.Context, v Volume, image string) error {
-	if _, err := e.VolumeCreate(ctx, client.VolumeCreateOptions{Name: v.Name, Labels: v.Labels}); err != nil && !VolumeExists(err) {
-		return err
-	}
-	hc := &container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{
-		{Type: mount.TypeVolume, Source: v.Name, Target: v.Target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}},
-	}}
-	id, remove, err := e.Carrier(ctx, CarrierName(), image, nil, hc)
-	if err != nil {
-		return err
-	}
-	whole, err := e.isWhole(ctx, id, v)
-	if err = errors.Join(err, remove()); err != nil || whole {
-		return err
-	}
-	return e.write(ctx, v, image, hc)
-}
-
-// write writes the files into the volume. One program at a time does: a file that another has seen to be whole, and uses,
-// must not be written once more.
-func (e *Engine) write(ctx context.Context, v Volume, image string, hc *container.HostConfig) (err error) {
-	id, remove, err := e.Hold(ctx, v.Name, image, hc)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
-	if whole, err := e.isWhole(ctx, id, v); err != nil || whole {
-		return err
-	}
-	r, err := v.Archive()
-	if err != nil {
-		return err
-	}
-	_, err = e.CopyToContainer(ctx, id, client.CopyToContainerOptions{DestinationPath: v.Target, Content: r})
-	return err
-}
-
-func (e *Engine) isWhole(ctx context.Context, carrier string, v Volume) (bool, error) {
-	_, err := e.ContainerStatPath(ctx, carrier, client.ContainerStatPathOptions{Path: v.Target + "/" + v.Last})
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// HolderName is the name of the one carrier through which a volume is written.
-func HolderName(volume string) string { return "recluse-carrier-" + volume }
-
-// Hold makes the one carrier through which a volume is written. Its name is the lock: while another program has it, Hold
-// waits.
-func (e *Engine) Hold(ctx context.Context, volume, image string, hc *container.HostConfig) (id string, remove func() error, err error) {
-	last, end := "", time.Now().Add(holdWait)
-	for {
-		id, remove, err = e.Carrier(ctx, HolderName(volume), image, nil, hc)
-		if !NameTaken(err) {
-			return id, remove, err
-		}
-		holder, dead := e.Holder(ctx, volume)
-		if holder != last { // each has its own time
-			last, end = holder, time.Now().Add(holdWait)
-		}
-		late := time.Now().After(end)
-		if holder == "" && late {
-			return "", nil, err // a name that nobody has, and nobody gets
-		}
-		if dead || late {
-			// By its id: another program that waits may have been quicker, and the name be that one's by now.
-			if err := e.Remove(ctx, holder); err != nil {
-				return "", nil, err
-			}
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return "", nil, ctx.Err()
-		case <-time.After(holdPause):
-		}
-	}
-}
-
-// Holder returns the carrier through which a volume is being written, and whether its program has died. None: "".
-func (e *Engine) Holder(ctx context.Context, volume string) (id string, dead bool) {
-	res, err := e.ContainerInspect(ctx, HolderName(volume), client.ContainerInspectOptions{})
-	if err != nil || res.Container.Config == nil {
-		return "", false
-	}
-	return res.Container.ID, CarrierOwner(res.Container.Config.Labels).Dead()
 }
 
 // ReadFile reads at most limit bytes of a file of an image. Without the file the error is errdefs.ErrNotFound.

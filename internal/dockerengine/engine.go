@@ -43,7 +43,8 @@ type Engine struct {
 	labels  map[string]string // as Options
 
 	mu    sync.Mutex
-	facts *Facts // guarded by mu; asked for once
+	facts *Facts                // guarded by mu; asked for once
+	users map[imageUser]v1.User // guarded by mu
 }
 
 // Open returns the engine that the options name. It does not dial yet.

@@ -24,14 +24,24 @@ var ErrHeld = errors.New("the lock is held")
 type Lock struct{ f *flock.Flock }
 
 // Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx ends; the error
-// then wraps ErrHeld and the cause.
+// then wraps ErrHeld and the cause. The last attempt is made after ctx has ended: a program that was not scheduled for
+// all of that time must not report a holder that it never saw.
 func Acquire(ctx context.Context, path string) (*Lock, error) {
 	f := flock.New(path)
-	_, err := f.TryLockContext(ctx, poll)
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", ErrHeld, context.Cause(ctx))
+	for {
+		last := ctx.Err() != nil
+		ok, err := f.TryLock()
+		switch {
+		case ok || err != nil:
+			return lock(f, err)
+		case last:
+			return lock(f, fmt.Errorf("%w: %w", ErrHeld, context.Cause(ctx)))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(poll):
+		}
 	}
-	return lock(f, err)
 }
 
 // Try takes the lock on the file at path, which it creates, or fails with ErrHeld.

@@ -57,6 +57,20 @@ func TestAcquireWaits(t *testing.T) {
 	second.Release()
 }
 
+func TestAcquireTriesAfterItsContextHasEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	first, err := Acquire(ctx, path)
+	if err != nil {
+		t.Fatalf("a free lock: %v", err)
+	}
+	defer first.Release()
+	if _, err := Acquire(ctx, path); !errors.Is(err, ErrHeld) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a held lock: %v", err)
+	}
+}
+
 func TestNoPlaceForALock(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	if _, err := TryDir(none); !errors.Is(err, fs.ErrNotExist) {

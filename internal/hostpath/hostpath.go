@@ -3,7 +3,7 @@
 // The sandbox is only as strong as what is mounted into it: /var/run/docker.sock alone is root on the host. So a path is first
 // resolved until nothing in it can still mean something else (symlinks, "//", ".", "..", trailing slashes), and then compared
 // with a list of trees that must stay outside: the system's own directories, container engines' state and sockets, and the
-// key folders of every home directory. A path is refused when it is one of these trees, lies below one, or contains one;
+// key folders of every home directory. Key files such as .netrc and id_rsa are refused wherever they lie. A path is refused when it is one of these trees, lies below one, or contains one;
 // the last is why "/", "/var/lib", "/home" and a home directory itself are refused without being named.
 //
 // Names are not enough, because the same directory can have several: a bind mount of /etc under /mnt/x has another name and
@@ -118,7 +118,7 @@ type Policy struct {
 	HomeBases []string
 
 	// Allow are places that an operator opens although they lie in a refused one, such as a project below /root. What is refused further
-	// down, like a folder of keys, stays refused, and so do places of the caller's own.
+	// down, like a folder or file of keys, stays refused, and so do places of the caller's own.
 	Allow []string
 
 	firm      []string // of Trees, those that nothing opens
@@ -204,6 +204,9 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 			return refuse(name, "it is or lies in a %s folder, which holds credentials", name)
 		}
 	}
+	if isKeyFile(resolved, info.Mode()) {
+		return refuse(filepath.Base(resolved), "it holds credentials")
+	}
 	if info.IsDir() {
 		for _, name := range socketNames {
 			if st, err := os.Lstat(filepath.Join(resolved, name)); err == nil && st.Mode()&fs.ModeSocket != 0 {
@@ -213,7 +216,10 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 	}
 
 	if name := p.keysBelow(resolved); name != "" {
-		return refuse(name, "it contains %s, which holds credentials", name)
+		return &RefusedError{
+			Path: path, Resolved: resolved, Rule: name, Remedy: "move the credentials out of it, or mount a directory without them",
+			Reason: fmt.Sprintf("it contains %s, which holds credentials", name),
+		}
 	}
 	trees := p.expand(resolved)
 	for _, t := range trees {
@@ -378,7 +384,7 @@ const (
 	keyEntries = 20_000
 )
 
-// keysBelow returns a folder of keys below a place that an operator has opened, or "". It looks keyDepth levels deep, breadth first, at
+// keysBelow returns a folder or file of keys below a place that an operator has opened, or "". It looks keyDepth levels deep, breadth first, at
 // keyEntries entries at most.
 func (p *Policy) keysBelow(candidate string) string {
 	if !slices.ContainsFunc(p.Allow, func(a string) bool {
@@ -396,11 +402,12 @@ func (p *Policy) keysBelow(candidate string) string {
 				if seen++; seen > keyEntries {
 					return ""
 				}
-				if keyNames[e.Name()] {
-					return filepath.Join(dir, e.Name())
+				path := filepath.Join(dir, e.Name())
+				if keyNames[e.Name()] || isKeyFile(path, e.Type()) {
+					return path
 				}
 				if e.IsDir() {
-					next = append(next, filepath.Join(dir, e.Name()))
+					next = append(next, path)
 				}
 			}
 		}

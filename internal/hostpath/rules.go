@@ -2,11 +2,15 @@ package hostpath
 
 import (
 	"bufio"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // systemTrees are refused on every host, whether they exist or not.
@@ -55,6 +59,41 @@ var keyFolders = []string{
 // keyNames are refused as a part of any path: backups and unusual home directories have them too.
 var keyNames = map[string]bool{
 	".ssh": true, ".gnupg": true, ".aws": true, ".azure": true, ".kube": true, ".docker": true, ".password-store": true,
+}
+
+// keyFiles are files that exist to hold credentials. They are refused by name like keyNames, unless they are directories.
+// .npmrc is not among them, because most projects have one without a token: see npmToken.
+var keyFiles = map[string]bool{
+	".netrc": true, "_netrc": true, ".git-credentials": true, ".pgpass": true, ".my.cnf": true, ".pypirc": true, ".dockercfg": true,
+	".vault-token": true, ".s3cfg": true, ".boto": true,
+	"id_rsa": true, "id_dsa": true, "id_ecdsa": true, "id_ecdsa_sk": true, "id_ed25519": true, "id_ed25519_sk": true,
+}
+
+// npmToken finds a credential in a .npmrc. A reference to a variable of the environment, such as ${NPM_TOKEN}, is none.
+var npmToken = sync.OnceValue(func() *regexp.Regexp { // compiled only where a .npmrc is found
+	return regexp.MustCompile(`(?m)^[ \t]*(?:[^#;\s=]*:)?(?:_authToken|_auth|_password)[ \t]*=[ \t]*["']?[^\s"'$]`)
+})
+
+// maxNpmrc is how much of a .npmrc is read; a longer one is refused.
+const maxNpmrc = 64 << 10
+
+// isKeyFile reports whether a file holds credentials, by its name and, for .npmrc, by its content.
+func isKeyFile(path string, mode fs.FileMode) bool {
+	name := filepath.Base(path)
+	if name != ".npmrc" {
+		return !mode.IsDir() && keyFiles[name]
+	}
+	st, err := os.Stat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return true
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxNpmrc+1))
+	return err != nil || len(text) > maxNpmrc || npmToken().Match(text)
 }
 
 // socketNames are looked for inside a directory that is to be mounted; whoever reaches one of them owns the host.

@@ -27,12 +27,7 @@ func (t *tellable) Unwrap() error { return t.error }
 
 // Error implements error.
 func (t *tellable) Error() string {
-	e, ok := errors.AsType[*v1.Error](t.error)
-	if ok && e.Code == v1.CodeGateRefused && strings.Contains(e.Remedy, v1.GrantCommand) {
-		shown := *e
-		shown.Remedy = "do it another way, or ask the user: only they can let this code run"
-		e = &shown
-	}
+	e, ok := errors.AsType[*v1.Error](v1.ForModel(t.error))
 	switch {
 	case ok && e.Retry:
 		return fmt.Sprintf("%s: %s; trying again may help", e.Code, e)

@@ -136,7 +136,7 @@ func (c *call) watch(events iter.Seq2[v1.RunEvent, error]) error {
 		defer p.stop()
 		to = p
 	}
-	lines := runview.NewLines(to)
+	lines := runview.NewLines(to).ForModel()
 	defer lines.Close()
 	for e, err := range events {
 		if err != nil {

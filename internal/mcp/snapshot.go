@@ -30,10 +30,11 @@ type snapshotInfo struct {
 }
 
 type snapshotResult struct {
-	Session   string         `json:"session"`
-	Action    string         `json:"action"`
-	Snapshots []snapshotInfo `json:"snapshots,omitempty"`
-	Copies    []string       `json:"copies,omitempty" doc:"sessions that fork has made"`
+	Session   string            `json:"session"`
+	Action    string            `json:"action"`
+	Snapshots []snapshotInfo    `json:"snapshots,omitempty"`
+	Copies    []string          `json:"copies,omitempty" doc:"sessions that fork has made"`
+	Previous  map[string]string `json:"previous_sessions,omitempty" doc:"how earlier sessions with the names of copies ended, by name"`
 }
 
 func (f *face) addSnapshot() {
@@ -96,6 +97,12 @@ func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (sna
 	for _, k := range copies {
 		out.Copies = append(out.Copies, k.Name())
 		c.keep(s.Name(), belonging{session: k.Name()})
+		if i, err := k.Info(c); err == nil && i.Previous != nil { // else its first verdict reports it
+			if out.Previous == nil {
+				out.Previous = map[string]string{}
+			}
+			out.Previous[k.Name()] = i.Previous.String()
+		}
 	}
 	return out, err
 }

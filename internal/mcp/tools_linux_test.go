@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -231,6 +233,37 @@ func TestSnapshotsAndCopies(t *testing.T) {
 	}})
 	if found.Count != 1 || found.Tools[0].Name != "b" {
 		t.Fatalf("%+v", found)
+	}
+}
+
+func TestAModelIsToldThatANameIsUsedAgain(t *testing.T) {
+	d := open(t, Options{})
+	s := d.overStdio(t, StdioOptions{Session: "work"}, nil)
+	end := func(name string) {
+		t.Helper()
+		if err := d.Trusted.Session(name).End(t.Context(), "done with it"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, _ := use[outcome](t, s, "run_code", args{"code": "1"})
+	end("work")
+	o, res := use[outcome](t, s, "run_code", args{"code": "1"})
+	if first.Previous != "" || !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), isNew(o.Previous)) {
+		t.Errorf("previous was %q and is %q: %s", first.Previous, o.Previous, text(res))
+	}
+	if o, res := use[outcome](t, s, "run_code", args{"code": "1"}); o.Previous != "" {
+		t.Errorf("it is told again: %s", text(res))
+	}
+
+	fork := args{"action": "fork", "names": []string{"copy"}}
+	f, _ := use[snapshotResult](t, s, "snapshot", fork)
+	end("copy")
+	again, res := use[snapshotResult](t, s, "snapshot", fork)
+	if len(f.Previous) != 0 || !strings.Contains(again.Previous["copy"], "done with it") || !strings.Contains(text(res), "previous_sessions") {
+		t.Errorf("previous was %v and is %v: %s", f.Previous, again.Previous, text(res))
+	}
+	if o, res := use[outcome](t, s, "run_code", args{"code": "1", "session": "copy"}); !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), o.Previous) {
+		t.Errorf("the first cell of the copy: %s", text(res))
 	}
 }
 
@@ -600,7 +633,8 @@ func TestResourcesAreCompletedAndWatched(t *testing.T) {
 	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "recluse://sessions/mine/files/none/a"}); err == nil {
 		t.Error("a file in a directory that is not there can be subscribed to")
 	}
-	if _, err := s.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "rlm"}); err == nil || !strings.Contains(err.Error(), "question") {
+	_, err = s.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "rlm"})
+	if e, ok := errors.AsType[*jsonrpc.Error](err); !ok || e.Code != jsonrpc.CodeInvalidParams || !strings.Contains(e.Message, "question") {
 		t.Errorf("a prompt without its question: %v", err)
 	}
 }

@@ -134,7 +134,7 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 			if copies["replay"], err = e.Replay(killed, id); err != nil {
 				t.Fatal(err)
 			}
-			if copies["fork"], err = e.Fork(killed, id, 0, v1.RunLimits{}); err != nil {
+			if copies["fork"], err = e.Fork(killed, id, 0, rlm.Again{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, r := range copies {
@@ -238,7 +238,7 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 	r, err := engineIn(t, k, "acme", llm.NewScripted("root", llm.Rule{Respond: func(ctx context.Context, _ llm.Request) (string, error) {
 		<-ctx.Done()
 		return "", ctx.Err()
-	}})).Resume(alive, id, v1.RunLimits{})
+	}})).Resume(alive, id, rlm.Again{})
 	if err != nil {
 		t.Fatal(err)
 	}

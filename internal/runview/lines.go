@@ -20,6 +20,12 @@ type Lines struct {
 // NewLines makes one. Errors of w are not told: the run goes on without whoever read it.
 func NewLines(w io.Writer) *Lines { return &Lines{w: w, tree: newTree()} }
 
+// ForModel makes it leave out the command that grants refused code, because a model reads the lines. It returns l.
+func (l *Lines) ForModel() *Lines {
+	l.tree.forModel = true
+	return l
+}
+
 // Event shows what an event tells.
 func (l *Lines) Event(e v1.RunEvent) {
 	l.tree.note = ""
@@ -76,7 +82,7 @@ func (l *Lines) Event(e v1.RunEvent) {
 func (l *Lines) Close() {}
 
 func (l *Lines) print(e *v1.RunEvent, format string, args ...any) {
-	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n", span(e.Time.Sub(l.tree.began)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n", elapsed(e.Time.Sub(l.tree.began)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
 }
 
 func moreLines(n int) string {
@@ -89,9 +95,9 @@ func moreLines(n int) string {
 // outcome says how a cell ended and what its code asked of models.
 func outcome(u *turn) []string {
 	c := u.cell
-	parts := []string{"ok in " + span(c.wall)}
+	parts := []string{"ok in " + elapsed(c.wall)}
 	if !c.ok {
-		parts[0] = fmt.Sprintf("%s in %s", failed(c), span(c.wall))
+		parts[0] = fmt.Sprintf("%s in %s", failed(c), elapsed(c.wall))
 	}
 	if c.output > 0 {
 		parts = append(parts, thousands(c.output)+" bytes printed")

@@ -119,7 +119,7 @@ func (t *tree) drawTurn(u *turn, now time.Time) string {
 			until = t.last
 		}
 	}
-	parts = append(parts, dim+span(until.Sub(u.began))+off)
+	parts = append(parts, dim+elapsed(until.Sub(u.began))+off)
 	return fmt.Sprintf("%s turn %d  %s", mark(running, ok, now), u.n, strings.Join(parts, " · "))
 }
 

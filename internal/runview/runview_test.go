@@ -135,6 +135,25 @@ func TestLines(t *testing.T) {
 	}
 }
 
+func TestLinesForAModelNameNoGrant(t *testing.T) {
+	s := beginning(t)
+	s.add("0", 0, 2, v1.KindGate, v1.Judged{Action: v1.GateAsk, Approval: "a1"})
+	for _, forModel := range []bool{false, true} {
+		var out bytes.Buffer
+		l := NewLines(&out)
+		if forModel {
+			l.ForModel()
+		}
+		for _, e := range s.events {
+			l.Event(e)
+		}
+		l.Close()
+		if strings.Contains(out.String(), v1.GrantCommand) == forModel || !strings.Contains(out.String(), "the gate: ask") {
+			t.Errorf("for a model: %v: %s", forModel, out.String())
+		}
+	}
+}
+
 func TestAResumedRun(t *testing.T) {
 	s := beginning(t)
 	s.add("0", 0, 1, v1.KindResumed, v1.Resumed{How: rlm.HowRebuilt, Turn: 1, Rerun: 1})
@@ -153,7 +172,7 @@ func TestWords(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{-1: "0 s", 1500 * time.Millisecond: "1.5 s", 12 * time.Second: "12 s", 125 * time.Second: "2:05 min", 2 * time.Hour: "2:00 h"} {
-		if got := span(d); got != want {
+		if got := elapsed(d); got != want {
 			t.Errorf("%s: %s", d, got)
 		}
 	}

@@ -50,8 +50,8 @@ func thousands(n int64) string {
 	return s
 }
 
-// span writes a duration as people read it.
-func span(d time.Duration) string {
+// elapsed writes how long a part of a run takes, with tenths of a second while they matter. Ages, which are rounded to seconds, are console.Span.
+func elapsed(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0 s"
@@ -79,7 +79,7 @@ func money(u llm.Usage) string {
 // spent is one line about what a run took.
 func spent(u llm.Usage, took time.Duration) string {
 	return strings.Join([]string{
-		count(u.Calls, "model call", "model calls"), count(u.Tokens(), "token", "tokens"), money(u), span(took),
+		count(u.Calls, "model call", "model calls"), count(u.Tokens(), "token", "tokens"), money(u), elapsed(took),
 	}, " · ")
 }
 

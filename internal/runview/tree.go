@@ -26,6 +26,7 @@ type tree struct {
 	answer            *v1.RunAnswer
 	ended             *rlm.Result
 	last              time.Time
+	forModel          bool // a model reads it
 }
 
 // node is the run itself or one of its children.
@@ -124,7 +125,7 @@ func (t *tree) take(e *v1.RunEvent) {
 	case v1.KindGate:
 		var d v1.Judged
 		if e.Decode(&d) == nil {
-			t.note = judged(d)
+			t.note = judged(d, t.forModel)
 		}
 	case v1.KindCompacted:
 		t.note = "the conversation was shortened to a summary"
@@ -162,7 +163,7 @@ func toolUsed(d v1.ToolUsed) string {
 }
 
 // judged tells what the gate said: its first finding, for the first line says only whether the code was run.
-func judged(d v1.Judged) string {
+func judged(d v1.Judged, forModel bool) string {
 	if d.ApprovedBy != "" {
 		return "the gate: " + oneLine(d.ApprovedBy) + " approved this code"
 	}
@@ -173,7 +174,11 @@ func judged(d v1.Judged) string {
 			break
 		}
 	}
-	if d.Approval != "" {
+	switch {
+	case d.Approval == "":
+	case forModel:
+		what += " (approval " + d.Approval + ")"
+	default:
 		what += " (" + v1.GrantCommand + d.Approval + ")"
 	}
 	return "the gate: " + string(d.Action) + what
@@ -186,6 +191,9 @@ func resumed(d v1.Resumed) string {
 	s := fmt.Sprintf("resumed behind turn %d: %s", d.Turn, what)
 	if d.Rerun > 0 {
 		s += fmt.Sprintf(", and %s run again", count(int64(d.Rerun), "turn was", "turns were"))
+	}
+	if d.Model != "" {
+		s += "; now with " + d.Model
 	}
 	return s
 }

@@ -469,3 +469,45 @@ func TestRateOfAKey(t *testing.T) {
 		t.Errorf("another key: %d", a.status)
 	}
 }
+
+// TestARequiredBodyIsRequired sends no body to each route that has one, and otherwise asks for something that would succeed.
+func TestARequiredBodyIsRequired(t *testing.T) {
+	k, run, question := newQuestionedBench(t, "a")
+	work := open(t, k, "a", "work")
+	if _, err := work.Start(t.Context(), sandbox.Command{RunOptions: sandbox.RunOptions{ID: "c1", KeepStdin: true}, Args: []string{"cat"}}); err != nil {
+		t.Fatal(err)
+	}
+	operator := k.Key("*", "admin")
+	var doc struct {
+		Paths map[string]map[string]struct {
+			RequestBody *struct {
+				Required bool
+				Content  map[string]any
+			}
+		}
+	}
+	ask(t, k, "", "GET", "/v1/openapi.json", "").decode(t, &doc)
+	fill := strings.NewReplacer("{session}", "work", "{operation}", "c1", "{name}", "v", "{run}", run, "{approval}", question, "{tenant}", "a")
+	for _, r := range k.Server.TestRoutes() {
+		body := doc.Paths[r.Path][strings.ToLower(r.Method)].RequestBody
+		if body == nil {
+			continue
+		}
+		path, header := fill.Replace(r.Path), []string{v1.HeaderTenant, "a"}
+		for media := range body.Content {
+			if media == "multipart/form-data" {
+				media += "; boundary=b"
+			}
+			header = append(header, "Content-Type", media)
+		}
+		if r.Method == http.MethodPut && strings.Contains(path, "/files") {
+			path += "?parents=true&path=/tmp/" + strings.ReplaceAll(r.Path[1:], "/", "-")
+		}
+		a := ask(t, k, operator, r.Method, path, "", header...)
+		// The run has its answer, so there is nothing to resume; the body is read before that is noticed.
+		accepted := a.status < http.StatusMultipleChoices || strings.HasSuffix(path, "/resume") && a.status == http.StatusConflict
+		if refused := a.status == http.StatusBadRequest; refused != body.Required || accepted == body.Required {
+			t.Errorf("%s %s is documented with required: %v, and answers an empty body with %d %s", r.Method, r.Path, body.Required, a.status, a.body)
+		}
+	}
+}

@@ -113,7 +113,7 @@ func resolveApproval(c *call, in v1.ResolveRequest) (gate.Approval, error) {
 	if err != nil {
 		return q, err
 	}
-	q, err = c.s.opts.Approvals.Resolve(q.ID, *in.Grant, c.who.actor, in.Note)
+	q, err = c.s.opts.Approvals.Resolve(q.ID, gate.Answer{Grant: *in.Grant, By: c.who.actor, Note: in.Note})
 	if err != nil {
 		return q, err
 	}

@@ -251,6 +251,11 @@ func TestCORS(t *testing.T) {
 func TestTheTimeoutOfAServer(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Run: 500 * time.Millisecond}})
 	open(t, k, "default", "work")
+	// A terminal and a command in the background have no limit. They begin before commands that reach it, and end when they are told to.
+	if a := ask(t, k, "", "POST", "/v1/sessions/work/commands", `{"id":"bg","args":["cat"],"background":true,"keep_stdin":true}`); a.status != http.StatusAccepted {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	pty := dial(t, plain, k.URL, `{"command":{"args":["cat"],"pty":{"rows":24,"cols":80}},"stdin":true}`)
 	for path, body := range map[string]string{"/cells": `{"code":"import time; time.sleep(60)"}`, "/commands": `{"args":["sleep","60"]}`} {
 		var v sandbox.Verdict
 		ask(t, k, "", "POST", "/v1/sessions/work"+path, body).decode(t, &v)
@@ -258,7 +263,23 @@ func TestTheTimeoutOfAServer(t *testing.T) {
 			t.Errorf("%s: %+v", path, v)
 		}
 	}
+	piped := dial(t, plain, k.URL, `{"command":{"args":["sleep","60"]}}`)
+	if m := hear(t, piped); m.Verdict == nil || m.Verdict.Ended != v1.EndedTimeout {
+		t.Errorf("a command over a WebSocket: %+v", m)
+	}
+	if err := pty.Write(t.Context(), websocket.MessageBinary, []byte{v1.FrameStdin, 4}); err != nil { // Ctrl-D
+		t.Fatal(err)
+	}
+	if m := hear(t, pty); m.Verdict == nil || !m.Verdict.OK() {
+		t.Errorf("a terminal: %+v", m)
+	}
+	if a := ask(t, k, "", "POST", "/v1/sessions/work/operations/bg/input", `{"end":true}`); a.status != http.StatusNoContent {
+		t.Errorf("%d %s", a.status, a.body)
+	}
 	var v sandbox.Verdict
+	if ask(t, k, "", "GET", "/v1/sessions/work/operations/bg/verdict", "").decode(t, &v); !v.OK() {
+		t.Errorf("a command in the background: %+v", v)
+	}
 	if ask(t, k, "", "POST", "/v1/sessions/work/commands", `{"args":["sleep","1"],"timeout":"none"}`).decode(t, &v); !v.OK() {
 		t.Errorf("one that names its own: %+v", v)
 	}

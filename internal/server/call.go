@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +13,6 @@ import (
 	"os"
 	"reflect"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/problem"
@@ -28,14 +28,13 @@ type call struct {
 	r      *http.Request
 	route  *route
 	who    principal
-	log    *slog.Logger
 	id     string
 	query  url.Values
 	byID   bool   // the path has the session's id instead of its name
 	status int    // of the answer; 0: 200, or 204 without a body
 	after  func() // called once the answer is out
-	// stalled says that an upload did not move.
-	stalled atomic.Bool
+	// readBy is when the next part of an upload must have arrived.
+	readBy deadline
 	// repeatable is the body once it was read for an idempotency key.
 	repeatable *[]byte
 	again      bool   // somebody began to answer it before
@@ -47,6 +46,9 @@ type none struct{}
 
 // ctx is the request's context, marked with who acts.
 func (c *call) ctx() context.Context { return c.r.Context() }
+
+// logger returns the server's log with the request's id.
+func (c *call) logger() *slog.Logger { return c.s.log.With("request", c.id) }
 
 // making is ctx for what makes something, so that a repetition of the request finds it.
 func (c *call) making() context.Context { return session.WithRequest(c.ctx(), c.request) }
@@ -108,6 +110,9 @@ func decode[T any](c *call) (T, error) {
 	if err != nil {
 		return v, err
 	}
+	if c.route.filled && len(bytes.TrimSpace(raw)) == 0 {
+		return v, invalid("the body is empty")
+	}
 	return v, unmarshalRequest(raw, &v)
 }
 
@@ -121,12 +126,26 @@ func (c *call) readBody() ([]byte, error) {
 	}
 	rc := http.NewResponseController(c.w)
 	_ = rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
-	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Body))
+	raw, err := c.readAll()
 	if err != nil {
 		return nil, bodyError(err)
 	}
 	_ = rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while it runs
 	return raw, nil
+}
+
+// smallBody is up to which length a body gets a buffer of its size before it has arrived.
+const smallBody = 64 << 10
+
+// readAll reads a body up to the limit.
+func (c *call) readAll() ([]byte, error) {
+	limit := c.s.opts.Limits.Body
+	if n := c.r.ContentLength; n > 0 && n <= min(limit, smallBody) {
+		raw := make([]byte, n)
+		_, err := io.ReadFull(c.r.Body, raw)
+		return raw, err
+	}
+	return io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, limit))
 }
 
 func bodyError(err error) error {
@@ -151,7 +170,7 @@ func (c *call) reply(v any) error {
 		c.w.WriteHeader(c.status)
 		return nil
 	}
-	b, err := json.Marshal(v)
+	b, err := encode(v)
 	if err != nil {
 		return err
 	}
@@ -164,12 +183,20 @@ func (c *call) reply(v any) error {
 	return nil
 }
 
+// encode returns v as JSON. A type that encodes itself is called directly: package json would check and copy its text once more.
+func encode(v any) ([]byte, error) {
+	if m, ok := v.(json.Marshaler); ok {
+		return m.MarshalJSON()
+	}
+	return json.Marshal(v)
+}
+
 // problem tells an error, unless the answer has begun: then the connection is cut, so that nobody takes half for the whole.
 func (c *call) problem(err error) {
 	p := problem.Of(err)
 	c.w.problem = p
 	if p.Status >= http.StatusInternalServerError {
-		c.log.Warn("request failed", "code", p.Code, "error", err)
+		c.logger().Warn("request failed", "code", p.Code, "error", err)
 	}
 	if c.w.status != 0 {
 		panic(http.ErrAbortHandler)

@@ -63,12 +63,11 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	c.w.Header().Set("X-Content-Type-Options", "nosniff")
 	s.cors.mark(c.w, r)
 	span := s.startSpan(c)
-	c.log = s.log.With("request", c.id)
 	s.metrics.inFlight.Inc()
 	defer func() {
 		aborted := recover()
 		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
-			c.log.Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
+			c.logger().Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
 				problem.Write(c.w, problem.Of(errors.New("panic")))
 				aborted = nil
@@ -144,7 +143,7 @@ func (c *call) admit() error {
 
 // logRequest writes one line. Neither query nor body is in it: they may hold what is nobody's business.
 func (c *call) logRequest(took time.Duration) {
-	if !c.log.Enabled(c.ctx(), levelRequests) {
+	if !c.s.log.Enabled(c.ctx(), levelRequests) {
 		return
 	}
 	attrs := []any{"method", c.route.method, "route", c.route.path, "status", c.w.status, "took", took, "bytes", c.w.bytes}
@@ -157,5 +156,5 @@ func (c *call) logRequest(took time.Duration) {
 	if c.w.problem.Code != "" {
 		attrs = append(attrs, "code", c.w.problem.Code)
 	}
-	c.log.Log(c.ctx(), levelRequests, "request", attrs...)
+	c.logger().Log(c.ctx(), levelRequests, "request", attrs...)
 }

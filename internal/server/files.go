@@ -49,17 +49,38 @@ func (c *call) path() string { return c.query.Get("path") }
 
 // slow reads a body that must keep moving.
 type slow struct {
-	r       io.Reader
-	rc      *http.ResponseController
-	stalled *atomic.Bool // set when it did not move
+	r      io.Reader
+	rc     *http.ResponseController
+	readBy *deadline
+}
+
+// deadline is a point in time, or none. Package http cancels a request before the Read whose deadline has passed returns, so whoever sees the
+// cancelled context first compares the time itself.
+type deadline struct{ at atomic.Pointer[time.Time] }
+
+func (d *deadline) set(at time.Time) { d.at.Store(&at) }
+
+func (d *deadline) clear() { d.at.Store(nil) }
+
+// passed reports whether there is a deadline, and it is over.
+func (d *deadline) passed() bool {
+	at := d.at.Load()
+	return at != nil && !time.Now().Before(*at)
 }
 
 // Read implements io.Reader.
 func (s *slow) Read(b []byte) (int, error) {
-	_ = s.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has one
+	if s.readBy.passed() {
+		return 0, os.ErrDeadlineExceeded // an earlier Read has failed
+	}
+	by := time.Now().Add(stallTimeout)
+	s.readBy.set(by)
+	_ = s.rc.SetReadDeadline(by) // not every connection has one
 	n, err := s.r.Read(b)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.readBy.clear()
+	}
 	if err != nil {
-		s.stalled.Store(s.stalled.Load() || errors.Is(err, os.ErrDeadlineExceeded))
 		_ = s.rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while the file is written
 	}
 	return n, err
@@ -69,9 +90,9 @@ func (s *slow) Read(b []byte) (int, error) {
 // limit.
 func (c *call) upload() io.Reader {
 	if c.who.host {
-		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w), stalled: &c.stalled}
+		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w), readBy: &c.readBy}
 	}
-	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), stalled: &c.stalled}
+	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), readBy: &c.readBy}
 }
 
 // unwritten returns the error of a file that an upload did not write, and logs it.
@@ -85,10 +106,26 @@ func (c *call) unwritten(name string, err error) error {
 // first wait for what the client has yet to send, which may be idle.
 func (c *call) uploadFailed(err error) error {
 	c.w.Header().Set("Connection", "close")
-	if c.stalled.Load() {
+	if c.readBy.passed() {
 		return bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
 	}
+	if c.r.ProtoMajor == 1 {
+		c.after = c.linger
+	}
 	return uploadError(err)
+}
+
+// lingerTime is how long a connection stays open behind the answer to an upload that failed.
+const lingerTime = 5 * time.Second
+
+// linger sends the answer, and discards what the client still sends. A connection that is closed with unread input is reset, and a client that is
+// still writing may then see the reset instead of the answer. Package http waits half a second, which was too short on a busy machine.
+func (c *call) linger() {
+	rc := http.NewResponseController(c.w)
+	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, c.r.Body) // it ends when the client has read the answer, and closes
 }
 
 // uploadError tells a body that was too large or too slow from what else can fail.

@@ -345,11 +345,32 @@ func TestUploadsReplaceUnlessExclusive(t *testing.T) {
 	check("remove a directory with content", ask(t, k, "", "DELETE", files+"?path=x", ""), 409, v1.CodeFileNotEmpty)
 	check("remove all of it", ask(t, k, "", "DELETE", files+"?path=x&recursive=true", ""), 204, "")
 	name := "/tmp/%FFname"
-	check("a name that is no text", ask(t, k, "", "PUT", files+"?path="+name, "1"), 200, "")
-	var info v1.FileInfo
+	a := ask(t, k, "", "PUT", files+"?path="+name, "1")
+	check("a name that is no text", a, 200, "")
+	var written, info v1.FileInfo
+	a.decode(t, &written)
 	ask(t, k, "", "GET", files+"/stat?path="+name, "").decode(t, &info)
-	if info.Path != "/tmp/\xffname" {
-		t.Errorf("got %q", info.Path)
+	if info.Path != "/tmp/\xffname" || written.Name != info.Path || info.Name != "" {
+		t.Errorf("got %q, %q and %q", info.Path, written.Name, info.Name)
+	}
+	var manifest map[string]any
+	ask(t, k, "", "PUT", files+"?path=named", "1").decode(t, &manifest)
+	if manifest["name"] != "named" || manifest["path"] != "/home/user/named" || manifest["size"] != 1.0 || manifest["sha256"] == nil {
+		t.Errorf("the manifest of an upload: %v", manifest)
+	}
+}
+
+func TestUploadsOverTheOwnSocketHaveNoLimit(t *testing.T) {
+	k := servertest.NewLocal(t, server.Options{Limits: server.Limits{Upload: 1 << 10}})
+	open(t, k, "default", "work")
+	large := strings.Repeat("x", 1<<20)
+	p := ask(t, k, "", "PUT", "/v1/sessions/work/files?path=large", large).problem(t)
+	if p.Code != v1.CodeTooLarge || !strings.Contains(p.Detail, "server.max_upload") || !strings.Contains(p.Remedy, "server.max_upload") {
+		t.Errorf("over TCP: %+v", p)
+	}
+	info, err := k.Trusted.Session("work").Files().Write(t.Context(), "large", strings.NewReader(large), sandbox.WriteOptions{})
+	if err != nil || info.Size != 1<<20 {
+		t.Errorf("over the socket: %+v %v", info, err)
 	}
 }
 

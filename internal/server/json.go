@@ -25,19 +25,28 @@ var strict = json.RejectUnknownMembers(true)
 
 // unmarshal decodes a JSON body into v. An empty body is an empty object.
 func unmarshal(raw []byte, v any, opts ...json.Options) error {
-	_, err := unmarshalNamed(raw, v, opts...)
-	return err
+	if len(bytes.TrimSpace(raw)) == 0 {
+		raw = []byte("{}")
+	}
+	if err := checkDepth(raw); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, v, opts...); err != nil {
+		return jsonError(err)
+	}
+	return nil
 }
 
 // unmarshalRequest decodes the JSON of a request into v, which points to a struct. Unknown fields and missing ones are rejected.
 func unmarshalRequest(raw []byte, v any) error {
-	names, err := unmarshalNamed(raw, v, strict)
-	if err != nil {
+	if err := unmarshal(raw, v, strict); err != nil {
 		return err
 	}
-	for _, name := range schema.Required(reflect.TypeOf(v).Elem()) {
-		if !slices.Contains(names, name) {
-			return missingField(name)
+	in := reflect.ValueOf(v).Elem()
+	for _, f := range schema.Required(in.Type()) {
+		// A field that has a value was in the JSON.
+		if in.FieldByIndex(f.Index).IsZero() && !slices.Contains(names(raw), f.Name) {
+			return missingField(f.Name)
 		}
 	}
 	return nil
@@ -45,36 +54,35 @@ func unmarshalRequest(raw []byte, v any) error {
 
 func missingField(name string) error { return invalid("missing field %q", name) }
 
-// unmarshalNamed is unmarshal, and returns the names of the fields that the body has.
-func unmarshalNamed(raw []byte, v any, opts ...json.Options) (names []string, err error) {
-	if len(bytes.TrimSpace(raw)) == 0 {
-		raw = []byte("{}")
-	}
-	if names, err = scan(raw); err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(raw, v, opts...); err != nil {
-		return nil, jsonError(err)
-	}
-	return names, nil
-}
-
-// scan returns the names of the fields of an object, and rejects JSON that is nested deeper than maxDepth. Other mistakes are left to
-// the decoder.
-func scan(raw []byte) (names []string, err error) {
+// names returns the names of the fields of an object, which is valid JSON.
+func names(raw []byte) (names []string) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(raw))
-	for {
+	_, _ = d.ReadToken()
+	for d.PeekKind() == jsontext.KindString {
 		token, err := d.ReadToken()
 		if err != nil {
-			return names, nil //nolint:nilerr // the end, or a mistake that the decoder reports
+			break
 		}
-		switch depth := d.StackDepth(); {
-		case depth > maxDepth:
-			return nil, invalidJSON("JSON nested deeper than %d at byte %d", maxDepth, d.InputOffset())
-		case depth == 1:
-			if kind, n := d.StackIndex(1); kind == jsontext.KindBeginObject && n%2 == 1 {
-				names = append(names, token.String())
-			}
+		names = append(names, token.String())
+		if d.SkipValue() != nil {
+			break
+		}
+	}
+	return names
+}
+
+// checkDepth rejects JSON that is nested deeper than maxDepth. Other mistakes are left to the decoder.
+func checkDepth(raw []byte) error {
+	if bytes.Count(raw, []byte("{"))+bytes.Count(raw, []byte("[")) <= maxDepth {
+		return nil // most requests: reading all tokens costs as much as decoding them
+	}
+	d := jsontext.NewDecoder(bytes.NewBuffer(raw))
+	for {
+		if _, err := d.ReadToken(); err != nil {
+			return nil //nolint:nilerr // the end, or a mistake that the decoder reports
+		}
+		if d.StackDepth() > maxDepth {
+			return invalidJSON("JSON nested deeper than %d at byte %d", maxDepth, d.InputOffset())
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (s *Server) document() object {
 				"Errors are RFC 9457 problems with a stable code. Times that are given are texts like 90s or none; fields that end in _ns are nanoseconds. " +
 				"A text that is not valid UTF-8 is an object with its base64. " +
 				"The schema of an answer of type " + v1.EventStream + " is that of one event, with its data decoded.",
-			"license": object{"name": "see the repository", "url": "https://github.com/recluse-dev/recluse"},
+			"license": object{"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
 		},
 		"servers": []object{{"url": "/", "description": "the server that this document comes from"}},
 		"paths":   paths,
@@ -70,11 +70,9 @@ func operation(r *route, types *schema.Set) object {
 	op["parameters"] = params
 	switch {
 	case r.in != nil:
-		in := types.Of(r.in)
-		required := len(types.Named[strings.TrimPrefix(in.Ref, types.Prefix)].Required) > 0
-		op["requestBody"] = object{"required": required, "content": object{"application/json": object{"schema": in}}}
+		op["requestBody"] = object{"required": r.needsBody(), "content": content(types, "application/json", r.in)}
 	case r.accepts != "":
-		op["requestBody"] = object{"required": true, "content": object{r.accepts: object{"schema": object{"type": "string", "format": "binary"}}}}
+		op["requestBody"] = object{"required": r.needsBody(), "content": object{r.accepts: object{"schema": object{"type": "string", "format": "binary"}}}}
 	}
 	op["responses"] = responses(r, types)
 	return op

@@ -74,6 +74,9 @@ func badQuery(name, want string) error {
 
 // readQuery rejects parameters that the route does not have, and values of another kind.
 func (c *call) readQuery() error {
+	if c.r.URL.RawQuery == "" && len(c.route.query) == 0 {
+		return nil
+	}
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
 		return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}

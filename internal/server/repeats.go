@@ -112,7 +112,7 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 			return
 		}
 		if err := r.store.DropReply(ctx, claim.Tenant, claim.Key); err != nil {
-			c.log.Warn("an idempotency key could not be given up", "error", err)
+			c.logger().Warn("an idempotency key could not be given up", "error", err)
 		}
 	}()
 	if err := do(); err != nil {
@@ -135,7 +135,7 @@ func (r *repeats) first(c *call, claim store.Reply, do func() error) error {
 	answered()
 	done = true
 	if err := r.store.EndReply(ctx, claim); err != nil { // the claim stays, and whoever repeats finds what was made
-		c.log.Warn("an answer could not be kept for its idempotency key", "error", err)
+		c.logger().Warn("an answer could not be kept for its idempotency key", "error", err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/schema"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -20,6 +21,7 @@ type route struct {
 	query        []param
 	in, out      reflect.Type         // bodies; nil: none
 	accepts      string               // media type of a body that is no JSON
+	filled       bool                 // refuses an empty body, though no field of it is required
 	gives        string               // media type of an answer that is no JSON
 	events       *eventStream         // answers as server-sent events; beside JSON if there is a type of that
 	status       int                  // of success; 0: 200, or 204 without a body
@@ -53,6 +55,12 @@ func (r route) streaming(e *eventStream) route { r.events = e; return r }
 
 // taking says what the body is when it is no JSON.
 func (r route) taking(media string) route { r.accepts = media; return r }
+
+// filling marks a route that refuses an empty body, though no field of it is required.
+func (r route) filling() route { r.filled = true; return r }
+
+// needsBody reports whether the route refuses an empty body.
+func (r *route) needsBody() bool { return r.filled || r.in != nil && len(schema.Required(r.in)) > 0 }
 
 // succeeding sets the status of success.
 func (r route) succeeding(status int) route { r.status = status; return r }
@@ -162,7 +170,7 @@ func (s *Server) table() []route {
 		raw[v1.CellRequest, sandbox.Verdict]("POST", ses+"/cells", "run", "Run Python in a live interpreter", scopeExecute, rawUsing(theSession, runCell)).
 			streaming(&operationStream).lasting().repeating(),
 		raw[v1.CommandRequest, sandbox.Verdict]("POST", ses+"/commands", "run", "Run a program or a shell script", scopeExecute, rawUsing(theSession, runCommand)).
-			or(http.StatusAccepted, v1.Started{}).streaming(&operationStream).lasting().repeating(),
+			or(http.StatusAccepted, v1.Started{}).streaming(&operationStream).lasting().repeating().filling(),
 		raw[none, none]("GET", ses+"/stream", "run", "Run a cell or command over a WebSocket: input, terminal, cancel", scopeExecute, rawUsing(theSession, runSocket)).lasting().
 			succeeding(http.StatusSwitchingProtocols),
 		on("GET", ses+"/operations", "run", "List cells and commands", scopeRead, using(theSession, listOperations)).with(qLimit, qAfter),
@@ -191,7 +199,7 @@ func (s *Server) table() []route {
 		on("POST", files+"/move", "files", "Rename", scopeExecute, using(theFiles, moveFile)),
 		raw[none, v1.Uploads]("POST", files+"/batch", "files", "Upload several files", scopeExecute, uploadBatch).
 			with(text("dir", "where to; the working directory if left out"), flag("exclusive", "never replace a file"),
-				flag("parents", "make missing directories")).or(http.StatusMultiStatus, v1.Uploads{}).taking("multipart/form-data").lasting(),
+				flag("parents", "make missing directories")).or(http.StatusMultiStatus, v1.Uploads{}).taking("multipart/form-data").filling().lasting(),
 		raw[none, none]("GET", files+"/tar", "files", "Download files and directories as a tar stream", scopeRead, rawUsing(theFiles, downloadTar)).
 			with(param{name: "path", kind: "string", doc: "may be repeated", required: true}).giving("application/x-tar").lasting(),
 		raw[none, v1.TarStats]("PUT", files+"/tar", "files", "Unpack a tar stream into a directory", scopeExecute, rawUsing(theFiles, uploadTar)).

@@ -65,7 +65,7 @@ func listRuns(c *call, k *runs.Keeper, _ none) (v1.RunPage, error) {
 	after := c.query.Get("after")
 	for i, err := range k.List(c.who.tenant) {
 		if err != nil {
-			c.log.Warn("a run cannot be read", "error", err)
+			c.logger().Warn("a run cannot be read", "error", err)
 			if c.who.host && (after == "" || len(out.Runs) > 0) { // its text may name paths, and on an earlier page it was told
 				out.Problems = append(out.Problems, problem.Of(err))
 			}

@@ -80,6 +80,7 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 	}
 	set.Add(root)
 	set.Add(sub)
+	set.Add(llm.NewScripted("other", llm.Rule{Reply: block("FINAL('from another model')")}))
 	l := rlm.DefaultLimits()
 	l.Tokens = new(int64(1_000_000))
 	keeper := runs.New(runs.Options{
@@ -107,6 +108,42 @@ func follow(t *testing.T, c *client.Client, id string, after int64) (kinds []v1.
 		kinds, last = append(kinds, e.Kind), e.Seq
 	}
 	return kinds, last
+}
+
+func TestARunGoesOnWithAnotherModel(t *testing.T) {
+	k := newRunBench(t)
+	ctx := t.Context()
+	c := k.Client(k.Key("acme", "execute"))
+	one := client.RunOptions{
+		Query: "What is the password?", Contexts: []client.RunContext{{Text: new(haystack)}}, Model: "scripted/root", Limits: v1.RunLimits{Turns: new(1)},
+	}
+	i, err := c.StartRun(ctx, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, c, i.ID, 0)
+	again := client.RunAgain{Model: "scripted/other", Limits: v1.RunLimits{Turns: new(3)}}
+	f, err := c.ForkRun(ctx, i.ID, 0, again)
+	if err == nil {
+		i, err = c.ResumeRun(ctx, i.ID, again)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, id := range map[string]string{"fork": f.ID, "resume": i.ID} {
+		var got *v1.Run
+		testneed.Await(t, "the end of the "+what, func() bool { // what a resumed run shows first is the end of its first part
+			got, err = c.Run(ctx, id)
+			return err != nil || got.Model == "scripted/other" && !got.Running
+		})
+		if err != nil || got.Result == nil || got.Result.Answer != "from another model" || got.Model != "scripted/other" {
+			t.Errorf("%s: %+v %v", what, got, err)
+		}
+	}
+	again.Model = "scripted/none"
+	if f, err := c.ForkRun(ctx, i.ID, 0, again); err == nil {
+		t.Errorf("a model that is not there: %+v", f)
+	}
 }
 
 func TestRunsOverHTTP(t *testing.T) {
@@ -347,6 +384,33 @@ func TestABodyThatDoesNotMove(t *testing.T) {
 		if res.Body.Close(); res.StatusCode != http.StatusRequestTimeout || !res.Close || !strings.Contains(string(b), string(v1.CodeBodyTimeout)) {
 			t.Errorf("%s: %s %s", request, res.Status, b)
 		}
+	}
+}
+
+func TestAClientThatWritesOnGetsTheAnswer(t *testing.T) {
+	k := newRunBench(t)
+	open(t, k.Bench, "default", "work")
+	conn, err := net.Dial("tcp", strings.TrimPrefix(k.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The body has no parts, so the answer comes at once; the client reads it only after it has written for longer than package http waits.
+	_, err = io.WriteString(conn, "POST /v1/sessions/work/files/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000000\r\n\r\n"+
+		strings.Repeat("x", 1<<20))
+	for began := time.Now(); err == nil && time.Since(began) < time.Second; {
+		_, err = conn.Write(make([]byte, 64<<10))
+	}
+	if err != nil {
+		t.Fatalf("the connection was cut: %v", err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusBadRequest || !res.Close {
+		t.Errorf("%s", res.Status)
 	}
 }
 

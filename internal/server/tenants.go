@@ -12,7 +12,7 @@ import (
 
 // usage returns what bounds the caller, and how much of it is in use.
 func usage(c *call, _ none) (v1.QuotaReport, error) {
-	return c.s.manager.Usage(c.ctx(), c.who.tenant, c.who.operator)
+	return c.s.manager.Usage(c.ctx(), session.UsageQuery{Tenant: c.who.tenant, Server: c.who.operator})
 }
 
 // tenants returns all tenants that are known by their bounds, their keys or their sessions, by name.

@@ -30,7 +30,10 @@ func tracer(p trace.TracerProvider) trace.Tracer {
 
 // startSpan begins the span of a request, below the caller's own if there is one.
 func (s *Server) startSpan(c *call) trace.Span {
-	ctx := traces.Extract(c.r.Context(), propagation.HeaderCarrier(c.r.Header))
+	ctx := c.r.Context()
+	if len(c.r.Header["Traceparent"]) > 0 {
+		ctx = traces.Extract(ctx, propagation.HeaderCarrier(c.r.Header))
+	}
 	ctx, span := s.tracer.Start(ctx, c.route.method+" "+c.route.path, trace.WithSpanKind(trace.SpanKindServer))
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", c.route.method), attribute.String("http.route", c.route.path), attribute.String("recluse.request", c.id))

@@ -1,6 +1,9 @@
 package startup
 
 import (
+	"os/exec"
+	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -47,5 +50,19 @@ func TestOnlyAPlainHookIsAnsweredEarly(t *testing.T) {
 				t.Errorf("%+v", h)
 			}
 		})
+	}
+}
+
+// Go initialises this package before regexp as long as nothing here imports it, and so before the packages that compile expressions when they are
+// initialised.
+func TestHooksAreAnsweredBeforeExpressionsAreCompiled(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{"regexp", "net", "net/http"} {
+		if slices.Contains(strings.Fields(string(out)), p) {
+			t.Errorf("package startup imports %s, directly or not", p)
+		}
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strings"
+
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // web speaks HTTP with one server: with its headers, and with a bound on what is read.
@@ -54,11 +55,11 @@ func (w *web) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // quoted is an address as the errors of package http have it.
-var quoted = regexp.MustCompile(`"https?://[^"]*"`)
+var quoted = lazyregexp.New(`"https?://[^"]*"`)
 
 // unaddressed keeps the addresses out of an error: they may hold a token, and the code in the sandbox hears of it.
 func unaddressed(err error) error {
-	return errors.New(quoted.ReplaceAllString(err.Error(), "its address"))
+	return errors.New(quoted().ReplaceAllString(err.Error(), "its address"))
 }
 
 // closing calls a function behind its end.

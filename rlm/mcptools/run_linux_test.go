@@ -94,7 +94,7 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 	}
 	testneed.Await(t, "the server hears of it", holds(file, "cancelled"))
 	// Whoever goes on without the server is told so by the code.
-	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, v1.RunLimits{})
+	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, rlm.Again{})
 	if err != nil {
 		t.Fatal(err)
 	}

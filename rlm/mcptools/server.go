@@ -6,13 +6,13 @@ import (
 	"io"
 	"net/url"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/shell"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // Server describes an MCP server: a command or an address.
@@ -25,7 +25,7 @@ type Server struct {
 	Headers map[string]string // of every request to the address
 }
 
-var serverName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
+var serverName = lazyregexp.New(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
 
 func invalid(name, format string, args ...any) error {
 	return &v1.Error{Code: CodeServerInvalid, Op: "read MCP server " + name, Message: fmt.Sprintf(format, args...), Remedy: "write NAME=COMMAND, or NAME=https://…"}
@@ -57,7 +57,7 @@ func isURL(text string) bool {
 
 // check refuses what cannot be a server.
 func (s *Server) check() error {
-	if !serverName.MatchString(s.Name) {
+	if !serverName().MatchString(s.Name) {
 		return invalid(s.Name, "the name %q has not only letters, digits, - and _, or is longer than 32", s.Name)
 	}
 	if (len(s.Command) == 0) == (s.URL == "") {
@@ -138,13 +138,13 @@ func ReadFile(path string) ([]Server, error) {
 	return out, nil
 }
 
-var braced = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+var braced = lazyregexp.New(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 
 // expanded fills in ${NAME} alone: a bare dollar may be part of a secret.
 func expanded(m map[string]string) map[string]string {
 	out := map[string]string{}
 	for k, v := range m {
-		out[k] = braced.ReplaceAllStringFunc(v, func(s string) string { return os.Getenv(s[2 : len(s)-1]) })
+		out[k] = braced().ReplaceAllStringFunc(v, func(s string) string { return os.Getenv(s[2 : len(s)-1]) })
 	}
 	return out
 }

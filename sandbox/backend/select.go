@@ -14,7 +14,7 @@ import (
 )
 
 // Preference is the order in which Select tries backends when the caller names none.
-var Preference = []string{"firecracker", "gvisor", "docker", "local"}
+var Preference = []string{"gvisor", "docker", "local"}
 
 const (
 	// probeTimeout bounds one backend's answer.

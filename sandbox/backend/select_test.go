@@ -57,7 +57,7 @@ func broken(name, reason string) *fake {
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func TestSelect(t *testing.T) {
-	memory := healthy("firecracker", sandbox.IsolationVM)
+	memory := healthy("vm", sandbox.IsolationVM)
 	memory.caps.Snapshots = sandbox.SnapshotsMemory
 	for _, c := range []struct {
 		name     string
@@ -70,9 +70,9 @@ func TestSelect(t *testing.T) {
 	}{
 		{
 			name:     "the first in the order that works",
-			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), healthy("gvisor", sandbox.IsolationKernel), broken("firecracker", "no /dev/kvm")},
-			want:     "gvisor",
-			reasons:  map[string]string{"firecracker": "no /dev/kvm", "gvisor": "first that works", "docker": "gvisor comes first"},
+			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), healthy("docker", sandbox.IsolationKernel), broken("gvisor", "no engine")},
+			want:     "docker",
+			reasons:  map[string]string{"gvisor": "no engine", "docker": "first that works", "local": "docker comes first"},
 		},
 		{
 			name:     "the caller's own order",
@@ -196,8 +196,8 @@ func TestSelect(t *testing.T) {
 		{
 			name:     "snapshots that are required",
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), memory},
-			req:      Requirements{Order: []string{"gvisor", "firecracker"}, Snapshots: sandbox.SnapshotsMemory},
-			want:     "firecracker",
+			req:      Requirements{Order: []string{"gvisor", "vm"}, Snapshots: sandbox.SnapshotsMemory},
+			want:     "vm",
 			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
 		},
 		{name: "there are none", code: v1.CodeNoBackend},
@@ -246,9 +246,9 @@ func TestSelect(t *testing.T) {
 func TestSelectGivesUpOnABackendThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dead := &fake{name: "docker", hang: true}
-		slower := &fake{name: "firecracker", hang: true}
+		slower := &fake{name: "vm", hang: true}
 		began := time.Now()
-		b, tried, err := Select(t.Context(), []sandbox.Backend{dead, slower, healthy("gvisor", sandbox.IsolationKernel)}, Requirements{Order: []string{"docker", "firecracker", "gvisor"}})
+		b, tried, err := Select(t.Context(), []sandbox.Backend{dead, slower, healthy("gvisor", sandbox.IsolationKernel)}, Requirements{Order: []string{"docker", "vm", "gvisor"}})
 		if err != nil || b.Name() != "gvisor" {
 			t.Fatalf("chosen is %v, error %v", b, err)
 		}

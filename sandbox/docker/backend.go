@@ -47,7 +47,6 @@ type Backend struct {
 
 	mu       sync.Mutex
 	filled   map[string]bool     // guarded by mu; guests' volumes that were seen to be whole
-	users    map[string]v1.User  // guarded by mu; by image and name
 	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
 	closed   bool                // guarded by mu
 }
@@ -73,7 +72,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	b := &Backend{
 		opts: opts, dir: opts.Dir, filling: make(chan struct{}, 1),
-		filled: map[string]bool{}, users: map[string]v1.User{}, attached: map[string]*machine{},
+		filled: map[string]bool{}, attached: map[string]*machine{},
 	}
 	if b.dir == "" {
 		data, err := xdg.Data()

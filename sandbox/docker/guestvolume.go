@@ -1,24 +1,15 @@
 package docker
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
-	"github.com/moby/moby/client"
-
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 )
-
-// whole is an empty file that is the last in a guest's volume: where it is, the guest before it is whole.
-const whole = "whole"
 
 // guestProgram finds the guest for the engine's machine.
 func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program, error) {
@@ -54,20 +45,12 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 	if filled {
 		return name, nil
 	}
-	var then brought
-	now, ok := b.volumeNow(ctx, name, guest, f.ID)
-	if !ok || atomicfile.ReadJSON(b.broughtPath(name), &then) != nil || then != now {
-		v := dockerengine.Volume{
-			Name: name, Labels: map[string]string{labelGuest: guest.Hash}, Target: guestDir, Last: whole,
-			Archive: func() (io.Reader, error) { return guestArchive(guest.Path) },
-		}
-		if err := b.cli.Fill(ctx, v, image); err != nil {
-			return "", failed(ctx, op, "its volume could not be filled", err)
-		}
-		// Without the note the next program looks again.
-		if now, ok = b.volumeNow(ctx, name, guest, f.ID); ok && os.MkdirAll(filepath.Dir(b.broughtPath(name)), 0o700) == nil {
-			_ = atomicfile.WriteJSON(b.broughtPath(name), now)
-		}
+	v := dockerengine.Volume{
+		Name: name, Labels: map[string]string{labelGuest: guest.Hash}, Target: guestDir, Program: bundle.GuestName, Source: guest.Path,
+	}
+	err := b.cli.PrepareOnce(ctx, b.guestNote(name), name, v.Labels, func() error { return b.cli.Fill(ctx, v, image) })
+	if err != nil {
+		return "", failed(ctx, op, "its volume could not be filled", err)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,54 +58,16 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 	return name, nil
 }
 
-// brought is a volume that was seen to hold a whole guest.
-type brought struct {
-	Engine  string `json:"engine"`
-	Created string `json:"created"` // the volume; one of the same name that was made since is another
-}
-
-func (b *Backend) broughtPath(volume string) string {
+// guestNote is the file that notes that a guest's volume is filled.
+func (b *Backend) guestNote(volume string) string {
 	return filepath.Join(b.dir, "guests", volume+".json")
-}
-
-// volumeNow returns what would be kept of a volume; ok is false if the engine does not have it, or it is not known to
-// be ours.
-func (b *Backend) volumeNow(ctx context.Context, volume string, guest bundle.Program, engine string) (now brought, ok bool) {
-	res, err := b.cli.VolumeInspect(ctx, volume, client.VolumeInspectOptions{})
-	if err != nil || res.Volume.CreatedAt == "" || res.Volume.Labels[labelGuest] != guest.Hash {
-		return brought{}, false
-	}
-	return brought{Engine: engine, Created: res.Volume.CreatedAt}, true
 }
 
 // doubt forgets what is kept: a sandbox could not be started.
 func (b *Backend) doubt(volume string) {
 	b.proofs.Forget()
-	_ = os.Remove(b.broughtPath(volume)) // mostly there is none
+	_ = os.Remove(b.guestNote(volume)) // mostly there is none
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.filled, volume)
-}
-
-// guestArchive returns the guest, and behind it the sign that it is whole.
-func guestArchive(path string) (io.Reader, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	for _, f := range []struct {
-		name string
-		text []byte
-		mode int64
-	}{{bundle.GuestName, text, 0o755}, {whole, nil, 0o644}} {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Size: int64(len(f.text)), Mode: f.mode}); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(f.text); err != nil {
-			return nil, err
-		}
-	}
-	return &buf, w.Close()
 }

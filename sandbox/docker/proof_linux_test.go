@@ -12,7 +12,6 @@ import (
 
 	"github.com/moby/moby/api/types/events"
 
-	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -132,10 +131,10 @@ func TestAGuestsVolumeThatWasReplacedIsFilledAgain(t *testing.T) {
 	}
 	volume := "recluse-guest-" + guest.Hash[:16] + "-" + f.Arch
 	t.Cleanup(func() { docker(t, "volume", "rm", volume) })
-	var kept brought
-	now, ok := b.volumeNow(t.Context(), volume, guest, f.ID)
-	if err := atomicfile.ReadJSON(b.broughtPath(volume), &kept); err != nil || !ok || kept != now {
-		t.Fatal("that the guest was brought is not kept")
+	if err := b.cli.PrepareOnce(t.Context(), b.guestNote(volume), volume, map[string]string{labelGuest: guest.Hash}, func() error {
+		return errors.New("that the guest was brought is not noted")
+	}); err != nil {
+		t.Fatal(err)
 	}
 	// A volume of the same name that somebody has put in its place, with nothing in it.
 	docker(t, "volume", "rm", volume)

@@ -48,6 +48,10 @@ func TestTheContainerOfASessionBearsItsName(t *testing.T) {
 			if got := docker(t, "inspect", "--format", `{{index .Config.Labels "`+labelSession+`"}}`, containerName(id)); got != c.bears {
 				t.Errorf("the engine's label is %q, want %q", got, c.bears)
 			}
+			// As docs/OPERATION.md has it.
+			if got := docker(t, "ps", "--filter", "label=dev.recluse.sandbox="+id, "--format", "{{.Names}}"); got != containerName(id) {
+				t.Errorf("found by the sandbox's label: %q, want %q", got, containerName(id))
+			}
 			// A program that comes later is told either way.
 			later := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance })
 			all, err := later.List(t.Context())

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"gvisor.dev/gvisor/pkg/cleanup"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
@@ -118,22 +116,10 @@ func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
 		return nil
 	}
 	note := filepath.Join(b.dir, "volumes", v.Name+".json")
-	now := func() (brought, bool) {
-		res, err := b.cli.VolumeInspect(ctx, v.Name, client.VolumeInspectOptions{})
-		return brought{Engine: p.facts.ID, Created: res.Volume.CreatedAt}, err == nil && res.Volume.CreatedAt != ""
-	}
-	var then brought
-	if seen, ok := now(); ok && atomicfile.ReadJSON(note, &then) == nil && then == seen {
-		return nil
-	}
-	if err := b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID); err != nil {
-		return failed(ctx, "prepare volume "+v.Name, "its owner cannot be set", err)
-	}
-	// Without the note the next start looks again.
-	if seen, ok := now(); ok && os.MkdirAll(filepath.Dir(note), 0o700) == nil {
-		_ = atomicfile.WriteJSON(note, seen)
-	}
-	return nil
+	err := b.cli.PrepareOnce(ctx, note, v.Name, nil, func() error {
+		return b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID)
+	})
+	return failed(ctx, "prepare volume "+v.Name, "its owner cannot be set", err)
 }
 
 // launch makes and starts the container of a plan. When it fails, the caller removes what there is.

@@ -3,9 +3,6 @@ package docker
 import (
 	"context"
 	"fmt"
-	"strings"
-
-	"github.com/containerd/errdefs"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
@@ -13,9 +10,6 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
-
-// maxPasswd is how much of an image's table of users is read.
-const maxPasswd = 1 << 20
 
 // bridge is the user of bridges to a sandbox. It owns nothing, and code cannot become it.
 func (r *record) bridge() v1.User {
@@ -34,7 +28,7 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 		return u, err
 	}
 	if u.Name != "" {
-		if u, err = b.lookUser(ctx, u.Name, image); err != nil {
+		if u, err = b.cli.LookUpUser(ctx, image, u.Name); err != nil {
 			return u, err
 		}
 	}
@@ -89,37 +83,5 @@ func (b *Backend) consentRoot(u v1.User) error {
 		Code: v1.CodeConsentMissing, Op: "start sandbox",
 		Message: "code would run as root, or in root's group, and be root on the engine's machine if it got out",
 		Remedy:  "use another user, or allow it explicitly with docker.unsafe_root",
-	}
-}
-
-// lookUser finds a name in an image's table of users, which holds for the image for ever.
-func (b *Backend) lookUser(ctx context.Context, name, image string) (v1.User, error) {
-	key := image + " " + name
-	b.mu.Lock()
-	u, known := b.users[key]
-	b.mu.Unlock()
-	if known {
-		return u, nil
-	}
-	table, err := b.cli.ReadFile(ctx, image, "/etc/passwd", maxPasswd)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return u, failed(ctx, "find user", "the image's /etc/passwd cannot be read", err)
-	}
-	for line := range strings.Lines(string(table)) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) < 4 || f[0] != name {
-			continue
-		}
-		if u, err = v1.ParseUser(f[2] + ":" + f[3]); err != nil {
-			break
-		}
-		u.Name = name
-		b.mu.Lock()
-		b.users[key] = u
-		b.mu.Unlock()
-		return u, nil
-	}
-	return u, &v1.Error{
-		Code: v1.CodeInvalidSpec, Op: "find user", Message: fmt.Sprintf("the image knows no user %q", name), Remedy: "give the number of one",
 	}
 }

@@ -28,6 +28,7 @@ import (
 type Backend struct {
 	opts   Options
 	dir    string // data, private to this user
+	roots  string // root file systems that were built
 	cache  string // programs and images
 	store  *programs.Store
 	engine programs.Program
@@ -80,6 +81,11 @@ func New(opts Options) (*Backend, error) {
 		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {
 			return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 		}
+	}
+	b.roots = filepath.Join(b.dir, "roots")
+	// Several data directories may share roots and templates by symbolic links. A template belongs to the path of its root.
+	if target, err := os.Readlink(b.roots); err == nil && filepath.IsAbs(target) {
+		b.roots = target
 	}
 	store, err := programs.Open(cache)
 	if err != nil {

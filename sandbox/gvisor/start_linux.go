@@ -91,7 +91,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			return nil, err
 		}
 		what, remedy = spec.Image, "use an image that holds a system"
-		r, err = buildTreeRoot(ctx, b.roots(), p.img.RootFS)
+		r, err = buildTreeRoot(ctx, b.roots, p.img.RootFS)
 	case spec.RootFS != "":
 		what, remedy = spec.RootFS, "name a directory that holds a system, such as an unpacked image"
 		dir := ""
@@ -100,7 +100,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			dir, err = b.policy().Judge(dir)
 		}
 		if err == nil {
-			r, err = buildTreeRoot(ctx, b.roots(), dir)
+			r, err = buildTreeRoot(ctx, b.roots, dir)
 		}
 	default:
 		r, err = b.defaultRoot(ctx)
@@ -112,9 +112,6 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	return p, b.judgeMounts(ctx, p)
 }
 
-// roots is where root file systems are built.
-func (b *Backend) roots() string { return filepath.Join(b.dir, "roots") }
-
 // rootKept is how long what was seen of the host is believed. A look takes 5 ms, and sandboxes come in bursts.
 const rootKept = 2 * time.Second
 
@@ -125,7 +122,7 @@ func (b *Backend) defaultRoot(ctx context.Context) (*hostRoot, error) {
 	if b.root != nil && time.Since(b.rootAt) < rootKept && isDir(b.root.dir) {
 		return b.root, nil
 	}
-	r, err := buildHostRoot(ctx, b.roots(), "/")
+	r, err := buildHostRoot(ctx, b.roots, "/")
 	if err == nil {
 		b.root, b.rootAt = r, time.Now()
 	}
@@ -484,7 +481,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	for _, m := range p.spec.Mounts {
 		places = append(places, bind{Target: m.Path})
 	}
-	r, err := buildRoot(ctx, b.roots(), p.entries, places)
+	r, err := buildRoot(ctx, b.roots, p.entries, places)
 	if err != nil {
 		return rootError("the root with its mounts", "", err)
 	}

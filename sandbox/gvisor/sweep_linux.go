@@ -59,7 +59,7 @@ func (b *Backend) sweepFiles() {
 	if err != nil {
 		return // whose root we do not know may be any
 	}
-	_ = pruneHostRoots(ctx, b.roots(), func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
+	_ = pruneHostRoots(ctx, b.roots, func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
 }
 
 // idle reports whether a directory was made, filled or used last longer ago than age.

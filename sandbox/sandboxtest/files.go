@@ -32,6 +32,7 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "size", info.Size, int64(len(data)))
 		same(t, "sum", info.SHA256, fmt.Sprintf("%x", sha256.Sum256(data)))
+		same(t, "name", info.Name, "a/b/c.bin")
 		info, err = f.Stat(ctx, "a/b/c.bin")
 		noError(t, err)
 		same(t, "size", info.Size, int64(len(data)))

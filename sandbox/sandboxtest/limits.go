@@ -90,7 +90,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		}
 		contains(t, "stderr", strings.ToLower(v.Stderr.String()), "no space")
 		f := files(sb, home(t, sb))
-		_, err := f.Write(t.Context(), "big", &endless{left: 200_000_000}, sandbox.WriteOptions{})
+		_, err := f.Write(t.Context(), "big", &endless{left: 2_000_000_000}, sandbox.WriteOptions{})
 		fails(t, "an upload", err, v1.CodeDiskFull)
 		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")
 	}},

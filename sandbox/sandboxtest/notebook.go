@@ -26,8 +26,10 @@ var notebook = []feature{
 		sb := s.python(t)
 		same(t, "cd", okCell(t, sb, "%cd /tmp\n!echo from a shell\n%pwd").Result.Text(), "'/tmp'")
 		same(t, "a script", okCell(t, sb, "%%bash\necho $((6 * 7))").Stdout.String(), "42\n")
+		same(t, "ls", okCell(t, sb, "%ls -d /tmp").Stdout.String(), "/tmp\n")
 		v := cell(t, sb, "%nosuch")
 		same(t, "error", v.Error.Name, "UsageError")
+		same(t, "traceback", v.Error.Traceback, "UsageError: "+v.Error.Value+"\n")
 	}},
 	{"a package that pip installs can be imported at once", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -45,5 +47,6 @@ with zipfile.ZipFile("/tmp/recluse_sample-1.0-py3-none-any.whl", "w") as z:
 		}
 		same(t, "pip", v.ExitCode, 0)
 		same(t, "result", okCell(t, sb, "import recluse_sample\nrecluse_sample.answer").Result.Text(), "42")
+		same(t, "%pip", okCell(t, sb, "%pip show -qq recluse_sample").Stdout.String(), "")
 	}},
 }

@@ -142,6 +142,7 @@ func TestClaudeCodeThatCannotAskNamesTheFlag(t *testing.T) {
 }
 
 func TestOpenCode(t *testing.T) {
+	testneed.All(t, "TestClaudeCode drives a real agent; the hook's answers to each agent are tested in internal/agents")
 	testneed.Parallel(t)
 	p, m := newPlace(t), play(t, look)
 	p.integrate("opencode", "--bash")
@@ -176,6 +177,7 @@ trust_level = "trusted"
 const bypassTrust = "--dangerously-bypass-hook-trust"
 
 func TestCodex(t *testing.T) {
+	testneed.All(t, "TestClaudeCode drives a real agent; the hook's answers to each agent are tested in internal/agents")
 	testneed.Parallel(t)
 	p, m := newPlace(t), play(t, look)
 	if out := p.integrate("codex", "--bash"); !strings.Contains(out, "warning: Codex silently skips untrusted hooks") {

@@ -58,6 +58,7 @@ func TestOnDocker(t *testing.T) {
 	})
 	for _, runtime := range []string{"runc", "runsc"} {
 		t.Run(runtime, func(t *testing.T) {
+			t.Parallel()
 			dockertest.Rerun(t, dockertest.Suite{Runtime: runtime, Left: notOnContainers, Differ: differ[runtime]})
 		})
 	}

@@ -12,10 +12,11 @@ import (
 )
 
 func TestProcessBombs(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	for _, b := range []bomb{
 		{name: "fork bomb", common: true, script: `:(){ :|:& };:; sleep 60`, timeout: 2 * time.Second},
-		{name: "vfork and exec storm", timeout: 2 * time.Second, script: `while :; do setsid /bin/true & done`},
+		{name: "vfork and exec storm", variant: true, timeout: 2 * time.Second, script: `while :; do setsid /bin/true & done`},
 		{name: "thread bomb", common: true, timeout: 2 * time.Second, python: `
 import threading, time
 n = 0
@@ -31,7 +32,7 @@ try:
         if os.fork() == 0: os._exit(0)
 except OSError as e: print(e, flush=True)
 time.sleep(1000)`},
-		{name: "a spin on every core", timeout: 2 * time.Second, script: `for i in $(seq 100); do (while :; do :; done) & done; wait`},
+		{name: "a spin on every core", variant: true, timeout: 2 * time.Second, script: `for i in $(seq 100); do (while :; do :; done) & done; wait`},
 		{name: "system calls without end", timeout: 2 * time.Second, python: `
 import os
 for i in range(16):
@@ -72,6 +73,7 @@ func allGone(t *testing.T, sb *sandbox.Sandbox) {
 // TestProcessBombWhileOthersWork leaves the bomb alive: commands of the host must then still be told why they cannot start,
 // and the bomb can be cancelled.
 func TestProcessBombWhileOthersWork(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	for name, c := range map[string]sandbox.Command{
 		// Once it has begun, its parent gets no process any more, and needs none to see that it boils.
@@ -118,6 +120,7 @@ while True:
 // TestForkBombThatDetaches is one that goes on behind the verdict, so that nobody who needs processes of his own can be asked to have any. The sandbox
 // lives through it; in a container, whose engine gives the guest no share of its own, it may be lost, which is told.
 func TestForkBombThatDetaches(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	bomb := bomb{timeout: 4 * time.Second, python: `
 import os, signal

@@ -22,7 +22,7 @@ type bomb struct {
 	crowd   bool          // so many processes that the host's kernel, where it keeps the limit, is busy for long with fetching back what it has thrown out
 	refused bool          // the host's kernel lets nobody get that far
 	common  bool          // make test tries it in containers, too, for the way in which their limit is kept; the others there in make test-all
-	slow    bool          // make test-all alone tries it: the others prove that the limit is kept, and this one takes long
+	variant bool          // make test-all alone tries it: another bomb of the list proves that the same limit is kept
 	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
 }
 
@@ -39,7 +39,7 @@ func (b bomb) command() sandbox.Command {
 
 // left says that this bomb is left to make test-all.
 func (b bomb) left() bool {
-	return !testneed.AllTests() && (b.slow || dockertest.Chosen() && !b.common)
+	return !testneed.AllTests() && (b.variant || dockertest.Chosen() && !b.common)
 }
 
 // here is the bomb as it goes off where it is tried.
@@ -77,10 +77,10 @@ var memoryBombs = []bomb{
 	{name: "bytearray that grows", common: true, memory: true, python: `
 b = bytearray()
 while True: b += b'x' * (8 << 20)`},
-	{name: "many small objects", memory: true, python: `
+	{name: "many small objects", variant: true, memory: true, python: `
 l = []
 while True: l.append([len(l)] * 100)`},
-	{name: "mmap", memory: true, python: `
+	{name: "mmap", variant: true, memory: true, python: `
 import mmap
 keep = []
 while True:
@@ -89,24 +89,24 @@ while True:
 	{name: "one huge allocation", common: true, memory: true, python: `b = b'x' * (8 << 30)`},
 	// What one system call fills; see cmd/recluse-engine, longcalls.go.
 	{name: "read of an endless file", memory: true, python: `open('/dev/zero','rb').read(6 << 30)`},
-	{name: "many reads of endless files", kills: true, python: `
+	{name: "many reads of endless files", variant: true, kills: true, python: `
 import os
 for i in range(8):
     if os.fork() == 0: open('/dev/zero','rb').read(6 << 30)
 while True: os.wait()`},
-	{name: "read at a place", memory: true, python: `import os; os.pread(os.open('/dev/zero', os.O_RDONLY), 2 << 30, 5)`},
-	{name: "read into many buffers", memory: true, python: `import os; os.readv(os.open('/dev/zero', os.O_RDONLY), [bytearray(1 << 30), bytearray(1), bytearray(3 << 30)])`},
-	{name: "read at a place into many buffers", memory: true, python: `import os; os.preadv(os.open('/dev/zero', os.O_RDONLY), [bytearray(10 << 20), bytearray(3 << 30)], 7)`},
-	{name: "read with flags", memory: true, python: `import os; os.preadv(os.open('/dev/zero', os.O_RDONLY), [bytearray(2 << 30)], 0, os.RWF_NOWAIT)`},
+	{name: "read at a place", variant: true, memory: true, python: `import os; os.pread(os.open('/dev/zero', os.O_RDONLY), 2 << 30, 5)`},
+	{name: "read into many buffers", variant: true, memory: true, python: `import os; os.readv(os.open('/dev/zero', os.O_RDONLY), [bytearray(1 << 30), bytearray(1), bytearray(3 << 30)])`},
+	{name: "read at a place into many buffers", variant: true, memory: true, python: `import os; os.preadv(os.open('/dev/zero', os.O_RDONLY), [bytearray(10 << 20), bytearray(3 << 30)], 7)`},
+	{name: "read with flags", variant: true, memory: true, python: `import os; os.preadv(os.open('/dev/zero', os.O_RDONLY), [bytearray(2 << 30)], 0, os.RWF_NOWAIT)`},
 	{name: "write of what was never touched", python: `
 import mmap, os
 os.write(os.memfd_create('x'), mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))`},
-	{name: "write of many buffers", python: `
+	{name: "write of many buffers", variant: true, python: `
 import os
 m = memoryview(bytearray(1 << 20))
 os.writev(os.memfd_create('x'), [m] * 1000)`},
 	{name: "fallocate of a memfd", python: `import os; os.posix_fallocate(os.memfd_create('x'), 0, 4 << 30)`},
-	{name: "random bytes", memory: true, python: `import os; os.getrandom((1 << 31) - 1)`},
+	{name: "random bytes", variant: true, memory: true, python: `import os; os.getrandom((1 << 31) - 1)`},
 	{name: "random bytes without end", memory: true, python: `
 import ctypes, mmap, os
 libc = ctypes.CDLL(None)
@@ -118,8 +118,8 @@ libc.syscall(getrandom, ctypes.c_void_p(p), ctypes.c_size_t(2**64 - 1), 0)`},
 import mmap
 m = mmap.mmap(-1, 6 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 for i in range(0, len(m), 4096): m[i] = 1`},
-	{name: "a pipe into tail", kills: true, script: `head -c 10G /dev/zero | tail`},
-	{name: "a hundred small processes", slow: true, kills: true, crowd: true, script: `for i in $(seq 100); do python3 -c "
+	{name: "a pipe into tail", variant: true, kills: true, script: `head -c 10G /dev/zero | tail`},
+	{name: "a hundred small processes", variant: true, kills: true, crowd: true, script: `for i in $(seq 100); do python3 -c "
 import time
 b = bytearray(b'x') * (20 << 20)
 time.sleep(0.5)" & done; wait`},
@@ -161,7 +161,7 @@ for i in range(64):
     libc.shmdt(ctypes.c_void_p(p))
 print('segments', i)`},
 	// A process has too few descriptors to fill the machine alone.
-	{name: "full pipes", slow: true, kills: true, refused: true, python: `
+	{name: "full pipes", variant: true, kills: true, refused: true, python: `
 import fcntl, os, time
 def fill():
     keep = []
@@ -194,7 +194,7 @@ try:
             while True: a.send(b'x' * 65536)
         except BlockingIOError: pass
 except OSError as e: print(e, len(keep))`},
-	{name: "descriptors in flight", slow: true, kills: true, refused: true, timeout: 30 * time.Second, python: `
+	{name: "descriptors in flight", variant: true, kills: true, refused: true, timeout: 30 * time.Second, python: `
 import os, socket
 f = os.open('/usr/bin/env', os.O_RDONLY)
 n = 0
@@ -211,6 +211,7 @@ print(n, 'descriptors in flight')`},
 }
 
 func TestMemoryBombs(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	for _, b := range memoryBombs {
 		if b.left() {
@@ -232,6 +233,7 @@ func TestMemoryBombs(t *testing.T) {
 // TestBystandersOfAMemoryBomb is about those who are made to stand still while a culprit is chosen: whoever ran goes on, whoever was stopped
 // stays so, and a shell does not take its jobs for stopped.
 func TestBystandersOfAMemoryBomb(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	memoryPart(t, "of several", func(t *testing.T) {
 		sb := fresh(t, small())
@@ -284,6 +286,7 @@ func await(t *testing.T, sb *sandbox.Sandbox, script string) {
 
 // TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict says both.
 func TestMemoryBombInTheInterpreter(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	memoryPart(t, "of a cell", func(t *testing.T) {
 		sb := fresh(t, small())
@@ -306,6 +309,7 @@ func TestMemoryBombInTheInterpreter(t *testing.T) {
 }
 
 func TestFilesInMemory(t *testing.T) {
+	testneed.Parallel(t)
 	need(t)
 	fill := func(dir string) string {
 		return `cd ` + dir + ` && head -c 10G /dev/zero > fill; ls -l fill; df . | tail -1`
@@ -315,9 +319,9 @@ func TestFilesInMemory(t *testing.T) {
 	}
 	for _, b := range []bomb{
 		{name: "fill home", common: true, script: fill("/home/user"), check: full},
-		{name: "fill tmp", script: fill("/tmp"), check: full},
-		{name: "fill var tmp", script: fill("/var/tmp"), check: full},
-		{name: "fill shared memory", script: fill("/dev/shm"), check: full},
+		{name: "fill tmp", variant: true, script: fill("/tmp"), check: full},
+		{name: "fill var tmp", variant: true, script: fill("/var/tmp"), check: full},
+		{name: "fill shared memory", variant: true, script: fill("/dev/shm"), check: full},
 		{name: "fill everything at once, then allocate", common: true, script: fill("/home/user") + ";" + fill("/tmp") + ";" + fill("/var/tmp") + ";" + fill("/dev/shm") + `; python3 -c "
 b = bytearray()
 while True: b += b'x' * (4 << 20)"; echo hog ended with $?`, check: func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict) {
@@ -346,7 +350,7 @@ finally: print(n, 'files')`, check: func(t *testing.T, sb *sandbox.Sandbox, v *s
 			}
 			t.Logf("listed %d in %s", n, time.Since(began))
 		}},
-		{name: "hard links and directories without number", slow: true, python: `
+		{name: "hard links and directories without number", variant: true, python: `
 import os
 os.chdir('/tmp')
 open('a','w').close()
@@ -370,7 +374,7 @@ print(os.fstat(f).st_size)`, check: func(t *testing.T, sb *sandbox.Sandbox, v *s
 				t.Error("a file of exabytes was read to its end")
 			}
 		}},
-		{name: "fallocate", python: `
+		{name: "fallocate", variant: true, python: `
 import os
 f = os.open('/tmp/falloc', os.O_CREAT | os.O_RDWR)
 try: os.posix_fallocate(f, 0, 8 << 30)
@@ -398,6 +402,7 @@ except OSError as e: print(e, i)`},
 }
 
 func TestFileDescriptors(t *testing.T) {
+	testneed.Parallel(t)
 	sb := fresh(t, small())
 	siege(t, sb, func() {
 		v := bomb{python: `

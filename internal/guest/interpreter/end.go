@@ -12,7 +12,10 @@ import (
 )
 
 const (
-	// deathWait is how long a dead interpreter's exit status is waited for.
+	// endWait is how long an interpreter that has closed its end of the pipe may take to exit by itself, so that its own exit status is reported.
+	// On a busy machine the shutdown of Python takes more than half a second.
+	endWait = 3 * time.Second
+	// deathWait is how long the exit status of a killed interpreter is waited for.
 	deathWait = 5 * time.Second
 	// What a verdict holds of an exception, in bytes.
 	maxErrorName, maxErrorValue, maxTraceback = 200, 64 << 10, 256 << 10
@@ -99,9 +102,8 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 // even be parsed may have caused it.
 func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	i := r.interp
-	// It may have closed its end and live on, or have become another program; it is of no use any more. One that is about to end has a
-	// moment to report how.
-	exited := r.awaitDeath(operation.Follow)
+	// It may have closed its end and live on, or have become another program: then it is killed.
+	exited := r.awaitDeath(endWait)
 	if exited == nil {
 		_ = i.nanny.Signal(i.tree, syscall.SIGKILL, false)
 		exited = r.awaitDeath(deathWait)

@@ -964,7 +964,8 @@ def _describe(error, filename):
     try:
         formatted = _TracebackException(kind, error, error.__traceback__)
         _strip(formatted, set())
-        text = "".join(formatted.format())
+        # A mistake in a magic is told in one line, as notebooks do: its frames are ours.
+        text = "".join(formatted.format_exception_only() if getattr(kind, "recluse_one_line", False) else formatted.format())
         if isinstance(error, SyntaxError) and error.filename == filename:
             line = error.lineno
         else:

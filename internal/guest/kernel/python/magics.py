@@ -12,6 +12,8 @@ import time
 class UsageError(Exception):
     """A magic that does not exist, or that was used wrongly."""
 
+    recluse_one_line = True  # its traceback is just the message
+
 
 UsageError.__module__ = "builtins"  # its name is shown without a module
 

@@ -79,6 +79,9 @@ func TestMagics(t *testing.T) {
 		{name: "env", code: "%env FOO=bar", stdout: "env: FOO=bar\n"},
 		{name: "env of a name", code: "%env FOO", result: "'bar'"},
 		{name: "writefile", code: "%%writefile m.py\nprint('from a file')\nq = 12", stdout: "Writing m.py\n"},
+		{name: "ls", code: "%ls -a m* > listing\nopen('listing').read()", result: `'m.py\n'`},
+		{name: "a stand-in for pip", code: "%%writefile pip.py\nimport sys\nopen('called', 'w').write(repr(sys.argv[1:]))\nsys.exit(len(sys.argv) == 2)", stdout: "Writing pip.py\n"},
+		{name: "pip", code: "%pip install 'a b' {word}\nopen('called').read()", result: `"['install', 'a b', 'w']"`},
 		{name: "run", code: "%run m.py", stdout: "from a file\n"},
 		{name: "the names of a file that was run", code: "q", result: "12"},
 		{name: "matplotlib", code: "import sys, types\nm = types.ModuleType('matplotlib'); m.use = lambda b: print('backend', b)\nsys.modules['matplotlib'] = m\n%matplotlib inline\ndel sys.modules['matplotlib']", stdout: "backend Agg\n"},
@@ -97,6 +100,9 @@ func TestMagics(t *testing.T) {
 			if r.errName != "" {
 				if o.Error == nil || o.Error.Name != r.errName {
 					t.Fatalf("error %+v, want %s", o.Error, r.errName)
+				}
+				if want := "UsageError: " + o.Error.Value + "\n"; r.errName == "UsageError" && o.Error.Traceback != want {
+					t.Errorf("the traceback is %q, want %q", o.Error.Traceback, want)
 				}
 				if r.errName == "UsageError" && (strings.Contains(o.Error.Value, "\n") || !strings.Contains(o.Error.Value, "there are %")) {
 					t.Errorf("%q is not one line that names what exists", o.Error.Value)
@@ -125,6 +131,10 @@ func TestMagics(t *testing.T) {
 	}
 	if o := s.run("%%bash\nexit 3"); o.Error == nil || o.Error.Name != "UsageError" {
 		t.Errorf("a script that fails: %+v", o.Error)
+	}
+	if o := s.run("pass\n%pip fails"); o.Error == nil || !strings.HasSuffix(o.Error.Traceback, " -m pip fails ended with status 1\n") ||
+		strings.Count(o.Error.Traceback, "\n") != 1 || o.Error.Line == nil || *o.Error.Line != 2 {
+		t.Errorf("pip that fails: %+v", o.Error)
 	}
 	if o := s.run("%%capture got\nprint('quiet')"); o.stdout != "" || s.text("got.stdout") != `'quiet\n'` {
 		t.Errorf("capture: %q", o.stdout)

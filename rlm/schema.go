@@ -1,0 +1,73 @@
+package rlm
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+)
+
+// compileSchema reads the JSON Schema of an answer. It may not refer to files or addresses.
+func compileSchema(raw json.RawMessage) (*jsonschema.Resolved, error) {
+	s := &jsonschema.Schema{}
+	err := json.Unmarshal(raw, s)
+	if err == nil {
+		err = checkTypes(reflect.ValueOf(s))
+	}
+	var resolved *jsonschema.Resolved
+	if err == nil {
+		resolved, err = s.Resolve(nil)
+	}
+	if err != nil {
+		return nil, &v1.Error{
+			Code: v1.CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or draft 7",
+			Err: err,
+		}
+	}
+	return resolved, nil
+}
+
+// schemaTypes are the values of the keyword type.
+var schemaTypes = []string{"array", "boolean", "integer", "null", "number", "object", "string"}
+
+// checkTypes rejects unknown types in a schema and the schemas in it, which the library accepts and no value meets.
+func checkTypes(v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.Pointer:
+		s, ok := v.Interface().(*jsonschema.Schema)
+		if !ok || s == nil {
+			return nil
+		}
+		types := s.Types
+		if s.Type != "" {
+			types = []string{s.Type}
+		}
+		for _, name := range types {
+			if !slices.Contains(schemaTypes, name) {
+				return fmt.Errorf("unknown type %q", name)
+			}
+		}
+		for _, field := range v.Elem().Fields() {
+			if err := checkTypes(field); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if err := checkTypes(v.Index(i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			if err := checkTypes(v.MapIndex(key)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
